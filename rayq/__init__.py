@@ -1,0 +1,1 @@
+"""rayq: a distributed, durable log on Ray."""

@@ -1,0 +1,373 @@
+"""Typed configs: Kafka's names in snake_case, each with unit, default and trade-off.
+
+A config is a frozen dataclass that checks itself when made. `parse(Kind, {...})` makes one from a
+user's keywords: the dotted Kafka spelling is accepted too, and an unknown key is a `ConfigError`
+that suggests the nearest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
+
+from rayq.errors import ConfigError
+
+KIB, MIB, GIB = 1024, 1024**2, 1024**3
+SECOND_MS, HOUR_MS, DAY_MS = 1000, 3_600_000, 86_400_000
+
+Partitioner = Callable[[bytes | None, int], int]
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise ConfigError(what)
+
+
+def _positive(config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        _require(value > 0, f"{name} must be positive, not {value}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicConfig:
+    """How one topic is kept. Set at `create_topic`, changed by `alter_topic_config`."""
+
+    min_insync_replicas: int | None = None
+    """How many in-sync replicas an acks="all" write needs, 1 up to the replication factor. None:
+    the majority of the factor (2 of 3). Higher survives more lost disks, refuses writes sooner."""
+
+    unclean_leader_election: bool = False
+    """Let a replica lead that may lack acknowledged records when no other is left. True trades
+    records for availability."""
+
+    flush: Literal["disk", "os"] = "disk"
+    """What counts as written: "disk" after fdatasync, "os" once it is in the page cache (a power
+    loss of all replicas at once may then lose acknowledged records)."""
+
+    retention_ms: int | None = 7 * DAY_MS
+    """Closed segments whose newest append is older are deleted. None: never."""
+
+    retention_bytes: int | None = None
+    """The oldest closed segments are deleted while the partition is larger. None: unlimited."""
+
+    segment_bytes: int = GIB
+    """A segment file is closed at this size, 1 KiB to 2 GiB. Smaller: retention is finer, more
+    files are open."""
+
+    segment_ms: int = 7 * DAY_MS
+    """A segment whose first append is older is closed at the next append."""
+
+    index_interval_bytes: int = 4096
+    """One index entry for about so many bytes of log. Smaller: faster look-ups, larger indexes."""
+
+    max_message_bytes: int = MIB
+    """The largest record batch, as it is stored; at most 64 MiB."""
+
+    message_timestamp_type: Literal["create", "append"] = "create"
+    """Which time a record carries: the producer's, or the leader's at the append."""
+
+    message_timestamp_after_max_ms: int = HOUR_MS
+    """A producer's timestamp further in the future than this is refused."""
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        _positive(self, "segment_ms", "index_interval_bytes", "max_message_bytes")
+        _require(
+            self.min_insync_replicas is None or self.min_insync_replicas >= 1,
+            f"min_insync_replicas must be at least 1, not {self.min_insync_replicas}.",
+        )
+        _require(
+            KIB <= self.segment_bytes <= 2 * GIB,
+            f"segment_bytes must be from 1 KiB to 2 GiB, not {self.segment_bytes}.",
+        )
+        _require(
+            self.max_message_bytes <= 64 * MIB,
+            f"max_message_bytes must be at most 64 MiB, not {self.max_message_bytes}.",
+        )
+        for name in ("retention_ms", "retention_bytes"):
+            value = getattr(self, name)
+            _require(value is None or value >= 0, f"{name} must be None or at least 0, not {value}.")
+        _require(
+            self.message_timestamp_after_max_ms >= 0,
+            "message_timestamp_after_max_ms must be at least 0.",
+        )
+
+    def min_insync(self, replication_factor: int) -> int:
+        """`min_insync_replicas`, or the majority of the factor."""
+        return self.min_insync_replicas or replication_factor // 2 + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterConfig:
+    """How the servers behave. Given to `rayq.start`; times and limits, no data format."""
+
+    heartbeat_interval_ms: int = 500
+    """How often brokers tell the controller, and replica processes their broker, that they live."""
+
+    session_timeout_ms: int = 3000
+    """A broker or replica process silent for so long counts as dead. Lower: faster failover, and
+    more false alarms on a busy machine."""
+
+    controller_patience_ms: int = 3000
+    """A voter that hears no controller for so long (plus up to half of it, at random) stands in."""
+
+    replica_lag_time_max_ms: int = 10_000
+    """A follower not caught up for so long leaves the in-sync set."""
+
+    max_replicas_per_broker: int | None = None
+    """How many replicas a broker may carry. None: by memory, one for each 100 MiB of it."""
+
+    replicas_per_process: int = 1
+    """Replicas that share a process. More: less memory for many partitions, one crash takes more."""
+
+    metadata_snapshot_records: int = 10_000
+    """The metadata log is cut down to a snapshot after so many records."""
+
+    flush_checkpoint_bytes: int = 64 * MIB
+    """The recovery point moves after so many new bytes: what a start after kill -9 re-reads."""
+
+    retention_check_interval_ms: int = 30_000
+    """How often closed segments are checked against the topic's retention."""
+
+    max_frame_bytes: int = 80 * MIB
+    """The largest frame a server or client accepts, at least the largest batch plus a header."""
+
+    max_connections: int = 4096
+    """Connections one server process accepts."""
+
+    max_requests_in_flight: int = 1024
+    """Requests one connection may have unanswered; the server reads no more until some are."""
+
+    idle_connection_ms: int = 600_000
+    """A client connection without a request for so long is closed."""
+
+    bind_host: str | None = None
+    """Address that servers bind to. None: the node's own address; never 0.0.0.0 unasked."""
+
+    advertised_host: str | None = None
+    """Address told to clients, where it differs from `bind_host` (NAT, Kubernetes)."""
+
+    tls_certificate: str | None = None
+    """Path of this node's PEM certificate chain; with `tls_key` and `tls_ca` it turns TLS on for
+    every connection, each side verified against the CA."""
+
+    tls_key: str | None = None
+    """Path of the PEM private key."""
+
+    tls_ca: str | None = None
+    """Path of the PEM certificates of the authorities trusted to sign peers' certificates."""
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        _positive(
+            self,
+            "heartbeat_interval_ms",
+            "session_timeout_ms",
+            "controller_patience_ms",
+            "replica_lag_time_max_ms",
+            "replicas_per_process",
+            "metadata_snapshot_records",
+            "flush_checkpoint_bytes",
+            "retention_check_interval_ms",
+            "max_connections",
+            "max_requests_in_flight",
+            "idle_connection_ms",
+        )
+        _require(
+            self.session_timeout_ms >= 2 * self.heartbeat_interval_ms,
+            "session_timeout_ms must be at least twice heartbeat_interval_ms, or one late "
+            "heartbeat ends a session.",
+        )
+        _require(self.max_frame_bytes >= 65 * MIB, "max_frame_bytes must be at least 65 MiB.")
+        tls = (self.tls_certificate, self.tls_key, self.tls_ca)
+        _require(
+            all(tls) or not any(tls),
+            "TLS needs all three of tls_certificate, tls_key and tls_ca.",
+        )
+
+
+Acks = Literal["all", 0, 1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProducerConfig:
+    """How a producer batches, waits and retries."""
+
+    acks: Acks = "all"
+    """What a delivery means: "all" in-sync replicas have it, 1 the leader has appended it, 0 it was
+    handed to the network."""
+
+    enable_idempotence: bool = True
+    """Number the batches so that a retry appends once. Needs acks="all"; with acks 0 or 1 it is
+    off."""
+
+    linger_ms: int = 5
+    """The most a record waits for company. It goes at once while nothing of its partition is in
+    flight, so a lone record does not wait."""
+
+    batch_size: int = 64 * KIB
+    """Bytes of keys, values and headers that close a batch. Larger: better throughput and
+    compression, more memory."""
+
+    compression_type: Literal["lz4", "none"] = "lz4"
+    """How batch bodies are compressed; a body that would not shrink is kept plain."""
+
+    max_in_flight_requests_per_connection: int = 5
+    """Batches of one partition under way at once, 1 to 5 with idempotence."""
+
+    delivery_timeout_ms: int = 120_000
+    """From `send` to the result, retries included; then the future fails."""
+
+    request_timeout_ms: int = 10_000
+    """How long one request waits for its answer before it is retried."""
+
+    retry_backoff_ms: int = 20
+    """Wait before a retry; doubles up to 1 s, with jitter."""
+
+    buffer_memory: int = 32 * MIB
+    """Bytes of records waiting or in flight. A full buffer blocks `send` (back-pressure)."""
+
+    max_block_ms: int = 60_000
+    """How long `send` blocks on a full buffer or missing metadata before it raises."""
+
+    partitioner: Partitioner | None = None
+    """`f(key, partition_count) -> partition`. None: crc32 of the key (as librdkafka's
+    `consistent`), sticky without a key."""
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        _positive(
+            self,
+            "batch_size",
+            "max_in_flight_requests_per_connection",
+            "delivery_timeout_ms",
+            "request_timeout_ms",
+            "retry_backoff_ms",
+            "buffer_memory",
+            "max_block_ms",
+        )
+        _require(self.linger_ms >= 0, f"linger_ms must be at least 0, not {self.linger_ms}.")
+        _require(
+            not self.idempotent or self.max_in_flight_requests_per_connection <= 5,
+            "max_in_flight_requests_per_connection must be at most 5 with enable_idempotence: "
+            "partitions remember the last five batches of each producer.",
+        )
+        _require(
+            self.buffer_memory >= self.batch_size,
+            "buffer_memory must be at least batch_size, or no batch would ever fill.",
+        )
+
+    @property
+    def idempotent(self) -> bool:
+        return self.enable_idempotence and self.acks == "all"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumerConfig:
+    """How a consumer fetches and where it starts."""
+
+    auto_offset_reset: Literal["earliest", "latest", "none"] = "latest"
+    """Where to start without a position, and where to go when the position fell below the log
+    start; "none" raises `OffsetOutOfRangeError` instead."""
+
+    max_poll_records: int = 500
+    """The most records that one `poll` returns unless it says otherwise."""
+
+    fetch_max_bytes: int = 4 * MIB
+    """Bytes asked of one partition per fetch; at least one batch always comes."""
+
+    fetch_max_wait_ms: int = 500
+    """How long a leader holds a fetch that has nothing to return."""
+
+    fetch_buffer_bytes: int = 64 * MIB
+    """Prefetched bytes over all partitions that wait for `poll`; fetching pauses beyond it."""
+
+    request_timeout_ms: int = 10_000
+    """How long a request waits for its answer (on top of `fetch_max_wait_ms`) before it is
+    retried."""
+
+    default_api_timeout_ms: int = 60_000
+    """How long a call without a timeout of its own (offsets, metadata) retries before it raises."""
+
+    retry_backoff_ms: int = 20
+    """Wait before a retry; doubles up to 1 s, with jitter."""
+
+    check_crcs: bool = True
+    """Check each batch's CRC before its records are handed out."""
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        _positive(
+            self,
+            "max_poll_records",
+            "fetch_max_bytes",
+            "fetch_max_wait_ms",
+            "fetch_buffer_bytes",
+            "request_timeout_ms",
+            "default_api_timeout_ms",
+            "retry_backoff_ms",
+        )
+
+
+Config = TypeVar("Config", TopicConfig, ClusterConfig, ProducerConfig, ConsumerConfig)
+
+
+def parse(kind: type[Config], options: Mapping[str, Any]) -> Config:
+    """A config of `kind` from a user's keywords. Raises `ConfigError`."""
+    names = [field.name for field in dataclasses.fields(kind)]
+    known: dict[str, Any] = {}
+    for given, value in options.items():
+        name = given.replace(".", "_")
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+            hint = f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(names)}."
+            raise ConfigError(f"Unknown {_title(kind)} config {given!r}.{hint}")
+        if name in known:
+            raise ConfigError(f"{_title(kind)} config {name!r} was given twice.")
+        known[name] = value
+    return kind(**known)
+
+
+def as_dict(config: TopicConfig) -> dict[str, Any]:
+    """The whole config as plain values, defaults included; `parse` takes it back."""
+    return dataclasses.asdict(config)
+
+
+def _title(kind: type) -> str:
+    return kind.__name__.removesuffix("Config").lower()
+
+
+def _check_types(config: Any) -> None:
+    """Refuses a value of the wrong type, which would otherwise fail far from the mistake."""
+    for name, hint in get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        if not _is_of_type(value, hint):
+            raise ConfigError(f"{name} cannot be {value!r}: it takes {_describe(hint)}.")
+
+
+def _is_of_type(value: Any, hint: Any) -> bool:
+    arguments = get_args(hint)
+    if getattr(hint, "__origin__", None) is Literal:
+        return any(type(value) is type(choice) and value == choice for choice in arguments)
+    if arguments and any(argument is type(None) for argument in arguments):
+        return any(_is_of_type(value, argument) for argument in arguments)
+    if hint is type(None):
+        return value is None
+    if isinstance(hint, type):
+        return type(value) is hint
+    return callable(value)
+
+
+def _describe(hint: Any) -> str:
+    arguments = get_args(hint)
+    if getattr(hint, "__origin__", None) is Literal:
+        return " or ".join(repr(choice) for choice in arguments)
+    if arguments and any(argument is type(None) for argument in arguments):
+        return " or ".join(_describe(argument) for argument in arguments)
+    if hint is type(None):
+        return "None"
+    return hint.__name__ if isinstance(hint, type) else "a function"

@@ -1,0 +1,204 @@
+"""What code may use of the world: clock, randomness, disk, network, threads, tasks.
+
+Everything impure reaches core, storage, wire, client and actors through an `Environment` that the
+runtime made, so that the same code runs on a real machine and in a simulation. Timers are the event
+loop's own (`asyncio.sleep`, `loop.call_later`): the simulation's loop runs on virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+Buffer = bytes | bytearray | memoryview
+
+
+class Clock(Protocol):
+    """Two clocks: `monotonic` measures, `wall_ms` dates."""
+
+    def monotonic(self) -> float:
+        """Seconds since some start; never goes back. The same clock as `loop.time()`."""
+        ...
+
+    def wall_ms(self) -> int:
+        """Unix time in milliseconds; may leap."""
+        ...
+
+
+class File(Protocol):
+    """One open file. All methods are synchronous; each may raise OSError."""
+
+    def pwrite(self, data: Buffer, position: int) -> int:
+        """Writes at `position`, returns how many bytes went (a full disk may write fewer)."""
+        ...
+
+    def pread(self, length: int, position: int) -> bytes:
+        """At most `length` bytes from `position`; fewer only at the end of the file."""
+        ...
+
+    def pread_cached(self, length: int, position: int) -> bytes | None:
+        """As `pread`, but None where it would have to wait for the disk."""
+        ...
+
+    def size(self) -> int: ...
+
+    def truncate(self, size: int) -> None: ...
+
+    def sync_data(self) -> None:
+        """fdatasync: the bytes and the length are on disk when it returns."""
+        ...
+
+    def try_lock(self) -> bool:
+        """Takes the exclusive lock (flock), False when another process holds it. It lasts until
+        `close` or the end of the process."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Disk(Protocol):
+    """The file system of one node. Paths are absolute strings. All methods are synchronous."""
+
+    def open(self, path: str, *, create: bool = False, writable: bool = True) -> File: ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def list(self, path: str) -> list[str]:
+        """Names in a directory, sorted; [] when there is no such directory."""
+        ...
+
+    def make_dirs(self, path: str) -> None:
+        """Makes a directory and its parents, and syncs each parent that changed."""
+        ...
+
+    def rename(self, source: str, target: str) -> None:
+        """Atomic; replaces a file. Durable after `sync_dir` of the parent."""
+        ...
+
+    def remove(self, path: str) -> None: ...
+
+    def remove_tree(self, path: str) -> None: ...
+
+    def sync_dir(self, path: str) -> None: ...
+
+    def free_bytes(self, path: str) -> int: ...
+
+
+class Listener(Protocol):
+    """A listening socket."""
+
+    host: str
+    port: int
+
+    def close(self) -> None: ...
+
+
+class Network(Protocol):
+    """Stream connections that drive asyncio protocols, as `loop.create_connection` does."""
+
+    async def connect(
+        self, host: str, port: int, protocol_factory: Callable[[], asyncio.BaseProtocol]
+    ) -> asyncio.BaseProtocol:
+        """The connected protocol (`connection_made` was called). Raises OSError."""
+        ...
+
+    async def listen(
+        self, host: str, port: int, protocol_factory: Callable[[], asyncio.BaseProtocol]
+    ) -> Listener:
+        """Port 0 picks a free one. Raises OSError when the port is taken."""
+        ...
+
+
+class Threads(Protocol):
+    """Runs blocking jobs off the event loop. A job gets immutable arguments and touches no object
+    that the loop uses; its result is applied on the loop."""
+
+    async def run(self, job: Callable[..., T], *arguments: Any) -> T: ...
+
+
+class Tasks(Protocol):
+    """Owns the background tasks of one process, so that a runtime can end them all at once."""
+
+    def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """A task that is kept alive until it ends. An exception nobody awaits is logged, once."""
+        ...
+
+    def cancel_all(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """The world as one process sees it.
+
+    `pid` and `boot_id` name the process in lock files; in a simulation they are made up.
+    """
+
+    clock: Clock
+    random: random.Random
+    disk: Disk
+    network: Network
+    threads: Threads
+    tasks: Tasks
+    pid: int
+    boot_id: str
+
+    def new_id(self) -> str:
+        """A fresh 128-bit id in hex: cluster, directory, incarnation, topic."""
+        return f"{self.random.getrandbits(128):032x}"
+
+    def token_bytes(self, length: int) -> bytes:
+        """Random bytes for nonces and secrets; cryptographic where the runtime is real."""
+        return self.random.getrandbits(8 * length).to_bytes(length, "little")
+
+
+# --- the real machine's clock, threads and tasks (disk: storage.disk, network: wire.network) ------
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+class ThreadPool:
+    """Threads of this process. A disk that hangs holds one thread for each partition at most."""
+
+    def __init__(self, workers: int) -> None:
+        self._executor = ThreadPoolExecutor(workers, thread_name_prefix="rayq")
+
+    async def run(self, job: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, job, *arguments)
+
+
+class LoopTasks:
+    """Tasks of the running event loop."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("task %s failed", task.get_name(), exc_info=error)
+
+    def cancel_all(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()

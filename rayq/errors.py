@@ -1,0 +1,317 @@
+"""Every error that rayq raises, as one tree below `RayqError`.
+
+An error says what was tried, why it failed and what to do next. Two flags let code decide without
+knowing the class:
+
+- `retriable`: the same call may succeed later, unchanged. Clients retry these by themselves within
+  the caller's timeout.
+- `outcome_unknown`: the call may or may not have taken effect (a write that was sent and whose
+  answer never came).
+
+Errors cross the wire as `(code, message)`, the code being the class name: `to_wire` and `from_wire`
+are the only translation.
+"""
+
+from __future__ import annotations
+
+import builtins
+from typing import ClassVar
+
+
+class RayqError(Exception):
+    """Base of all errors of rayq."""
+
+    retriable: ClassVar[bool] = False
+    outcome_unknown: ClassVar[bool] = False
+    # The client's picture of who leads what is out of date: fetch it anew before the next try.
+    stale_metadata: ClassVar[bool] = False
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+# --- the caller's mistakes ----------------------------------------------------------------------
+
+
+class ConfigError(RayqError, ValueError):
+    """A config key that does not exist (the nearest is suggested) or a value outside its range."""
+
+
+class InvalidRequestError(RayqError, ValueError):
+    """An argument that can never be right, such as a negative offset."""
+
+
+class InvalidTopicError(RayqError, ValueError):
+    """A topic name that is empty, too long, reserved, or has characters outside [A-Za-z0-9._-]."""
+
+
+class InvalidPartitionsError(RayqError, ValueError):
+    """A number of partitions that is zero, too large, or lower than the topic already has."""
+
+
+class InvalidReplicationFactorError(RayqError, ValueError):
+    """A replication factor below 1 or above the number of live brokers."""
+
+
+class ReplicaLimitError(RayqError):
+    """The topic would give a broker more replicas than `max_replicas_per_broker` allows."""
+
+
+class TopicExistsError(RayqError):
+    """A topic of that name exists already."""
+
+
+class UnknownTopicError(RayqError, KeyError):
+    """No such topic or partition, or the topic was deleted (and perhaps created anew) meanwhile."""
+
+    stale_metadata = True
+
+
+class RecordTooLargeError(RayqError, ValueError):
+    """A record, or the batch that holds it, is larger than `max_message_bytes`."""
+
+
+class InvalidTimestampError(RayqError, ValueError):
+    """A record timestamp that is negative or too far in the future."""
+
+
+class NoClusterError(RayqError):
+    """No cluster was given and this process has none: call `rayq.start` or `rayq.connect` first."""
+
+
+class MissingExtraError(RayqError, ImportError):
+    """An optional package is not installed; the message names the pip command."""
+
+
+class ClosedError(RayqError):
+    """The producer, consumer, cluster or connection was closed."""
+
+
+# --- deliveries ---------------------------------------------------------------------------------
+
+
+class DeliveryError(RayqError):
+    """`flush` found records that were accepted by `send` and not delivered."""
+
+
+class DeliveryTimeoutError(RayqError):
+    """`delivery_timeout_ms` passed before the record could be sent. It was not written."""
+
+
+class OutcomeUnknownError(RayqError):
+    """`delivery_timeout_ms` passed after the record had been sent: it may or may not be written."""
+
+    outcome_unknown = True
+
+
+class BufferFullError(RayqError):
+    """The producer's `buffer_memory` stayed full for `max_block_ms`: the cluster takes records more
+    slowly than they are sent."""
+
+    retriable = True
+
+
+# --- who leads ----------------------------------------------------------------------------------
+
+
+class NotLeaderError(RayqError):
+    """The process asked does not lead the partition (any more). The outcome of a write is unknown."""
+
+    retriable = True
+    stale_metadata = True
+
+
+class FencedEpochError(RayqError):
+    """The request carries an epoch or incarnation older than the receiver's: the sender was replaced."""
+
+    retriable = True
+    stale_metadata = True
+
+
+class UnknownEpochError(RayqError):
+    """The request carries an epoch newer than the receiver's, which has yet to hear of it."""
+
+    retriable = True
+
+
+class PartitionOfflineError(RayqError):
+    """No replica may lead the partition now; the message names those it waits for."""
+
+    retriable = True
+    stale_metadata = True
+
+
+class NotControllerError(RayqError):
+    """The process asked is not the controller (any more)."""
+
+    retriable = True
+
+
+class ControllerUnavailableError(RayqError):
+    """No controller could be reached, or it has no majority of the voters."""
+
+    retriable = True
+
+
+class StalePartitionError(RayqError):
+    """A change to a partition's in-sync set was based on an older partition epoch, and was refused."""
+
+
+class StaleBrokerError(RayqError):
+    """A broker or replica process is not registered under the incarnation it names: register again."""
+
+    retriable = True
+
+
+# --- replication --------------------------------------------------------------------------------
+
+
+class NotEnoughReplicasError(RayqError):
+    """Fewer in-sync replicas than `min_insync_replicas`: the write was refused before the append."""
+
+    retriable = True
+
+
+class NotEnoughReplicasAfterAppendError(RayqError):
+    """The in-sync set fell below `min_insync_replicas` after the append: the outcome is unknown."""
+
+    retriable = True
+    outcome_unknown = True
+
+
+class DivergedLogError(RayqError):
+    """A follower holds committed records that its cleanly elected leader lacks; it stops. Never
+    expected: it means that a disk was changed from outside or that rayq has a bug."""
+
+
+# --- offsets ------------------------------------------------------------------------------------
+
+
+class OffsetOutOfRangeError(RayqError):
+    """The offset is below the log start and no `auto_offset_reset` says where to go on."""
+
+
+class OffsetNotAvailableError(RayqError):
+    """A new leader does not know its high watermark yet."""
+
+    retriable = True
+
+
+class LogTruncatedError(RayqError):
+    """The position is past the end of the log, or on a branch of it that an unclean election cut
+    off: records that were read earlier are gone. Seek to go on."""
+
+
+# --- idempotent producers -----------------------------------------------------------------------
+
+
+class OutOfOrderSequenceError(RayqError):
+    """A batch of an idempotent producer arrived ahead of its predecessor."""
+
+    retriable = True
+
+
+class UnknownProducerError(RayqError):
+    """The partition has no state of this producer id (it expired or was never seen) and the batch
+    is not its first."""
+
+
+class ProducerFencedError(RayqError):
+    """A newer producer with the same id took over."""
+
+
+# --- bytes --------------------------------------------------------------------------------------
+
+
+class CorruptBatchError(RayqError):
+    """Bytes of a record batch do not match their CRC or contradict themselves."""
+
+    retriable = True
+
+
+class StorageError(RayqError):
+    """A disk failed an operation, or a file is damaged below the point known to be on disk. The
+    partition's replica on that disk stops; the message names file and position."""
+
+    retriable = True
+
+
+class DiskFullError(StorageError):
+    """No room for the append (64 MiB stay reserved for metadata). It heals when space returns."""
+
+
+class DirectoryInUseError(RayqError):
+    """Another live process holds the lock of the data directory."""
+
+
+class WrongClusterError(RayqError):
+    """The data directory, or the server that answered, belongs to another cluster or broker."""
+
+
+class UnsupportedFormatError(RayqError):
+    """A file was written by a newer rayq than this one."""
+
+
+# --- the network --------------------------------------------------------------------------------
+
+
+class DisconnectedError(RayqError):
+    """The connection could not be made or broke. A write that was under way may have taken effect."""
+
+    retriable = True
+    stale_metadata = True
+
+
+class TimeoutError(RayqError, builtins.TimeoutError):
+    """No answer within the time allowed. A write may or may not have taken effect."""
+
+    retriable = True
+    stale_metadata = True
+
+
+class AuthenticationError(RayqError):
+    """The peer does not hold the cluster's secret (or presented a wrong certificate)."""
+
+
+class ProtocolError(RayqError):
+    """The peer sent bytes that are not the protocol: garbage, an oversized frame, an unknown type."""
+
+
+class UnsupportedVersionError(RayqError):
+    """The peer speaks no protocol version that this rayq speaks."""
+
+
+class OverloadedError(RayqError):
+    """A limit on connections or requests in flight was reached; try again later."""
+
+    retriable = True
+
+
+class UnknownServerError(RayqError):
+    """A server failed in a way it did not foresee: a bug in rayq. The message carries its cause."""
+
+
+def _tree(root: type[RayqError]) -> dict[str, type[RayqError]]:
+    found = {root.__name__: root}
+    for child in root.__subclasses__():
+        found.update(_tree(child))
+    return found
+
+
+_BY_CODE = _tree(RayqError)
+
+
+def to_wire(error: BaseException) -> tuple[str, str]:
+    """`(code, message)` of an error; one that is not rayq's becomes an `UnknownServerError`."""
+    if isinstance(error, RayqError):
+        return type(error).__name__, error.message
+    return UnknownServerError.__name__, f"{type(error).__name__}: {error}"
+
+
+def from_wire(code: str, message: str) -> RayqError:
+    """The error that `to_wire` described; a code of a newer rayq becomes a plain `RayqError`."""
+    return _BY_CODE.get(code, RayqError)(message)

@@ -1,0 +1,105 @@
+"""The values that users see: records, positions and descriptions of topics and brokers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+Headers = list[tuple[str, bytes]]
+
+
+class TopicPartition(NamedTuple):
+    """One partition of a topic; hashable."""
+
+    topic: str
+    partition: int
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """One record as a consumer sees it.
+
+    `key` and `value` are bytes or None (a None value is a tombstone in a compacted topic);
+    `headers` keeps order and duplicates, `[]` when there are none; `timestamp_ms` is Unix time.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
+class RecordMetadata(NamedTuple):
+    """Where a record went. `offset` is None under acks=0, which waits for no answer."""
+
+    topic: str
+    partition: int
+    offset: int | None
+    timestamp_ms: int
+
+
+class OffsetRange(NamedTuple):
+    """Records of one partition with offsets `start <= offset < end`."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+class ReplicaInfo(msgspec.Struct, frozen=True):
+    """One replica of a partition as it answered just now; the offsets and pid are None when it did
+    not answer."""
+
+    broker: int
+    host: str | None
+    port: int | None
+    pid: int | None
+    log_start_offset: int | None
+    high_watermark: int | None
+    log_end_offset: int | None
+
+
+class PartitionInfo(msgspec.Struct, frozen=True):
+    """One partition: `leader` is a broker id, None while offline (`offline_reason` says why)."""
+
+    partition: int
+    leader: int | None
+    leader_epoch: int
+    isr: list[int]
+    replicas: list[ReplicaInfo]
+    offline_reason: str | None = None
+
+
+class TopicInfo(msgspec.Struct, frozen=True):
+    """A topic, its partitions in order and its whole config (defaults included)."""
+
+    name: str
+    topic_id: str
+    partitions: list[PartitionInfo]
+    config: Mapping[str, object]
+
+
+class BrokerInfo(msgspec.Struct, frozen=True):
+    """One broker; `live` says whether it holds a session with the controller."""
+
+    broker: int
+    host: str
+    port: int
+    node_id: str
+    live: bool
+
+
+class ClusterInfo(msgspec.Struct, frozen=True):
+    """The cluster: `controller` is `host:port` of the acting controller, `voters` the brokers that
+    keep the metadata log."""
+
+    cluster_id: str
+    brokers: list[BrokerInfo]
+    controller: str | None
+    controller_epoch: int
+    voters: list[int]

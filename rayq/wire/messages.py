@@ -1,0 +1,686 @@
+"""The typed messages of the protocol: one struct for each request and each answer.
+
+A request class names its number on the wire and its answer; both are encoded as msgpack arrays
+(field order is the format: append fields with a default, never reorder). Bulk bytes (record
+batches, metadata records) travel beside the message as the frame's raw payload, never inside it.
+
+An answer may also be an error: `(code, message)` of `rayq.errors`, marked by a flag of the frame.
+
+Topics are named by id (a UUID in hex), so that a topic deleted and created anew is another topic.
+Roles: a *client* holds the cluster's secret or a token; a *server* is a rayq process.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
+Offset = Annotated[int, msgspec.Meta(ge=0)]
+Epoch = Annotated[int, msgspec.Meta(ge=0)]
+Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=249)]
+Partition = Annotated[int, msgspec.Meta(ge=0, lt=1_000_000)]
+Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=3_600_000)]
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
+
+EARLIEST = -2
+"""`ListOffsets.timestamp_ms` for the log start (the value Kafka uses)."""
+LATEST = -1
+"""`ListOffsets.timestamp_ms` for the high watermark (the value Kafka uses)."""
+
+
+class Response(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Base of the answers."""
+
+
+class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Base of the requests. `api` numbers the kind, `response` is its answer's type."""
+
+    api: ClassVar[int]
+    response: ClassVar[type[Response]]
+
+
+class Done(Response):
+    """An answer that carries nothing."""
+
+
+# --- what clients ask any broker ----------------------------------------------------------------
+
+
+class BrokerEndpoint(Response):
+    broker: int
+    host: str
+    port: int
+    node_id: str
+    live: bool
+
+
+class ReplicaEndpoint(Response):
+    """Where a replica's process listens; host and port are None while it is not running."""
+
+    broker: int
+    host: str | None
+    port: int | None
+
+
+class PartitionMetadata(Response):
+    partition: int
+    leader: int | None
+    leader_epoch: int
+    partition_epoch: int
+    isr: list[int]
+    replicas: list[ReplicaEndpoint]
+    offline_reason: str | None
+
+
+class TopicMetadata(Response):
+    name: str
+    topic_id: str
+    config: dict[str, Any]
+    """The topic's whole config, as `rayq.config.as_dict` gives it."""
+    partitions: list[PartitionMetadata]
+
+
+class MetadataResponse(Response):
+    cluster_id: str
+    version: int
+    """Grows with every committed change; a client never goes back to a lower one."""
+    controller_epoch: int
+    controller: str | None
+    """`host:port`"""
+    voters: list[int]
+    brokers: list[BrokerEndpoint]
+    topics: list[TopicMetadata]
+
+
+class Metadata(Request):
+    """The cluster as this broker knows it. A broker waits up to `wait_ms` for a version of at least
+    `version_min`, then answers with what it has."""
+
+    api: ClassVar[int] = 1
+    response: ClassVar[type[Response]] = MetadataResponse
+    topics: list[str] | None = None
+    """None: all. A name that does not exist is missing in the answer."""
+    version_min: int = 0
+    wait_ms: Milliseconds = 0
+
+
+class AllocateProducerIdResponse(Response):
+    producer_id: int
+    producer_epoch: int
+
+
+class AllocateProducerId(Request):
+    """A producer id that no producer had before, epoch 0."""
+
+    api: ClassVar[int] = 2
+    response: ClassVar[type[Response]] = AllocateProducerIdResponse
+
+
+class ChangeResponse(Response):
+    """A change of metadata is committed. `version` is that of the change: ask brokers for metadata
+    of at least this version to see it."""
+
+    version: int
+
+
+class CreateTopic(Request):
+    """Any broker forwards this, and the four below, to the controller."""
+
+    api: ClassVar[int] = 3
+    response: ClassVar[type[Response]] = ChangeResponse
+    name: str
+    partitions: int
+    replication_factor: int | None
+    config: dict[str, Any]
+
+
+class DeleteTopic(Request):
+    api: ClassVar[int] = 4
+    response: ClassVar[type[Response]] = ChangeResponse
+    name: str
+
+
+class CreatePartitions(Request):
+    api: ClassVar[int] = 5
+    response: ClassVar[type[Response]] = ChangeResponse
+    name: str
+    total: int
+
+
+class AlterTopicConfig(Request):
+    api: ClassVar[int] = 6
+    response: ClassVar[type[Response]] = ChangeResponse
+    name: str
+    changes: dict[str, Any]
+    """A key set to None where None is not a legal value goes back to its default."""
+
+
+class ElectLeaders(Request):
+    """Elects the preferred leader (the first replica) where it is in sync; with `unclean`, any live
+    replica for a partition that has no leader."""
+
+    api: ClassVar[int] = 7
+    response: ClassVar[type[Response]] = ChangeResponse
+    name: str
+    partitions: list[int] | None
+    unclean: bool
+
+
+# --- what clients ask a partition's leader ------------------------------------------------------
+
+
+class ProduceResponse(Response):
+    base_offset: int
+    append_time_ms: int
+    """The leader's clock at the append (that of the original for a duplicate)."""
+    log_start_offset: int
+
+
+class Produce(Request):
+    """Appends the one record batch that is the payload.
+
+    Under `acks` 0 the server answers nothing at all (the frame is marked one-way), under 1 after
+    its own append, under -1 ("all") once the high watermark passed the batch.
+    Raises NotLeader, FencedEpoch, UnknownTopic, CorruptBatch, RecordTooLarge, InvalidTimestamp,
+    NotEnoughReplicas(AfterAppend), OutOfOrderSequence, UnknownProducer, ProducerFenced, Storage,
+    DiskFull, Timeout errors.
+    """
+
+    api: ClassVar[int] = 20
+    response: ClassVar[type[Response]] = ProduceResponse
+    topic_id: Id
+    partition: Partition
+    leader_epoch: Epoch
+    """The epoch the client knows; an older one than the leader's is fenced."""
+    acks: Annotated[int, msgspec.Meta(ge=-1, le=1)]
+    timeout_ms: Milliseconds
+
+
+class FetchResponse(Response):
+    """The payload holds whole record batches; the first may begin below the offset asked for."""
+
+    high_watermark: int
+    log_start_offset: int
+    cleaned_offset: int
+    """Below it gaps between offsets are legal (compaction)."""
+    next_offset: int
+    """Where to fetch next: the end of the payload's last batch (or the offset asked for)."""
+
+
+class Fetch(Request):
+    """Reads committed batches from `offset`; held up to `wait_ms` while there are none.
+
+    `last_epoch` is the leader epoch of the last batch the client read (None at first): where the
+    log branched off since, the answer is LogTruncatedError. Raises NotLeader, FencedEpoch,
+    UnknownEpoch, UnknownTopic, OffsetOutOfRange (below the log start), OffsetNotAvailable,
+    LogTruncated, Storage errors.
+    """
+
+    api: ClassVar[int] = 21
+    response: ClassVar[type[Response]] = FetchResponse
+    topic_id: Id
+    partition: Partition
+    leader_epoch: Epoch
+    offset: Offset
+    last_epoch: int | None
+    bytes_max: Bytes
+    wait_ms: Milliseconds
+
+
+class ListOffsetsResponse(Response):
+    offset: int | None
+    """None: no record has so late a timestamp."""
+    timestamp_ms: int | None
+
+
+class ListOffsets(Request):
+    """The first offset whose record has a timestamp >= `timestamp_ms`, or EARLIEST, or LATEST."""
+
+    api: ClassVar[int] = 22
+    response: ClassVar[type[Response]] = ListOffsetsResponse
+    topic_id: Id
+    partition: Partition
+    leader_epoch: Epoch
+    timestamp_ms: Annotated[int, msgspec.Meta(ge=-2)]
+
+
+class DeleteRecordsResponse(Response):
+    log_start_offset: int
+
+
+class DeleteRecords(Request):
+    """Moves the log start up to `before_offset` (None: the high watermark); answered once every
+    in-sync replica has moved."""
+
+    api: ClassVar[int] = 23
+    response: ClassVar[type[Response]] = DeleteRecordsResponse
+    topic_id: Id
+    partition: Partition
+    leader_epoch: Epoch
+    before_offset: Offset | None
+    timeout_ms: Milliseconds
+
+
+class DescribeReplicaResponse(Response):
+    broker: int
+    pid: int
+    leader_epoch: int
+    is_leader: bool
+    log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+    flushed_offset: int
+    size_bytes: int
+
+
+class DescribeReplica(Request):
+    """Any replica answers, leader or not."""
+
+    api: ClassVar[int] = 24
+    response: ClassVar[type[Response]] = DescribeReplicaResponse
+    topic_id: Id
+    partition: Partition
+
+
+class CheckRange(Request):
+    """A reader found a wrong CRC in this range: the leader reads it again from its disk, and steps
+    down when the damage is its own."""
+
+    api: ClassVar[int] = 25
+    response: ClassVar[type[Response]] = Done
+    topic_id: Id
+    partition: Partition
+    offset: Offset
+
+
+# --- between replicas ---------------------------------------------------------------------------
+
+
+class ReplicaFetchResponse(Response):
+    """Either batches (the payload) or a divergence: the follower's log may agree with the leader's
+    only up to (`diverging_epoch`, `diverging_end`), so it truncates and fetches anew before it
+    looks at anything else here."""
+
+    high_watermark: int
+    log_start_offset: int
+    epoch_start_offset: int
+    """Where the leader's own epoch starts."""
+    diverging_epoch: int | None = None
+    diverging_end: int | None = None
+    reset_to: int | None = None
+    """The follower lies below the leader's log start: copy the leader's `ReplicaSnapshot`, restart
+    the log at this offset."""
+
+
+class ReplicaFetch(Request):
+    """A follower's pull. What it has on disk is `flushed`; `offset` is only its end."""
+
+    api: ClassVar[int] = 40
+    response: ClassVar[type[Response]] = ReplicaFetchResponse
+    topic_id: Id
+    partition: Partition
+    broker: int
+    incarnation: Id
+    leader_epoch: Epoch
+    offset: Offset
+    flushed: Offset
+    log_start_offset: Offset
+    last_epoch: int | None
+    """The leader epoch of the follower's last batch, None for an empty log."""
+    bytes_max: Bytes
+    wait_ms: Milliseconds
+
+
+class ReplicaFlushed(Request):
+    """One-way: the follower's disk holds everything below `flushed`."""
+
+    api: ClassVar[int] = 41
+    response: ClassVar[type[Response]] = Done
+    topic_id: Id
+    partition: Partition
+    broker: int
+    incarnation: Id
+    leader_epoch: Epoch
+    flushed: Offset
+
+
+class ReplicaSnapshotResponse(Response):
+    """The payload is the producer state at `log_start_offset`, as a snapshot file holds it."""
+
+    log_start_offset: int
+    epochs: list[tuple[int, int]]
+    """`(leader epoch, start offset)` pairs up to the log start, ascending."""
+
+
+class ReplicaSnapshot(Request):
+    api: ClassVar[int] = 42
+    response: ClassVar[type[Response]] = ReplicaSnapshotResponse
+    topic_id: Id
+    partition: Partition
+    leader_epoch: Epoch
+
+
+# --- between a replica's process and its node's broker ------------------------------------------
+
+
+class ReplicaStatus(msgspec.Struct, array_like=True, frozen=True):
+    """One replica in a process: None where its log is not open yet."""
+
+    topic_id: str
+    partition: int
+    last_epoch: int | None
+    flushed: int
+    failure: str | None = None
+    """Why the replica stopped (a disk error), None while it works."""
+
+
+class PartitionAssignment(msgspec.Struct, array_like=True, frozen=True):
+    """What a replica must know of its partition: a committed metadata version of it."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    config: dict[str, Any]
+    leader: int | None
+    leader_incarnation: str | None
+    leader_host: str | None
+    leader_port: int | None
+    leader_epoch: int
+    partition_epoch: int
+    clean: bool
+    """Whether the leader of this epoch was elected from those that hold all committed records."""
+    isr: list[tuple[int, str]]
+    """`(broker, incarnation)` of each in-sync member."""
+    replicas: list[tuple[int, str | None]]
+    """`(broker, incarnation registered now)` of each replica, in order of preference."""
+
+
+class AttachReplicaHostResponse(Response):
+    cluster_id: str
+
+
+class AttachReplicaHost(Request):
+    """A replica process presents itself to its broker; also after the broker was restarted."""
+
+    api: ClassVar[int] = 50
+    response: ClassVar[type[Response]] = AttachReplicaHostResponse
+    incarnation: Id
+    pid: int
+    pid_start_time: int
+    host: str
+    port: int
+    replicas: list[ReplicaStatus]
+
+
+class ReplicaHostHeartbeatResponse(Response):
+    version: int
+    assignments: list[PartitionAssignment]
+    """Those that changed since `version` of the request."""
+    removed: list[tuple[str, int]]
+    """`(topic id, partition)` pairs this process is to close; their topic was deleted."""
+
+
+class ReplicaHostHeartbeat(Request):
+    """Held for up to one heartbeat interval, answered at once when an assignment changes."""
+
+    api: ClassVar[int] = 51
+    response: ClassVar[type[Response]] = ReplicaHostHeartbeatResponse
+    incarnation: Id
+    version: int
+    replicas: list[ReplicaStatus]
+    wait_ms: Milliseconds
+
+
+class StopReplicaHost(Request):
+    """Broker to replica process: stop serving, flush, say where each log ends, exit."""
+
+    api: ClassVar[int] = 52
+    response: ClassVar[type[Response]]
+    reason: str
+
+
+class StopReplicaHostResponse(Response):
+    replicas: list[ReplicaStatus]
+
+
+StopReplicaHost.response = StopReplicaHostResponse
+
+
+# --- brokers and replicas to the controller -----------------------------------------------------
+
+
+class FindControllerResponse(Response):
+    epoch: int
+    host: str | None
+    port: int | None
+    heard_ms_ago: int | None
+    """How long ago this broker last heard from that controller."""
+
+
+class FindController(Request):
+    """Any broker says which controller it follows."""
+
+    api: ClassVar[int] = 60
+    response: ClassVar[type[Response]] = FindControllerResponse
+
+
+class RegisterBrokerResponse(Response):
+    controller_epoch: int
+
+
+class RegisterBroker(Request):
+    """A broker process presents itself. Refused with StaleBrokerError when its directory is an old
+    copy (`start_counter` not above the recorded one): it takes a new directory id and tries again."""
+
+    api: ClassVar[int] = 61
+    response: ClassVar[type[Response]] = RegisterBrokerResponse
+    cluster_id: str
+    broker: int
+    directory_id: Id
+    start_counter: int
+    incarnation: Id
+    host: str
+    port: int
+    node_id: str
+    replicas_max: int
+
+
+class BrokerHeartbeatResponse(Response):
+    """The payload is a msgpack list of the committed metadata records that the broker lacks, or,
+    with `is_snapshot`, those that rebuild the whole state."""
+
+    controller_epoch: int
+    version: int
+    is_snapshot: bool
+
+
+class BrokerHeartbeat(Request):
+    """Renews the session; held for up to `wait_ms`, answered at once when metadata changes."""
+
+    api: ClassVar[int] = 62
+    response: ClassVar[type[Response]] = BrokerHeartbeatResponse
+    broker: int
+    incarnation: Id
+    version: int
+    wait_ms: Milliseconds
+
+
+class ReplicaRegistration(msgspec.Struct, array_like=True, frozen=True):
+    """A replica process as its broker vouches for it: where it listens, what its disk holds."""
+
+    topic_id: str
+    partition: int
+    incarnation: str
+    host: str
+    port: int
+    last_epoch: int | None
+    flushed: int
+
+
+class RegisterReplicas(Request):
+    """New replica processes, with logs recovered. Idempotent: the broker repeats it until the
+    metadata shows the incarnations."""
+
+    api: ClassVar[int] = 63
+    response: ClassVar[type[Response]] = ChangeResponse
+    broker: int
+    incarnation: Id
+    replicas: list[ReplicaRegistration]
+
+
+class ReplicasFailed(Request):
+    """Replica processes that are gone, or replicas that stopped on a disk error."""
+
+    api: ClassVar[int] = 64
+    response: ClassVar[type[Response]] = ChangeResponse
+    broker: int
+    incarnation: Id
+    replicas: list[tuple[str, int, str]]
+    """`(topic id, partition, incarnation)`"""
+    reason: str
+
+
+class AlterPartition(Request):
+    """A leader proposes a new in-sync set, on top of `partition_epoch`. Forwarded by its broker.
+    Raises StalePartition (the epoch moved on) or FencedEpoch errors; on any other failure the
+    outcome is unknown until a newer partition epoch is seen."""
+
+    api: ClassVar[int] = 65
+    response: ClassVar[type[Response]] = ChangeResponse
+    topic_id: Id
+    partition: Partition
+    broker: int
+    incarnation: Id
+    leader_epoch: Epoch
+    partition_epoch: Epoch
+    isr: list[tuple[int, str]]
+    """`(broker, incarnation)`"""
+
+
+class BrokerStopped(Request):
+    """A controlled stop: the broker's replicas ended at exactly these places."""
+
+    api: ClassVar[int] = 66
+    response: ClassVar[type[Response]] = ChangeResponse
+    broker: int
+    incarnation: Id
+    replicas: list[ReplicaRegistration]
+
+
+class AllocateProducerIdsResponse(Response):
+    first: int
+    count: int
+
+
+class AllocateProducerIds(Request):
+    """A block of producer ids for a broker to hand out."""
+
+    api: ClassVar[int] = 67
+    response: ClassVar[type[Response]] = AllocateProducerIdsResponse
+    broker: int
+    incarnation: Id
+
+
+class PrepareStop(Request):
+    """The whole cluster is about to stop: elect nobody while its members leave."""
+
+    api: ClassVar[int] = 68
+    response: ClassVar[type[Response]] = Done
+
+
+class StopBroker(Request):
+    """To a broker: stop the replicas, report their ends to the controller, then answer and exit."""
+
+    api: ClassVar[int] = 69
+    response: ClassVar[type[Response]] = Done
+
+
+# --- the controller to the voters ---------------------------------------------------------------
+
+
+class PrepareResponse(Response):
+    """A promise: this voter accepts nothing from an epoch below. `directory_id` says whose log."""
+
+    broker: int
+    directory_id: str
+    start_counter: int
+    promised_epoch: int
+    last_epoch: int
+    last_index: int
+    first_index: int
+    """The first record that is still held one by one; those before are in the snapshot."""
+    commit_index: int
+
+
+class Prepare(Request):
+    """Asks a voter to promise `epoch`, on disk before it answers. Raises FencedEpochError when it
+    promised a higher one; the message ends with that epoch."""
+
+    api: ClassVar[int] = 80
+    response: ClassVar[type[Response]] = PrepareResponse
+    cluster_id: str
+    epoch: Epoch
+    host: str
+    port: int
+    is_probe: bool = False
+    """True: only report, promise nothing."""
+
+
+class ReadMetadataLogResponse(Response):
+    """The payload is a msgpack list of `(index, epoch, record)` entries, in order."""
+
+    snapshot_index: int | None
+    snapshot_epoch: int | None
+    """With these, the first entry's record is the snapshot that stands for all up to that index."""
+    is_last: bool
+
+
+class ReadMetadataLog(Request):
+    """Reads a voter's log from `first_index`, the snapshot first when that is gone."""
+
+    api: ClassVar[int] = 81
+    response: ClassVar[type[Response]] = ReadMetadataLogResponse
+    epoch: Epoch
+    first_index: int
+    bytes_max: Bytes
+
+
+class AppendMetadataResponse(Response):
+    last_index: int
+    """What this voter now holds on disk."""
+
+
+class AppendMetadata(Request):
+    """Appends the payload's entries after (`previous_index`, `previous_epoch`), cutting what
+    conflicts; synced before the answer. Raises FencedEpochError (a higher epoch was promised) or
+    StalePartitionError (the previous record is not there: start further back).
+    Without entries it only tells the commit index, and that the controller lives."""
+
+    api: ClassVar[int] = 82
+    response: ClassVar[type[Response]] = AppendMetadataResponse
+    epoch: Epoch
+    host: str
+    port: int
+    previous_index: int
+    previous_epoch: int
+    commit_index: int
+
+
+class InstallMetadataSnapshot(Request):
+    """Replaces a voter's log up to `last_index` by the snapshot in the payload."""
+
+    api: ClassVar[int] = 83
+    response: ClassVar[type[Response]] = AppendMetadataResponse
+    epoch: Epoch
+    last_index: int
+    last_epoch: int
+
+
+def _concrete(kind: type[Request]) -> list[type[Request]]:
+    return kind.__subclasses__()
+
+
+REQUESTS: dict[int, type[Request]] = {kind.api: kind for kind in _concrete(Request)}
+"""Every request type by its number."""
