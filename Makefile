@@ -1,0 +1,58 @@
+# The README's two commands are `make demo` and `make test`. Each sets itself up: a virtual
+# environment in .venv with the versions of requirements.lock, renewed only when pyproject.toml or
+# the lock changed.
+
+# The first Python >= 3.11 on the PATH that can make environments; or say `make PYTHON=... setup`.
+PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
+	$$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' \
+	2>/dev/null && { echo $$python; break; }; done)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-done
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast bench lint lock clean
+
+help: ## Say what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Make the environment in .venv
+
+$(STAMP): pyproject.toml requirements.lock
+	@test -n "$(PYTHON)" || { echo "rayq needs Python 3.11 or later with its venv module" \
+		"(on Debian: apt-get install python3-venv)." >&2; exit 1; }
+	@echo "Setting up $(VENV); the first time this takes a minute or two."
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python $(PIP_INSTALL) hatchling editables
+	@$(BIN)/python $(PIP_INSTALL) --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP) ## Stream 336,776 flights through three brokers and kill a leader half-way
+	@$(BIN)/python -m rayq.demo
+
+test: $(STAMP) ## Run all tests; below 25 minutes on two cores
+	@$(BIN)/python -m pytest
+
+test-fast: $(STAMP) ## Run the tests that need no Ray cluster; below 2 minutes
+	@$(BIN)/python -m pytest -m "not real and not slow"
+
+bench: $(STAMP) ## Measure this disk and rayq on it; below 6 minutes, a table and .bench/results.json
+	@$(BIN)/python -m benchmarks.run
+
+lint: $(STAMP) ## Check style, types, and who imports whom
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+lock: ## Resolve the dependencies anew into requirements.lock
+	@work=$$(mktemp -d) && trap 'rm -rf "$$work"' EXIT && $(PYTHON) -m venv "$$work/venv" && \
+		"$$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+			hatchling editables '.[dev]' && \
+		{ echo "# Made by 'make lock': what '.[dev]' resolved to, for Python 3.11 on Linux."; \
+		  "$$work/venv/bin/python" -m pip freeze --exclude rayq; } > "$$work/lock" && \
+		cp "$$work/lock" requirements.lock
+
+clean: ## Remove all that the other targets made
+	rm -rf $(VENV) .bench demo-data build dist .pytest_cache .mypy_cache .ruff_cache \
+		.hypothesis .import_linter_cache

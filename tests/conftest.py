@@ -1,0 +1,43 @@
+"""The floors of the tests: one folder each, run fastest first.
+
+Every test carries the mark of its floor, so that `pytest -m local` selects it and `make test-fast`
+leaves the slow ones out. Below the floor `real` no test may start Ray.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+FLOORS = ("pure", "storage", "wire", "client", "simulated", "local", "real", "project")
+ROOT = Path(__file__).resolve().parent
+
+
+def floor_of(path: Path) -> str:
+    floor = path.relative_to(ROOT).parts[0]
+    if floor not in FLOORS:
+        raise pytest.UsageError(f"{path} stands on no floor: use one of {', '.join(FLOORS)}.")
+    return floor
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        item.add_marker(floor_of(item.path))
+    items.sort(key=lambda item: FLOORS.index(floor_of(item.path)))
+
+
+def ray_runs_here() -> bool:
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized()
+
+
+@pytest.fixture(autouse=True)
+def ray_belongs_to_the_floor_real(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = ray_runs_here()
+    yield
+    if floor_of(request.path) not in ("real", "project") and not before and ray_runs_here():
+        sys.modules["ray"].shutdown()
+        pytest.fail("This test started Ray: it belongs to tests/real.")

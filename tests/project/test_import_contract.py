@@ -1,0 +1,42 @@
+"""Who may import whom (pyproject.toml, docs/architecture.md)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FACE = ("demo", "cli", "spark", "data", "testing")
+
+
+@pytest.fixture(scope="module")
+def imports() -> grimp.ImportGraph:
+    return grimp.build_graph("rayq", include_external_packages=True, cache_dir=None)
+
+
+def is_face(module: str) -> bool:
+    parts = module.split(".")
+    return parts == ["rayq"] or parts[1] in FACE
+
+
+def test_the_contracts_of_pyproject_hold() -> None:
+    command = Path(sys.executable).with_name("lint-imports")
+    ran = subprocess.run(
+        [command, "--no-cache", "--no-logo"], cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_among_the_servers_only_the_ray_runtime_imports_ray(imports: grimp.ImportGraph) -> None:
+    importers = imports.find_modules_that_directly_import("ray") if "ray" in imports.modules else ()
+    servers = {module for module in importers if not is_face(module)}
+    assert servers <= {"rayq.runtime.ray_runtime"}
+
+
+def test_nothing_below_the_face_imports_the_package_itself(imports: grimp.ImportGraph) -> None:
+    importers = imports.find_modules_that_directly_import("rayq")
+    assert not {module for module in importers if not is_face(module)}
