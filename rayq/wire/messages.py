@@ -41,14 +41,14 @@ class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
     response: ClassVar[type[Response]]
 
 
-class Done(Response):
+class Done(Response, frozen=True):
     """An answer that carries nothing."""
 
 
 # --- what clients ask any broker ----------------------------------------------------------------
 
 
-class BrokerEndpoint(Response):
+class BrokerEndpoint(Response, frozen=True):
     broker: int
     host: str
     port: int
@@ -56,7 +56,7 @@ class BrokerEndpoint(Response):
     live: bool
 
 
-class ReplicaEndpoint(Response):
+class ReplicaEndpoint(Response, frozen=True):
     """Where a replica's process listens; host and port are None while it is not running."""
 
     broker: int
@@ -64,7 +64,7 @@ class ReplicaEndpoint(Response):
     port: int | None
 
 
-class PartitionMetadata(Response):
+class PartitionMetadata(Response, frozen=True):
     partition: int
     leader: int | None
     leader_epoch: int
@@ -74,7 +74,7 @@ class PartitionMetadata(Response):
     offline_reason: str | None
 
 
-class TopicMetadata(Response):
+class TopicMetadata(Response, frozen=True):
     name: str
     topic_id: str
     config: dict[str, Any]
@@ -82,7 +82,7 @@ class TopicMetadata(Response):
     partitions: list[PartitionMetadata]
 
 
-class MetadataResponse(Response):
+class MetadataResponse(Response, frozen=True):
     cluster_id: str
     version: int
     """Grows with every committed change; a client never goes back to a lower one."""
@@ -94,7 +94,7 @@ class MetadataResponse(Response):
     topics: list[TopicMetadata]
 
 
-class Metadata(Request):
+class Metadata(Request, frozen=True):
     """The cluster as this broker knows it. A broker waits up to `wait_ms` for a version of at least
     `version_min`, then answers with what it has."""
 
@@ -106,26 +106,26 @@ class Metadata(Request):
     wait_ms: Milliseconds = 0
 
 
-class AllocateProducerIdResponse(Response):
+class AllocateProducerIdResponse(Response, frozen=True):
     producer_id: int
     producer_epoch: int
 
 
-class AllocateProducerId(Request):
+class AllocateProducerId(Request, frozen=True):
     """A producer id that no producer had before, epoch 0."""
 
     api: ClassVar[int] = 2
     response: ClassVar[type[Response]] = AllocateProducerIdResponse
 
 
-class ChangeResponse(Response):
+class ChangeResponse(Response, frozen=True):
     """A change of metadata is committed. `version` is that of the change: ask brokers for metadata
     of at least this version to see it."""
 
     version: int
 
 
-class CreateTopic(Request):
+class CreateTopic(Request, frozen=True):
     """Any broker forwards this, and the four below, to the controller."""
 
     api: ClassVar[int] = 3
@@ -136,20 +136,20 @@ class CreateTopic(Request):
     config: dict[str, Any]
 
 
-class DeleteTopic(Request):
+class DeleteTopic(Request, frozen=True):
     api: ClassVar[int] = 4
     response: ClassVar[type[Response]] = ChangeResponse
     name: str
 
 
-class CreatePartitions(Request):
+class CreatePartitions(Request, frozen=True):
     api: ClassVar[int] = 5
     response: ClassVar[type[Response]] = ChangeResponse
     name: str
     total: int
 
 
-class AlterTopicConfig(Request):
+class AlterTopicConfig(Request, frozen=True):
     api: ClassVar[int] = 6
     response: ClassVar[type[Response]] = ChangeResponse
     name: str
@@ -157,7 +157,7 @@ class AlterTopicConfig(Request):
     """A key set to None where None is not a legal value goes back to its default."""
 
 
-class ElectLeaders(Request):
+class ElectLeaders(Request, frozen=True):
     """Elects the preferred leader (the first replica) where it is in sync; with `unclean`, any live
     replica for a partition that has no leader."""
 
@@ -171,14 +171,14 @@ class ElectLeaders(Request):
 # --- what clients ask a partition's leader ------------------------------------------------------
 
 
-class ProduceResponse(Response):
+class ProduceResponse(Response, frozen=True):
     base_offset: int
     append_time_ms: int
     """The leader's clock at the append (that of the original for a duplicate)."""
     log_start_offset: int
 
 
-class Produce(Request):
+class Produce(Request, frozen=True):
     """Appends the one record batch that is the payload.
 
     Under `acks` 0 the server answers nothing at all (the frame is marked one-way), under 1 after
@@ -198,7 +198,7 @@ class Produce(Request):
     timeout_ms: Milliseconds
 
 
-class FetchResponse(Response):
+class FetchResponse(Response, frozen=True):
     """The payload holds whole record batches; the first may begin below the offset asked for."""
 
     high_watermark: int
@@ -209,7 +209,7 @@ class FetchResponse(Response):
     """Where to fetch next: the end of the payload's last batch (or the offset asked for)."""
 
 
-class Fetch(Request):
+class Fetch(Request, frozen=True):
     """Reads committed batches from `offset`; held up to `wait_ms` while there are none.
 
     `last_epoch` is the leader epoch of the last batch the client read (None at first): where the
@@ -229,13 +229,13 @@ class Fetch(Request):
     wait_ms: Milliseconds
 
 
-class ListOffsetsResponse(Response):
+class ListOffsetsResponse(Response, frozen=True):
     offset: int | None
     """None: no record has so late a timestamp."""
     timestamp_ms: int | None
 
 
-class ListOffsets(Request):
+class ListOffsets(Request, frozen=True):
     """The first offset whose record has a timestamp >= `timestamp_ms`, or EARLIEST, or LATEST."""
 
     api: ClassVar[int] = 22
@@ -246,11 +246,11 @@ class ListOffsets(Request):
     timestamp_ms: Annotated[int, msgspec.Meta(ge=-2)]
 
 
-class DeleteRecordsResponse(Response):
+class DeleteRecordsResponse(Response, frozen=True):
     log_start_offset: int
 
 
-class DeleteRecords(Request):
+class DeleteRecords(Request, frozen=True):
     """Moves the log start up to `before_offset` (None: the high watermark); answered once every
     in-sync replica has moved."""
 
@@ -263,7 +263,7 @@ class DeleteRecords(Request):
     timeout_ms: Milliseconds
 
 
-class DescribeReplicaResponse(Response):
+class DescribeReplicaResponse(Response, frozen=True):
     broker: int
     pid: int
     leader_epoch: int
@@ -275,7 +275,7 @@ class DescribeReplicaResponse(Response):
     size_bytes: int
 
 
-class DescribeReplica(Request):
+class DescribeReplica(Request, frozen=True):
     """Any replica answers, leader or not."""
 
     api: ClassVar[int] = 24
@@ -284,7 +284,7 @@ class DescribeReplica(Request):
     partition: Partition
 
 
-class CheckRange(Request):
+class CheckRange(Request, frozen=True):
     """A reader found a wrong CRC in this range: the leader reads it again from its disk, and steps
     down when the damage is its own."""
 
@@ -298,7 +298,7 @@ class CheckRange(Request):
 # --- between replicas ---------------------------------------------------------------------------
 
 
-class ReplicaFetchResponse(Response):
+class ReplicaFetchResponse(Response, frozen=True):
     """Either batches (the payload) or a divergence: the follower's log may agree with the leader's
     only up to (`diverging_epoch`, `diverging_end`), so it truncates and fetches anew before it
     looks at anything else here."""
@@ -314,7 +314,7 @@ class ReplicaFetchResponse(Response):
     the log at this offset."""
 
 
-class ReplicaFetch(Request):
+class ReplicaFetch(Request, frozen=True):
     """A follower's pull. What it has on disk is `flushed`; `offset` is only its end."""
 
     api: ClassVar[int] = 40
@@ -333,7 +333,7 @@ class ReplicaFetch(Request):
     wait_ms: Milliseconds
 
 
-class ReplicaFlushed(Request):
+class ReplicaFlushed(Request, frozen=True):
     """One-way: the follower's disk holds everything below `flushed`."""
 
     api: ClassVar[int] = 41
@@ -346,7 +346,7 @@ class ReplicaFlushed(Request):
     flushed: Offset
 
 
-class ReplicaSnapshotResponse(Response):
+class ReplicaSnapshotResponse(Response, frozen=True):
     """The payload is the producer state at `log_start_offset`, as a snapshot file holds it."""
 
     log_start_offset: int
@@ -354,7 +354,7 @@ class ReplicaSnapshotResponse(Response):
     """`(leader epoch, start offset)` pairs up to the log start, ascending."""
 
 
-class ReplicaSnapshot(Request):
+class ReplicaSnapshot(Request, frozen=True):
     api: ClassVar[int] = 42
     response: ClassVar[type[Response]] = ReplicaSnapshotResponse
     topic_id: Id
@@ -397,11 +397,11 @@ class PartitionAssignment(msgspec.Struct, array_like=True, frozen=True):
     """`(broker, incarnation registered now)` of each replica, in order of preference."""
 
 
-class AttachReplicaHostResponse(Response):
+class AttachReplicaHostResponse(Response, frozen=True):
     cluster_id: str
 
 
-class AttachReplicaHost(Request):
+class AttachReplicaHost(Request, frozen=True):
     """A replica process presents itself to its broker; also after the broker was restarted."""
 
     api: ClassVar[int] = 50
@@ -414,7 +414,7 @@ class AttachReplicaHost(Request):
     replicas: list[ReplicaStatus]
 
 
-class ReplicaHostHeartbeatResponse(Response):
+class ReplicaHostHeartbeatResponse(Response, frozen=True):
     version: int
     assignments: list[PartitionAssignment]
     """Those that changed since `version` of the request."""
@@ -422,7 +422,7 @@ class ReplicaHostHeartbeatResponse(Response):
     """`(topic id, partition)` pairs this process is to close; their topic was deleted."""
 
 
-class ReplicaHostHeartbeat(Request):
+class ReplicaHostHeartbeat(Request, frozen=True):
     """Held for up to one heartbeat interval, answered at once when an assignment changes."""
 
     api: ClassVar[int] = 51
@@ -433,25 +433,21 @@ class ReplicaHostHeartbeat(Request):
     wait_ms: Milliseconds
 
 
-class StopReplicaHost(Request):
-    """Broker to replica process: stop serving, flush, say where each log ends, exit."""
-
-    api: ClassVar[int] = 52
-    response: ClassVar[type[Response]]
-    reason: str
-
-
-class StopReplicaHostResponse(Response):
+class StopReplicaHostResponse(Response, frozen=True):
     replicas: list[ReplicaStatus]
 
 
-StopReplicaHost.response = StopReplicaHostResponse
+class StopReplicaHost(Request, frozen=True):
+    """Broker to replica process: stop serving, flush, say where each log ends, exit."""
+
+    api: ClassVar[int] = 52
+    response: ClassVar[type[Response]] = StopReplicaHostResponse
 
 
 # --- brokers and replicas to the controller -----------------------------------------------------
 
 
-class FindControllerResponse(Response):
+class FindControllerResponse(Response, frozen=True):
     epoch: int
     host: str | None
     port: int | None
@@ -459,18 +455,18 @@ class FindControllerResponse(Response):
     """How long ago this broker last heard from that controller."""
 
 
-class FindController(Request):
+class FindController(Request, frozen=True):
     """Any broker says which controller it follows."""
 
     api: ClassVar[int] = 60
     response: ClassVar[type[Response]] = FindControllerResponse
 
 
-class RegisterBrokerResponse(Response):
+class RegisterBrokerResponse(Response, frozen=True):
     controller_epoch: int
 
 
-class RegisterBroker(Request):
+class RegisterBroker(Request, frozen=True):
     """A broker process presents itself. Refused with StaleBrokerError when its directory is an old
     copy (`start_counter` not above the recorded one): it takes a new directory id and tries again."""
 
@@ -487,7 +483,7 @@ class RegisterBroker(Request):
     replicas_max: int
 
 
-class BrokerHeartbeatResponse(Response):
+class BrokerHeartbeatResponse(Response, frozen=True):
     """The payload is a msgpack list of the committed metadata records that the broker lacks, or,
     with `is_snapshot`, those that rebuild the whole state."""
 
@@ -496,7 +492,7 @@ class BrokerHeartbeatResponse(Response):
     is_snapshot: bool
 
 
-class BrokerHeartbeat(Request):
+class BrokerHeartbeat(Request, frozen=True):
     """Renews the session; held for up to `wait_ms`, answered at once when metadata changes."""
 
     api: ClassVar[int] = 62
@@ -519,7 +515,7 @@ class ReplicaRegistration(msgspec.Struct, array_like=True, frozen=True):
     flushed: int
 
 
-class RegisterReplicas(Request):
+class RegisterReplicas(Request, frozen=True):
     """New replica processes, with logs recovered. Idempotent: the broker repeats it until the
     metadata shows the incarnations."""
 
@@ -530,7 +526,7 @@ class RegisterReplicas(Request):
     replicas: list[ReplicaRegistration]
 
 
-class ReplicasFailed(Request):
+class ReplicasFailed(Request, frozen=True):
     """Replica processes that are gone, or replicas that stopped on a disk error."""
 
     api: ClassVar[int] = 64
@@ -542,7 +538,7 @@ class ReplicasFailed(Request):
     reason: str
 
 
-class AlterPartition(Request):
+class AlterPartition(Request, frozen=True):
     """A leader proposes a new in-sync set, on top of `partition_epoch`. Forwarded by its broker.
     Raises StalePartition (the epoch moved on) or FencedEpoch errors; on any other failure the
     outcome is unknown until a newer partition epoch is seen."""
@@ -559,7 +555,7 @@ class AlterPartition(Request):
     """`(broker, incarnation)`"""
 
 
-class BrokerStopped(Request):
+class BrokerStopped(Request, frozen=True):
     """A controlled stop: the broker's replicas ended at exactly these places."""
 
     api: ClassVar[int] = 66
@@ -569,12 +565,12 @@ class BrokerStopped(Request):
     replicas: list[ReplicaRegistration]
 
 
-class AllocateProducerIdsResponse(Response):
+class AllocateProducerIdsResponse(Response, frozen=True):
     first: int
     count: int
 
 
-class AllocateProducerIds(Request):
+class AllocateProducerIds(Request, frozen=True):
     """A block of producer ids for a broker to hand out."""
 
     api: ClassVar[int] = 67
@@ -583,14 +579,14 @@ class AllocateProducerIds(Request):
     incarnation: Id
 
 
-class PrepareStop(Request):
+class PrepareStop(Request, frozen=True):
     """The whole cluster is about to stop: elect nobody while its members leave."""
 
     api: ClassVar[int] = 68
     response: ClassVar[type[Response]] = Done
 
 
-class StopBroker(Request):
+class StopBroker(Request, frozen=True):
     """To a broker: stop the replicas, report their ends to the controller, then answer and exit."""
 
     api: ClassVar[int] = 69
@@ -600,7 +596,7 @@ class StopBroker(Request):
 # --- the controller to the voters ---------------------------------------------------------------
 
 
-class PrepareResponse(Response):
+class PrepareResponse(Response, frozen=True):
     """A promise: this voter accepts nothing from an epoch below. `directory_id` says whose log."""
 
     broker: int
@@ -614,7 +610,7 @@ class PrepareResponse(Response):
     commit_index: int
 
 
-class Prepare(Request):
+class Prepare(Request, frozen=True):
     """Asks a voter to promise `epoch`, on disk before it answers. Raises FencedEpochError when it
     promised a higher one; the message ends with that epoch."""
 
@@ -628,7 +624,7 @@ class Prepare(Request):
     """True: only report, promise nothing."""
 
 
-class ReadMetadataLogResponse(Response):
+class ReadMetadataLogResponse(Response, frozen=True):
     """The payload is a msgpack list of `(index, epoch, record)` entries, in order."""
 
     snapshot_index: int | None
@@ -637,7 +633,7 @@ class ReadMetadataLogResponse(Response):
     is_last: bool
 
 
-class ReadMetadataLog(Request):
+class ReadMetadataLog(Request, frozen=True):
     """Reads a voter's log from `first_index`, the snapshot first when that is gone."""
 
     api: ClassVar[int] = 81
@@ -647,12 +643,12 @@ class ReadMetadataLog(Request):
     bytes_max: Bytes
 
 
-class AppendMetadataResponse(Response):
+class AppendMetadataResponse(Response, frozen=True):
     last_index: int
     """What this voter now holds on disk."""
 
 
-class AppendMetadata(Request):
+class AppendMetadata(Request, frozen=True):
     """Appends the payload's entries after (`previous_index`, `previous_epoch`), cutting what
     conflicts; synced before the answer. Raises FencedEpochError (a higher epoch was promised) or
     StalePartitionError (the previous record is not there: start further back).
@@ -668,7 +664,7 @@ class AppendMetadata(Request):
     commit_index: int
 
 
-class InstallMetadataSnapshot(Request):
+class InstallMetadataSnapshot(Request, frozen=True):
     """Replaces a voter's log up to `last_index` by the snapshot in the payload."""
 
     api: ClassVar[int] = 83
@@ -678,9 +674,5 @@ class InstallMetadataSnapshot(Request):
     last_epoch: int
 
 
-def _concrete(kind: type[Request]) -> list[type[Request]]:
-    return kind.__subclasses__()
-
-
-REQUESTS: dict[int, type[Request]] = {kind.api: kind for kind in _concrete(Request)}
+REQUESTS: dict[int, type[Request]] = {kind.api: kind for kind in Request.__subclasses__()}
 """Every request type by its number."""

@@ -1,0 +1,395 @@
+"""What the controller decides when brokers and replica processes come, go and report.
+
+Each function reads the state and returns the records to commit; it changes nothing. An empty list
+means that there is nothing to do, so every request may be repeated. Errors are those of
+`rayq.errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from rayq.core import election
+from rayq.core.cluster_state import ClusterState, Partition, Topic
+from rayq.core.metadata_records import (
+    BrokerFenced,
+    BrokerRegistered,
+    BrokerUnfenced,
+    Member,
+    MetadataRecord,
+    PartitionChanged,
+    PartitionValue,
+    ProducerIdsAllocated,
+    ReplicaGone,
+    ReplicaRegistered,
+    Voter,
+    VotersChanged,
+)
+from rayq.errors import (
+    FencedEpochError,
+    StaleBrokerError,
+    StalePartitionError,
+    UnknownTopicError,
+    WrongClusterError,
+)
+
+PRODUCER_ID_BLOCK = 1000
+VOTERS_MAX = 3
+
+
+class ReplicaReport(NamedTuple):
+    """A replica process as its broker reports it."""
+
+    topic_id: str
+    partition: int
+    incarnation: str
+    host: str
+    port: int
+    last_epoch: int | None
+    flushed: int
+
+
+def register_broker(
+    state: ClusterState, registration: BrokerRegistered, heard: Collection[int]
+) -> list[MetadataRecord]:
+    """A broker process presents itself. `heard` are the brokers with a session in this controller
+    epoch. Raises StaleBrokerError for an old copy of a directory, WrongClusterError where another
+    directory serves under the same broker id."""
+    known = state.brokers.get(registration.broker)
+    if known is not None:
+        before = known.registration
+        if before.incarnation == registration.incarnation:
+            return unfence_broker(state, registration.broker)
+        if before.directory_id == registration.directory_id:
+            if registration.start_counter <= before.start_counter:
+                raise StaleBrokerError(
+                    f"The data directory of broker {registration.broker} is an old copy: it was "
+                    f"started {registration.start_counter} times, the cluster has seen start "
+                    f"{before.start_counter}. It takes a new identity and catches up as an empty "
+                    "replica."
+                )
+        elif known.live and registration.broker in heard:
+            raise WrongClusterError(
+                f"Broker {registration.broker} is running with another data directory "
+                f"(at {before.host}:{before.port}). Stop that one, or give this directory to a "
+                "broker with another id."
+            )
+    after = _Draft(state, became_live={registration.broker})
+    if known is not None and known.registration.directory_id != registration.directory_id:
+        after.forget_broker(registration.broker)
+    return [registration, *after.settle_all(state.replicas_on(registration.broker))]
+
+
+def unfence_broker(state: ClusterState, broker: int) -> list[MetadataRecord]:
+    """The process of a fenced broker is heard again: its replicas live again."""
+    known = state.brokers[broker]
+    if known.live:
+        return []
+    after = _Draft(state, became_live={broker})
+    return [
+        BrokerUnfenced(broker, known.registration.incarnation),
+        *after.settle_all(state.replicas_on(broker)),
+    ]
+
+
+def fence_broker(state: ClusterState, broker: int) -> list[MetadataRecord]:
+    """A session ended: its replicas count as gone until it is heard again."""
+    known = state.brokers[broker]
+    if not known.live:
+        return []
+    after = _Draft(state, became_fenced={broker})
+    return [
+        BrokerFenced(broker, known.registration.incarnation),
+        *after.settle_all(state.replicas_on(broker)),
+    ]
+
+
+def check_broker(state: ClusterState, broker: int, incarnation: str) -> None:
+    """Raises StaleBrokerError unless this very process of the broker is registered."""
+    known = state.brokers.get(broker)
+    if known is None or known.registration.incarnation != incarnation:
+        raise StaleBrokerError(
+            f"This process of broker {broker} is not registered with the controller: register "
+            "first."
+        )
+
+
+def register_replicas(
+    state: ClusterState, broker: int, reports: Iterable[ReplicaReport], heard: Collection[int]
+) -> list[MetadataRecord]:
+    """New replica processes of a broker.
+
+    A partition whose leader's broker has not been heard in this controller epoch is passed over
+    (the broker repeats its report): after a loss of power everywhere, the first members to return
+    must not be dropped from the in-sync set as if their leader still went on without them.
+    """
+    directory_id = state.brokers[broker].registration.directory_id
+    after = _Draft(state)
+    records: list[MetadataRecord] = []
+    for report in reports:
+        partition = state.partition(report.topic_id, report.partition)
+        if partition is None or broker not in partition.value.replicas:
+            continue
+        known = partition.processes.get(broker)
+        if known is not None and known.incarnation == report.incarnation:
+            continue
+        if _waits_for_leader(partition, broker, heard):
+            continue
+        process = ReplicaRegistered(
+            report.topic_id,
+            report.partition,
+            broker,
+            directory_id,
+            report.incarnation,
+            report.host,
+            report.port,
+            report.last_epoch,
+            report.flushed,
+        )
+        records.append(process)
+        value = election.readmit(partition.value, process)
+        processes = {**partition.processes, broker: process}
+        topic = state.topics[report.topic_id]
+        records.extend(after.settle(topic, report.partition, value, processes, partition.value))
+    return records
+
+
+def fail_replicas(
+    state: ClusterState,
+    broker: int,
+    failed: Iterable[tuple[str, int, str]],
+    heard: Collection[int],
+) -> list[MetadataRecord]:
+    """Replica processes, as (topic id, partition, incarnation), that are gone."""
+    after = _Draft(state)
+    records: list[MetadataRecord] = []
+    for topic_id, number, incarnation in failed:
+        partition = state.partition(topic_id, number)
+        if partition is None:
+            continue
+        known = partition.processes.get(broker)
+        if known is None or known.incarnation != incarnation:
+            continue
+        if _waits_for_leader(partition, broker, heard):
+            continue
+        records.append(ReplicaGone(topic_id, number, broker, incarnation))
+        processes = {at: one for at, one in partition.processes.items() if at != broker}
+        topic = state.topics[topic_id]
+        records.extend(after.settle(topic, number, partition.value, processes, partition.value))
+    return records
+
+
+def stop_broker(
+    state: ClusterState, broker: int, ends: Iterable[ReplicaReport], *, cluster_stops: bool
+) -> list[MetadataRecord]:
+    """A controlled stop: each replica's log ended exactly where `ends` says.
+
+    While the whole cluster stops nobody else is elected: all members keep their place, and those
+    that return with these very logs are in sync at once.
+    """
+    known = state.brokers[broker]
+    stopped = {(end.topic_id, end.partition): end for end in ends}
+    after = _Draft(state, became_fenced={broker})
+    records: list[MetadataRecord] = [BrokerFenced(broker, known.registration.incarnation)]
+    for topic, number, partition in state.replicas_on(broker):
+        value = partition.value
+        end = stopped.get((topic.topic_id, number))
+        if end is not None:
+            value = msgspec.structs.replace(
+                value,
+                isr=tuple(_stopped(member, broker, end) for member in value.isr),
+                elr=tuple(_stopped(member, broker, end) for member in value.elr),
+            )
+        if not cluster_stops:
+            records.extend(
+                after.settle(topic, number, value, partition.processes, partition.value)
+            )
+            continue
+        if value.leader == broker:
+            value = msgspec.structs.replace(
+                value,
+                leader=None,
+                leader_incarnation=None,
+                leader_epoch=value.leader_epoch + 1,
+            )
+        if value != partition.value:
+            value = msgspec.structs.replace(value, partition_epoch=value.partition_epoch + 1)
+            records.append(PartitionChanged(topic.topic_id, number, value))
+    return records
+
+
+def alter_partition(
+    state: ClusterState,
+    *,
+    topic_id: str,
+    partition: int,
+    broker: int,
+    incarnation: str,
+    leader_epoch: int,
+    partition_epoch: int,
+    isr: Iterable[tuple[int, str]],
+) -> list[MetadataRecord]:
+    """A leader's proposal of a new in-sync set, decided by compare-and-swap on the partition epoch.
+
+    Raises UnknownTopicError, FencedEpochError (not the leader of this epoch), StalePartitionError
+    (the partition epoch moved on, or a member does not run under the incarnation named).
+    """
+    topic = state.topics.get(topic_id)
+    known = None if topic is None else topic.partitions.get(partition)
+    if topic is None or known is None:
+        raise UnknownTopicError(f"No partition {partition} of a topic with id {topic_id}.")
+    value, where = known.value, f"{topic.name}-{partition}"
+    if (value.leader, value.leader_incarnation, value.leader_epoch) != (
+        broker,
+        incarnation,
+        leader_epoch,
+    ):
+        raise FencedEpochError(
+            f"Broker {broker} does not lead {where} in epoch {leader_epoch} under this "
+            f"incarnation: the leader is {value.leader} in epoch {value.leader_epoch}."
+        )
+    if value.partition_epoch != partition_epoch:
+        raise StalePartitionError(
+            f"The in-sync set of {where} was proposed on top of partition epoch "
+            f"{partition_epoch}, which is now {value.partition_epoch}."
+        )
+    live = state.live_processes(known)
+    members: list[Member] = []
+    for member_broker, member_incarnation in isr:
+        process = live.get(member_broker)
+        if process is None or process.incarnation != member_incarnation:
+            raise StalePartitionError(
+                f"Broker {member_broker} cannot be in sync for {where}: its process with "
+                f"incarnation {member_incarnation} is not live."
+            )
+        members.append(election.as_member(process))
+    if broker not in {member.broker for member in members}:
+        raise StalePartitionError(f"The leader {broker} of {where} proposed to leave its own ISR.")
+    members.sort(key=lambda member: value.replicas.index(member.broker))
+    changed = election.with_isr(value, tuple(members), min_insync=topic.min_insync)
+    return [PartitionChanged(topic_id, partition, changed)]
+
+
+def allocate_producer_ids(state: ClusterState) -> list[MetadataRecord]:
+    """A block of `PRODUCER_ID_BLOCK` ids, from `state.next_producer_id` on."""
+    return [ProducerIdsAllocated(state.next_producer_id + PRODUCER_ID_BLOCK)]
+
+
+def settle_topic(state: ClusterState, topic: Topic) -> list[MetadataRecord]:
+    """After a change of config that elections depend on."""
+    after = _Draft(state)
+    return after.settle_all((topic, number, one) for number, one in topic.partitions.items())
+
+
+def balance_leaders(state: ClusterState) -> list[MetadataRecord]:
+    """Leadership back to the preferred replicas that are in sync."""
+    records: list[MetadataRecord] = []
+    for topic, number, partition in state.all_partitions():
+        changed = election.elect_preferred(partition.value)
+        if changed is not None:
+            records.append(PartitionChanged(topic.topic_id, number, changed))
+    return records
+
+
+def next_voters(state: ClusterState) -> list[MetadataRecord]:
+    """The next single step towards a full set of voters, or nothing.
+
+    A voter whose broker lives with another data directory is dropped (its log is gone), then live
+    brokers join, up to three (one where there are fewer than three brokers). The last voter is
+    never dropped.
+    """
+    directories = {
+        number: broker.registration.directory_id
+        for number, broker in state.brokers.items()
+        if broker.live
+    }
+    wanted = VOTERS_MAX if len(state.brokers) >= VOTERS_MAX else 1
+    for voter in state.voters:
+        replaced = directories.get(voter.broker, voter.directory_id) != voter.directory_id
+        if replaced and len(state.voters) > 1:
+            return [VotersChanged(tuple(one for one in state.voters if one != voter))]
+    if len(state.voters) < wanted:
+        taken = {voter.broker for voter in state.voters}
+        for broker in sorted(directories):
+            if broker not in taken:
+                return [VotersChanged((*state.voters, Voter(broker, directories[broker])))]
+    return []
+
+
+class _Draft:
+    """Settles partitions as if some brokers' sessions had changed already."""
+
+    def __init__(
+        self,
+        state: ClusterState,
+        *,
+        became_live: Collection[int] = (),
+        became_fenced: Collection[int] = (),
+    ) -> None:
+        self._state = state
+        self._became_live = became_live
+        self._became_fenced = became_fenced
+        self._forgotten: set[int] = set()
+
+    def forget_broker(self, broker: int) -> None:
+        """Its registered processes do not count: they used another disk."""
+        self._forgotten.add(broker)
+
+    def settle_all(
+        self, partitions: Iterable[tuple[Topic, int, Partition]]
+    ) -> list[MetadataRecord]:
+        records: list[MetadataRecord] = []
+        for topic, number, partition in partitions:
+            records.extend(
+                self.settle(topic, number, partition.value, partition.processes, partition.value)
+            )
+        return records
+
+    def settle(
+        self,
+        topic: Topic,
+        number: int,
+        value: PartitionValue,
+        processes: Mapping[int, ReplicaRegistered],
+        before: PartitionValue,
+    ) -> list[MetadataRecord]:
+        live = {
+            broker: process
+            for broker, process in processes.items()
+            if self._is_live(broker) and broker not in self._forgotten
+        }
+        if value.leader_epoch == 0 and any(
+            self._is_live(broker) and broker not in live for broker in value.replicas
+        ):
+            return []  # A new partition is founded by all that can; they are still starting.
+        settled = election.settle(
+            value,
+            live,
+            min_insync=topic.min_insync,
+            unclean=topic.config.unclean_leader_election,
+        )
+        changed = settled or value
+        if changed == before:
+            return []
+        if changed.partition_epoch == before.partition_epoch:
+            changed = msgspec.structs.replace(changed, partition_epoch=before.partition_epoch + 1)
+        return [PartitionChanged(topic.topic_id, number, changed)]
+
+    def _is_live(self, broker: int) -> bool:
+        if broker in self._became_live:
+            return True
+        return broker not in self._became_fenced and self._state.is_live(broker)
+
+
+def _waits_for_leader(partition: Partition, broker: int, heard: Collection[int]) -> bool:
+    leader = partition.value.leader
+    return leader is not None and leader != broker and leader not in heard
+
+
+def _stopped(member: Member, broker: int, end: ReplicaReport) -> Member:
+    if member.broker != broker or member.incarnation != end.incarnation:
+        return member
+    return msgspec.structs.replace(member, stopped_at=(end.last_epoch, end.flushed))

@@ -1,0 +1,241 @@
+"""The cluster's metadata as a value that records build: the controller and every broker hold one.
+
+Only `replay` changes it. The controller's handlers (`broker_changes`, `topic_changes`) read it and
+return records; once those are committed they are replayed, here and on every broker, in one order.
+Start-up is the same replay over the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rayq.config import TopicConfig, parse
+from rayq.core.metadata_records import (
+    BrokerFenced,
+    BrokerRegistered,
+    BrokerUnfenced,
+    EpochStarted,
+    MetadataRecord,
+    PartitionChanged,
+    PartitionValue,
+    ProducerIdsAllocated,
+    ReplicaGone,
+    ReplicaRegistered,
+    TopicConfigChanged,
+    TopicCreated,
+    TopicDeleted,
+    Voter,
+    VotersChanged,
+)
+
+
+@dataclass(slots=True)
+class Broker:
+    """A broker as it registered last; `live` while its session lasts."""
+
+    registration: BrokerRegistered
+    live: bool
+
+
+@dataclass(slots=True)
+class Partition:
+    """A partition's decided value and the replica processes that registered, by broker."""
+
+    value: PartitionValue
+    processes: dict[int, ReplicaRegistered] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Topic:
+    topic_id: str
+    name: str
+    config: TopicConfig
+    options: Mapping[str, Any]
+    """The config's keys that were given; the rest follows the defaults."""
+    replication_factor: int
+    partitions: dict[int, Partition] = field(default_factory=dict)
+
+    @property
+    def min_insync(self) -> int:
+        return self.config.min_insync(self.replication_factor)
+
+
+class ClusterState:
+    """See the module. Lookups return None for what is not there."""
+
+    def __init__(self) -> None:
+        self.cluster_id: str | None = None
+        self.controller_epoch = 0
+        self.controller: tuple[str, int] | None = None
+        self.voters: tuple[Voter, ...] = ()
+        self.brokers: dict[int, Broker] = {}
+        self.topics: dict[str, Topic] = {}
+        self.topic_ids: dict[str, str] = {}
+        self.next_producer_id = 0
+
+    # --- look-ups ---------------------------------------------------------------------------
+
+    def topic_named(self, name: str) -> Topic | None:
+        topic_id = self.topic_ids.get(name)
+        return None if topic_id is None else self.topics[topic_id]
+
+    def partition(self, topic_id: str, partition: int) -> Partition | None:
+        topic = self.topics.get(topic_id)
+        return None if topic is None else topic.partitions.get(partition)
+
+    def is_live(self, broker: int) -> bool:
+        known = self.brokers.get(broker)
+        return known is not None and known.live
+
+    def live_processes(self, partition: Partition) -> dict[int, ReplicaRegistered]:
+        """The replica processes that run, on brokers that have a session."""
+        return {
+            broker: process
+            for broker, process in partition.processes.items()
+            if self.is_live(broker)
+        }
+
+    def all_partitions(self) -> Iterator[tuple[Topic, int, Partition]]:
+        for topic in self.topics.values():
+            for number, partition in topic.partitions.items():
+                yield topic, number, partition
+
+    def replicas_on(self, broker: int) -> Iterator[tuple[Topic, int, Partition]]:
+        for topic, number, partition in self.all_partitions():
+            if broker in partition.value.replicas:
+                yield topic, number, partition
+
+    # --- the only change --------------------------------------------------------------------
+
+    def replay(self, record: MetadataRecord) -> None:
+        """Applies one committed record."""
+        _REPLAY[type(record)](self, record)
+
+    def _epoch_started(self, record: EpochStarted) -> None:
+        self.cluster_id = record.cluster_id
+        self.controller_epoch = record.epoch
+        self.controller = (record.host, record.port)
+
+    def _voters_changed(self, record: VotersChanged) -> None:
+        self.voters = record.voters
+
+    def _broker_registered(self, record: BrokerRegistered) -> None:
+        before = self.brokers.get(record.broker)
+        self.brokers[record.broker] = Broker(record, live=True)
+        if before is not None and before.registration.directory_id != record.directory_id:
+            # The processes of before used another disk; they are not this broker's.
+            for _, _, partition in self.replicas_on(record.broker):
+                partition.processes.pop(record.broker, None)
+
+    def _broker_fenced(self, record: BrokerFenced) -> None:
+        broker = self.brokers[record.broker]
+        if broker.registration.incarnation == record.incarnation:
+            broker.live = False
+
+    def _broker_unfenced(self, record: BrokerUnfenced) -> None:
+        broker = self.brokers[record.broker]
+        if broker.registration.incarnation == record.incarnation:
+            broker.live = True
+
+    def _topic_created(self, record: TopicCreated) -> None:
+        self.topics[record.topic_id] = Topic(
+            record.topic_id,
+            record.name,
+            parse(TopicConfig, record.config),
+            record.config,
+            record.replication_factor,
+        )
+        self.topic_ids[record.name] = record.topic_id
+
+    def _topic_config_changed(self, record: TopicConfigChanged) -> None:
+        topic = self.topics[record.topic_id]
+        topic.config = parse(TopicConfig, record.config)
+        topic.options = record.config
+
+    def _topic_deleted(self, record: TopicDeleted) -> None:
+        topic = self.topics.pop(record.topic_id)
+        del self.topic_ids[topic.name]
+
+    def _partition_changed(self, record: PartitionChanged) -> None:
+        partitions = self.topics[record.topic_id].partitions
+        known = partitions.get(record.partition)
+        if known is None:
+            partitions[record.partition] = Partition(record.value)
+        else:
+            known.value = record.value
+
+    def _replica_registered(self, record: ReplicaRegistered) -> None:
+        partition = self.topics[record.topic_id].partitions[record.partition]
+        partition.processes[record.broker] = record
+
+    def _replica_gone(self, record: ReplicaGone) -> None:
+        partition = self.topics[record.topic_id].partitions[record.partition]
+        known = partition.processes.get(record.broker)
+        if known is not None and known.incarnation == record.incarnation:
+            del partition.processes[record.broker]
+
+    def _producer_ids_allocated(self, record: ProducerIdsAllocated) -> None:
+        self.next_producer_id = record.next_producer_id
+
+    # --- snapshot ---------------------------------------------------------------------------
+
+    def snapshot(self) -> list[MetadataRecord]:
+        """Records that build this very state from an empty one."""
+        records: list[MetadataRecord] = []
+        if self.cluster_id is not None and self.controller is not None:
+            host, port = self.controller
+            records.append(EpochStarted(self.controller_epoch, host, port, self.cluster_id))
+        records.append(VotersChanged(self.voters))
+        for number, broker in self.brokers.items():
+            records.append(broker.registration)
+            if not broker.live:
+                records.append(BrokerFenced(number, broker.registration.incarnation))
+        for topic in self.topics.values():
+            records.append(
+                TopicCreated(topic.topic_id, topic.name, topic.options, topic.replication_factor)
+            )
+            for number, partition in topic.partitions.items():
+                records.append(PartitionChanged(topic.topic_id, number, partition.value))
+                records.extend(partition.processes.values())
+        records.append(ProducerIdsAllocated(self.next_producer_id))
+        return records
+
+    def validate(self) -> None:
+        """What must hold of every state; for tests and the simulation. Raises AssertionError."""
+        for name, topic_id in self.topic_ids.items():
+            assert self.topics[topic_id].name == name
+        for topic, number, partition in self.all_partitions():
+            value, where = partition.value, f"{topic.name}-{number}: {partition.value}"
+            isr = [member.broker for member in value.isr]
+            elr = [member.broker for member in value.elr]
+            assert len(set(value.replicas)) == len(value.replicas), where
+            assert set(isr) <= set(value.replicas), where
+            assert set(elr) <= set(value.replicas), where
+            assert not set(isr) & set(elr), where
+            assert len(set(isr)) == len(isr), where
+            if value.leader is None:
+                assert value.leader_incarnation is None, where
+            else:
+                assert any(
+                    member.broker == value.leader
+                    and member.incarnation == value.leader_incarnation
+                    for member in value.isr
+                ), where
+
+
+_REPLAY: dict[type[MetadataRecord], Callable[[ClusterState, Any], None]] = {
+    EpochStarted: ClusterState._epoch_started,
+    VotersChanged: ClusterState._voters_changed,
+    BrokerRegistered: ClusterState._broker_registered,
+    BrokerFenced: ClusterState._broker_fenced,
+    BrokerUnfenced: ClusterState._broker_unfenced,
+    TopicCreated: ClusterState._topic_created,
+    TopicConfigChanged: ClusterState._topic_config_changed,
+    TopicDeleted: ClusterState._topic_deleted,
+    PartitionChanged: ClusterState._partition_changed,
+    ReplicaRegistered: ClusterState._replica_registered,
+    ReplicaGone: ClusterState._replica_gone,
+    ProducerIdsAllocated: ClusterState._producer_ids_allocated,
+}

@@ -1,0 +1,213 @@
+"""Who leads: a partition's value and the replicas that live now in, its next value out.
+
+The rules are those of PROTOCOL A and B: a live leader stays; else a live member of the ISR, else of
+the ELR (KIP-966), that is the very process that was in sync; else, once as many members as
+`min_insync` have come back and said what their disks hold, the one that holds the most; else, where
+the topic allows it, any live replica, loudly; else nobody, and it says who is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from rayq.core.metadata_records import Member, PartitionValue, ReplicaRegistered
+
+Processes = Mapping[int, ReplicaRegistered]
+
+
+def settle(
+    value: PartitionValue, live: Processes, *, min_insync: int, unclean: bool
+) -> PartitionValue | None:
+    """The next value of a partition whose live replica processes are `live`; None: no change.
+
+    A member of the ISR that no longer runs leaves it. It stays eligible (ELR) unless a leader goes
+    on with enough others: while nobody leads, or too few are in sync, nothing is committed that it
+    lacks.
+    """
+    if value.leader_epoch == 0:
+        return _found(value, live)
+    isr = tuple(member for member in value.isr if is_same_process(member, live))
+    departed = tuple(member for member in value.isr if member not in isr)
+    eligible = (*departed, *value.elr)
+
+    if value.leader is not None and any(
+        member.broker == value.leader and member.incarnation == value.leader_incarnation
+        for member in isr
+    ):
+        return _next(value, isr=isr, elr=eligible, min_insync=min_insync)
+
+    if isr:
+        leader = _preferred(value, isr)
+        return _next(value, isr=isr, elr=eligible, leader=leader, min_insync=min_insync)
+
+    untouched = [member for member in value.elr if is_same_process(member, live)]
+    if untouched:
+        leader = _preferred(value, untouched)
+        others = tuple(member for member in eligible if member != leader)
+        return _next(value, isr=(leader,), elr=others, leader=leader, min_insync=min_insync)
+
+    reported = [member for member in eligible if is_same_disk(member, live)]
+    if reported and len(reported) >= min(min_insync, len(eligible)):
+        best = max(
+            reported,
+            key=lambda member: (
+                _holdings(live[member.broker]),
+                -value.replicas.index(member.broker),
+            ),
+        )
+        leader = as_member(live[best.broker])
+        others = tuple(member for member in eligible if member.broker != leader.broker)
+        return _next(value, isr=(leader,), elr=others, leader=leader, min_insync=min_insync)
+
+    if unclean and live:
+        return elect_unclean(value, live)
+    return _next(value, isr=(), elr=eligible, leader=None, min_insync=min_insync)
+
+
+def elect_unclean(value: PartitionValue, live: Processes) -> PartitionValue:
+    """The live replica that holds the most leads, whatever it lacks. Needs at least one."""
+    candidates = [broker for broker in value.replicas if broker in live]
+    best = max(
+        candidates, key=lambda broker: (_holdings(live[broker]), -value.replicas.index(broker))
+    )
+    leader = as_member(live[best])
+    return msgspec.structs.replace(
+        value,
+        isr=(leader,),
+        elr=(),
+        leader=leader.broker,
+        leader_incarnation=leader.incarnation,
+        leader_epoch=value.leader_epoch + 1,
+        partition_epoch=value.partition_epoch + 1,
+        clean=False,
+    )
+
+
+def elect_preferred(value: PartitionValue) -> PartitionValue | None:
+    """Moves the leadership to the first replica, where it is in sync and does not lead already."""
+    preferred = value.replicas[0]
+    if value.leader is None or value.leader == preferred:
+        return None
+    for member in value.isr:
+        if member.broker == preferred:
+            return msgspec.structs.replace(
+                value,
+                leader=member.broker,
+                leader_incarnation=member.incarnation,
+                leader_epoch=value.leader_epoch + 1,
+                partition_epoch=value.partition_epoch + 1,
+                clean=True,
+            )
+    return None
+
+
+def with_isr(
+    value: PartitionValue, isr: tuple[Member, ...], *, min_insync: int
+) -> PartitionValue:
+    """The value after the leader's proposal of a new in-sync set was accepted."""
+    brokers = {member.broker for member in isr}
+    left = tuple(
+        member for member in (*value.isr, *value.elr) if member.broker not in brokers
+    )
+    return msgspec.structs.replace(
+        value,
+        isr=isr,
+        elr=() if len(isr) >= min_insync else left,
+        partition_epoch=value.partition_epoch + 1,
+    )
+
+
+def readmit(value: PartitionValue, process: ReplicaRegistered) -> PartitionValue:
+    """A member that returns with exactly the log it was stopped with is the same member."""
+
+    def renewed(member: Member) -> Member:
+        returned = (
+            member.broker == process.broker
+            and member.directory_id == process.directory_id
+            and member.stopped_at == (process.last_epoch, process.flushed)
+        )
+        return as_member(process) if returned else member
+
+    return msgspec.structs.replace(
+        value,
+        isr=tuple(renewed(member) for member in value.isr),
+        elr=tuple(renewed(member) for member in value.elr),
+    )
+
+
+def as_member(process: ReplicaRegistered) -> Member:
+    return Member(process.broker, process.directory_id, process.incarnation)
+
+
+def is_same_process(member: Member, live: Processes) -> bool:
+    """Whether the very process that was in sync runs now: it has not restarted."""
+    process = live.get(member.broker)
+    return process is not None and process.incarnation == member.incarnation
+
+
+def is_same_disk(member: Member, live: Processes) -> bool:
+    process = live.get(member.broker)
+    return process is not None and process.directory_id == member.directory_id
+
+
+def missing(value: PartitionValue, live: Processes) -> list[int]:
+    """The brokers whose return an offline partition waits for."""
+    return sorted(
+        member.broker for member in (*value.isr, *value.elr) if not is_same_disk(member, live)
+    )
+
+
+def _found(value: PartitionValue, live: Processes) -> PartitionValue | None:
+    """The first leader of a new partition: all logs are empty, so whoever lives founds it."""
+    members = tuple(as_member(live[broker]) for broker in value.replicas if broker in live)
+    if not members:
+        return None
+    return msgspec.structs.replace(
+        value,
+        isr=members,
+        leader=members[0].broker,
+        leader_incarnation=members[0].incarnation,
+        leader_epoch=1,
+        partition_epoch=value.partition_epoch + 1,
+    )
+
+
+_KEEP = Member(-1, "", "")
+
+
+def _next(
+    value: PartitionValue,
+    *,
+    isr: tuple[Member, ...],
+    elr: tuple[Member, ...],
+    min_insync: int,
+    leader: Member | None = _KEEP,
+) -> PartitionValue | None:
+    if leader is _KEEP:
+        changed = value
+    else:
+        changes_leader = (value.leader, value.leader_incarnation) != (
+            (None, None) if leader is None else (leader.broker, leader.incarnation)
+        )
+        changed = msgspec.structs.replace(
+            value,
+            leader=None if leader is None else leader.broker,
+            leader_incarnation=None if leader is None else leader.incarnation,
+            leader_epoch=value.leader_epoch + changes_leader,
+            clean=True if leader is not None else value.clean,
+        )
+    is_safe = changed.leader is not None and len(isr) >= min_insync
+    changed = msgspec.structs.replace(changed, isr=isr, elr=() if is_safe else elr)
+    if changed == value:
+        return None
+    return msgspec.structs.replace(changed, partition_epoch=value.partition_epoch + 1)
+
+
+def _preferred(value: PartitionValue, members: tuple[Member, ...] | list[Member]) -> Member:
+    return min(members, key=lambda member: value.replicas.index(member.broker))
+
+
+def _holdings(process: ReplicaRegistered) -> tuple[int, int]:
+    return (-1 if process.last_epoch is None else process.last_epoch, process.flushed)

@@ -1,0 +1,190 @@
+"""The records of the metadata log: nothing else changes the cluster's state.
+
+Each is a msgpack array with its class name as tag. Fields may be appended with a default, never
+reordered or removed: a log outlives the software that wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+
+class MetadataRecord(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Base of the records."""
+
+
+class Member(msgspec.Struct, array_like=True, frozen=True):
+    """A replica as a member of an in-sync set: which disk, which process.
+
+    `stopped_at` is where its log ended, `(last epoch, end offset)`, when it was stopped in a
+    controlled way: a process that returns with exactly this log counts as not restarted.
+    """
+
+    broker: int
+    directory_id: str
+    incarnation: str
+    stopped_at: tuple[int | None, int] | None = None
+
+
+class PartitionValue(msgspec.Struct, array_like=True, frozen=True):
+    """All that is decided about a partition. A change replaces the whole value.
+
+    `isr` is the in-sync set, `elr` (eligible leader replicas, KIP-966) those that left it while too
+    few were left: they hold every committed record. `clean` says whether the leader of
+    `leader_epoch` was elected from the two. `leader_epoch` 0: nobody led yet.
+    """
+
+    replicas: tuple[int, ...]
+    isr: tuple[Member, ...] = ()
+    elr: tuple[Member, ...] = ()
+    leader: int | None = None
+    leader_incarnation: str | None = None
+    leader_epoch: int = 0
+    partition_epoch: int = 0
+    clean: bool = True
+
+
+class Voter(msgspec.Struct, array_like=True, frozen=True):
+    """A broker that keeps the metadata log, in this very data directory."""
+
+    broker: int
+    directory_id: str
+
+
+class EpochStarted(MetadataRecord, frozen=True):
+    """The first record of each controller epoch. Once it is committed, so is all before it."""
+
+    epoch: int
+    host: str
+    port: int
+    cluster_id: str
+
+
+class VotersChanged(MetadataRecord, frozen=True):
+    """One voter more or one fewer (all of them at the formatting of the cluster)."""
+
+    voters: tuple[Voter, ...]
+    clean: bool = True
+    """False: forced by an operator after the majority was lost."""
+
+
+class BrokerRegistered(MetadataRecord, frozen=True):
+    """A new process of a broker. Its session begins."""
+
+    broker: int
+    directory_id: str
+    start_counter: int
+    incarnation: str
+    host: str
+    port: int
+    node_id: str
+    replicas_max: int
+
+
+class BrokerFenced(MetadataRecord, frozen=True):
+    """The session ended: silence or a controlled stop."""
+
+    broker: int
+    incarnation: str
+
+
+class BrokerUnfenced(MetadataRecord, frozen=True):
+    """The same process of a broker was heard again after its session had ended."""
+
+    broker: int
+    incarnation: str
+
+
+class TopicCreated(MetadataRecord, frozen=True):
+    topic_id: str
+    name: str
+    config: Mapping[str, Any]
+    replication_factor: int
+
+
+class TopicConfigChanged(MetadataRecord, frozen=True):
+    topic_id: str
+    config: Mapping[str, Any]
+
+
+class TopicDeleted(MetadataRecord, frozen=True):
+    topic_id: str
+
+
+class PartitionChanged(MetadataRecord, frozen=True):
+    """The partition's new value; the first of a partition creates it."""
+
+    topic_id: str
+    partition: int
+    value: PartitionValue
+
+
+class ReplicaRegistered(MetadataRecord, frozen=True):
+    """A replica process runs: where it listens and what its disk held when it started."""
+
+    topic_id: str
+    partition: int
+    broker: int
+    directory_id: str
+    incarnation: str
+    host: str
+    port: int
+    last_epoch: int | None
+    flushed: int
+
+
+class ReplicaGone(MetadataRecord, frozen=True):
+    """A replica process ended, or its replica stopped on a disk error."""
+
+    topic_id: str
+    partition: int
+    broker: int
+    incarnation: str
+
+
+class ProducerIdsAllocated(MetadataRecord, frozen=True):
+    """Producer ids below `next_producer_id` are handed out."""
+
+    next_producer_id: int
+
+
+_UNION = (
+    EpochStarted
+    | VotersChanged
+    | BrokerRegistered
+    | BrokerFenced
+    | BrokerUnfenced
+    | TopicCreated
+    | TopicConfigChanged
+    | TopicDeleted
+    | PartitionChanged
+    | ReplicaRegistered
+    | ReplicaGone
+    | ProducerIdsAllocated
+)
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_UNION)
+_list_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(list[_UNION])
+
+
+def encode_record(record: MetadataRecord) -> bytes:
+    return _encoder.encode(record)
+
+
+def decode_record(data: bytes | memoryview) -> MetadataRecord:
+    """Raises msgspec.DecodeError."""
+    record: MetadataRecord = _decoder.decode(data)
+    return record
+
+
+def encode_records(records: list[MetadataRecord]) -> bytes:
+    return _encoder.encode(records)
+
+
+def decode_records(data: bytes | memoryview) -> list[MetadataRecord]:
+    """Raises msgspec.DecodeError."""
+    records: list[MetadataRecord] = _list_decoder.decode(data)
+    return records

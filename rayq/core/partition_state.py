@@ -1,0 +1,211 @@
+"""A leader's view of its partition: how far each replica is, the high watermark, the in-sync set.
+
+Pure: facts come in (an append, a flush, a follower's fetch, a committed change), `high_watermark`
+and `proposal` are what follows from them. One object lives for one leader epoch. PROTOCOL 6-8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rayq.errors import FencedEpochError
+
+Isr = tuple[tuple[int, str], ...]
+"""`(broker, incarnation)` pairs, sorted by broker."""
+
+
+@dataclass(slots=True)
+class _Follower:
+    incarnation: str
+    flushed: int = 0
+    log_start_offset: int = 0
+    is_heard: bool = False
+    """A fetch of this very incarnation came in this epoch: `flushed` is known."""
+    end_at_last_fetch: int = 0
+    """The leader's end when the follower fetched last: once it has flushed so far, it was caught up
+    at that moment (as Kafka's followers are judged)."""
+    last_fetch_s: float = 0.0
+    caught_up_s: float = 0.0
+
+
+@dataclass(slots=True)
+class PartitionState:
+    """The leader's state in one epoch.
+
+    `isr` is the committed in-sync set; `undecided` are sets proposed since, whose fate is unknown:
+    until a newer partition epoch is seen, the high watermark waits for the members of all of them.
+    """
+
+    broker: int
+    incarnation: str
+    leader_epoch: int
+    epoch_start_offset: int
+    min_insync: int
+    lag_time_max_s: float
+    end_offset: int
+    flushed_offset: int
+    high_watermark: int
+    started_s: float
+    partition_epoch: int = -1
+    isr: Isr = ()
+    undecided: list[Isr] = field(default_factory=list)
+    _in_flight: bool = False
+    _maybe_under_way: set[Isr] = field(default_factory=set)
+    _followers: dict[int, _Follower] = field(default_factory=dict)
+
+    # --- facts ------------------------------------------------------------------------------
+
+    def committed(
+        self,
+        partition_epoch: int,
+        isr: Iterable[tuple[int, str]],
+        processes: Iterable[tuple[int, str | None]],
+        min_insync: int,
+    ) -> None:
+        """The partition as the metadata has it now; `processes` are the incarnations registered."""
+        self.min_insync = min_insync
+        for broker, incarnation in processes:
+            known = self._followers.get(broker)
+            if broker == self.broker or incarnation is None:
+                continue
+            if known is None or known.incarnation != incarnation:
+                self._followers[broker] = _Follower(incarnation, caught_up_s=self.started_s)
+        if partition_epoch > self.partition_epoch:
+            self.partition_epoch = partition_epoch
+            self.isr = tuple(sorted(isr))
+            self.undecided.clear()
+            self._maybe_under_way.clear()
+            self._in_flight = False
+        self._advance()
+
+    def appended(self, end_offset: int) -> None:
+        self.end_offset = end_offset
+
+    def flushed(self, flushed_offset: int) -> None:
+        """The leader's own disk."""
+        self.flushed_offset = flushed_offset
+        self._advance()
+
+    def follower_fetched(
+        self, broker: int, incarnation: str, *, flushed: int, log_start_offset: int, now_s: float
+    ) -> None:
+        """Raises FencedEpochError for a process that is not the registered one."""
+        follower = self._current(broker, incarnation)
+        follower.is_heard = True
+        follower.log_start_offset = log_start_offset
+        follower.flushed = flushed
+        if flushed >= self.end_offset:
+            follower.caught_up_s = now_s
+        elif flushed >= follower.end_at_last_fetch:
+            follower.caught_up_s = max(follower.caught_up_s, follower.last_fetch_s)
+        follower.end_at_last_fetch = self.end_offset
+        follower.last_fetch_s = now_s
+        self._advance()
+
+    def follower_flushed(
+        self, broker: int, incarnation: str, *, flushed: int, now_s: float
+    ) -> None:
+        """Raises FencedEpochError for a process that is not the registered one."""
+        follower = self._current(broker, incarnation)
+        if not follower.is_heard:
+            return  # A notice that outran the fetch of this connection: the fetch will tell.
+        follower.flushed = max(follower.flushed, flushed)
+        if follower.flushed >= self.end_offset:
+            follower.caught_up_s = now_s
+        self._advance()
+
+    # --- what follows -----------------------------------------------------------------------
+
+    @property
+    def may_serve(self) -> bool:
+        """Whether the high watermark is known: it has reached this epoch's start (PROTOCOL 10)."""
+        return self.high_watermark >= self.epoch_start_offset
+
+    @property
+    def is_under_min_isr(self) -> bool:
+        return len(self.isr) < self.min_insync
+
+    def proposal(self, now_s: float) -> Isr | None:
+        """The in-sync set to propose now on top of `partition_epoch`, or None.
+
+        Then say what became of it: `proposal_refused` or `proposal_unknown`; an accepted one ends
+        with the newer partition epoch that `committed` brings.
+        """
+        if self._in_flight or self.partition_epoch < 0:
+            return None
+        wanted = [(self.broker, self.incarnation)]
+        members = dict(self.isr)
+        for broker, follower in self._followers.items():
+            if members.get(broker) == follower.incarnation:
+                keeps = now_s - follower.caught_up_s <= self.lag_time_max_s
+            else:
+                keeps = (
+                    follower.is_heard
+                    and follower.flushed >= self.high_watermark
+                    and follower.flushed >= self.epoch_start_offset
+                )
+            if keeps:
+                wanted.append((broker, follower.incarnation))
+        proposed = tuple(sorted(wanted))
+        if proposed == self.isr and not self.undecided:
+            return None
+        self._in_flight = True
+        if proposed not in self.undecided:
+            self.undecided.append(proposed)
+        return proposed
+
+    def proposal_refused(self, proposed: Isr) -> None:
+        """Refused for certain. A set that was sent before with an unknown outcome stays undecided:
+        the earlier copy may still arrive."""
+        self._in_flight = False
+        if proposed not in self._maybe_under_way and proposed in self.undecided:
+            self.undecided.remove(proposed)
+            self._advance()
+
+    def proposal_unknown(self, proposed: Isr) -> None:
+        """No answer came: it may have been accepted, or be yet."""
+        self._in_flight = False
+        self._maybe_under_way.add(proposed)
+
+    def isr_log_start_offset(self) -> int | None:
+        """The least log start over the in-sync followers; None where there is no follower or one
+        has not been heard."""
+        starts = []
+        for broker, incarnation in self.isr:
+            if broker == self.broker:
+                continue
+            follower = self._followers.get(broker)
+            if follower is None or follower.incarnation != incarnation or not follower.is_heard:
+                return None
+            starts.append(follower.log_start_offset)
+        return min(starts) if starts else None
+
+    def validate(self) -> None:
+        """What must hold after every step; for tests and the simulation."""
+        assert self.flushed_offset <= self.end_offset
+        assert self.high_watermark <= self.end_offset
+
+    # --- inside -----------------------------------------------------------------------------
+
+    def _current(self, broker: int, incarnation: str) -> _Follower:
+        follower = self._followers.get(broker)
+        if follower is None or follower.incarnation != incarnation:
+            raise FencedEpochError(
+                f"The process of broker {broker} with incarnation {incarnation} is not the "
+                "registered replica: wait for the newer metadata."
+            )
+        return follower
+
+    def _advance(self) -> None:
+        if len(self.isr) < self.min_insync:
+            return
+        least = self.flushed_offset
+        for broker, incarnation in {*self.isr, *(one for isr in self.undecided for one in isr)}:
+            if broker == self.broker:
+                continue
+            follower = self._followers.get(broker)
+            if follower is None or follower.incarnation != incarnation or not follower.is_heard:
+                return
+            least = min(least, follower.flushed)
+        self.high_watermark = max(self.high_watermark, least)

@@ -1,0 +1,234 @@
+"""What the controller decides about topics: create, delete, grow, configure, elect.
+
+Each function reads the state and returns the records to commit; it changes nothing. Errors are
+those of `rayq.errors`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rayq.config import TopicConfig, parse
+from rayq.core import broker_changes, election
+from rayq.core.cluster_state import ClusterState, Topic
+from rayq.core.metadata_records import (
+    MetadataRecord,
+    PartitionChanged,
+    PartitionValue,
+    TopicConfigChanged,
+    TopicCreated,
+    TopicDeleted,
+)
+from rayq.core.placement import place
+from rayq.errors import (
+    ConfigError,
+    InvalidPartitionsError,
+    InvalidReplicationFactorError,
+    InvalidTopicError,
+    PartitionOfflineError,
+    ReplicaLimitError,
+    TopicExistsError,
+    UnknownTopicError,
+)
+
+TOPIC_NAME_LENGTH_MAX = 200
+PARTITIONS_MAX = 10_000
+DEFAULT_REPLICATION_FACTOR = 3
+_LEGAL_NAME = re.compile(r"[A-Za-z0-9._-]+")
+
+
+def check_topic_name(name: str) -> None:
+    """Raises InvalidTopicError. Names become directory names; a leading "__" is reserved."""
+    if not name:
+        raise InvalidTopicError("A topic name cannot be empty.")
+    if len(name) > TOPIC_NAME_LENGTH_MAX:
+        raise InvalidTopicError(
+            f"A topic name has at most {TOPIC_NAME_LENGTH_MAX} characters, not {len(name)}."
+        )
+    if name in {".", ".."} or not _LEGAL_NAME.fullmatch(name):
+        raise InvalidTopicError(
+            f"{name!r} is not a legal topic name: use letters, digits, '.', '_' and '-', "
+            "and more than dots."
+        )
+    if name.startswith("__"):
+        raise InvalidTopicError(
+            f"{name!r} is reserved: names that start with two underscores are rayq's own."
+        )
+
+
+def create_topic(
+    state: ClusterState,
+    *,
+    topic_id: str,
+    name: str,
+    partitions: int,
+    replication_factor: int | None,
+    options: Mapping[str, Any],
+) -> list[MetadataRecord]:
+    """A topic with its partitions placed. Raises InvalidTopicError, TopicExistsError,
+    InvalidPartitionsError, InvalidReplicationFactorError, ConfigError, ReplicaLimitError."""
+    check_topic_name(name)
+    if name in state.topic_ids:
+        raise TopicExistsError(f"Topic {name!r} exists already.")
+    _check_partitions(partitions)
+    nodes = _live_nodes(state)
+    if replication_factor is None:
+        replication_factor = max(1, min(DEFAULT_REPLICATION_FACTOR, len(nodes)))
+    if not 1 <= replication_factor <= len(nodes):
+        raise InvalidReplicationFactorError(
+            f"replication_factor {replication_factor} of topic {name!r} is not possible: it takes "
+            f"1 up to the number of live brokers, now {len(nodes)} ({sorted(nodes)})."
+        )
+    _check_min_insync(parse(TopicConfig, options), replication_factor)
+    options = {key.replace(".", "_"): value for key, value in options.items()}
+    placed = _place(state, nodes, partitions, replication_factor)
+    return [
+        TopicCreated(topic_id, name, options, replication_factor),
+        *(
+            PartitionChanged(topic_id, number, PartitionValue(replicas))
+            for number, replicas in enumerate(placed)
+        ),
+    ]
+
+
+def delete_topic(state: ClusterState, name: str) -> list[MetadataRecord]:
+    """Raises UnknownTopicError."""
+    return [TopicDeleted(_topic(state, name).topic_id)]
+
+
+def create_partitions(state: ClusterState, name: str, total: int) -> list[MetadataRecord]:
+    """More partitions, up to `total`. Keys may then hash elsewhere. Raises UnknownTopicError,
+    InvalidPartitionsError, ReplicaLimitError, InvalidReplicationFactorError."""
+    topic = _topic(state, name)
+    _check_partitions(total)
+    count = len(topic.partitions)
+    if total <= count:
+        raise InvalidPartitionsError(
+            f"Topic {name!r} has {count} partitions; their number can only grow, so {total} is "
+            "not possible."
+        )
+    nodes = _live_nodes(state)
+    if topic.replication_factor > len(nodes):
+        raise InvalidReplicationFactorError(
+            f"New partitions of {name!r} need {topic.replication_factor} live brokers; there are "
+            f"{len(nodes)}."
+        )
+    placed = _place(state, nodes, total - count, topic.replication_factor)
+    return [
+        PartitionChanged(topic.topic_id, count + number, PartitionValue(replicas))
+        for number, replicas in enumerate(placed)
+    ]
+
+
+def alter_topic_config(
+    state: ClusterState, name: str, changes: Mapping[str, Any]
+) -> list[MetadataRecord]:
+    """Changes single keys of a topic's config. Raises UnknownTopicError, ConfigError."""
+    topic = _topic(state, name)
+    options = dict(topic.options)
+    for key, value in changes.items():
+        options[key.replace(".", "_")] = value
+    _check_min_insync(parse(TopicConfig, options), topic.replication_factor)
+    return [TopicConfigChanged(topic.topic_id, options)]
+
+
+def elect_leaders(
+    state: ClusterState, name: str, partitions: Sequence[int] | None, *, unclean: bool
+) -> list[MetadataRecord]:
+    """The preferred replica of each partition where it is in sync; with `unclean`, any live replica
+    for those that have no leader (acknowledged records may be lost). Raises UnknownTopicError,
+    PartitionOfflineError where no replica lives."""
+    topic = _topic(state, name)
+    records: list[MetadataRecord] = []
+    for number in sorted(topic.partitions) if partitions is None else partitions:
+        partition = topic.partitions.get(number)
+        if partition is None:
+            raise UnknownTopicError(f"Topic {name!r} has no partition {number}.")
+        live = state.live_processes(partition)
+        if not unclean:
+            changed = election.elect_preferred(partition.value)
+        elif partition.value.leader is not None:
+            changed = None
+        elif live:
+            changed = election.elect_unclean(partition.value, live)
+        else:
+            raise PartitionOfflineError(
+                f"No replica of {name}-{number} is running: start one of the brokers "
+                f"{list(partition.value.replicas)}."
+            )
+        if changed is not None:
+            records.append(PartitionChanged(topic.topic_id, number, changed))
+    return records
+
+
+def settle_after_config_change(state: ClusterState, name: str) -> list[MetadataRecord]:
+    """A new `min_insync_replicas` or `unclean_leader_election` may decide an election."""
+    return broker_changes.settle_topic(state, _topic(state, name))
+
+
+def offline_reason(state: ClusterState, topic: Topic, partition: int) -> str | None:
+    """Why a partition has no leader and whom it waits for; None where it has one."""
+    known = topic.partitions[partition]
+    if known.value.leader is not None:
+        return None
+    if known.value.leader_epoch == 0:
+        return "its replicas are starting for the first time"
+    missing = election.missing(known.value, state.live_processes(known))
+    return (
+        f"waits for broker {' or '.join(str(broker) for broker in missing)}, which may hold "
+        "acknowledged records that the others lack"
+    )
+
+
+def _topic(state: ClusterState, name: str) -> Topic:
+    topic = state.topic_named(name)
+    if topic is None:
+        raise UnknownTopicError(f"There is no topic {name!r}.")
+    return topic
+
+
+def _check_partitions(partitions: int) -> None:
+    if not 1 <= partitions <= PARTITIONS_MAX:
+        raise InvalidPartitionsError(
+            f"A topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}."
+        )
+
+
+def _check_min_insync(config: TopicConfig, replication_factor: int) -> None:
+    if (config.min_insync_replicas or 1) > replication_factor:
+        raise ConfigError(
+            f"min_insync_replicas {config.min_insync_replicas} is above the replication factor "
+            f"{replication_factor}: no write with acks='all' would ever succeed."
+        )
+
+
+def _live_nodes(state: ClusterState) -> dict[int, str]:
+    return {
+        number: broker.registration.node_id
+        for number, broker in state.brokers.items()
+        if broker.live
+    }
+
+
+def _place(
+    state: ClusterState, nodes: Mapping[int, str], partitions: int, replication_factor: int
+) -> list[tuple[int, ...]]:
+    existing = [partition.value.replicas for _, _, partition in state.all_partitions()]
+    placed = place(
+        nodes, existing, partitions=partitions, replication_factor=replication_factor
+    )
+    carried = Counter(broker for replicas in existing for broker in replicas)
+    added = Counter(broker for replicas in placed for broker in replicas)
+    for broker in sorted(added):
+        limit = state.brokers[broker].registration.replicas_max
+        if carried[broker] + added[broker] > limit:
+            raise ReplicaLimitError(
+                f"{partitions} partitions x {replication_factor} replicas would give broker "
+                f"{broker} {carried[broker]} + {added[broker]} = "
+                f"{carried[broker] + added[broker]} replicas, above max_replicas_per_broker = "
+                f"{limit}. Add brokers, raise the limit, or set replicas_per_process."
+            )
+    return placed
