@@ -1,0 +1,35 @@
+"""The examples that need no Ray, run as a reader would run them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*arguments: str) -> str:
+    ran = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+def test_arrow_batches_counts_all_clicks() -> None:
+    counts = [line.split() for line in run("examples/arrow_batches.py").splitlines()[1:]]
+    assert {page for page, _ in counts} == {f"/page/{number}" for number in range(7)}
+    assert sum(int(count) for _, count in counts) == 50_000
+
+
+def test_async_producer_sells_and_ships_every_order() -> None:
+    printed = run("examples/async_producer.py")
+    assert "sold 100, the last at offset 99" in printed
+    assert "shipped 100" in printed
+
+
+def test_in_a_pytest_passes_under_pytest() -> None:
+    # A project of its own: neither our configuration nor our conftest, only the installed plugin.
+    example = str(ROOT / "examples" / "in_a_pytest.py")
+    assert "1 passed" in run("-m", "pytest", "-q", "-c", "/dev/null", "--rootdir=/tmp", example)

@@ -1,0 +1,28 @@
+"""`make demo`, whole: the main job of the project."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.slow
+def test_the_demo_accounts_for_every_flight_and_cleans_up(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "rayq.demo"],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "336,776" in ran.stdout
+    assert "paused for" in ran.stdout
+    assert "NO" not in ran.stdout
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,51 @@
+"""The README's example and those of examples/ that need Ray, run as a reader would run them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(working_dir: Path, *arguments: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    ran = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=working_dir,
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+@pytest.mark.slow
+def test_the_example_of_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "readme.py").write_text(block)
+    printed = run(tmp_path, "readme.py")
+    assert "RecordMetadata(topic='flights'" in printed
+    assert "b'N14228' b'{\"dest\": \"IAH\"}'" in printed
+
+
+@pytest.mark.slow
+def test_quickstart_finds_its_records_again_after_a_full_stop(tmp_path: Path) -> None:
+    example, data_dir = str(ROOT / "examples" / "quickstart.py"), str(tmp_path / "data")
+    assert run(tmp_path, example, data_dir).count("read:") == 1
+    assert run(tmp_path, example, data_dir).count("read:") == 2
+
+
+@pytest.mark.slow
+def test_ray_tasks_write_and_an_actor_reads_all_of_it(tmp_path: Path) -> None:
+    example = ROOT / "examples" / "produce_and_consume_in_ray_tasks.py"
+    printed = run(tmp_path, str(example), str(tmp_path / "data"))
+    assert "written by task: [1000, 1000, 1000, 1000]" in printed
+    assert printed.count("1000") == 8
