@@ -161,6 +161,11 @@ class ClusterConfig:
     tls_ca: str | None = None
     """Path of the PEM certificates of the authorities trusted to sign peers' certificates."""
 
+    tls_check_hostname: bool = True
+    """A server's certificate must name the host or address it was reached by. False accepts any
+    certificate of the CA: for clusters whose nodes share one, at the price that each of its holders
+    can pose as a server."""
+
     def __post_init__(self) -> None:
         _check_types(self)
         _positive(

@@ -1,0 +1,283 @@
+"""Who is at the other end: the handshake that opens every connection, as pure state machines.
+
+The cluster has one secret. Servers hold it; clients hold a key derived from it, which proves that
+they may be clients and nothing more. Four frames (api 0, at most 1 KiB each):
+
+    client -> server   Hello      versions, role, nonce, whom it takes itself and the server for
+    server -> client   Challenge  the version agreed, nonce
+    client -> server   Proof      HMAC-SHA256 over Hello and Challenge
+    server -> client   Accepted   cluster id, broker id, HMAC-SHA256 over all of the above
+
+Each proof covers the bytes of all frames before it, so both nonces, the role, the ids and the
+versions, under a label of its own direction: what was recorded, reflected or altered does not
+verify. The server shows nothing but a nonce before the client has proven itself.
+
+A man in the middle who relays the handshake can read and alter what follows: that takes TLS to
+prevent. Whoever holds the client key can also pose as a server towards clients.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+
+from rayq.errors import (
+    AuthenticationError,
+    ConfigError,
+    ProtocolError,
+    UnsupportedVersionError,
+    WrongClusterError,
+)
+from rayq.wire.codec import ENCODER, decode
+
+HANDSHAKE_VERSION = 1
+"""The version byte of handshake frames; their layout (append-only arrays) never changes."""
+
+VERSION_MIN = 1
+VERSION_MAX = 1
+"""The protocol versions that this rayq speaks."""
+
+HANDSHAKE_FRAME_BYTES_MAX = 1024
+NONCE_BYTES = 32
+KEY_BYTES = 32
+
+_TOKEN_PREFIX = "rayq-"
+_CLIENT_LABEL = b"rayq 1 client to server"
+_SERVER_LABEL = b"rayq 1 server to client"
+
+Role = Literal["server", "client"]
+Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+ShortName = Annotated[str, msgspec.Meta(max_length=64)]
+Version = Annotated[int, msgspec.Meta(ge=1, le=255)]
+
+
+def client_key(secret: bytes) -> bytes:
+    """The key of the cluster's clients: made from the secret, which it does not reveal."""
+    return hmac.digest(secret, b"rayq client key", hashlib.sha256)
+
+
+def token_of(secret: bytes) -> str:
+    """The client key as text, for clients outside the cluster. Treat it as a password."""
+    return _TOKEN_PREFIX + base64.urlsafe_b64encode(client_key(secret)).decode().rstrip("=")
+
+
+def key_of_token(token: str) -> bytes:
+    """The client key in a token. Raises ConfigError for a text that is no token."""
+    text = token.strip()
+    try:
+        if not text.startswith(_TOKEN_PREFIX):
+            raise ValueError(f"it does not begin with {_TOKEN_PREFIX!r}")
+        encoded = text.removeprefix(_TOKEN_PREFIX)
+        key = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"it holds {len(key)} bytes instead of {KEY_BYTES}")
+    except (ValueError, binascii.Error) as error:
+        raise ConfigError(
+            f"That is no rayq token: {error}. Copy the whole token that the cluster printed."
+        ) from error
+    return key
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identity:
+    """Who we are in handshakes."""
+
+    role: Role
+    key: bytes = field(repr=False)
+    """A server's is the cluster's secret, a client's the `client_key`."""
+    cluster_id: str | None
+    """None: a client that does not know it yet, and takes that of the server."""
+    broker: int | None
+    """The broker id of a broker and its replica processes."""
+
+    def handshake_key(self, role: Role) -> bytes:
+        """The key under which a client of `role` is verified, and proves itself."""
+        if role == "server":
+            assert self.role == "server", "a client cannot prove that it is a server"
+            return hmac.digest(self.key, b"rayq server key", hashlib.sha256)
+        return client_key(self.key) if self.role == "server" else self.key
+
+
+class Hello(msgspec.Struct, array_like=True, frozen=True):
+    version_min: Version
+    version_max: Version
+    role: Role
+    nonce: Nonce
+    cluster_id: ShortName | None
+    broker: int | None
+    expect_broker: int | None
+
+
+class Challenge(msgspec.Struct, array_like=True, frozen=True):
+    version: Version
+    nonce: Nonce
+
+
+class Proof(msgspec.Struct, array_like=True, frozen=True):
+    digest: Digest
+
+
+class Accepted(msgspec.Struct, array_like=True, frozen=True):
+    cluster_id: ShortName | None
+    broker: int | None
+    digest: Digest
+
+
+_HELLO = msgspec.msgpack.Decoder(Hello)
+_CHALLENGE = msgspec.msgpack.Decoder(Challenge)
+_PROOF = msgspec.msgpack.Decoder(Proof)
+_ACCEPTED = msgspec.msgpack.Decoder(Accepted)
+
+Message = TypeVar("Message")
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[Message], header: bytes) -> Message:
+    return decode(decoder, header, "handshake")
+
+
+def _digest(key: bytes, *parts: bytes) -> bytes:
+    """HMAC over the parts, each under its length, so that none can run into the next."""
+    mac = hmac.new(key, digestmod=hashlib.sha256)
+    for part in parts:
+        mac.update(len(part).to_bytes(4, "little"))
+        mac.update(part)
+    return mac.digest()
+
+
+def _server_digest(
+    key: bytes, transcript: tuple[bytes, ...], cluster_id: str | None, broker: int | None
+) -> bytes:
+    return _digest(key, _SERVER_LABEL, *transcript, ENCODER.encode([cluster_id, broker]))
+
+
+class ClientHandshake:
+    """The client's side: `hello`, then `answer(Challenge)`, then `finish(Accepted)`."""
+
+    def __init__(self, identity: Identity, nonce: bytes, expect_broker: int | None) -> None:
+        self._identity = identity
+        self._expect_broker = expect_broker
+        self._key = identity.handshake_key(identity.role)
+        self._hello = ENCODER.encode(
+            Hello(
+                version_min=VERSION_MIN,
+                version_max=VERSION_MAX,
+                role=identity.role,
+                nonce=nonce,
+                cluster_id=identity.cluster_id,
+                broker=identity.broker,
+                expect_broker=expect_broker,
+            )
+        )
+        self._transcript: tuple[bytes, ...] = (self._hello,)
+        self.version: int | None = None
+
+    def hello(self) -> bytes:
+        return self._hello
+
+    def answer(self, header: bytes) -> bytes:
+        """Takes the Challenge, gives the Proof. Raises ProtocolError, UnsupportedVersionError."""
+        challenge = _decode(_CHALLENGE, header)
+        if not VERSION_MIN <= challenge.version <= VERSION_MAX:
+            raise UnsupportedVersionError(
+                f"The server chose protocol version {challenge.version}; this rayq offered "
+                f"{VERSION_MIN} to {VERSION_MAX}."
+            )
+        self.version = challenge.version
+        digest = _digest(self._key, _CLIENT_LABEL, self._hello, header)
+        self._transcript = (self._hello, header, digest)
+        return ENCODER.encode(Proof(digest))
+
+    def finish(self, header: bytes) -> Accepted:
+        """Takes Accepted. Raises AuthenticationError, WrongClusterError or ProtocolError."""
+        accepted = _decode(_ACCEPTED, header)
+        expected = _server_digest(self._key, self._transcript, accepted.cluster_id, accepted.broker)
+        if not hmac.compare_digest(expected, accepted.digest):
+            raise AuthenticationError(
+                "The server could not prove that it holds the cluster's secret: is this the right "
+                "address?"
+            )
+        _check_ids(
+            self._identity.cluster_id, accepted.cluster_id, self._expect_broker, accepted.broker
+        )
+        return accepted
+
+
+class ServerHandshake:
+    """The server's side: `challenge(Hello)`, then `accept(Proof)`."""
+
+    def __init__(self, identity: Identity, nonce: bytes) -> None:
+        self._identity = identity
+        self._nonce = nonce
+        self._transcript: tuple[bytes, ...] = ()
+        self.hello: Hello | None = None
+        self.version: int | None = None
+
+    def challenge(self, header: bytes) -> bytes:
+        """Takes Hello, gives the Challenge. Raises ProtocolError, UnsupportedVersionError."""
+        hello = _decode(_HELLO, header)
+        version = min(hello.version_max, VERSION_MAX)
+        if version < max(hello.version_min, VERSION_MIN):
+            raise UnsupportedVersionError(
+                f"The client speaks protocol versions {hello.version_min} to {hello.version_max}, "
+                f"this server {VERSION_MIN} to {VERSION_MAX}: use the same rayq on both sides."
+            )
+        self.hello, self.version = hello, version
+        challenge = ENCODER.encode(Challenge(version, self._nonce))
+        self._transcript = (header, challenge)
+        return challenge
+
+    def accept(self, header: bytes) -> bytes:
+        """Takes the Proof, gives Accepted. Raises AuthenticationError, WrongClusterError or
+        ProtocolError."""
+        assert self.hello is not None, "challenge comes first"
+        proof = _decode(_PROOF, header)
+        key = self._identity.handshake_key(self.hello.role)
+        if not hmac.compare_digest(_digest(key, _CLIENT_LABEL, *self._transcript), proof.digest):
+            raise AuthenticationError(
+                f"The {self.hello.role} did not prove that it holds the cluster's "
+                f"{'secret' if self.hello.role == 'server' else 'client key'}: check the token "
+                "(argument token=, RAYQ_TOKEN, ~/.rayq/token) or the secret in the data directory."
+            )
+        mine = self._identity
+        _check_ids(self.hello.cluster_id, mine.cluster_id, self.hello.expect_broker, mine.broker)
+        digest = _server_digest(
+            key, (*self._transcript, proof.digest), mine.cluster_id, mine.broker
+        )
+        return ENCODER.encode(Accepted(mine.cluster_id, mine.broker, digest))
+
+
+def _check_ids(
+    cluster_expected: str | None,
+    cluster_found: str | None,
+    broker_expected: int | None,
+    broker_found: int | None,
+) -> None:
+    if cluster_expected is not None and cluster_expected != cluster_found:
+        raise WrongClusterError(
+            f"The server belongs to cluster {cluster_found}, and {cluster_expected} was expected: "
+            "check the address."
+        )
+    if broker_expected is not None and broker_expected != broker_found:
+        raise WrongClusterError(
+            f"Broker {broker_found} answers where broker {broker_expected} was expected: its "
+            "address has changed, look it up again."
+        )
+
+
+__all__ = [
+    "Accepted",
+    "ClientHandshake",
+    "Identity",
+    "ProtocolError",
+    "ServerHandshake",
+    "client_key",
+    "key_of_token",
+    "token_of",
+]

@@ -1,0 +1,40 @@
+"""Messages to bytes and back: the encoder and one decoder for each type, made once."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from rayq.environment import Buffer
+from rayq.errors import ProtocolError, RayqError, from_wire, to_wire
+from rayq.wire.messages import REQUESTS, Response
+
+Message = TypeVar("Message")
+
+ENCODER = msgspec.msgpack.Encoder()
+
+REQUEST_DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
+    api: msgspec.msgpack.Decoder(kind) for api, kind in REQUESTS.items()
+}
+RESPONSE_DECODERS: dict[type[Response], msgspec.msgpack.Decoder[Any]] = {
+    kind.response: msgspec.msgpack.Decoder(kind.response) for kind in REQUESTS.values()
+}
+_ERROR_DECODER = msgspec.msgpack.Decoder(tuple[str, str])
+
+
+def decode(decoder: msgspec.msgpack.Decoder[Message], header: Buffer, what: str) -> Message:
+    """The message in `header`. Raises ProtocolError, whatever the bytes are."""
+    try:
+        return decoder.decode(header)
+    except (msgspec.MsgspecError, ValueError, RecursionError, MemoryError) as error:
+        raise ProtocolError(f"That is no {what} message: {error}") from error
+
+
+def encode_error(error: BaseException) -> bytes:
+    return ENCODER.encode(to_wire(error))
+
+
+def decode_error(header: Buffer) -> RayqError:
+    """The error in an error answer. Raises ProtocolError when it is not one."""
+    return from_wire(*decode(_ERROR_DECODER, header, "error"))

@@ -1,0 +1,322 @@
+"""The client's end of a connection: many requests under way at once, answers in any order."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from rayq.config import ClusterConfig
+from rayq.environment import Buffer, Environment
+from rayq.errors import (
+    AuthenticationError,
+    DisconnectedError,
+    InvalidRequestError,
+    OverloadedError,
+    ProtocolError,
+    RayqError,
+    TimeoutError,
+)
+from rayq.wire.authentication import (
+    HANDSHAKE_FRAME_BYTES_MAX,
+    HANDSHAKE_VERSION,
+    NONCE_BYTES,
+    ClientHandshake,
+    Identity,
+)
+from rayq.wire.codec import ENCODER, RESPONSE_DECODERS, decode, decode_error
+from rayq.wire.frames import FLAG_ERROR, FLAG_ONE_WAY, HANDSHAKE_API, Frame
+from rayq.wire.messages import Request
+from rayq.wire.stream import FrameStream
+
+OPEN_TIMEOUT_S = 5.0
+"""TCP, TLS and the handshake must be done within this."""
+
+PENDING_REQUESTS_MAX = 65_536
+"""Requests one connection may have without an answer; further ones fail with OverloadedError."""
+
+SILENT_PEER_S = 5.0
+"""When a request times out after at least this long, and nothing at all came from the peer since
+it was sent, the connection counts as dead."""
+
+TIMER_SLACK_S = 0.001
+"""uvloop's timers have a resolution of a millisecond, and may fire that much early."""
+
+_LAST_CORRELATION = 2**32 - 1
+
+Answer = tuple[Any, memoryview]
+"""The response struct that the request class names, and the payload."""
+
+
+class _Pending(NamedTuple):
+    future: asyncio.Future[Answer]
+    kind: type[Request]
+    sent_at: float
+    deadline: float
+
+
+class Connection(FrameStream):
+    """One connection to a server, made by `await Connection.open(...)`.
+
+    `request` and `send` write at the moment they are called, so frames leave in the order of the
+    calls, whether or not anything is awaited in between.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        host: str,
+        port: int,
+        identity: Identity,
+        config: ClusterConfig,
+        expect_broker: int | None,
+    ) -> None:
+        super().__init__(HANDSHAKE_VERSION, HANDSHAKE_FRAME_BYTES_MAX)
+        self.host = host
+        self.port = port
+        self.peer_cluster_id: str | None = None
+        self.peer_broker: int | None = None
+        self._frame_bytes_max = config.max_frame_bytes
+        self._handshake = ClientHandshake(identity, env.token_bytes(NONCE_BYTES), expect_broker)
+        # The outcome of the handshake as a value: an exception nobody fetched would be logged.
+        self._opened: asyncio.Future[RayqError | None] = self._loop.create_future()
+        self._is_open = False
+        self._closed_because: RayqError | None = None
+        self._close_callbacks: list[Callable[[], None]] = []
+        self._pending: dict[int, _Pending] = {}
+        self._correlation = 0
+        # One timer for all requests, at the earliest of their deadlines or before.
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+
+    @classmethod
+    async def open(
+        cls,
+        env: Environment,
+        host: str,
+        port: int,
+        identity: Identity,
+        *,
+        config: ClusterConfig | None = None,
+        expect_broker: int | None = None,
+    ) -> Connection:
+        """Connects and authenticates, within 5 s.
+
+        Raises DisconnectedError (cannot connect, or it broke), AuthenticationError,
+        WrongClusterError, UnsupportedVersionError, OverloadedError, ProtocolError.
+        """
+        connection = cls(env, host, port, identity, config or ClusterConfig(), expect_broker)
+        is_opened = False
+        try:
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
+                await env.network.connect(host, port, lambda: connection)
+                failure = await asyncio.shield(connection._opened)
+            if failure is not None:
+                raise failure
+            is_opened = True
+        except builtins.TimeoutError as error:
+            raise DisconnectedError(
+                f"{host}:{port} did not answer within {OPEN_TIMEOUT_S:g} s: is a rayq server "
+                "running there, and reachable?"
+            ) from error
+        except ssl.SSLError as error:
+            raise AuthenticationError(f"TLS with {host}:{port} failed: {error}.") from error
+        except OSError as error:
+            raise DisconnectedError(f"Cannot connect to {host}:{port}: {error}.") from error
+        finally:
+            if not is_opened:
+                connection.end(None)
+        return connection
+
+    # --- for callers ----------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        return self._closed_because is not None
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` once when the connection ends, soon when it has ended already."""
+        if self.closed:
+            self._loop.call_soon(callback)
+        else:
+            self._close_callbacks.append(callback)
+
+    def request(
+        self,
+        request: Request,
+        payload: Buffer | Sequence[Buffer] = b"",
+        *,
+        timeout_s: float,
+    ) -> asyncio.Future[Answer]:
+        """Sends a request; the future gives `(response, payload)`.
+
+        A large payload is not copied: leave it unchanged until the answer. The future raises the
+        error that the server answered, DisconnectedError (the outcome is unknown), TimeoutError
+        after `timeout_s` seconds (likewise), OverloadedError (65,536 requests are unanswered),
+        InvalidRequestError (larger than `max_frame_bytes`), ProtocolError (an answer that cannot be
+        read).
+        """
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        if self._closed_because is not None:
+            future.set_exception(_again(self._closed_because))
+            return future
+        if len(self._pending) >= PENDING_REQUESTS_MAX:
+            future.set_exception(
+                OverloadedError(
+                    f"{len(self._pending)} requests to {self.host}:{self.port} are unanswered: "
+                    "wait for some of them first."
+                )
+            )
+            return future
+        correlation = self._next_correlation()
+        try:
+            self.write_frame(0, request.api, correlation, ENCODER.encode(request), payload)
+        except InvalidRequestError as error:
+            future.set_exception(error)
+            return future
+        now = self._loop.time()
+        deadline = now + timeout_s
+        self._pending[correlation] = _Pending(future, type(request), now, deadline)
+        if self._timer is None or deadline < self._timer_at:
+            self._set_timer(deadline)
+        return future
+
+    def send(self, request: Request, payload: Buffer | Sequence[Buffer] = b"") -> None:
+        """Sends a one-way request, to which there is no answer. Raises DisconnectedError,
+        InvalidRequestError."""
+        if self._closed_because is not None:
+            raise _again(self._closed_because)
+        self.write_frame(FLAG_ONE_WAY, request.api, 0, ENCODER.encode(request), payload)
+
+    def close(self) -> None:
+        """Closes once what was written is sent; pending requests fail with DisconnectedError."""
+        if not self.closed:
+            self._closed_because = DisconnectedError(
+                f"The connection to {self.host}:{self.port} was closed on this side."
+            )
+        self.end_after_writing()
+
+    # --- the protocol ---------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if self._ended:
+            return
+        self.write_frame(0, HANDSHAKE_API, 0, self._handshake.hello())
+        self.flush()
+
+    def frame_received(self, frame: Frame) -> None:
+        if not self._is_open:
+            self._take_handshake(frame)
+            return
+        pending = self._pending.pop(frame.correlation, None)
+        if pending is None or pending.future.done():
+            return  # it timed out or was cancelled before
+        future = pending.future
+        try:
+            if frame.flags & FLAG_ERROR:
+                future.set_exception(decode_error(frame.header))
+            else:
+                decoder = RESPONSE_DECODERS[pending.kind.response]
+                response = decode(decoder, frame.header, pending.kind.response.__name__)
+                future.set_result((response, frame.payload))
+        except ProtocolError as error:
+            future.set_exception(error)
+
+    def _take_handshake(self, frame: Frame) -> None:
+        if frame.api != HANDSHAKE_API:
+            raise ProtocolError(
+                f"{self.host}:{self.port} sent a message of kind {frame.api} in the handshake."
+            )
+        header = bytes(frame.header)
+        try:
+            if frame.flags & FLAG_ERROR:
+                raise decode_error(header)
+            if self._handshake.version is None:
+                answer = self._handshake.answer(header)
+                self.write_frame(0, HANDSHAKE_API, 0, answer)
+                return
+            accepted = self._handshake.finish(header)
+        except RayqError as error:
+            self.end(error)
+            return
+        assert self._handshake.version is not None
+        self.peer_cluster_id = accepted.cluster_id
+        self.peer_broker = accepted.broker
+        self.accept(self._handshake.version, self._frame_bytes_max)
+        self._is_open = True
+        self._opened.set_result(None)
+
+    def stream_ended(self, cause: BaseException | None) -> None:
+        if self._closed_because is None:
+            self._closed_because = self._reason(cause)
+        if not self._opened.done():
+            self._opened.set_result(self._closed_because)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        pending, self._pending = self._pending, {}
+        for request in pending.values():
+            if not request.future.done():
+                request.future.set_exception(_again(self._closed_because))
+        callbacks, self._close_callbacks = self._close_callbacks, []
+        for callback in callbacks:
+            callback()
+
+    def _reason(self, cause: BaseException | None) -> RayqError:
+        where = f"{self.host}:{self.port}"
+        if self._is_open:
+            why = f": {cause}" if cause is not None else " by the server"
+            return DisconnectedError(f"The connection to {where} was closed{why}.")
+        if isinstance(cause, RayqError):
+            return cause
+        if isinstance(cause, ssl.SSLError):
+            return AuthenticationError(f"TLS with {where} failed: {cause}.")
+        why = f": {cause}" if cause is not None else ""
+        return DisconnectedError(
+            f"{where} closed the connection during the handshake{why}. Is it a rayq server, with "
+            "TLS on both sides or on none, and not flooded with connections?"
+        )
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def _next_correlation(self) -> int:
+        while True:
+            self._correlation = self._correlation % _LAST_CORRELATION + 1
+            if self._correlation not in self._pending:
+                return self._correlation
+
+    def _set_timer(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_at(at, self._expire)
+
+    def _expire(self) -> None:
+        """Fails the requests whose deadline has passed, and waits for the next."""
+        self._timer = None
+        now = self._loop.time()
+        is_silent = False
+        due = [key for key, one in self._pending.items() if one.deadline <= now + TIMER_SLACK_S]
+        for correlation in due:
+            pending = self._pending.pop(correlation)
+            waited_s = now - pending.sent_at
+            is_silent |= self.received_at < pending.sent_at and waited_s >= SILENT_PEER_S
+            if not pending.future.done():
+                pending.future.set_exception(
+                    TimeoutError(
+                        f"{self.host}:{self.port} did not answer {pending.kind.__name__} within "
+                        f"{waited_s:.3g} s. It may have been carried out all the same."
+                    )
+                )
+        if is_silent:
+            self.end(DisconnectedError("nothing came from the server while requests timed out"))
+        elif self._pending:
+            self._set_timer(min(one.deadline for one in self._pending.values()))
+
+
+def _again(error: RayqError) -> RayqError:
+    """The same error as a new exception: each raise would add to one traceback."""
+    return type(error)(error.message)

@@ -1,0 +1,124 @@
+"""Connections shared by everyone in a process who talks to the same address."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+from collections.abc import Sequence
+
+from rayq.config import ClusterConfig
+from rayq.environment import Buffer, Environment
+from rayq.errors import ClosedError, RayqError, TimeoutError
+from rayq.wire.authentication import Identity
+from rayq.wire.connection import Answer, Connection
+from rayq.wire.messages import Request
+
+Address = tuple[str, int]
+
+
+class ConnectionPool:
+    """One connection for each address, opened at the first need and anew after it closed."""
+
+    def __init__(
+        self, env: Environment, identity: Identity, config: ClusterConfig | None = None
+    ) -> None:
+        self.identity = identity
+        """Used by connections opened from now on."""
+        self._env = env
+        self._config = config or ClusterConfig()
+        self._connections: dict[Address, Connection] = {}
+        # Attempts under way; the outcome is a value, so that one nobody waits for is not logged.
+        self._attempts: dict[Address, asyncio.Future[Connection | RayqError]] = {}
+        self._is_closed = False
+
+    async def get(self, host: str, port: int) -> Connection:
+        """The open connection to an address. Concurrent callers share one attempt to open it.
+
+        Raises what `Connection.open` raises, and ClosedError.
+        """
+        address = (host, port)
+        connection = self._connections.get(address)
+        if connection is not None and not connection.closed:
+            return connection
+        if self._is_closed:
+            raise ClosedError("The connection pool was closed.")
+        attempt = self._attempts.get(address)
+        if attempt is None:
+            attempt = asyncio.get_running_loop().create_future()
+            self._attempts[address] = attempt
+            self._env.tasks.spawn(self._open(address, attempt), f"connect to {host}:{port}")
+        outcome = await asyncio.shield(attempt)
+        if isinstance(outcome, Connection):
+            return outcome
+        raise type(outcome)(outcome.message) from outcome
+
+    async def request(
+        self,
+        host: str,
+        port: int,
+        request: Request,
+        payload: Buffer | Sequence[Buffer] = b"",
+        *,
+        timeout_s: float,
+    ) -> Answer:
+        """`(response, payload)`, within `timeout_s` seconds, connecting included. Raises what `get`
+        and `Connection.request` raise."""
+        connection = self._connections.get((host, port))
+        if connection is None or connection.closed:
+            loop = asyncio.get_running_loop()
+            deadline = loop.time() + timeout_s
+            try:
+                async with asyncio.timeout_at(deadline):
+                    connection = await self.get(host, port)
+            except builtins.TimeoutError as error:
+                if isinstance(error, RayqError):
+                    raise
+                raise TimeoutError(
+                    f"{host}:{port} could not be connected to within {timeout_s:g} s."
+                ) from error
+            timeout_s = deadline - loop.time()
+        return await connection.request(request, payload, timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """Closes all connections; attempts under way fail with ClosedError."""
+        self._is_closed = True
+        attempts, self._attempts = self._attempts, {}
+        for attempt in attempts.values():
+            if not attempt.done():
+                attempt.set_result(ClosedError("The connection pool was closed."))
+        connections, self._connections = self._connections, {}
+        for connection in connections.values():
+            connection.close()
+
+    async def _open(
+        self, address: Address, attempt: asyncio.Future[Connection | RayqError]
+    ) -> None:
+        host, port = address
+        outcome: Connection | RayqError = ClosedError(
+            "The opening of the connection was cancelled."
+        )
+        try:
+            outcome = await Connection.open(
+                self._env, host, port, self.identity, config=self._config
+            )
+        except RayqError as error:
+            outcome = error
+        finally:
+            if self._attempts.get(address) is attempt:
+                del self._attempts[address]
+            if isinstance(outcome, Connection):
+                self._keep(address, outcome)
+            if not attempt.done():
+                attempt.set_result(outcome)
+
+    def _keep(self, address: Address, connection: Connection) -> None:
+        if self._is_closed:
+            connection.close()
+            return
+        self._connections[address] = connection
+
+        def forget() -> None:
+            if self._connections.get(address) is connection:
+                del self._connections[address]
+
+        connection.on_close(forget)

@@ -1,0 +1,372 @@
+"""The server's end: accepts connections, authenticates them, hands requests to a handler."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rayq.config import ClusterConfig
+from rayq.environment import Buffer, Environment, Listener
+from rayq.errors import (
+    AuthenticationError,
+    DisconnectedError,
+    InvalidRequestError,
+    OverloadedError,
+    ProtocolError,
+    RayqError,
+    UnknownServerError,
+)
+from rayq.wire.authentication import (
+    HANDSHAKE_FRAME_BYTES_MAX,
+    HANDSHAKE_VERSION,
+    NONCE_BYTES,
+    Identity,
+    Role,
+    ServerHandshake,
+)
+from rayq.wire.codec import ENCODER, REQUEST_DECODERS, decode, encode_error
+from rayq.wire.frames import FLAG_ERROR, FLAG_ONE_WAY, FLAGS_KNOWN, HANDSHAKE_API, Frame
+from rayq.wire.messages import REQUESTS, Request, Response
+from rayq.wire.stream import FrameStream
+
+logger = logging.getLogger(__name__)
+
+SERVER_API_MIN = 40
+"""Requests numbered from here on are for servers only."""
+
+HANDSHAKE_TIMEOUT_S = 5.0
+"""A connection that is not authenticated by then is closed."""
+
+UNAUTHENTICATED_CONNECTIONS_MAX = 64
+"""Further connections are closed at once while so many are not authenticated."""
+
+REQUEST_BYTES_IN_FLIGHT_MAX = 256 * 1024**2
+"""A connection whose unanswered requests carry more than this is read no further until some are
+answered."""
+
+PORTS_TRIED_MAX = 1000
+IDLE_CHECKS_PER_LIMIT = 4
+
+Payload = Buffer | Sequence[Buffer]
+Result = Response | tuple[Response, Payload] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who sent a request."""
+
+    role: Role
+    broker: int | None
+    """The broker id that a server gave."""
+    address: str
+
+
+Handler = Callable[[Peer, Request, memoryview], "Result | Awaitable[Result]"]
+"""Called with each request in the order of arrival on its connection; it returns the answer, or an
+awaitable of it: a future, or a coroutine that runs in a task of `env.tasks` (it is not cancelled when
+the peer goes away). The payload is writable and the handler's own. A RayqError it raises becomes an
+error answer; any other exception is logged and becomes an UnknownServerError."""
+
+
+class Server:
+    """Serves one handler on one address."""
+
+    def __init__(
+        self,
+        env: Environment,
+        identity: Identity,
+        handler: Handler,
+        config: ClusterConfig | None = None,
+    ) -> None:
+        assert identity.role == "server", "a server needs the cluster's secret"
+        self.env = env
+        self.identity = identity
+        self.handler = handler
+        self.config = config or ClusterConfig()
+        self.host = ""
+        self.port = 0
+        self._listener: Listener | None = None
+        self._authenticated: set[_ServerStream] = set()
+        self._unauthenticated: set[_ServerStream] = set()
+        self._idle_timer: asyncio.TimerHandle | None = None
+
+    async def start(self, host: str, port: int, *, first_free: bool = False) -> None:
+        """Listens on `port` (0: any free one), or with `first_free` on the first free one from it.
+        Raises OSError."""
+        self._listener = await self._listen(host, port, first_free)
+        self.host, self.port = self._listener.host, self._listener.port
+        self._check_idle()
+
+    async def _listen(self, host: str, port: int, first_free: bool) -> Listener:
+        last = min(port + PORTS_TRIED_MAX, 65_535) if first_free and port != 0 else port
+        while True:
+            try:
+                return await self.env.network.listen(host, port, lambda: _ServerStream(self))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or port >= last:
+                    raise
+            port += 1
+
+    def close(self) -> None:
+        """Stops listening and aborts all connections."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+        for stream in [*self._authenticated, *self._unauthenticated]:
+            stream.end(None)
+
+    # --- for its streams ------------------------------------------------------------------------
+
+    def connected(self, stream: _ServerStream) -> bool:
+        """Whether one more unauthenticated connection may stay."""
+        if self._listener is None or len(self._unauthenticated) >= UNAUTHENTICATED_CONNECTIONS_MAX:
+            return False
+        self._unauthenticated.add(stream)
+        return True
+
+    def authenticated(self, stream: _ServerStream) -> None:
+        """Raises OverloadedError at the limit of connections."""
+        if len(self._authenticated) >= self.config.max_connections:
+            raise OverloadedError(
+                f"{self.host}:{self.port} has {len(self._authenticated)} connections, its limit: "
+                "close some, or raise max_connections."
+            )
+        self._unauthenticated.discard(stream)
+        self._authenticated.add(stream)
+
+    def disconnected(self, stream: _ServerStream) -> None:
+        self._unauthenticated.discard(stream)
+        self._authenticated.discard(stream)
+
+    def _check_idle(self) -> None:
+        loop = asyncio.get_running_loop()
+        limit_s = self.config.idle_connection_ms / 1000
+        for stream in list(self._authenticated):
+            if stream.is_idle_since(loop.time() - limit_s):
+                stream.end_after_writing()
+        self._idle_timer = loop.call_later(limit_s / IDLE_CHECKS_PER_LIMIT, self._check_idle)
+
+
+class _ServerStream(FrameStream):
+    """One accepted connection."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(HANDSHAKE_VERSION, HANDSHAKE_FRAME_BYTES_MAX)
+        self._server = server
+        self._handler = server.handler
+        self._requests_max = server.config.max_requests_in_flight
+        self._requests = 0
+        self._request_bytes = 0
+        self._release_scheduled = False
+        self._peer: Peer | None = None
+        self._handshake: ServerHandshake | None = None
+        self._handshake_timer: asyncio.TimerHandle | None = None
+
+    def is_idle_since(self, since: float) -> bool:
+        return (
+            self._peer is not None
+            and self._peer.role == "client"
+            and self._requests == 0
+            and self.received_at < since
+        )
+
+    # --- the handshake --------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if not self._server.connected(self):
+            logger.info("refused %s: too many connections in the handshake", self.address)
+            self.end(None)
+            return
+        nonce = self._server.env.token_bytes(NONCE_BYTES)
+        self._handshake = ServerHandshake(self._server.identity, nonce)
+        self._handshake_timer = self._loop.call_later(HANDSHAKE_TIMEOUT_S, self._handshake_late)
+
+    def _handshake_late(self) -> None:
+        logger.info("closed %s: not authenticated within %g s", self.address, HANDSHAKE_TIMEOUT_S)
+        self.end(None)
+
+    def _take_handshake(self, frame: Frame, handshake: ServerHandshake) -> None:
+        if frame.api != HANDSHAKE_API or frame.flags or frame.payload:
+            raise ProtocolError(f"{self.address} sent a request before it was authenticated.")
+        header = bytes(frame.header)
+        try:
+            if handshake.hello is None:
+                self.write_frame(0, HANDSHAKE_API, 0, handshake.challenge(header))
+                return
+            accepted = handshake.accept(header)
+            self._server.authenticated(self)
+        except ProtocolError:
+            raise  # garbage gets no answer
+        except RayqError as error:
+            logger.info("refused %s: %s", self.address, error)
+            self.write_frame(FLAG_ERROR, HANDSHAKE_API, 0, encode_error(error))
+            self.end_after_writing()
+            return
+        assert handshake.version is not None
+        self.write_frame(0, HANDSHAKE_API, 0, accepted)
+        self.flush()
+        self.accept(handshake.version, self._server.config.max_frame_bytes)
+        self._peer = Peer(handshake.hello.role, handshake.hello.broker, self.address)
+        self._handshake = None
+        self._stop_handshake_timer()
+
+    def _stop_handshake_timer(self) -> None:
+        if self._handshake_timer is not None:
+            self._handshake_timer.cancel()
+            self._handshake_timer = None
+
+    # --- requests -------------------------------------------------------------------------------
+
+    def frame_received(self, frame: Frame) -> None:
+        peer = self._peer
+        if peer is None:
+            if self._handshake is not None:
+                self._take_handshake(frame, self._handshake)
+            return
+        flags, api, correlation, header, payload = frame
+        if flags & FLAGS_KNOWN & ~FLAG_ONE_WAY:
+            raise ProtocolError(f"{self.address} sent an answer where a request was expected.")
+        one_way = bool(flags)
+        try:
+            request = self._read_request(peer, api, header)
+            result = self._handler(peer, request, payload)
+        except RayqError as error:
+            self._answer_error(api, correlation, one_way, error)
+            return
+        except Exception as error:
+            logger.exception("%s from %s failed", REQUESTS[api].__name__, peer)
+            self._answer_error(api, correlation, one_way, error)
+            return
+        if result is None or isinstance(result, (Response, tuple)):
+            self._answer(api, correlation, one_way, result)
+            return
+        request_bytes = len(payload)
+        self._requests += 1
+        self._request_bytes += request_bytes
+        if self._is_full:
+            self.hold_reading()
+        answer = functools.partial(self._answer_awaited, api, correlation, one_way, request_bytes)
+        if asyncio.isfuture(result):
+            result.add_done_callback(answer)
+        else:
+            work = _outcome(result)
+            self._server.env.tasks.spawn(work, REQUESTS[api].__name__).add_done_callback(answer)
+
+    def _read_request(self, peer: Peer, api: int, header: memoryview) -> Request:
+        decoder = REQUEST_DECODERS.get(api)
+        if decoder is None:
+            raise ProtocolError(
+                f"There is no request of kind {api}: this server is an older rayq, or the client "
+                "is no rayq."
+            )
+        if api >= SERVER_API_MIN and peer.role != "server":
+            raise AuthenticationError(
+                f"{REQUESTS[api].__name__} is for the cluster's servers, and {self.address} "
+                "connected as a client."
+            )
+        request: Request = decode(decoder, header, REQUESTS[api].__name__)
+        return request
+
+    # --- answers --------------------------------------------------------------------------------
+
+    def _answer_awaited(
+        self,
+        api: int,
+        correlation: int,
+        one_way: bool,
+        request_bytes: int,
+        done: asyncio.Future[Any],
+    ) -> None:
+        self._requests -= 1
+        self._request_bytes -= request_bytes
+        self._release_soon()
+        outcome: Any
+        if done.cancelled():
+            outcome = DisconnectedError("The server stopped while it worked on the request.")
+        else:
+            outcome = done.exception() or done.result()
+        if not isinstance(outcome, BaseException):
+            self._answer(api, correlation, one_way, outcome)
+            return
+        if not isinstance(outcome, RayqError):
+            logger.error("%s from %s failed", REQUESTS[api].__name__, self._peer, exc_info=outcome)
+        self._answer_error(api, correlation, one_way, outcome)
+
+    def _answer(self, api: int, correlation: int, one_way: bool, result: Result) -> None:
+        if one_way or self._ended:
+            return
+        if isinstance(result, tuple):
+            response, payload = result
+        elif result is not None:
+            response, payload = result, b""
+        else:
+            logger.error("the handler of %s gave no answer", REQUESTS[api].__name__)
+            error = UnknownServerError(f"{REQUESTS[api].__name__} was given no answer.")
+            self._answer_error(api, correlation, one_way, error)
+            return
+        try:
+            self.write_frame(0, api, correlation, ENCODER.encode(response), payload)
+        except InvalidRequestError as error:
+            self._answer_error(api, correlation, one_way, error)
+
+    def _answer_error(
+        self, api: int, correlation: int, one_way: bool, error: BaseException
+    ) -> None:
+        if one_way:
+            logger.debug("one-way request %d from %s failed: %s", api, self._peer, error)
+        elif not self._ended:
+            self.write_frame(FLAG_ERROR, api, correlation, encode_error(error))
+
+    # --- holding back ---------------------------------------------------------------------------
+
+    @property
+    def _is_full(self) -> bool:
+        return (
+            self._requests >= self._requests_max
+            or self._request_bytes >= REQUEST_BYTES_IN_FLIGHT_MAX
+            or self.is_write_paused
+        )
+
+    def _release_soon(self) -> None:
+        if self.is_reading_held and not self._release_scheduled:
+            self._release_scheduled = True
+            self._loop.call_soon(self._release)
+
+    def _release(self) -> None:
+        self._release_scheduled = False
+        if not self._is_full:
+            self.release_reading()
+
+    def pause_writing(self) -> None:
+        """The peer does not take its answers: take no more of its requests."""
+        super().pause_writing()
+        self.hold_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._release_soon()
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def stream_ended(self, cause: BaseException | None) -> None:
+        self._stop_handshake_timer()
+        self._server.disconnected(self)
+        if isinstance(cause, ProtocolError):
+            logger.info("closed %s: %s", self.address, cause)
+
+
+async def _outcome(work: Awaitable[Result]) -> Result | Exception:
+    """What the work gave or raised, as a value: an error here is an answer, not a broken task."""
+    try:
+        return await work
+    except Exception as error:  # noqa: BLE001 - it is answered, and logged unless it is rayq's own
+        return error

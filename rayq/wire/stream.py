@@ -1,0 +1,245 @@
+"""Frames over a transport: what the client's and the server's end of a connection share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import cast
+
+from rayq.environment import Buffer
+from rayq.errors import InvalidRequestError, ProtocolError
+from rayq.wire.frames import (
+    HEADER_BYTES_MAX,
+    PREFIX_BYTES,
+    Frame,
+    FrameParser,
+    encode_head,
+    size_of,
+)
+
+COPY_BYTES_MAX = 16 * 1024
+"""Buffers up to this size are joined with their neighbours: one system call is cheaper than the
+copy saved. Larger ones are handed to the transport as they are."""
+
+FLUSH_BYTES = 256 * 1024
+"""So many bytes are handed to the transport at once, without waiting for the end of the turn."""
+
+WRITE_BUFFER_HIGH_BYTES = 1024**2
+WRITE_BUFFER_LOW_BYTES = 256 * 1024
+"""Where the transport asks to stop writing, and where to go on."""
+
+
+class FrameStream(asyncio.BufferedProtocol):
+    """An asyncio protocol that speaks frames, on any transport that has `write`, `writelines`,
+    `close`, `abort`, `is_closing`, `pause_reading`, `resume_reading`, `get_extra_info`,
+    `set_write_buffer_limits` and `get_write_buffer_size`.
+
+    Small frames that are written within one turn of the loop leave in one write. Subclasses take
+    frames in `frame_received` and learn of the end in `stream_ended`.
+    """
+
+    def __init__(self, version: int, frame_bytes_max: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._parser = FrameParser(version, frame_bytes_max)
+        self._transport: asyncio.Transport | None = None
+        self._ended = False
+        self.is_reading_held = False
+        self._is_transport_paused = False
+        self._outgoing: list[Buffer] = []
+        self._outgoing_bytes = 0
+        self._flush_scheduled = False
+        self._write_resumed: asyncio.Future[None] | None = None
+        self.received_at = self._loop.time()
+        """When the last bytes came, on the loop's clock."""
+        self.address = "an unconnected peer"
+
+    # --- for subclasses -------------------------------------------------------------------------
+
+    def frame_received(self, frame: Frame) -> None:
+        """A frame, in the order of arrival. May raise ProtocolError, which ends the stream."""
+        raise NotImplementedError
+
+    def stream_ended(self, cause: BaseException | None) -> None:
+        """Called once, whoever ended it: with the ProtocolError or transport's error, or None."""
+        raise NotImplementedError
+
+    def accept(self, version: int, frame_bytes_max: int) -> None:
+        """From now on frames of this version and size are taken and written."""
+        self._parser.version = version
+        self._parser.frame_bytes_max = frame_bytes_max
+
+    # --- writing --------------------------------------------------------------------------------
+
+    def write_frame(
+        self,
+        flags: int,
+        api: int,
+        correlation: int,
+        header: bytes,
+        payload: Buffer | Sequence[Buffer] = b"",
+    ) -> None:
+        """Queues a frame. A large payload is not copied: it must not change until it is sent.
+        Raises InvalidRequestError, having queued nothing, when the frame would be too large."""
+        single = isinstance(payload, (bytes, bytearray, memoryview))
+        parts = cast("Sequence[Buffer]", (payload,) if single else payload)
+        payload_bytes = sum(map(size_of, parts))
+        frame_bytes = PREFIX_BYTES + len(header) + payload_bytes
+        if frame_bytes > self._parser.frame_bytes_max or len(header) > HEADER_BYTES_MAX:
+            raise InvalidRequestError(
+                f"A message of {frame_bytes} bytes (header {len(header)}) is above the limit of "
+                f"{self._parser.frame_bytes_max} (header {HEADER_BYTES_MAX}): send less at once, "
+                "or raise max_frame_bytes on both sides."
+            )
+        outgoing = self._outgoing
+        outgoing.append(
+            encode_head(self._parser.version, flags, api, correlation, header, payload_bytes)
+        )
+        if payload_bytes:
+            outgoing.extend(parts)
+        self._outgoing_bytes += frame_bytes
+        if self._outgoing_bytes >= FLUSH_BYTES:
+            self.flush()
+        elif not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._scheduled_flush)
+
+    def _scheduled_flush(self) -> None:
+        self._flush_scheduled = False
+        self.flush()
+
+    def flush(self) -> None:
+        """Hands everything queued to the transport."""
+        outgoing = self._outgoing
+        if not outgoing:
+            return
+        total_bytes = self._outgoing_bytes
+        self._outgoing = []
+        self._outgoing_bytes = 0
+        transport = self._transport
+        if transport is None or self._ended or transport.is_closing():
+            return
+        if total_bytes <= COPY_BYTES_MAX:
+            transport.write(outgoing[0] if len(outgoing) == 1 else b"".join(outgoing))
+        else:
+            transport.writelines(_join_small(outgoing))
+
+    async def drain(self) -> None:
+        """Waits while the peer takes bytes more slowly than they are written."""
+        self.flush()
+        while self._write_resumed is not None:
+            await asyncio.shield(self._write_resumed)
+
+    @property
+    def is_write_paused(self) -> bool:
+        return self._write_resumed is not None
+
+    def pause_writing(self) -> None:
+        if self._write_resumed is None:
+            self._write_resumed = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        resumed, self._write_resumed = self._write_resumed, None
+        if resumed is not None and not resumed.done():
+            resumed.set_result(None)
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        if self._ended:  # given up while it was being connected
+            self._transport.abort()
+            return
+        self._transport.set_write_buffer_limits(
+            high=WRITE_BUFFER_HIGH_BYTES, low=WRITE_BUFFER_LOW_BYTES
+        )
+        self.address = _address(transport.get_extra_info("peername"))
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._parser.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.received_at = self._loop.time()
+        self._parser.buffer_updated(nbytes)
+        self._take_frames()
+
+    def _take_frames(self) -> None:
+        try:
+            while not self.is_reading_held and not self._ended:
+                frame = self._parser.next_frame()
+                if frame is None:
+                    break
+                self.frame_received(frame)
+        except ProtocolError as error:
+            self.end(error)
+        self.flush()
+
+    def hold_reading(self) -> None:
+        """Takes no further frame, and no further byte from the network."""
+        self.is_reading_held = True
+        if not self._is_transport_paused and not self._ended and self._transport is not None:
+            self._is_transport_paused = True
+            self._transport.pause_reading()
+
+    def release_reading(self) -> None:
+        """Goes on with what has arrived already, then with the network."""
+        if not self.is_reading_held:
+            return
+        self.is_reading_held = False
+        self._take_frames()
+        if self._is_transport_paused and not self.is_reading_held and not self._ended:
+            assert self._transport is not None
+            self._is_transport_paused = False
+            self._transport.resume_reading()
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._finish(exc)
+
+    def end(self, cause: BaseException | None) -> None:
+        """Ends the stream at once; what was not sent is dropped."""
+        if self._transport is not None:
+            self._transport.abort()
+        self._finish(cause)
+
+    def end_after_writing(self) -> None:
+        """Ends the stream once the transport has sent what was written."""
+        self.flush()
+        if self._transport is not None:
+            self._transport.close()
+        self._finish(None)
+
+    def _finish(self, cause: BaseException | None) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self._outgoing = []
+        self._outgoing_bytes = 0
+        self.resume_writing()
+        self.stream_ended(cause)
+
+
+def _join_small(parts: list[Buffer]) -> list[Buffer]:
+    """Neighbouring small buffers joined, large ones as they are."""
+    joined: list[Buffer] = []
+    small: list[Buffer] = []
+    for part in parts:
+        if size_of(part) <= COPY_BYTES_MAX:
+            small.append(part)
+            continue
+        if small:
+            joined.append(b"".join(small))
+            small = []
+        joined.append(part)
+    if small:
+        joined.append(b"".join(small))
+    return joined
+
+
+def _address(peername: object) -> str:
+    if isinstance(peername, tuple) and len(peername) >= 2:
+        return f"{peername[0]}:{peername[1]}"
+    return str(peername)
