@@ -1,0 +1,350 @@
+"""rayq on a local Ray, three brokers on one disk, replication factor 3, acks="all"."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import rayq
+from benchmarks.machine import MIB, cpu_share, sequential_write_mb_s, unique_memory_mb
+from benchmarks.report import Row
+from rayq import RecordMetadata
+from rayq.records import PartitionInfo
+
+REPETITIONS = 3
+RESULT_TIMEOUT_S = 60.0
+HEALED_TIMEOUT_S = 60.0
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+# --- throughput against the disk ------------------------------------------------------------------
+
+PRODUCED_MIB = 384
+RECORDS_PER_CALL = 2048
+
+
+def produce_throughput(cluster: rayq.Cluster, directory: Path) -> list[Row]:
+    """1 KB records that do not compress; each repetition beside a raw write of its own."""
+    cluster.create_topic("throughput", partitions=1, replication_factor=3)
+    values = [os.urandom(1024) for _ in range(RECORDS_PER_CALL)]
+    calls = PRODUCED_MIB * MIB // (1024 * RECORDS_PER_CALL)
+    raw, produced, onto_disk, ratios, busy = [], [], [], [], []
+    with cluster.producer(compression_type="none", batch_size=512 * 1024) as producer:
+        producer.send_many("throughput", values).result(timeout=RESULT_TIMEOUT_S)
+        for _ in range(REPETITIONS):
+            raw.append(sequential_write_mb_s(directory))
+            with cpu_share() as cpu:
+                started_s = time.perf_counter()
+                sent = [producer.send_many("throughput", values) for _ in range(calls)]
+                for future in sent:
+                    future.result(timeout=RESULT_TIMEOUT_S)
+                took_s = time.perf_counter() - started_s
+            produced.append(PRODUCED_MIB * MIB / 1e6 / took_s)
+            onto_disk.append(3 * produced[-1])
+            ratios.append(onto_disk[-1] / raw[-1])
+            busy.append(100 * cpu.busy)
+    cluster.admin.delete_topic("throughput")
+    cpu_note = f"cores {statistics.median(busy):.0f} % busy"
+    return [
+        Row(name="raw sequential write", unit="MB/s", samples=raw, note="one fdatasync at the end"),
+        Row(name="produce 1 KB, acks=all, RF 3", unit="MB/s", samples=produced, note=cpu_note),
+        Row(
+            name="  written by all three replicas",
+            unit="MB/s",
+            samples=onto_disk,
+            ratio=statistics.median(ratios),
+            target_ratio=0.8,
+            note=f"ratio to the raw write; {cpu_note} (or >= 90 %)",
+        ),
+        Row(name="  cores busy meanwhile", unit="%", samples=busy),
+    ]
+
+
+# --- end to end -----------------------------------------------------------------------------------
+
+END_TO_END_RECORDS = 1_000_000
+PACED_PER_S = 200_000
+PACED_S = 4
+CHUNK = 2_000
+
+
+def end_to_end(cluster: rayq.Cluster, directory: Path) -> list[Row]:
+    """100-byte records, a producer here and a consumer in a process of its own."""
+    del directory
+    cluster.create_topic("end-to-end", partitions=3, replication_factor=3)
+    chunk = [_like_json(number) for number in range(CHUNK)]
+    sent_per_s, polled_per_s, p50_ms, p99_ms = [], [], [], []
+    with cluster.producer() as producer, _reader(cluster, "end-to-end") as reader:
+        for repetition in range(REPETITIONS + 1):
+            count = END_TO_END_RECORDS if repetition else END_TO_END_RECORDS // 4
+            reader.send(count)
+            started_s = time.monotonic()
+            futures = [producer.send_many("end-to-end", chunk) for _ in range(count // CHUNK)]
+            for future in futures:
+                future.result(timeout=RESULT_TIMEOUT_S)
+            acknowledged_s = time.monotonic()
+            all_read_s, _ = _reply(reader)
+            if repetition:  # the first warms up
+                sent_per_s.append(count / (acknowledged_s - started_s))
+                polled_per_s.append(count / (all_read_s - started_s))
+        for _ in range(REPETITIONS):
+            count = PACED_PER_S * PACED_S
+            reader.send(count)
+            started_s = time.monotonic()
+            futures = []
+            for index in range(count // CHUNK):
+                _sleep_until(started_s + index * CHUNK / PACED_PER_S)
+                futures.append(producer.send_many("end-to-end", chunk))
+            for future in futures:
+                future.result(timeout=RESULT_TIMEOUT_S)
+            _, delays_ms = _reply(reader)
+            p50_ms.append(quantile(delays_ms, 0.5))
+            p99_ms.append(quantile(delays_ms, 0.99))
+    cluster.admin.delete_topic("end-to-end")
+    paced = f"at {PACED_PER_S:,}/s, from the record's timestamp to poll's return"
+    return [
+        Row(
+            name="end to end 100 B, RF 3: send_many",
+            unit="records/s",
+            samples=sent_per_s,
+            target=200_000,
+            note="acknowledged, with a consumer beside it",
+        ),
+        Row(
+            name="  polled by another process",
+            unit="records/s",
+            samples=polled_per_s,
+            target=200_000,
+            note="from the first send to the last poll",
+        ),
+        Row(name="  send to poll, p50", unit="ms", samples=p50_ms, better="lower", note=paced),
+        Row(name="  send to poll, p99", unit="ms", samples=p99_ms, better="lower", note=paced),
+    ]
+
+
+def _like_json(number: int) -> bytes:
+    word = f"{random.Random(number).getrandbits(64):x}"
+    text = f'{{"number":{number},"word":"{word}","flag":true,"x":"'
+    return (text + "a" * (98 - len(text)) + '"}').encode()
+
+
+@contextmanager
+def _reader(cluster: rayq.Cluster, topic: str) -> Iterator[Connection]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_read_on_demand, args=(cluster, topic, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    assert ours.recv() == "ready"
+    try:
+        yield ours
+    finally:
+        ours.close()
+        process.join(timeout=20)
+
+
+def _reply(reader: Connection) -> tuple[float, list[float]]:
+    if not reader.poll(RESULT_TIMEOUT_S):
+        raise TimeoutError(f"The reading process did not finish within {RESULT_TIMEOUT_S} s.")
+    answer: tuple[float, list[float]] = reader.recv()
+    return answer
+
+
+def _read_on_demand(cluster: rayq.Cluster, topic: str, requests: Connection) -> None:
+    """Reads as many records as each request says; answers when, and a sample of the delays."""
+    with cluster.consumer(topic, auto_offset_reset="earliest") as consumer:
+        requests.send("ready")
+        while True:
+            try:
+                left: int = requests.recv()
+            except EOFError:
+                return
+            delays_ms: list[float] = []
+            while left > 0:
+                records = consumer.poll(timeout_s=1.0, max_records=10_000)
+                now_ms = time.time() * 1000
+                delays_ms += [now_ms - record.timestamp_ms for record in records[::10]]
+                left -= len(records)
+            requests.send((time.monotonic(), delays_ms))
+
+
+# --- one record at a time -------------------------------------------------------------------------
+
+SINGLE_PER_S = 1000
+SINGLE_S = 5
+
+
+def single_latency(cluster: rayq.Cluster, directory: Path) -> list[Row]:
+    """1,000 records of 1 KB a second, open loop: measured from when each was due."""
+    del directory
+    cluster.create_topic("single", partitions=1, replication_factor=3)
+    value = os.urandom(1024)
+    p50_ms, p99_ms = [], []
+    with cluster.producer() as producer:
+        for repetition in range(REPETITIONS + 1):
+            count = SINGLE_PER_S * (SINGLE_S if repetition else 1)
+            done_s = [0.0] * count
+            futures = []
+            started_s = time.monotonic() + 0.01
+            for index in range(count):
+                _sleep_until(started_s + index / SINGLE_PER_S)
+                future = producer.send("single", value)
+                future.add_done_callback(_Stamp(done_s, index))
+                futures.append(future)
+            for future in futures:
+                future.result(timeout=RESULT_TIMEOUT_S)
+            if repetition:  # the first warms up
+                latencies_ms = [
+                    (at_s - started_s - index / SINGLE_PER_S) * 1000
+                    for index, at_s in enumerate(done_s)
+                ]
+                p50_ms.append(quantile(latencies_ms, 0.5))
+                p99_ms.append(quantile(latencies_ms, 0.99))
+    cluster.admin.delete_topic("single")
+    note = "open loop at 1,000/s, default settings"
+    return [
+        Row(
+            name="single 1 KB, acks=all, p50",
+            unit="ms",
+            samples=p50_ms,
+            target=2.0,
+            better="lower",
+            note=note,
+        ),
+        Row(
+            name="single 1 KB, acks=all, p99",
+            unit="ms",
+            samples=p99_ms,
+            target=10.0,
+            better="lower",
+            note=note,
+        ),
+    ]
+
+
+class _Stamp:
+    """Notes when a future was resolved."""
+
+    def __init__(self, done_s: list[float], index: int) -> None:
+        self._done_s = done_s
+        self._index = index
+
+    def __call__(self, future: Future[RecordMetadata]) -> None:
+        self._done_s[self._index] = time.monotonic()
+
+
+def _sleep_until(at_s: float) -> None:
+    if (left_s := at_s - time.monotonic()) > 0:
+        time.sleep(left_s)
+
+
+# --- failover -------------------------------------------------------------------------------------
+
+
+def failover(cluster: rayq.Cluster, directory: Path) -> list[Row]:
+    """From the signal to the leader until a write that was sent after it is acknowledged."""
+    del directory
+    cluster.create_topic("failover", partitions=1, replication_factor=3)
+    killed_s = [_pause_s(cluster, signal.SIGKILL) for _ in range(REPETITIONS)]
+    stopped_s = [_pause_s(cluster, signal.SIGSTOP) for _ in range(REPETITIONS)]
+    cluster.admin.delete_topic("failover")
+    return [
+        Row(
+            name="leader SIGKILLed: until the next write",
+            unit="s",
+            samples=killed_s,
+            target=1.0,
+            better="lower",
+        ),
+        Row(
+            name="leader SIGSTOPped: until the next write",
+            unit="s",
+            samples=stopped_s,
+            target=5.0,
+            better="lower",
+        ),
+    ]
+
+
+def _pause_s(cluster: rayq.Cluster, fault: signal.Signals) -> float:
+    pid = _wait_until_whole(cluster, "failover")
+    with cluster.producer() as producer:
+        for _ in range(50):
+            producer.send("failover", b"before").result(timeout=RESULT_TIMEOUT_S)
+        started_s = time.monotonic()
+        os.kill(pid, fault)
+        try:
+            producer.send("failover", b"after").result(timeout=RESULT_TIMEOUT_S)
+            return time.monotonic() - started_s
+        finally:
+            _end(pid)
+
+
+def _wait_until_whole(cluster: rayq.Cluster, topic: str) -> int:
+    """Waits for all three replicas to be in sync; the pid of the leader."""
+    deadline_s = time.monotonic() + HEALED_TIMEOUT_S
+    while True:
+        partition = cluster.admin.describe_topic(topic).partitions[0]
+        pid = _leader_pid(partition)
+        if len(partition.isr) == 3 and pid is not None:
+            return pid
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"{topic} has only {partition.isr} in sync.")
+        time.sleep(0.1)
+
+
+def _leader_pid(partition: PartitionInfo) -> int | None:
+    return next((r.pid for r in partition.replicas if r.broker == partition.leader), None)
+
+
+def _end(pid: int) -> None:
+    """A stopped process that its broker did not kill yet."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def idle_memory(cluster: rayq.Cluster, directory: Path) -> list[Row]:
+    """Of the processes of a topic that never had a record."""
+    del directory
+    cluster.create_topic("idle", partitions=1, replication_factor=3)
+    time.sleep(3.0)  # what start-up allocated and freed is gone by then
+    replicas = cluster.admin.describe_topic("idle").partitions[0].replicas
+    samples = [unique_memory_mb(replica.pid) for replica in replicas if replica.pid is not None]
+    cluster.admin.delete_topic("idle")
+    return [
+        Row(
+            name="unique memory of an idle replica",
+            unit="MB",
+            samples=samples,
+            target=75.0,
+            better="lower",
+            note="USS of its process",
+        )
+    ]
+
+
+SECTIONS = {
+    "idle-memory": idle_memory,
+    "single-latency": single_latency,
+    "throughput": produce_throughput,
+    "end-to-end": end_to_end,
+    "failover": failover,
+}

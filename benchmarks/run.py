@@ -1,0 +1,141 @@
+"""`make bench`: this disk's own figures, then rayq's; a table, and .bench/results.json.
+
+    python -m benchmarks.run [section ...]
+
+No test depends on a figure. The exit code is 1 when a section could not be measured, not when it
+missed a target.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+import rayq
+from benchmarks import machine, on_ray
+from benchmarks.reopen import reopen
+from benchmarks.report import Row, print_all
+from rayq.testing import LocalCluster
+
+OUTPUT = Path(".bench")
+LOCAL_STARTS = 7
+CLIENT_SPEED_TIMEOUT_S = 120
+
+
+def disk(directory: Path) -> list[Row]:
+    """What a write and a sync cost without rayq."""
+    machine.write_and_sync_ms(directory, 64 * 1024, 20)
+    return [
+        Row(
+            name="raw write + fdatasync of 64 KiB",
+            unit="ms",
+            samples=machine.write_and_sync_ms(directory, 64 * 1024, 200),
+            better="lower",
+        ),
+        Row(
+            name="raw write + fdatasync of 1 MiB",
+            unit="ms",
+            samples=machine.write_and_sync_ms(directory, 1024 * 1024, 60),
+            better="lower",
+        ),
+    ]
+
+
+def local_start(directory: Path) -> list[Row]:
+    """From nothing to a topic that takes records, in this process."""
+    samples = []
+    for number in range(LOCAL_STARTS):
+        started_s = time.perf_counter()
+        with LocalCluster(brokers=3, data_dir=str(directory / f"local-{number}")) as cluster:
+            cluster.create_topic("ready", partitions=1, replication_factor=3)
+            samples.append(time.perf_counter() - started_s)
+    return [
+        Row(
+            name="LocalCluster(brokers=3) and a topic ready",
+            unit="s",
+            samples=samples[1:],  # the first pays for imports
+            target=0.5,
+            better="lower",
+        )
+    ]
+
+
+def client_speed(directory: Path) -> list[Row]:
+    """The client alone, against servers that answer at once (benchmarks/client_speed.py)."""
+    del directory
+    command = [sys.executable, "-m", "benchmarks.client_speed"]
+    ran = subprocess.run(
+        command, capture_output=True, text=True, timeout=CLIENT_SPEED_TIMEOUT_S, check=True
+    )
+    lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+    return [Row(**line) for line in lines]
+
+
+ALONE: dict[str, Callable[[Path], list[Row]]] = {
+    "disk": disk,
+    "local-start": local_start,
+    "client-speed": client_speed,
+    "reopen": reopen,
+}
+
+
+class Bench:
+    """Runs sections one after the other; one that fails is told of and the others go on."""
+
+    def __init__(self, console: Console, chosen: list[str]) -> None:
+        self.rows: list[Row] = []
+        self.failures: list[str] = []
+        self._console = console
+        self._chosen = chosen
+
+    def wants(self, name: str) -> bool:
+        return not self._chosen or name in self._chosen
+
+    def run(self, name: str, measure: Callable[..., list[Row]], *arguments: object) -> None:
+        if not self.wants(name):
+            return
+        started_s = time.monotonic()
+        with self._console.status(f"measuring {name}"):
+            try:
+                self.rows += measure(*arguments)
+            except Exception as error:  # noqa: BLE001 - whatever it was, it is reported
+                traceback.print_exc()
+                self.failures.append(f"{name} could not be measured: {error}")
+        self._console.print(f"{name}: {time.monotonic() - started_s:.0f} s")
+
+
+def main(chosen: list[str]) -> int:
+    unknown = set(chosen) - ALONE.keys() - on_ray.SECTIONS.keys()
+    if unknown:
+        known = ", ".join([*ALONE, *on_ray.SECTIONS])
+        print(f"No such section: {', '.join(unknown)}. Known: {known}")
+        return 2
+    console = Console()
+    bench = Bench(console, chosen)
+    OUTPUT.mkdir(exist_ok=True)
+    directory = Path(tempfile.mkdtemp(dir=OUTPUT)).resolve()
+    try:
+        for name, measure_alone in ALONE.items():
+            bench.run(name, measure_alone, directory)
+        if any(bench.wants(name) for name in on_ray.SECTIONS):
+            with rayq.start(str(directory / "ray"), brokers=3) as cluster:
+                for name, measure_on_ray in on_ray.SECTIONS.items():
+                    bench.run(name, measure_on_ray, cluster, directory)
+                cluster.stop()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    print_all(console, OUTPUT / "results.json", bench.rows, machine.describe(), bench.failures)
+    return 1 if bench.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
