@@ -1,0 +1,126 @@
+"""The real disk: `environment.Disk` by way of `os`."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+
+from rayq.environment import Buffer
+
+FILE_MODE = 0o600
+"""Files hold users' records and the cluster's secret: the owner alone reads them."""
+DIRECTORY_MODE = 0o700
+
+
+class LocalFile:
+    """One file descriptor. It is closed by `close`, or when the last reference to it goes: a reader
+    in a thread may so go on with a file that the log has deleted meanwhile."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+
+    @property
+    def descriptor(self) -> int:
+        """For `os.sendfile`. Raises OSError when closed."""
+        if self._descriptor is None:
+            raise OSError(errno.EBADF, "the file is closed")
+        return self._descriptor
+
+    def pwrite(self, data: Buffer, position: int) -> int:
+        return os.pwrite(self.descriptor, data, position)
+
+    def pread(self, length: int, position: int) -> bytes:
+        return os.pread(self.descriptor, length, position)
+
+    def pread_cached(self, length: int, position: int) -> bytes | None:
+        buffer = bytearray(length)
+        try:
+            got = os.preadv(self.descriptor, [buffer], position, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if error.errno == errno.EOPNOTSUPP:
+                return None
+            raise
+        if got == length:
+            return bytes(buffer)
+        if position + got < self.size():
+            return None
+        return bytes(memoryview(buffer)[:got])
+
+    def size(self) -> int:
+        return os.fstat(self.descriptor).st_size
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self.descriptor, size)
+
+    def sync_data(self) -> None:
+        os.fdatasync(self.descriptor)
+
+    def try_lock(self) -> bool:
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class LocalDisk:
+    """The file system of this machine. Every method may raise OSError."""
+
+    def open(self, path: str, *, create: bool = False, writable: bool = True) -> LocalFile:
+        flags = os.O_RDWR if writable else os.O_RDONLY
+        if create:
+            flags |= os.O_CREAT
+        return LocalFile(os.open(path, flags, FILE_MODE))
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def list(self, path: str) -> list[str]:
+        try:
+            return sorted(os.listdir(path))
+        except FileNotFoundError:
+            return []
+
+    def make_dirs(self, path: str) -> None:
+        if os.path.isdir(path):
+            return
+        parent = os.path.dirname(path)
+        if parent != path:
+            self.make_dirs(parent)
+        try:
+            os.mkdir(path, DIRECTORY_MODE)
+        except FileExistsError:
+            return
+        self.sync_dir(parent)
+
+    def rename(self, source: str, target: str) -> None:
+        os.rename(source, target)
+
+    def remove(self, path: str) -> None:
+        os.remove(path)
+
+    def remove_tree(self, path: str) -> None:
+        shutil.rmtree(path)
+
+    def sync_dir(self, path: str) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def free_bytes(self, path: str) -> int:
+        status = os.statvfs(path)
+        return status.f_bavail * status.f_frsize
