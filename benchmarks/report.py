@@ -25,6 +25,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Of the figure to the baseline that `note` names."""
     target_ratio: float | None = None
     note: str = ""
+    details: list[str] = []
+    """Printed below the table, such as the profile behind a figure."""
 
     @property
     def figure(self) -> float:
@@ -88,6 +90,9 @@ def print_all(
     console: Console, path: Path, rows: Sequence[Row], machine: str, failures: Sequence[str]
 ) -> None:
     console.print(table(rows, machine))
+    for row in rows:
+        for detail in row.details:
+            console.print(f"{row.name.strip()}: {detail}", highlight=False)
     for failure in failures:
         console.print(f"[red]{failure}")
     write_json(path, rows, machine, failures)
