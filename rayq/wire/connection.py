@@ -303,7 +303,7 @@ class Connection(FrameStream):
         for correlation in due:
             pending = self._pending.pop(correlation)
             waited_s = now - pending.sent_at
-            is_silent |= self.received_at < pending.sent_at and waited_s >= SILENT_PEER_S
+            is_silent |= self.received_at <= pending.sent_at and waited_s >= SILENT_PEER_S
             if not pending.future.done():
                 pending.future.set_exception(
                     TimeoutError(

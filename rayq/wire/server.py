@@ -68,9 +68,9 @@ class Peer:
 
 Handler = Callable[[Peer, Request, memoryview], "Result | Awaitable[Result]"]
 """Called with each request in the order of arrival on its connection; it returns the answer, or an
-awaitable of it: a future, or a coroutine that runs in a task of `env.tasks` (it is not cancelled when
-the peer goes away). The payload is writable and the handler's own. A RayqError it raises becomes an
-error answer; any other exception is logged and becomes an UnknownServerError."""
+awaitable of it: a future, or a coroutine that runs in a task of `env.tasks` (it is not cancelled
+when the peer goes away). The payload is writable and the handler's own. A RayqError it raises
+becomes an error answer; any other exception is logged and becomes an UnknownServerError."""
 
 
 class Server:

@@ -176,9 +176,10 @@ class FrameStream(asyncio.BufferedProtocol):
     def hold_reading(self) -> None:
         """Takes no further frame, and no further byte from the network."""
         self.is_reading_held = True
-        if not self._is_transport_paused and not self._ended and self._transport is not None:
+        transport = self._transport
+        if transport is not None and not self._is_transport_paused and not transport.is_closing():
             self._is_transport_paused = True
-            self._transport.pause_reading()
+            transport.pause_reading()
 
     def release_reading(self) -> None:
         """Goes on with what has arrived already, then with the network."""
@@ -186,10 +187,12 @@ class FrameStream(asyncio.BufferedProtocol):
             return
         self.is_reading_held = False
         self._take_frames()
-        if self._is_transport_paused and not self.is_reading_held and not self._ended:
-            assert self._transport is not None
-            self._is_transport_paused = False
-            self._transport.resume_reading()
+        transport = self._transport
+        if self.is_reading_held or transport is None or not self._is_transport_paused:
+            return
+        self._is_transport_paused = False
+        if not transport.is_closing():
+            transport.resume_reading()
 
     # --- the end --------------------------------------------------------------------------------
 
