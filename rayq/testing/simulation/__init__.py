@@ -1,0 +1,36 @@
+"""A deterministic simulation of the world that rayq's servers and clients live in.
+
+The same code that production runs gets an `Environment` made here: virtual time, a network that
+delays, cuts and resets, disks that crash, processes that are killed and paused. Everything comes
+from one seed, and the same seed gives the same run.
+"""
+
+from __future__ import annotations
+
+from rayq.testing.simulation.disk import Fault, SimulatedDisk
+from rayq.testing.simulation.loop import (
+    DeadlockError,
+    LimitError,
+    ProcessDied,
+    ReportedError,
+    SimulationError,
+    SimulationLoop,
+)
+from rayq.testing.simulation.network import SimulatedNetwork
+from rayq.testing.simulation.process import Process
+from rayq.testing.simulation.world import Host, World
+
+__all__ = [
+    "DeadlockError",
+    "Fault",
+    "Host",
+    "LimitError",
+    "Process",
+    "ProcessDied",
+    "ReportedError",
+    "SimulatedDisk",
+    "SimulatedNetwork",
+    "SimulationError",
+    "SimulationLoop",
+    "World",
+]
