@@ -9,7 +9,6 @@ import signal
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,8 +17,7 @@ import rayq
 from benchmarks import profiles
 from benchmarks.machine import MIB, cpu_share, sequential_write_mb_s, unique_memory_mb
 from benchmarks.report import Row
-from rayq import RecordMetadata
-from rayq.records import PartitionInfo
+from rayq.records import PartitionInfo, RecordMetadata
 
 REPETITIONS = 3
 RESULT_TIMEOUT_S = 60.0
@@ -237,9 +235,8 @@ def single_latency(cluster: rayq.Cluster, directory: Path) -> list[Row]:
             started_s = time.monotonic() + 0.01
             for index in range(count):
                 _sleep_until(started_s + index / SINGLE_PER_S)
-                future = producer.send("single", value)
-                future.add_done_callback(_Stamp(done_s, index))
-                futures.append(future)
+                stamp = _Stamp(done_s, index)
+                futures.append(producer.send("single", value, on_delivery=stamp))
             for future in futures:
                 future.result(timeout=RESULT_TIMEOUT_S)
             if repetition:  # the first warms up
@@ -272,13 +269,13 @@ def single_latency(cluster: rayq.Cluster, directory: Path) -> list[Row]:
 
 
 class _Stamp:
-    """Notes when a future was resolved."""
+    """Notes when a record was delivered."""
 
     def __init__(self, done_s: list[float], index: int) -> None:
         self._done_s = done_s
         self._index = index
 
-    def __call__(self, future: Future[RecordMetadata]) -> None:
+    def __call__(self, metadata: RecordMetadata | None, error: BaseException | None) -> None:
         self._done_s[self._index] = time.monotonic()
 
 

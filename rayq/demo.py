@@ -25,7 +25,6 @@ import zipfile
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import pairwise
@@ -109,12 +108,13 @@ class Acknowledgements:
         self.done = 0
         self.errors: list[BaseException] = []
 
-    def resolved(self, index: int, future: Future[RecordMetadata]) -> None:
+    def delivered(
+        self, index: int, metadata: RecordMetadata | None, error: BaseException | None
+    ) -> None:
         self.at_s[index] = time.monotonic()
+        self.metadata[index] = metadata
         self.done += 1
-        if (error := future.exception()) is None:
-            self.metadata[index] = future.result()
-        else:
+        if error is not None:
             self.errors.append(error)
 
 
@@ -176,8 +176,8 @@ def write(
     try:
         with cluster.producer(acks="all") as producer:
             for index, flight in enumerate(flights):
-                future = producer.send(TOPIC, flight.value, key=flight.key)
-                future.add_done_callback(functools.partial(acknowledgements.resolved, index))
+                on_delivery = functools.partial(acknowledgements.delivered, index)
+                producer.send(TOPIC, flight.value, key=flight.key, on_delivery=on_delivery)
                 assassin.sent = index + 1
                 if index % RECORDS_PER_PROGRESS == 0:
                     progress.update(bar, completed=acknowledgements.done)
