@@ -181,6 +181,18 @@ def _nothing() -> None:
     pass
 
 
+class SimulatedTask(asyncio.Task[Any]):
+    """A task that hashes by its number: sets of tasks (`asyncio.wait`, `TaskGroup`) have one order
+    in every run."""
+
+    def __init__(self, number: int, work: Any, loop: SimulationLoop, options: Any) -> None:
+        self.number = number
+        super().__init__(work, loop=loop, **options)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
 def _refuse(*args: Any, **options: Any) -> NoReturn:
     raise RuntimeError(
         "the simulation's loop has no real sockets, threads, processes or signals, nor factories "
@@ -290,8 +302,8 @@ class SimulationLoop(asyncio.AbstractEventLoop):
             coro.close()
             owner.check_alive()
         self._tasks_made += 1
-        name = name or f"task-{self._tasks_made}"
-        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name, context=context)
+        options = {"name": name or f"task-{self._tasks_made}", "context": context}
+        task = SimulatedTask(self._tasks_made, coro, self, options)
         owner.add_task(task)
         return task
 

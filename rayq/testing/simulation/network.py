@@ -21,7 +21,7 @@ SAME_HOST_S = (0.00001, 0.0001)
 OTHER_HOST_S = (0.0001, 0.002)
 """Delays one way, at least and usually at most; one in 200 takes up to 20 times as long."""
 
-GIVE_UP_S = (8.0, 20.0)
+GIVE_UP_S = (8.0, 14.0)
 """After so long without a working link the kernel ends a connection (keepalive, user timeout)."""
 
 CONNECT_TIMEOUT_S = (4.0, 10.0)
