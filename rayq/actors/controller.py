@@ -1,0 +1,364 @@
+"""The controller: decides every change of the cluster's metadata, for one controller epoch.
+
+Its hard state is the metadata log (`Quorum`): a handler decides on the state, appends the records
+it returns, replays them at once, and answers when they are committed. Its soft state is who was
+heard when; a new controller rebuilds it within one session. It ends for good when its epoch does:
+its memory may then hold what never was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from rayq.actors.quorum import Endpoint, Quorum
+from rayq.config import ClusterConfig
+from rayq.core import broker_changes, topic_changes
+from rayq.core.broker_changes import ReplicaReport
+from rayq.core.cluster_state import ClusterState
+from rayq.core.metadata_records import (
+    BrokerRegistered,
+    MetadataRecord,
+    PartitionChanged,
+    encode_records,
+)
+from rayq.environment import Environment
+from rayq.errors import ProtocolError, RayqError, StaleBrokerError, WrongClusterError
+from rayq.wire import messages
+from rayq.wire.pool import ConnectionPool
+
+logger = logging.getLogger(__name__)
+
+BALANCE_INTERVAL_S = 10.0
+
+
+class Controller:
+    """See the module. Start with `take_over`; `ended` is then awaited by the host."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        pool: ConnectionPool,
+        config: ClusterConfig,
+        *,
+        cluster_id: str,
+        endpoint: Endpoint,
+    ) -> None:
+        self._environment = environment
+        self._config = config
+        self._cluster_id = cluster_id
+        self._session_s = config.session_timeout_ms / 1000
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._quorum = Quorum(
+            environment,
+            pool,
+            config,
+            cluster_id=cluster_id,
+            endpoint=endpoint,
+            on_end=self._on_quorum_end,
+        )
+        self.state = ClusterState()
+        self._heard_s: dict[int, float] = {}
+        self._started_s = 0.0
+        self._cluster_stops = False
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def epoch(self) -> int:
+        return self._quorum.epoch
+
+    async def take_over(self, known: Sequence[Endpoint]) -> None:
+        """Wins the log. Raises ControllerUnavailableError, FencedEpochError, NotControllerError."""
+        for record in await self._quorum.take_over(known):
+            self.state.replay(record)
+        self._started_s = self._environment.clock.monotonic()
+        for number, broker in self.state.brokers.items():
+            registered = broker.registration
+            self._quorum.add_peer(
+                number, registered.directory_id, (registered.host, registered.port)
+            )
+        logger.info("controller epoch %d started", self.epoch)
+        self._watch = self._environment.tasks.spawn(self._watch_sessions(), "controller-sessions")
+
+    def end(self, reason: str) -> None:
+        self._quorum.end(reason)
+
+    async def handle(self, request: messages.Request) -> messages.Response:
+        """Answers once what was decided, or seen, is committed. Raises the errors of `core`, and
+        NotControllerError: the outcome of a change is then unknown."""
+        index = 0
+        try:
+            answer, records = self._decide(request)
+            if records:
+                index = self._append(records)
+            else:
+                index = self._quorum.last_index
+        except RayqError:
+            # What the refusal is based on may not be committed yet.
+            await self._quorum.committed(self._quorum.last_index)
+            raise
+        await self._quorum.committed(index)
+        return messages.ChangeResponse(index) if answer is None else answer
+
+    # --- deciding ---------------------------------------------------------------------------
+
+    def _decide(
+        self, request: messages.Request
+    ) -> tuple[messages.Response | None, list[MetadataRecord]]:
+        state = self.state
+        match request:
+            case messages.BrokerHeartbeat():
+                broker_changes.check_broker(state, request.broker, request.incarnation)
+                self._heard_s[request.broker] = self._environment.clock.monotonic()
+                return (
+                    messages.BrokerHeartbeatResponse(self.epoch),
+                    broker_changes.unfence_broker(state, request.broker),
+                )
+            case messages.RegisterBroker():
+                return self._register_broker(request)
+            case messages.RegisterReplicas():
+                self._check_heard(request.broker, request.incarnation)
+                reports = [_report(one) for one in request.replicas]
+                return None, broker_changes.register_replicas(
+                    state, request.broker, reports, self._heard()
+                )
+            case messages.ReplicasFailed():
+                self._check_heard(request.broker, request.incarnation)
+                logger.warning(
+                    "broker %d: %d replicas gone: %s",
+                    request.broker,
+                    len(request.replicas),
+                    request.reason,
+                )
+                return None, broker_changes.fail_replicas(
+                    state, request.broker, request.replicas, self._heard()
+                )
+            case messages.AlterPartition():
+                return None, broker_changes.alter_partition(
+                    state,
+                    topic_id=request.topic_id,
+                    partition=request.partition,
+                    broker=request.broker,
+                    incarnation=request.incarnation,
+                    leader_epoch=request.leader_epoch,
+                    partition_epoch=request.partition_epoch,
+                    isr=request.isr,
+                )
+            case messages.PrepareStop():
+                self._cluster_stops = True
+                return messages.Done(), []
+            case messages.BrokerStopped():
+                broker_changes.check_broker(state, request.broker, request.incarnation)
+                ends = [_report(one) for one in request.replicas]
+                return None, broker_changes.stop_broker(
+                    state, request.broker, ends, cluster_stops=self._cluster_stops
+                )
+            case messages.AllocateProducerIds():
+                broker_changes.check_broker(state, request.broker, request.incarnation)
+                answer = messages.AllocateProducerIdsResponse(
+                    state.next_producer_id, broker_changes.PRODUCER_ID_BLOCK
+                )
+                return answer, broker_changes.allocate_producer_ids(state)
+            case messages.CreateTopic():
+                return None, topic_changes.create_topic(
+                    state,
+                    topic_id=self._environment.new_id(),
+                    name=request.name,
+                    partitions=request.partitions,
+                    replication_factor=request.replication_factor,
+                    options=request.config,
+                )
+            case messages.DeleteTopic():
+                return None, topic_changes.delete_topic(state, request.name)
+            case messages.CreatePartitions():
+                return None, topic_changes.create_partitions(state, request.name, request.total)
+            case messages.AlterTopicConfig():
+                changes = topic_changes.alter_topic_config(state, request.name, request.changes)
+                self._append(changes)
+                return None, topic_changes.settle_after_config_change(state, request.name)
+            case messages.ElectLeaders():
+                return None, topic_changes.elect_leaders(
+                    state, request.name, request.partitions, unclean=request.unclean
+                )
+        raise ProtocolError(f"{type(request).__name__} is not a request to the controller.")
+
+    def _register_broker(
+        self, request: messages.RegisterBroker
+    ) -> tuple[messages.Response, list[MetadataRecord]]:
+        if request.cluster_id != self._cluster_id:
+            raise WrongClusterError(
+                f"Broker {request.broker} belongs to cluster {request.cluster_id}, this is "
+                f"cluster {self._cluster_id}."
+            )
+        registration = BrokerRegistered(
+            request.broker,
+            request.directory_id,
+            request.start_counter,
+            request.incarnation,
+            request.host,
+            request.port,
+            request.node_id,
+            request.replicas_max,
+        )
+        records = broker_changes.register_broker(self.state, registration, self._heard())
+        self._heard_s[request.broker] = self._environment.clock.monotonic()
+        self._quorum.add_peer(request.broker, request.directory_id, (request.host, request.port))
+        self._cluster_stops = False
+        return messages.RegisterBrokerResponse(self.epoch), records
+
+    def _check_heard(self, broker: int, incarnation: str) -> None:
+        broker_changes.check_broker(self.state, broker, incarnation)
+        if not self.state.is_live(broker):
+            raise StaleBrokerError(f"The session of broker {broker} ended: send a heartbeat first.")
+
+    def _append(self, records: Sequence[MetadataRecord]) -> int:
+        """Adds to the log and to the state at once: what is decided next builds on it."""
+        if not records:
+            return self._quorum.last_index
+        index = self._quorum.append(records)
+        for record in records:
+            self.state.replay(record)
+            if isinstance(record, PartitionChanged):
+                self._log_election(record)
+        return index
+
+    def _log_election(self, record: PartitionChanged) -> None:
+        value = record.value
+        if value.last_unclean_epoch == value.leader_epoch:
+            logger.error(
+                "UNCLEAN election of broker %s for %s-%d in epoch %d: acknowledged records may "
+                "be lost",
+                value.leader,
+                self.state.topics[record.topic_id].name,
+                record.partition,
+                value.leader_epoch,
+            )
+
+    # --- sessions ---------------------------------------------------------------------------
+
+    def _heard(self) -> set[int]:
+        """The brokers with a session in this epoch, and those whose absence is settled: fenced."""
+        heard = set(self._heard_s)
+        heard.update(number for number, one in self.state.brokers.items() if not one.live)
+        return heard
+
+    async def _watch_sessions(self) -> None:
+        """Ends sessions of silent brokers. A pass that comes late (this process was paused, or the
+        machine is busy) gives everyone that much longer."""
+        interval_s = self._config.heartbeat_interval_ms / 1000 / 2
+        clock = self._environment.clock
+        last_s = clock.monotonic()
+        balance_s = last_s + BALANCE_INTERVAL_S
+        while True:
+            await asyncio.sleep(interval_s)
+            now_s = clock.monotonic()
+            late_s = max(0.0, now_s - last_s - interval_s)
+            last_s = now_s
+            if late_s > interval_s:
+                self._started_s += late_s
+                self._heard_s = {one: at_s + late_s for one, at_s in self._heard_s.items()}
+            elif not self._quorum.has_majority() and now_s > self._started_s + self._session_s:
+                self.end("no majority of the voters answered for a session")
+                return
+            for number, broker in list(self.state.brokers.items()):
+                heard_s = self._heard_s.get(number, self._started_s)
+                if broker.live and now_s - heard_s > self._session_s:
+                    logger.warning(
+                        "broker %d was silent for %.1f s: its session ends",
+                        number,
+                        now_s - heard_s,
+                    )
+                    self._append(broker_changes.fence_broker(self.state, number))
+            if self._quorum.commit_index == self._quorum.last_index:
+                self._append(broker_changes.next_voters(self.state))
+                if self._quorum.entry_count > self._config.metadata_snapshot_records:
+                    self._quorum.compact(encode_records(self.state.snapshot()))
+            if now_s > balance_s and not self._cluster_stops:
+                balance_s = now_s + BALANCE_INTERVAL_S
+                self._append(broker_changes.balance_leaders(self.state))
+
+    def _on_quorum_end(self, reason: str) -> None:
+        logger.info("controller epoch %d ended: %s", self.epoch, reason)
+        if self._watch is not None:
+            self._watch.cancel()
+        if not self.ended.done():
+            self.ended.set_result(reason)
+
+
+def _report(registration: messages.ReplicaRegistration) -> ReplicaReport:
+    return ReplicaReport(
+        registration.topic_id,
+        registration.partition,
+        registration.incarnation,
+        registration.host,
+        registration.port,
+        registration.last_epoch,
+        registration.flushed,
+    )
+
+
+class ControllerHost:
+    """Hosts a controller in this process whenever the cluster needs one (PROTOCOL 5).
+
+    `silent_s()` says for how long no controller was heard. The preferred host has no patience at
+    its start; a stand-in waits `controller_patience_ms` plus up to half of it at random, so that
+    stand-ins seldom race each other.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        pool: ConnectionPool,
+        config: ClusterConfig,
+        *,
+        cluster_id: str,
+        endpoint: Endpoint,
+        silent_s: Callable[[], float],
+        known_brokers: Callable[[], Sequence[Endpoint]],
+        may_host: Callable[[], bool],
+        is_preferred: bool,
+    ) -> None:
+        self._environment = environment
+        self._pool = pool
+        self._config = config
+        self._cluster_id = cluster_id
+        self._endpoint = endpoint
+        self._silent_s = silent_s
+        self._known_brokers = known_brokers
+        self._may_host = may_host
+        self._is_preferred = is_preferred
+        self.controller: Controller | None = None
+
+    async def run(self) -> None:
+        """Waits for silence, takes over, hosts until the epoch ends; for ever."""
+        patience_s = 0.0 if self._is_preferred else self._patience_s()
+        while True:
+            if patience_s > 0 and (not self._may_host() or self._silent_s() < patience_s):
+                await asyncio.sleep(self._config.heartbeat_interval_ms / 1000 / 2)
+                continue
+            controller = Controller(
+                self._environment,
+                self._pool,
+                self._config,
+                cluster_id=self._cluster_id,
+                endpoint=self._endpoint,
+            )
+            try:
+                await controller.take_over(self._known_brokers())
+            except RayqError as error:
+                controller.end(f"could not take over: {error}")
+                logger.info("controller: %s", error)
+                # Short and random: two that race must not meet again and again.
+                await asyncio.sleep(self._environment.random.uniform(0.05, 0.5))
+                if not self._is_preferred:
+                    patience_s = self._patience_s()
+                continue
+            self.controller = controller
+            await controller.ended
+            self.controller = None
+            patience_s = self._patience_s()
+
+    def _patience_s(self) -> float:
+        patience_s = self._config.controller_patience_ms / 1000
+        return patience_s + self._environment.random.uniform(0, patience_s / 2)

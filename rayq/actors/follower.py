@@ -1,0 +1,214 @@
+"""The follower's part: pull from the leader, truncate where the logs diverge, flush, acknowledge.
+
+One object follows one leader in one epoch; newer metadata replaces it. What it acknowledges is what
+its disk holds (PROTOCOL 7).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from rayq.config import MIB
+from rayq.environment import Environment
+from rayq.errors import (
+    CorruptBatchError,
+    DiskFullError,
+    DivergedLogError,
+    RayqError,
+    StorageError,
+)
+from rayq.wire import messages
+from rayq.wire.connection import Connection
+from rayq.wire.pool import ConnectionPool
+
+if TYPE_CHECKING:
+    from rayq.actors.replica import Replica
+
+logger = logging.getLogger(__name__)
+
+FETCH_BYTES_MAX = 4 * MIB
+FETCH_WAIT_MS = 500
+FETCH_TIMEOUT_S = 3.0
+RETRY_S = 0.02
+RETRY_MAX_S = 0.5
+
+
+class Follower:
+    """See the module. `start` once, `stop` once."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        environment: Environment,
+        pool: ConnectionPool,
+        assignment: messages.PartitionAssignment,
+    ) -> None:
+        self._replica = replica
+        self._environment = environment
+        self._pool = pool
+        self._assignment = assignment
+        self._connection: Connection | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_stopped = False
+
+    def is_for(self, assignment: messages.PartitionAssignment) -> bool:
+        """Whether this already follows the leader of that assignment."""
+        mine = self._assignment
+        return (mine.leader_epoch, mine.leader_incarnation, mine.leader_host, mine.leader_port) == (
+            assignment.leader_epoch,
+            assignment.leader_incarnation,
+            assignment.leader_host,
+            assignment.leader_port,
+        )
+
+    def start(self) -> None:
+        self._task = self._environment.tasks.spawn(
+            self._follow_for_ever(), f"follow {self._replica.where}"
+        )
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        if self._task is not None:
+            self._task.cancel()
+
+    def flushed(self, flushed_offset: int) -> None:
+        """The follower's disk holds everything below: tell the leader at once."""
+        if self._connection is None or self._connection.closed or self._is_stopped:
+            return
+        replica, assignment = self._replica, self._assignment
+        self._connection.send(
+            messages.ReplicaFlushed(
+                assignment.topic_id,
+                assignment.partition,
+                replica.broker,
+                replica.incarnation,
+                assignment.leader_epoch,
+                flushed_offset,
+            )
+        )
+
+    async def _follow_for_ever(self) -> None:
+        retry_s = RETRY_S
+        while True:
+            try:
+                await self._fetch()
+                retry_s = RETRY_S
+            except (DivergedLogError, DiskFullError) as error:
+                if isinstance(error, DivergedLogError):
+                    self._replica.fail(error)
+                    return
+                logger.warning("follower of %s: %s", self._replica.where, error)
+                await asyncio.sleep(RETRY_MAX_S)
+            except StorageError as error:
+                if self._replica.is_open and self._replica.log.failure is None:
+                    # The leader's disk, not ours.
+                    logger.warning("leader of %s: %s", self._replica.where, error)
+                else:
+                    self._replica.fail(error)
+                    return
+                await asyncio.sleep(RETRY_MAX_S)
+            except RayqError as error:
+                logger.debug("follower of %s: %s", self._replica.where, error)
+                await asyncio.sleep(retry_s)
+                retry_s = min(2 * retry_s, RETRY_MAX_S)
+
+    async def _fetch(self) -> None:
+        replica, assignment = self._replica, self._assignment
+        assert assignment.leader_host is not None and assignment.leader_port is not None
+        log = replica.log
+        connection = await self._pool.get(assignment.leader_host, assignment.leader_port)
+        self._connection = connection
+        request = messages.ReplicaFetch(
+            assignment.topic_id,
+            assignment.partition,
+            replica.broker,
+            replica.incarnation,
+            assignment.leader_epoch,
+            log.end_offset,
+            log.flushed_offset,
+            log.start_offset,
+            log.last_epoch,
+            FETCH_BYTES_MAX,
+            FETCH_WAIT_MS,
+        )
+        answer, payload = await connection.request(request, timeout_s=FETCH_TIMEOUT_S)
+        assert isinstance(answer, messages.ReplicaFetchResponse)
+        if answer.diverging_end is not None:
+            await self._truncate(answer.diverging_epoch, answer.diverging_end)
+            return
+        if answer.reset_to is not None:
+            await self._reset(connection)
+            return
+        if len(payload):
+            try:
+                log.append_as_follower(payload)
+            except CorruptBatchError as error:
+                logger.error("leader of %s sent a damaged batch: %s", replica.where, error)
+                await connection.request(
+                    messages.CheckRange(
+                        assignment.topic_id, assignment.partition, request.offset
+                    ),
+                    timeout_s=FETCH_TIMEOUT_S,
+                )
+                raise
+            replica.appended_as_follower()
+        replica.high_watermark = max(
+            replica.high_watermark, min(answer.high_watermark, log.end_offset)
+        )
+        if answer.log_start_offset > log.start_offset:
+            await replica.advance_log_start(answer.log_start_offset)
+
+    async def _truncate(self, epoch: int | None, end_offset: int) -> None:
+        """Cuts what the leader does not have: down to where the last common epoch ends, here or
+        there (KIP-279)."""
+        replica, assignment = self._replica, self._assignment
+        log = replica.log
+        mine = log.end_offset
+        cut = end_offset
+        if epoch is None:
+            cut = min(end_offset, mine)
+        else:
+            own_epoch, own_end = log.epochs.end_for(epoch, mine)
+            cut = min(end_offset, own_end if own_epoch is not None else log.start_offset)
+        cut = max(cut, log.start_offset)
+        last_epoch = log.last_epoch
+        unclean = assignment.last_unclean_epoch
+        may_lose = unclean is not None and (last_epoch is None or last_epoch < unclean)
+        committed = max(replica.high_watermark, log.persisted_high_watermark)
+        if cut < committed and not may_lose:
+            raise DivergedLogError(
+                f"{replica.where} on broker {replica.broker} holds committed records up to "
+                f"{committed}, its leader (broker {assignment.leader}, epoch "
+                f"{assignment.leader_epoch}) agrees only up to {cut}, and was elected cleanly. "
+                "Nothing was cut. A disk was changed from outside or this is a bug: keep both "
+                "data directories and report it."
+            )
+        logger.info("%s on broker %d cuts its log from %d to %d",
+                    replica.where, replica.broker, mine, cut)
+        async with replica.flush_lock:
+            log.truncate(cut)
+            replica.high_watermark = min(replica.high_watermark, cut)
+
+    async def _reset(self, connection: Connection) -> None:
+        """This log lies wholly below the leader's start: begin anew there, with its producer state
+        and epochs."""
+        replica, assignment = self._replica, self._assignment
+        if (replica.broker, replica.incarnation) in assignment.isr:
+            raise DivergedLogError(
+                f"{replica.where} on broker {replica.broker} is in sync and yet its log ends at "
+                f"{replica.log.end_offset}, below its leader's start."
+            )
+        answer, payload = await connection.request(
+            messages.ReplicaSnapshot(
+                assignment.topic_id, assignment.partition, assignment.leader_epoch
+            ),
+            timeout_s=FETCH_TIMEOUT_S,
+        )
+        assert isinstance(answer, messages.ReplicaSnapshotResponse)
+        logger.info("%s on broker %d restarts its log at %d",
+                    replica.where, replica.broker, answer.log_start_offset)
+        async with replica.flush_lock:
+            replica.log.reset(answer.log_start_offset, answer.epochs, bytes(payload))
+            replica.high_watermark = answer.log_start_offset

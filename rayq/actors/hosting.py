@@ -1,0 +1,54 @@
+"""What actors ask of the runtime that hosts them: replica processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+
+class ReplicaHostSpec(msgspec.Struct, frozen=True):
+    """All that a new replica process needs to know; the rest is in its data directory and comes
+    from its broker."""
+
+    cluster_name: str
+    broker: int
+    incarnation: str
+    data_path: str
+    names: tuple[str, ...]
+    """The partitions it starts with, `topic-partition`: for the process's name only."""
+
+
+class HostProcess(Protocol):
+    """A replica process as its broker sees it."""
+
+    async def wait_dead(self) -> str:
+        """Returns when the process is gone, with what is known of why."""
+        ...
+
+    def kill(self) -> None:
+        """SIGKILL; does nothing when it is gone."""
+        ...
+
+
+class Runtime(Protocol):
+    """Starts and finds replica processes on this node."""
+
+    async def start_replica_host(self, spec: ReplicaHostSpec) -> HostProcess:
+        """Returns once the process is on its way; it presents itself to its broker. Raises
+        RayqError when it could not be started."""
+        ...
+
+    def adopt(self, pid: int, pid_start_time: int) -> HostProcess | None:
+        """A process that an earlier broker process started; None when it is gone."""
+        ...
+
+
+def host_name(spec: ReplicaHostSpec) -> str:
+    """The process's name: readable, unique for each start."""
+    return f"rayq:{spec.cluster_name}:{spec.broker}:{_shown(spec.names)}:{spec.incarnation[:8]}"
+
+
+def _shown(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]}+{len(names) - 1}"

@@ -1,0 +1,233 @@
+"""A broker's copy of the metadata log: it promises, accepts, and applies what is committed.
+
+Every broker keeps the log; the voters' copies make the majority. Nothing is acted upon before it
+is committed: `state` holds committed records only, `version` is the commit index applied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rayq.actors.quorum import Entry, decode_entries, encode_entries
+from rayq.actors.signal import Signal
+from rayq.core.cluster_state import ClusterState
+from rayq.core.metadata_records import (
+    BrokerRegistered,
+    MetadataRecord,
+    Voter,
+    VotersChanged,
+    decode_record,
+    decode_records,
+    encode_records,
+)
+from rayq.environment import Environment
+from rayq.errors import FencedEpochError, StalePartitionError, WrongClusterError
+from rayq.storage.data_directory import DataDirectory
+from rayq.storage.metadata_log import MetadataLog
+from rayq.wire import messages
+
+Endpoint = tuple[str, int]
+
+
+class MetadataKeeper:
+    """See the module. `on_applied(records)` is called after each batch of committed records;
+    None stands for "everything may have changed" (a snapshot)."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        directory: DataDirectory,
+        log: MetadataLog,
+        *,
+        snapshot_records: int,
+        on_applied: Callable[[Sequence[MetadataRecord] | None], None],
+    ) -> None:
+        self._environment = environment
+        self._directory = directory
+        self._log = log
+        self._snapshot_records = snapshot_records
+        self._on_applied = on_applied
+        # The log's methods block on the disk, so they run in threads, one at a time.
+        self._lock = asyncio.Lock()
+        self.state = ClusterState()
+        self.version = 0
+        self.changed = Signal()
+        self.controller: Endpoint | None = None
+        self.controller_epoch = 0
+        self.heard_s = environment.clock.monotonic()
+        if log.snapshot_index is not None:
+            self._restore(log.snapshot_index, log.snapshot_data or b"")
+
+    def known_brokers(self) -> list[Endpoint]:
+        """Where brokers listened when last heard of: hints, committed or not."""
+        known = {
+            number: (broker.registration.host, broker.registration.port)
+            for number, broker in self.state.brokers.items()
+        }
+        if not known:
+            for _, _, data in self._log.read(self._log.first_index, 1 << 30):
+                record = decode_record(data)
+                if isinstance(record, BrokerRegistered):
+                    known[record.broker] = (record.host, record.port)
+        return list(known.values())
+
+    def note_heard(self) -> None:
+        """The controller answered."""
+        self.heard_s = self._environment.clock.monotonic()
+
+    def note_controller(self, epoch: int, controller: Endpoint) -> None:
+        """Another broker says who the controller is."""
+        if epoch >= self.controller_epoch:
+            self.controller_epoch, self.controller = epoch, controller
+
+    def voters(self) -> tuple[Voter, ...]:
+        """The last voter set in this log, committed or not (as in Raft, the newest counts)."""
+        voters = self.state.voters
+        for _, _, data in self._log.read(self.version + 1, 1 << 30):
+            record = decode_record(data)
+            if isinstance(record, VotersChanged):
+                voters = record.voters
+        return voters
+
+    # --- requests of controllers ------------------------------------------------------------
+
+    async def prepare(self, request: messages.Prepare) -> messages.PrepareResponse:
+        """Raises WrongClusterError, FencedEpochError."""
+        meta = self._directory.meta
+        if request.cluster_id != meta.cluster_id:
+            raise WrongClusterError(
+                f"Broker {meta.broker} belongs to cluster {meta.cluster_id}, not to "
+                f"{request.cluster_id}."
+            )
+        async with self._lock:
+            if not request.is_probe:
+                if request.epoch <= self._log.promised_epoch:
+                    raise self._fenced(request.epoch)
+                await self._run(self._log.promise, request.epoch)
+            voters = [(voter.broker, voter.directory_id) for voter in self.voters()]
+            return messages.PrepareResponse(
+                meta.broker,
+                meta.directory_id,
+                meta.start_counter,
+                self._log.promised_epoch,
+                self._log.last_epoch,
+                self._log.last_index,
+                voters,
+            )
+
+    async def read(
+        self, request: messages.ReadMetadataLog
+    ) -> tuple[messages.ReadMetadataLogResponse, bytes]:
+        """Raises FencedEpochError."""
+        async with self._lock:
+            if request.epoch != self._log.promised_epoch:
+                raise self._fenced(request.epoch)
+            first_index = request.first_index
+            entries: list[Entry] = []
+            snapshot_index = snapshot_epoch = None
+            if self._log.snapshot_index is not None and first_index <= self._log.snapshot_index:
+                snapshot_index, snapshot_epoch = self._log.snapshot_index, self._log.snapshot_epoch
+                assert snapshot_epoch is not None
+                entries.append((snapshot_index, snapshot_epoch, self._log.snapshot_data or b""))
+                first_index = snapshot_index + 1
+            entries.extend(self._log.read(first_index, request.bytes_max))
+            last_index = entries[-1][0] if entries else self._log.last_index
+            answer = messages.ReadMetadataLogResponse(
+                snapshot_index, snapshot_epoch, last_index >= self._log.last_index
+            )
+            return answer, encode_entries(entries)
+
+    async def append(
+        self, request: messages.AppendMetadata, payload: memoryview
+    ) -> messages.AppendMetadataResponse:
+        """Raises FencedEpochError, StalePartitionError (the previous record is not there)."""
+        entries = decode_entries(payload)
+        async with self._lock:
+            await self._accept_epoch(request.epoch)
+            self.note_heard()
+            self.note_controller(request.epoch, (request.host, request.port))
+            snapshot_index = self._log.snapshot_index or 0
+            if request.previous_index >= snapshot_index:
+                held = 0 if request.previous_index == 0 else self._epoch_at(request.previous_index)
+                if held != request.previous_epoch:
+                    raise StalePartitionError(
+                        f"The metadata log of broker {self._directory.meta.broker} does not hold "
+                        f"record {request.previous_index} of epoch {request.previous_epoch}."
+                    )
+            new = [entry for entry in entries if entry[0] > snapshot_index]
+            if new:
+                await self._run(self._log.append, new)
+            agreed_index = max(
+                request.previous_index + len(entries), min(snapshot_index, self.version)
+            )
+            await self._apply(min(request.commit_index, agreed_index))
+        return messages.AppendMetadataResponse(self._directory.meta.directory_id, agreed_index)
+
+    async def install(
+        self, request: messages.InstallMetadataSnapshot, payload: memoryview
+    ) -> messages.AppendMetadataResponse:
+        """Raises FencedEpochError."""
+        async with self._lock:
+            await self._accept_epoch(request.epoch)
+            self.note_heard()
+            data = bytes(payload)
+            if request.last_index > self.version:
+                await self._run(
+                    self._log.install_snapshot, request.last_index, request.last_epoch, data
+                )
+                self._restore(request.last_index, data)
+                self._on_applied(None)
+                self.changed.notify()
+        return messages.AppendMetadataResponse(
+            self._directory.meta.directory_id, request.last_index
+        )
+
+    # --- inside -----------------------------------------------------------------------------
+
+    async def _run(self, job: Callable[..., Any], *arguments: Any) -> None:
+        await self._environment.threads.run(job, *arguments)
+
+    async def _accept_epoch(self, epoch: int) -> None:
+        if epoch < self._log.promised_epoch:
+            raise self._fenced(epoch)
+        if epoch > self._log.promised_epoch:
+            await self._run(self._log.promise, epoch)
+
+    def _fenced(self, epoch: int) -> FencedEpochError:
+        return FencedEpochError(
+            f"Broker {self._directory.meta.broker} promised controller epoch "
+            f"{self._log.promised_epoch}; epoch {epoch} is refused."
+        )
+
+    def _epoch_at(self, index: int) -> int | None:
+        if index == self._log.snapshot_index:
+            return self._log.snapshot_epoch
+        return self._log.epoch_at(index)
+
+    async def _apply(self, commit_index: int) -> None:
+        if commit_index <= self.version:
+            return
+        applied: list[MetadataRecord] = []
+        while self.version < commit_index:
+            for index, _, data in self._log.read(self.version + 1, 1 << 20):
+                if index > commit_index:
+                    break
+                record = decode_record(data)
+                self.state.replay(record)
+                applied.append(record)
+                self.version = index
+        self._on_applied(applied)
+        self.changed.notify()
+        if self.version - self._log.first_index >= self._snapshot_records:
+            epoch = self._epoch_at(self.version)
+            assert epoch is not None
+            data = encode_records(self.state.snapshot())
+            await self._run(self._log.compact, self.version, epoch, data)
+
+    def _restore(self, index: int, data: bytes) -> None:
+        state = ClusterState()
+        for record in decode_records(data):
+            state.replay(record)
+        self.state, self.version = state, index

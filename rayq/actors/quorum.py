@@ -1,0 +1,396 @@
+"""One controller's hold on the metadata log, which a majority of the voters keeps.
+
+Raft's commit rules with one writer (PROTOCOL 3-5): `take_over` wins a majority's promise for an
+epoch, adopts the log whose last record has the greatest (epoch, index) and adds `EpochStarted`;
+once a majority holds that, everything before it is committed too. From then on `append` adds
+records, every broker is sent them, and a record is committed when a majority of the voters has it
+on disk. Whatever goes wrong ends this object for good: its owner starts over with a new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from rayq.actors.signal import Signal
+from rayq.config import MIB, ClusterConfig
+from rayq.core.metadata_records import (
+    EpochStarted,
+    MetadataRecord,
+    Voter,
+    VotersChanged,
+    decode_record,
+    decode_records,
+    encode_record,
+)
+from rayq.environment import Environment
+from rayq.errors import (
+    ControllerUnavailableError,
+    FencedEpochError,
+    NotControllerError,
+    RayqError,
+    StalePartitionError,
+)
+from rayq.wire import messages
+from rayq.wire.pool import ConnectionPool
+
+logger = logging.getLogger(__name__)
+
+APPEND_BYTES_MAX = MIB
+RETRY_S = 0.1
+Entry = tuple[int, int, bytes]
+"""`(index, epoch, encoded record)`"""
+Endpoint = tuple[str, int]
+
+encode_entries = msgspec.msgpack.Encoder().encode
+decode_entries = msgspec.msgpack.Decoder(list[Entry]).decode
+
+
+@dataclass(slots=True)
+class _Peer:
+    """A broker that is sent the log."""
+
+    broker: int
+    directory_id: str
+    host: str
+    port: int
+    next_index: int
+    match_index: int = 0
+    acknowledged_s: float = 0.0
+    wake: Signal = field(default_factory=Signal)
+    step_back: int = 1
+    sent_commit_index: int = -1
+    pusher: asyncio.Task[None] | None = None
+
+
+class Quorum:
+    """See the module. `on_end(reason)` is called once, when the epoch is over."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        pool: ConnectionPool,
+        config: ClusterConfig,
+        *,
+        cluster_id: str,
+        endpoint: Endpoint,
+        on_end: Callable[[str], None],
+    ) -> None:
+        self._environment = environment
+        self._pool = pool
+        self._config = config
+        self._cluster_id = cluster_id
+        self._endpoint = endpoint
+        self._on_end = on_end
+        self._timeout_s = config.session_timeout_ms / 1000
+        self.epoch = 0
+        self.commit_index = 0
+        self.voters: tuple[Voter, ...] = ()
+        self._snapshot: tuple[int, int, bytes] | None = None
+        self._entries: list[Entry] = []
+        self._peers: dict[int, _Peer] = {}
+        self._epoch_index = 0
+        self._committed = Signal()
+        self._ended: str | None = None
+
+    # --- taking over ------------------------------------------------------------------------
+
+    async def take_over(self, known: Sequence[Endpoint]) -> list[MetadataRecord]:
+        """Wins the log and returns every record in it (from a snapshot on), `EpochStarted` last.
+
+        `known` are addresses of brokers. Raises ControllerUnavailableError (no majority; it names
+        what is missing), FencedEpochError (another controller is ahead).
+        """
+        found = await self._ask(known, epoch=0, is_probe=True)
+        if not found:
+            raise ControllerUnavailableError(f"None of the brokers at {list(known)} answers.")
+        self._set_voters_of(found)
+        self.epoch = max(answer.promised_epoch for answer, _ in found) + 1
+        by_voter = {(answer.broker, answer.directory_id): at for answer, at in found}
+        promised = await self._ask(
+            [by_voter[key] for key in self._voter_keys() if key in by_voter],
+            epoch=self.epoch,
+            is_probe=False,
+        )
+        before = self.voters
+        self._require_majority(promised)
+        best, best_at = max(promised, key=lambda one: (one[0].last_epoch, one[0].last_index))
+        self._set_voters_of([(best, best_at)])
+        if self.voters != before:
+            self._require_majority(promised)
+        await self._adopt(best_at)
+        now_s = self._environment.clock.monotonic()
+        for answer, (host, port) in found:
+            peer = _Peer(
+                answer.broker,
+                answer.directory_id,
+                host,
+                port,
+                min(answer.last_index, self.last_index) + 1,
+                acknowledged_s=now_s,
+            )
+            self._peers[answer.broker] = peer
+        records = self._all_records()
+        host, port = self._endpoint
+        started = EpochStarted(self.epoch, host, port, self._cluster_id)
+        self._epoch_index = self.append([started])
+        for peer in self._peers.values():
+            self._start_pusher(peer)
+        await self.committed(self._epoch_index)
+        return [*records, started]
+
+    async def _ask(
+        self, endpoints: Sequence[Endpoint], *, epoch: int, is_probe: bool
+    ) -> list[tuple[messages.PrepareResponse, Endpoint]]:
+        host, port = self._endpoint
+        request = messages.Prepare(self._cluster_id, epoch, host, port, is_probe)
+
+        async def ask(at: Endpoint) -> messages.PrepareResponse | RayqError:
+            try:
+                answer, _ = await self._pool.request(*at, request, timeout_s=self._timeout_s / 2)
+            except RayqError as error:
+                return error
+            assert isinstance(answer, messages.PrepareResponse)
+            return answer
+
+        answers = await asyncio.gather(*(ask(at) for at in dict.fromkeys(endpoints)))
+        for answer in answers:
+            if isinstance(answer, FencedEpochError):
+                raise answer
+        by_broker = {
+            answer.broker: (answer, at)
+            for answer, at in zip(answers, dict.fromkeys(endpoints), strict=True)
+            if isinstance(answer, messages.PrepareResponse)
+        }
+        return list(by_broker.values())
+
+    def _set_voters_of(
+        self, answers: Sequence[tuple[messages.PrepareResponse, Endpoint]]
+    ) -> None:
+        best, _ = max(answers, key=lambda one: (one[0].last_epoch, one[0].last_index))
+        self.voters = tuple(Voter(broker, directory) for broker, directory in best.voters)
+
+    def _voter_keys(self) -> list[tuple[int, str]]:
+        return [(voter.broker, voter.directory_id) for voter in self.voters]
+
+    def _require_majority(
+        self, promised: Sequence[tuple[messages.PrepareResponse, Endpoint]]
+    ) -> None:
+        present = {(answer.broker, answer.directory_id) for answer, _ in promised}
+        missing = [key for key in self._voter_keys() if key not in present]
+        if len(self.voters) - len(missing) <= len(self.voters) // 2:
+            names = ", ".join(f"broker {broker} (directory {where})" for broker, where in missing)
+            raise ControllerUnavailableError(
+                f"No majority of the {len(self.voters)} voters of the metadata log: waiting for "
+                f"{names or 'a formatted broker'}. Start these brokers with their directories."
+            )
+
+    async def _adopt(self, at: Endpoint) -> None:
+        first_index = 1
+        while True:
+            request = messages.ReadMetadataLog(self.epoch, first_index, APPEND_BYTES_MAX)
+            answer, payload = await self._pool.request(*at, request, timeout_s=self._timeout_s)
+            assert isinstance(answer, messages.ReadMetadataLogResponse)
+            entries = decode_entries(payload)
+            if answer.snapshot_index is not None:
+                self._snapshot = entries.pop(0)
+                self._entries.clear()
+            self._entries.extend(entries)
+            if answer.is_last:
+                return
+            first_index = self.last_index + 1
+
+    def _all_records(self) -> list[MetadataRecord]:
+        records = [] if self._snapshot is None else decode_records(self._snapshot[2])
+        records.extend(decode_record(data) for _, _, data in self._entries)
+        return records
+
+    # --- the log ----------------------------------------------------------------------------
+
+    @property
+    def last_index(self) -> int:
+        if self._entries:
+            return self._entries[-1][0]
+        return 0 if self._snapshot is None else self._snapshot[0]
+
+    def append(self, records: Sequence[MetadataRecord]) -> int:
+        """Adds records and returns the index of the last; they are not committed yet. Raises
+        NotControllerError."""
+        self._check_not_ended()
+        for record in records:
+            self._entries.append((self.last_index + 1, self.epoch, encode_record(record)))
+            if isinstance(record, VotersChanged):
+                self.voters = record.voters  # As in Raft: the newest set counts, committed or not.
+        for peer in self._peers.values():
+            peer.wake.notify()
+        return self.last_index
+
+    async def committed(self, index: int) -> None:
+        """Returns once `index` is committed. Raises NotControllerError: the epoch ended, and the
+        record may or may not become committed."""
+        while self.commit_index < index:
+            self._check_not_ended()
+            await self._committed.wait(self._timeout_s)
+        self._check_not_ended()
+
+    def add_peer(self, broker: int, directory_id: str, endpoint: Endpoint) -> None:
+        """A broker registered: send it the log."""
+        known = self._peers.get(broker)
+        if known is not None:
+            if (known.host, known.port, known.directory_id) == (*endpoint, directory_id):
+                return
+            if known.pusher is not None:
+                known.pusher.cancel()
+        peer = _Peer(broker, directory_id, *endpoint, self.last_index + 1)
+        peer.acknowledged_s = self._environment.clock.monotonic()
+        self._peers[broker] = peer
+        self._start_pusher(peer)
+
+    def compact(self, snapshot: bytes) -> None:
+        """Replaces the entries in memory by a snapshot of the state after all of them, which must
+        be committed."""
+        assert self.commit_index == self.last_index
+        self._snapshot = (self.last_index, self._entries[-1][1], snapshot)
+        self._entries.clear()
+
+    @property
+    def entry_count(self) -> int:
+        return len(self._entries)
+
+    def has_majority(self) -> bool:
+        """Whether a majority of the voters answered within a session."""
+        since_s = self._environment.clock.monotonic() - self._timeout_s
+        heard = sum(
+            peer is not None and peer.acknowledged_s >= since_s for peer in self._voting_peers()
+        )
+        return heard > len(self.voters) // 2
+
+    def end(self, reason: str) -> None:
+        """Stops sending; everyone who waits for a commit gets NotControllerError."""
+        if self._ended is not None:
+            return
+        self._ended = reason
+        for peer in self._peers.values():
+            if peer.pusher is not None:
+                peer.pusher.cancel()
+        self._committed.notify()
+        self._on_end(reason)
+
+    def _check_not_ended(self) -> None:
+        if self._ended is not None:
+            raise NotControllerError(f"Controller epoch {self.epoch} is over: {self._ended}")
+
+    # --- sending ----------------------------------------------------------------------------
+
+    def _start_pusher(self, peer: _Peer) -> None:
+        peer.pusher = self._environment.tasks.spawn(
+            self._push_for_ever(peer), f"metadata-to-broker-{peer.broker}"
+        )
+
+    async def _push_for_ever(self, peer: _Peer) -> None:
+        while self._ended is None:
+            try:
+                await self._push(peer)
+            except FencedEpochError as error:
+                self.end(f"broker {peer.broker} follows a newer one: {error}")
+                return
+            except StalePartitionError:
+                # Its log does not hold what should come before: start further back.
+                peer.next_index = max(1, peer.next_index - peer.step_back)
+                peer.step_back *= 2
+                continue
+            except RayqError as error:
+                logger.debug("metadata to broker %d: %s", peer.broker, error)
+                await asyncio.sleep(RETRY_S)
+                continue
+            peer.step_back = 1
+            is_behind = (
+                peer.next_index <= self.last_index or peer.sent_commit_index < self.commit_index
+            )
+            if not is_behind:
+                await peer.wake.wait(self._config.heartbeat_interval_ms / 1000)
+
+    async def _push(self, peer: _Peer) -> None:
+        host, port = self._endpoint
+        commit_index = self.commit_index
+        snapshot = self._snapshot
+        if snapshot is not None and peer.next_index <= snapshot[0]:
+            index, epoch, data = snapshot
+            answer, _ = await self._pool.request(
+                peer.host,
+                peer.port,
+                messages.InstallMetadataSnapshot(self.epoch, index, epoch),
+                data,
+                timeout_s=self._timeout_s,
+            )
+            sent_commit_index = -1
+        else:
+            previous_index = peer.next_index - 1
+            entries = self._entries_from(peer.next_index)
+            answer, _ = await self._pool.request(
+                peer.host,
+                peer.port,
+                messages.AppendMetadata(
+                    self.epoch,
+                    host,
+                    port,
+                    previous_index,
+                    self._epoch_at(previous_index),
+                    commit_index,
+                ),
+                encode_entries(entries),
+                timeout_s=self._timeout_s,
+            )
+            sent_commit_index = commit_index
+        assert isinstance(answer, messages.AppendMetadataResponse)
+        peer.acknowledged_s = self._environment.clock.monotonic()
+        peer.directory_id = answer.directory_id
+        peer.match_index = answer.last_index
+        peer.next_index = answer.last_index + 1
+        peer.sent_commit_index = sent_commit_index
+        self._advance()
+
+    def _entries_from(self, index: int) -> list[Entry]:
+        if not self._entries:
+            return []
+        chosen: list[Entry] = []
+        size_bytes = 0
+        for entry in self._entries[max(0, index - self._entries[0][0]) :]:
+            size_bytes += len(entry[2])
+            if chosen and size_bytes > APPEND_BYTES_MAX:
+                break
+            chosen.append(entry)
+        return chosen
+
+    def _epoch_at(self, index: int) -> int:
+        if index == 0:
+            return 0
+        if self._snapshot is not None and index == self._snapshot[0]:
+            return self._snapshot[1]
+        return self._entries[index - self._entries[0][0]][1]
+
+    def _voting_peers(self) -> list[_Peer | None]:
+        """For each voter its peer, None where that broker is not there with that directory."""
+        peers: list[_Peer | None] = []
+        for voter in self.voters:
+            peer = self._peers.get(voter.broker)
+            is_voter = peer is not None and peer.directory_id == voter.directory_id
+            peers.append(peer if is_voter else None)
+        return peers
+
+    def _advance(self) -> None:
+        held = sorted(
+            (0 if peer is None else peer.match_index for peer in self._voting_peers()),
+            reverse=True,
+        )
+        by_majority = held[len(held) // 2]
+        # A record of an older epoch is committed only by one of this epoch after it (Raft 5.4.2).
+        if by_majority >= self._epoch_index > 0 and by_majority > self.commit_index:
+            self.commit_index = min(by_majority, self.last_index)
+            self._committed.notify()
+            for peer in self._peers.values():
+                peer.wake.notify()

@@ -1,0 +1,286 @@
+"""A replica process: a server, a lease from its broker, and the replicas it hosts.
+
+The broker of the same node tells it by heartbeat what to host and what the metadata says of it.
+Without a broker for a session it stops serving, and goes on when one is back; the replicas keep
+their logs open meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+
+from rayq.actors.hosting import ReplicaHostSpec
+from rayq.actors.replica import Replica
+from rayq.actors.signal import Signal
+from rayq.config import ClusterConfig
+from rayq.environment import Environment
+from rayq.errors import (
+    DirectoryInUseError,
+    RayqError,
+    StaleBrokerError,
+    UnknownTopicError,
+)
+from rayq.storage.data_directory import DataDirectory, PartitionDirectory, read_meta, read_secret
+from rayq.wire import messages
+from rayq.wire.authentication import Identity
+from rayq.wire.connection import Connection
+from rayq.wire.pool import ConnectionPool
+from rayq.wire.server import Peer, Result, Server
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 0.05
+LOCK_WAIT_S = 10.0
+STOP_GRACE_S = 0.2
+
+Key = tuple[str, int]
+
+
+class ReplicaHost:
+    """See the module. `run` serves until it is stopped, then returns."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        config: ClusterConfig,
+        spec: ReplicaHostSpec,
+        *,
+        host: str,
+        pid_start_time: int,
+    ) -> None:
+        self._environment = environment
+        self._config = config
+        self._spec = spec
+        self._pid_start_time = pid_start_time
+        meta = read_meta(environment.disk, spec.data_path)
+        assert meta is not None, spec.data_path
+        secret = read_secret(environment.disk, spec.data_path)
+        identity = Identity(
+            role="server", key=secret, cluster_id=meta.cluster_id, broker=spec.broker
+        )
+        self._pool = ConnectionPool(environment, identity, config)
+        self._server = Server(environment, identity, self._handle, config)
+        self._host = host
+        self._replicas: dict[Key, Replica] = {}
+        self._opening: set[Key] = set()
+        self._version = 0
+        self._lease_until_s = 0.0
+        self._urgent = Signal()
+        self._stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> None:
+        await self._server.start(self._host, 0)
+        heartbeats = self._environment.tasks.spawn(self._heartbeat_for_ever(), "replica-heartbeat")
+        await self._stopped
+        heartbeats.cancel()
+        await asyncio.sleep(STOP_GRACE_S)  # The answer to the stop request leaves first.
+        self._server.close()
+        self._pool.close()
+
+    def abort(self) -> None:
+        """Drops everything as it is, as the end of the process would."""
+        for replica in self._replicas.values():
+            replica.abandon()
+        self._server.close()
+        self._pool.close()
+
+    def has_lease(self) -> bool:
+        return self._environment.clock.monotonic() < self._lease_until_s
+
+    # --- the broker -------------------------------------------------------------------------
+
+    async def _heartbeat_for_ever(self) -> None:
+        is_attached = False
+        connection: Connection | None = None
+        while not self._stopped.done():
+            try:
+                if connection is None or connection.closed:
+                    is_attached = False
+                    connection = await self._connect()
+                if not is_attached:
+                    await self._attach(connection)
+                    is_attached = True
+                await self._heartbeat(connection)
+            except StaleBrokerError:
+                is_attached = False  # A new broker process: present ourselves again.
+            except RayqError as error:
+                logger.debug("replica process of broker %d: %s", self._spec.broker, error)
+                await asyncio.sleep(RETRY_S)
+
+    async def _connect(self) -> Connection:
+        endpoint = DataDirectory.read_endpoint(self._environment.disk, self._spec.data_path)
+        if endpoint is None:
+            raise StaleBrokerError(f"Broker {self._spec.broker} has not said where it listens.")
+        return await self._pool.get(*endpoint)
+
+    async def _attach(self, connection: Connection) -> None:
+        await connection.request(
+            messages.AttachReplicaHost(
+                self._spec.incarnation,
+                self._environment.pid,
+                self._pid_start_time,
+                self._server.host,
+                self._server.port,
+                self._statuses(),
+            ),
+            timeout_s=self._session_s,
+        )
+
+    async def _heartbeat(self, connection: Connection) -> None:
+        clock = self._environment.clock
+        sent_s = clock.monotonic()
+        request = messages.ReplicaHostHeartbeat(
+            self._spec.incarnation,
+            self._version,
+            self._statuses(),
+            self._config.heartbeat_interval_ms,
+        )
+        answer_task = connection.request(request, timeout_s=self._session_s)
+        # Something of ours may change while the broker holds the request: then say so at once.
+        urgent = asyncio.ensure_future(self._urgent.wait(self._session_s))
+        try:
+            await asyncio.wait({answer_task, urgent}, return_when=asyncio.FIRST_COMPLETED)
+            if not answer_task.done():
+                await connection.request(
+                    messages.ReplicaHostHeartbeat(
+                        self._spec.incarnation, self._version, self._statuses(), 0
+                    ),
+                    timeout_s=self._session_s,
+                )
+            answer, _ = await answer_task
+        finally:
+            urgent.cancel()
+        assert isinstance(answer, messages.ReplicaHostHeartbeatResponse)
+        self._lease_until_s = max(self._lease_until_s, sent_s + self._session_s)
+        self._version = max(self._version, answer.version)
+        for topic_id, partition in answer.removed:
+            replica = self._replicas.pop((topic_id, partition), None)
+            if replica is not None:
+                replica.abandon()
+        for assignment in answer.assignments:
+            self._apply(assignment)
+
+    @property
+    def _session_s(self) -> float:
+        return self._config.session_timeout_ms / 1000
+
+    def _statuses(self) -> list[messages.ReplicaStatus]:
+        return [replica.status() for replica in self._replicas.values()]
+
+    # --- replicas ---------------------------------------------------------------------------
+
+    def _apply(self, assignment: messages.PartitionAssignment) -> None:
+        key = (assignment.topic_id, assignment.partition)
+        replica = self._replicas.get(key)
+        if replica is not None:
+            replica.apply(assignment)
+            return
+        replica = Replica(
+            self._environment,
+            self._config,
+            self._pool,
+            assignment,
+            broker=self._spec.broker,
+            incarnation=self._spec.incarnation,
+            has_lease=self.has_lease,
+            propose=self._propose,
+            on_failure=self._urgent.notify,
+        )
+        self._replicas[key] = replica
+        self._environment.tasks.spawn(self._open(replica), f"open {replica.where}")
+
+    async def _open(self, replica: Replica) -> None:
+        assignment = replica.assignment
+        try:
+            directory = await self._lock_directory(assignment)
+            await replica.open(directory)
+        except (RayqError, OSError) as error:
+            replica.fail(error)
+            return
+        replica.apply(replica.assignment)
+        self._urgent.notify()
+
+    async def _lock_directory(
+        self, assignment: messages.PartitionAssignment
+    ) -> PartitionDirectory:
+        """Waits for the process of before, which the broker has killed, to let go of the lock."""
+        clock = self._environment.clock
+        deadline_s = clock.monotonic() + LOCK_WAIT_S
+        while True:
+            try:
+                return PartitionDirectory.open(
+                    self._environment,
+                    DataDirectory.path_of_partition(
+                        self._spec.data_path, assignment.topic, assignment.partition
+                    ),
+                    topic=assignment.topic,
+                    topic_id=assignment.topic_id,
+                    partition=assignment.partition,
+                    incarnation=self._spec.incarnation,
+                    pid_start_time=self._pid_start_time,
+                )
+            except DirectoryInUseError:
+                if clock.monotonic() > deadline_s:
+                    raise
+                await asyncio.sleep(RETRY_S)
+
+    async def _propose(self, request: messages.AlterPartition) -> None:
+        connection = await self._connect()
+        await connection.request(request, timeout_s=self._session_s)
+
+    # --- requests ---------------------------------------------------------------------------
+
+    def _handle(self, peer: Peer, request: messages.Request, payload: memoryview) -> Result | (
+        Awaitable[Result]
+    ):
+        match request:
+            case messages.Produce():
+                return self._replica(request).produce(request, payload)
+            case messages.Fetch():
+                return self._replica(request).fetch(request)
+            case messages.ReplicaFetch():
+                return self._replica(request).replica_fetch(request)
+            case messages.ReplicaFlushed():
+                return self._replica(request).replica_flushed(request)
+            case messages.ListOffsets():
+                return self._replica(request).list_offsets(request)
+            case messages.DeleteRecords():
+                return self._replica(request).delete_records(request)
+            case messages.DescribeReplica():
+                return self._replica(request).describe()
+            case messages.CheckRange():
+                return self._replica(request).check_range(request)
+            case messages.ReplicaSnapshot():
+                return self._replica(request).replica_snapshot(request)
+            case messages.StopReplicaHost():
+                return self._stop()
+        raise UnknownTopicError(f"A replica process does not answer {type(request).__name__}.")
+
+    def _replica(
+        self,
+        request: messages.Produce
+        | messages.Fetch
+        | messages.ReplicaFetch
+        | messages.ReplicaFlushed
+        | messages.ListOffsets
+        | messages.DeleteRecords
+        | messages.DescribeReplica
+        | messages.CheckRange
+        | messages.ReplicaSnapshot,
+    ) -> Replica:
+        replica = self._replicas.get((request.topic_id, request.partition))
+        if replica is None:
+            raise UnknownTopicError(
+                f"This process hosts no partition {request.partition} of a topic with id "
+                f"{request.topic_id}: it was deleted, or moved. Ask for new metadata."
+            )
+        return replica
+
+    async def _stop(self) -> messages.StopReplicaHostResponse:
+        statuses = [await replica.close() for replica in list(self._replicas.values())]
+        if not self._stopped.done():
+            self._stopped.set_result(None)
+        return messages.StopReplicaHostResponse(statuses)
+

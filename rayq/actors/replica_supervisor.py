@@ -1,0 +1,520 @@
+"""A broker's care for the replica processes of its node.
+
+It starts a process for each replica that the metadata places here, hands each its assignments, and
+watches them: a process that ends is noticed at once, one that is silent for a session is killed.
+What it sees, it reports to the controller until the committed metadata shows it. PROTOCOL 12, 13.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from rayq.actors.hosting import HostProcess, ReplicaHostSpec, Runtime
+from rayq.actors.metadata_keeper import MetadataKeeper
+from rayq.actors.signal import Signal
+from rayq.config import ClusterConfig, as_dict
+from rayq.core.cluster_state import Partition, Topic
+from rayq.core.metadata_records import (
+    MetadataRecord,
+    PartitionChanged,
+    ReplicaGone,
+    ReplicaRegistered,
+    TopicConfigChanged,
+    TopicDeleted,
+)
+from rayq.environment import Environment
+from rayq.errors import RayqError, StaleBrokerError
+from rayq.storage.data_directory import DataDirectory
+from rayq.wire import messages
+from rayq.wire.pool import ConnectionPool
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 60.0
+STARTS_AT_ONCE_PER_NODE = 2
+BACKOFF_S = 0.2
+BACKOFF_MAX_S = 10.0
+STABLE_S = 10.0
+REPORT_INTERVAL_S = 0.1
+STOP_TIMEOUT_S = 15.0
+
+Key = tuple[str, int]
+"""`(topic id, partition)`"""
+Ask = Callable[[messages.Request], Awaitable[messages.Response]]
+
+
+@dataclass(slots=True)
+class _Host:
+    """A replica process, from its start until it is known to be gone."""
+
+    incarnation: str
+    keys: set[Key]
+    started_s: float
+    process: HostProcess | None = None
+    endpoint: tuple[str, int] | None = None
+    """None until it has presented itself."""
+    statuses: dict[Key, messages.ReplicaStatus] = field(default_factory=dict)
+    heard_s: float = 0.0
+    changed: Signal = field(default_factory=Signal)
+
+
+class ReplicaSupervisor:
+    """See the module. `ask_controller` sends a request to the controller; it raises RayqError."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        config: ClusterConfig,
+        runtime: Runtime,
+        directory: DataDirectory,
+        metadata: MetadataKeeper,
+        pool: ConnectionPool,
+        *,
+        cluster_name: str,
+        incarnation: str,
+        ask_controller: Ask,
+    ) -> None:
+        self._environment = environment
+        self._config = config
+        self._runtime = runtime
+        self._directory = directory
+        self._metadata = metadata
+        self._pool = pool
+        self._cluster_name = cluster_name
+        self._incarnation = incarnation
+        self._ask_controller = ask_controller
+        self._broker = directory.meta.broker
+        self._hosts: dict[str, _Host] = {}
+        self._changed_at: dict[Key, int] = {}
+        self._failed: dict[Key, str] = {}
+        """Replicas that stopped on a disk error: not started again by this broker process."""
+        self._not_before_s: dict[Key, float] = {}
+        self._backoff_s: dict[Key, float] = {}
+        self._starting = 0
+        self._wake = Signal()
+        self._is_stopping = False
+        self._started_s = environment.clock.monotonic()
+        self._tidied = False
+
+    async def run(self) -> None:
+        """Reconciles for ever: processes against metadata, metadata against processes."""
+        interval_s = REPORT_INTERVAL_S
+        last_s = self._environment.clock.monotonic()
+        while not self._is_stopping:
+            try:
+                self._check_sessions(last_s)
+                last_s = self._environment.clock.monotonic()
+                if self._metadata.version > 0:
+                    await self._remove_deleted()
+                    self._start_missing()
+                    await self._report()
+            except RayqError as error:
+                logger.debug("broker %d: %s", self._broker, error)
+            await self._wake.wait(interval_s)
+
+    def wake(self) -> None:
+        self._wake.notify()
+
+    def on_metadata(self, records: Sequence[MetadataRecord] | None) -> None:
+        """Committed records were applied (None: a snapshot was)."""
+        version = self._metadata.version
+        touched: set[Key] = set()
+        if records is None:
+            touched.update(self._placed())
+        for record in records or ():
+            match record:
+                case PartitionChanged() | ReplicaRegistered() | ReplicaGone():
+                    touched.add((record.topic_id, record.partition))
+                case TopicConfigChanged():
+                    touched.update(key for key in self._placed() if key[0] == record.topic_id)
+                case TopicDeleted():
+                    touched.update(
+                        key for host in self._hosts.values() for key in host.keys
+                        if key[0] == record.topic_id
+                    )
+        for key in touched:
+            self._changed_at[key] = version
+        for host in self._hosts.values():
+            if host.keys & touched:
+                host.changed.notify()
+        self._wake.notify()
+
+    # --- what processes ask -----------------------------------------------------------------
+
+    def attach(self, request: messages.AttachReplicaHost) -> messages.AttachReplicaHostResponse:
+        """A replica process presents itself: one that we started, or that outlived the broker
+        process before us."""
+        host = self._hosts.get(request.incarnation)
+        now_s = self._environment.clock.monotonic()
+        if host is None:
+            process = self._runtime.adopt(request.pid, request.pid_start_time)
+            if process is None or self._is_stopping:
+                raise StaleBrokerError(f"No process {request.pid} runs on this node.")
+            keys = {(status.topic_id, status.partition) for status in request.replicas}
+            host = _Host(request.incarnation, keys, now_s, process)
+            self._hosts[request.incarnation] = host
+            self._watch(host)
+        elif host.process is None:
+            host.process = self._runtime.adopt(request.pid, request.pid_start_time)
+        if host.endpoint is None:
+            self._starting = max(0, self._starting - 1)
+        host.endpoint = (request.host, request.port)
+        self._note(host, request.replicas)
+        self._wake.notify()
+        return messages.AttachReplicaHostResponse(self._directory.meta.cluster_id)
+
+    async def heartbeat(
+        self, request: messages.ReplicaHostHeartbeat
+    ) -> messages.ReplicaHostHeartbeatResponse:
+        """Held until an assignment changes, at most `wait_ms`. Raises StaleBrokerError."""
+        host = self._hosts.get(request.incarnation)
+        if host is None or host.endpoint is None:
+            raise StaleBrokerError("This broker process does not know you: present yourself.")
+        if self._note(host, request.replicas):
+            self._wake.notify()
+        known = {(status.topic_id, status.partition) for status in request.replicas}
+        deadline_s = self._environment.clock.monotonic() + request.wait_ms / 1000
+        while True:
+            # A broker that was just started may know less than its processes do: it waits.
+            version = self._metadata.version
+            assignments: list[messages.PartitionAssignment] = []
+            removed: list[Key] = []
+            if version >= request.version:
+                for key in host.keys | known:
+                    is_new = key not in known or self._changed_at.get(key, 0) > request.version
+                    assignment = self._assignment(key) if key in host.keys else None
+                    if assignment is None:
+                        removed.append(key)
+                    elif is_new:
+                        assignments.append(assignment)
+            remaining_s = deadline_s - self._environment.clock.monotonic()
+            if assignments or removed or remaining_s <= 0:
+                break
+            await host.changed.wait(remaining_s)
+        host.heard_s = self._environment.clock.monotonic()
+        return messages.ReplicaHostHeartbeatResponse(
+            max(version, request.version), assignments, removed
+        )
+
+    def _note(self, host: _Host, statuses: Sequence[messages.ReplicaStatus]) -> bool:
+        """Whether something is new."""
+        host.heard_s = self._environment.clock.monotonic()
+        before = host.statuses
+        host.statuses = {(status.topic_id, status.partition): status for status in statuses}
+        is_new = before.keys() != host.statuses.keys()
+        for key, status in host.statuses.items():
+            known = before.get(key)
+            is_open = status.flushed >= 0
+            if known is None or (known.flushed >= 0) != is_open:
+                is_new = True
+            if status.failure is not None and key not in self._failed:
+                logger.error("replica %s of broker %d: %s", key, self._broker, status.failure)
+                self._failed[key] = status.failure
+                is_new = True
+        return is_new
+
+    # --- metadata against processes ---------------------------------------------------------
+
+    def _placed(self) -> Iterator[Key]:
+        for topic, number, _ in self._metadata.state.replicas_on(self._broker):
+            yield topic.topic_id, number
+
+    def _find(self, key: Key) -> tuple[Topic, Partition] | None:
+        topic = self._metadata.state.topics.get(key[0])
+        partition = None if topic is None else topic.partitions.get(key[1])
+        if topic is None or partition is None or self._broker not in partition.value.replicas:
+            return None
+        return topic, partition
+
+    def _assignment(self, key: Key) -> messages.PartitionAssignment | None:
+        found = self._find(key)
+        if found is None:
+            return None
+        topic, partition = found
+        value = partition.value
+        leader = None if value.leader is None else partition.processes.get(value.leader)
+        return messages.PartitionAssignment(
+            topic.name,
+            topic.topic_id,
+            key[1],
+            as_dict(topic.config),
+            value.leader,
+            value.leader_incarnation,
+            None if leader is None else leader.host,
+            None if leader is None else leader.port,
+            value.leader_epoch,
+            value.partition_epoch,
+            value.last_unclean_epoch,
+            [(member.broker, member.incarnation) for member in value.isr],
+            [
+                (
+                    broker,
+                    None
+                    if broker not in partition.processes
+                    else partition.processes[broker].incarnation,
+                )
+                for broker in value.replicas
+            ],
+        )
+
+    def _start_missing(self) -> None:
+        now_s = self._environment.clock.monotonic()
+        hosted = {key for host in self._hosts.values() for key in host.keys}
+        nodes = {
+            number: one.registration.node_id
+            for number, one in self._metadata.state.brokers.items()
+            if one.live
+        }
+        neighbours = sum(node == nodes.get(self._broker) for node in nodes.values())
+        starts_max = max(1, STARTS_AT_ONCE_PER_NODE // max(1, neighbours))
+        for key in self._placed():
+            if key in hosted or key in self._failed or self._not_before_s.get(key, 0.0) > now_s:
+                continue
+            if not self._is_free(key, now_s):
+                continue
+            shared = self._host_with_room()
+            if shared is not None:
+                shared.keys.add(key)
+                shared.changed.notify()
+                continue
+            if self._starting >= starts_max:
+                return
+            self._start_host(key, now_s)
+
+    def _host_with_room(self) -> _Host | None:
+        for host in self._hosts.values():
+            if len(host.keys) < self._config.replicas_per_process:
+                return host
+        return None
+
+    def _is_free(self, key: Key, now_s: float) -> bool:
+        """Whether no process holds the partition's directory. One that an earlier broker process
+        started has a session to present itself, then it is killed."""
+        found = self._find(key)
+        assert found is not None
+        path = self._directory.partition_path(found[0].name, key[1])
+        owner = DataDirectory.partition_topic_id(self._environment.disk, path)
+        if owner is not None and owner != key[0]:
+            if owner not in self._metadata.state.topics:
+                self._directory.quarantine(path)
+                return True
+            return False
+        holder = DataDirectory.partition_holder(self._environment.disk, path)
+        if holder is None:
+            return True
+        if now_s - self._started_s > self._config.session_timeout_ms / 1000:
+            process = self._runtime.adopt(*holder)
+            if process is not None:
+                logger.warning("process %d holds %s and is silent: killing it", holder[0], path)
+                process.kill()
+        return False
+
+    def _start_host(self, key: Key, now_s: float) -> None:
+        found = self._find(key)
+        assert found is not None
+        spec = ReplicaHostSpec(
+            self._cluster_name,
+            self._broker,
+            self._environment.new_id(),
+            self._directory.path,
+            (f"{found[0].name}-{key[1]}",),
+        )
+        host = _Host(spec.incarnation, {key}, now_s, heard_s=now_s)
+        self._hosts[spec.incarnation] = host
+        self._starting += 1
+        self._environment.tasks.spawn(self._start(host, spec), f"start {spec.names[0]}")
+
+    async def _start(self, host: _Host, spec: ReplicaHostSpec) -> None:
+        try:
+            host.process = await self._runtime.start_replica_host(spec)
+        except RayqError as error:
+            logger.error("a process for %s could not be started: %s", spec.names, error)
+            self._gone(host, str(error))
+            return
+        self._watch(host)
+
+    def _watch(self, host: _Host) -> None:
+        async def watch() -> None:
+            assert host.process is not None
+            self._gone(host, await host.process.wait_dead())
+
+        self._environment.tasks.spawn(watch(), f"watch {host.incarnation[:8]}")
+
+    def _gone(self, host: _Host, reason: str) -> None:
+        if self._hosts.get(host.incarnation) is not host:
+            return
+        del self._hosts[host.incarnation]
+        if host.endpoint is None:
+            self._starting = max(0, self._starting - 1)
+        if self._is_stopping:
+            return
+        now_s = self._environment.clock.monotonic()
+        for key in host.keys:
+            was_stable = now_s - host.started_s > STABLE_S
+            backoff_s = 0.0 if was_stable else min(
+                BACKOFF_MAX_S, max(BACKOFF_S, 2 * self._backoff_s.get(key, 0.0))
+            )
+            self._backoff_s[key] = backoff_s
+            self._not_before_s[key] = now_s + backoff_s
+        if host.keys:
+            logger.warning("replica process of broker %d is gone: %s", self._broker, reason)
+        host.changed.notify()
+        self._wake.notify()
+
+    def _check_sessions(self, last_s: float) -> None:
+        """Kills what is silent. If this process itself was late, everyone gets that much longer."""
+        now_s = self._environment.clock.monotonic()
+        late_s = max(0.0, now_s - last_s - REPORT_INTERVAL_S)
+        session_s = self._config.session_timeout_ms / 1000
+        for host in list(self._hosts.values()):
+            if late_s > REPORT_INTERVAL_S:
+                host.heard_s += late_s
+            limit_s = START_TIMEOUT_S if host.endpoint is None else session_s
+            if now_s - host.heard_s > limit_s and host.process is not None:
+                logger.warning(
+                    "replica process %s of broker %d was silent for %.1f s: killing it",
+                    host.incarnation[:8],
+                    self._broker,
+                    now_s - host.heard_s,
+                )
+                host.process.kill()
+
+    async def _remove_deleted(self) -> None:
+        """Lets go of the replicas of deleted topics, then removes their files."""
+        for host in list(self._hosts.values()):
+            for key in [key for key in host.keys if self._find(key) is None]:
+                if key not in host.statuses:
+                    host.keys.discard(key)
+                else:
+                    host.changed.notify()
+            if not host.keys and host.process is not None:
+                host.process.kill()
+        for meta, path in self._directory.partitions():
+            key = (meta.topic_id, meta.partition)
+            if self._find(key) is not None:
+                continue
+            if DataDirectory.partition_holder(self._environment.disk, path) is not None:
+                continue
+            if key in self._changed_at:  # We saw it deleted; else it is only put aside.
+                self._changed_at.pop(key)
+                aside = self._directory.quarantine(path)
+                await self._environment.threads.run(self._environment.disk.remove_tree, aside)
+            elif self._may_tidy():
+                logger.warning("%s belongs to no topic of this cluster: put aside", path)
+                self._directory.quarantine(path)
+
+    def _may_tidy(self) -> bool:
+        """Whether the metadata here is known to be current: this process's registration is in it."""
+        known = self._metadata.state.brokers.get(self._broker)
+        return known is not None and known.registration.incarnation == self._incarnation
+
+    # --- processes against metadata ---------------------------------------------------------
+
+    async def _report(self) -> None:
+        """Tells the controller what the metadata does not show yet."""
+        if not self._may_tidy():
+            return
+        register: list[messages.ReplicaRegistration] = []
+        failed: list[tuple[str, int, str]] = []
+        by_key = {key: host for host in self._hosts.values() for key in host.statuses}
+        for topic, number, partition in self._metadata.state.replicas_on(self._broker):
+            key = (topic.topic_id, number)
+            known = partition.processes.get(self._broker)
+            host = by_key.get(key)
+            status = None if host is None else host.statuses[key]
+            if known is not None and self._is_gone(key, known.incarnation):
+                failed.append((*key, known.incarnation))
+            if (
+                host is not None
+                and host.endpoint is not None
+                and status is not None
+                and status.failure is None
+                and status.flushed >= 0
+                and (known is None or known.incarnation != host.incarnation)
+            ):
+                register.append(
+                    messages.ReplicaRegistration(
+                        topic.topic_id,
+                        number,
+                        host.incarnation,
+                        *host.endpoint,
+                        status.last_epoch,
+                        status.flushed,
+                    )
+                )
+        if failed:
+            await self._tell(
+                messages.ReplicasFailed(
+                    self._broker, self._incarnation, failed, "the process or its disk failed"
+                )
+            )
+        if register:
+            await self._tell(
+                messages.RegisterReplicas(self._broker, self._incarnation, register)
+            )
+
+    def _is_gone(self, key: Key, incarnation: str) -> bool:
+        """Whether a registered process is known not to serve this partition any more."""
+        host = self._hosts.get(incarnation)
+        if host is not None:
+            return key in self._failed
+        found = self._find(key)
+        assert found is not None
+        path = self._directory.partition_path(found[0].name, key[1])
+        if DataDirectory.partition_holder(self._environment.disk, path) is None:
+            return True
+        # Someone holds the directory: a process of ours that replaced it, or one still to come.
+        return any(key in one.keys for one in self._hosts.values())
+
+    async def _tell(self, request: messages.Request) -> None:
+        answer = await self._ask_controller(request)
+        assert isinstance(answer, messages.ChangeResponse)
+        await self._metadata.changed.wait_until(
+            lambda: self._metadata.version >= answer.version,
+            self._config.session_timeout_ms / 1000,
+        )
+
+    # --- stopping ---------------------------------------------------------------------------
+
+    async def stop(self) -> list[messages.ReplicaRegistration]:
+        """Stops every replica process and returns where each log ended."""
+        self._is_stopping = True
+        self._wake.notify()
+        hosts = list(self._hosts.values())
+        ends = await asyncio.gather(*(self._stop_host(host) for host in hosts))
+        return [end for some in ends for end in some]
+
+    async def _stop_host(self, host: _Host) -> list[messages.ReplicaRegistration]:
+        endpoint = host.endpoint
+        ends: list[messages.ReplicaRegistration] = []
+        if endpoint is not None:
+            try:
+                answer, _ = await self._pool.request(
+                    *endpoint, messages.StopReplicaHost(), timeout_s=STOP_TIMEOUT_S
+                )
+            except RayqError as error:
+                logger.warning("a replica process did not stop by itself: %s", error)
+            else:
+                assert isinstance(answer, messages.StopReplicaHostResponse)
+                ends = [
+                    messages.ReplicaRegistration(
+                        status.topic_id,
+                        status.partition,
+                        host.incarnation,
+                        *endpoint,
+                        status.last_epoch,
+                        status.flushed,
+                    )
+                    for status in answer.replicas
+                    if status.failure is None and status.flushed >= 0
+                ]
+        if host.process is not None:
+            try:
+                await asyncio.wait_for(host.process.wait_dead(), STOP_TIMEOUT_S)
+            except TimeoutError:
+                pass
+            host.process.kill()
+        return ends

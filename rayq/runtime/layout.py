@@ -1,0 +1,112 @@
+"""Where a cluster's data directories are, and how a new cluster is made in empty ones.
+
+`<root>/broker-<id>/` each hold one broker's data. A cluster is formatted once: every directory gets
+the cluster's id and secret, and the voters' metadata logs get their first record, the same
+`VotersChanged`. The directory with the lowest broker id is formatted last, so that a crash on the
+way leaves no cluster that could ever start; the next start formats anew.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rayq.core.broker_changes import VOTERS_MAX
+from rayq.core.metadata_records import Voter, VotersChanged, encode_record
+from rayq.environment import Environment
+from rayq.errors import InvalidRequestError, WrongClusterError
+from rayq.storage.data_directory import Meta, find_brokers, format_directory, read_meta
+from rayq.storage.metadata_log import MetadataLog
+
+BROKERS_PER_NODE_MAX = 100
+
+
+class Directory(NamedTuple):
+    """One broker's data directory."""
+
+    broker: int
+    path: str
+    cluster_id: str
+    directory_id: str
+
+
+def directory_path(root: str, broker: int) -> str:
+    return f"{root}/broker-{broker}"
+
+
+def metadata_path(path: str) -> str:
+    return f"{path}/metadata"
+
+
+def find_directories(environment: Environment, root: str) -> list[Directory]:
+    """The formatted directories below `root`, by broker id. Raises UnsupportedFormatError, and
+    WrongClusterError where they belong to different clusters."""
+    found = []
+    for broker, path in find_brokers(environment.disk, root):
+        meta = read_meta(environment.disk, path)
+        assert meta is not None
+        found.append(Directory(broker, path, meta.cluster_id, meta.directory_id))
+    check_one_cluster(found, root)
+    return found
+
+
+def check_one_cluster(found: Sequence[Directory], root: str) -> None:
+    clusters = {one.cluster_id for one in found}
+    if len(clusters) > 1:
+        named = ", ".join(f"{one.path} ({one.cluster_id[:8]})" for one in found)
+        raise WrongClusterError(
+            f"The directories below {root} belong to {len(clusters)} clusters: {named}. Move those "
+            "of other clusters away."
+        )
+
+
+def check_broker_count(brokers: int) -> None:
+    if not 1 <= brokers <= BROKERS_PER_NODE_MAX:
+        raise InvalidRequestError(
+            f"brokers must be from 1 to {BROKERS_PER_NODE_MAX}, not {brokers}."
+        )
+
+
+def voter_count(brokers: int) -> int:
+    """Three voters, one where there are fewer than three brokers: two would stop if one did."""
+    return VOTERS_MAX if brokers >= VOTERS_MAX else 1
+
+
+def format_cluster(environment: Environment, root: str, brokers: int) -> list[Directory]:
+    """A new cluster of `brokers` empty directories below `root` on this machine."""
+    check_broker_count(brokers)
+    cluster_id, secret = environment.new_id(), secrets.token_bytes(32)
+    metas: dict[int, Meta] = {}
+    for broker in reversed(range(brokers)):
+        metas[broker] = format_directory(
+            environment,
+            directory_path(root, broker),
+            cluster_id=cluster_id,
+            broker=broker,
+            secret=secret,
+        )
+    voters = tuple(
+        Voter(broker, metas[broker].directory_id) for broker in range(voter_count(brokers))
+    )
+    for voter in reversed(voters):
+        write_first_record(environment, directory_path(root, voter.broker), voters)
+    return find_directories(environment, root)
+
+
+def write_first_record(
+    environment: Environment, path: str, voters: tuple[Voter, ...]
+) -> None:
+    """What makes a directory a voter of a new cluster."""
+    log = MetadataLog.open(environment.disk, metadata_path(path))
+    log.append([(1, 0, encode_record(VotersChanged(voters)))])
+
+
+def never_started(environment: Environment, directories: Sequence[Directory]) -> bool:
+    """Whether these directories were formatted and no controller ever wrote to them: what a crash
+    amid `format_cluster` leaves. They hold nothing, and may be formatted again."""
+    for directory in directories:
+        log = MetadataLog.open(environment.disk, metadata_path(directory.path))
+        if log.last_index > 1 or log.promised_epoch > 0 or log.snapshot_index is not None:
+            return False
+    return True

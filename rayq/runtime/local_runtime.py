@@ -1,0 +1,238 @@
+"""All actors in this process, on one event loop: for users' unit tests and notebooks.
+
+The same actors, real files, real sockets on the loopback; no Ray. A "process" here is a set of
+tasks and sockets that end together, so a kill is prompt but not the real thing: the tests of
+durability use real processes and the simulation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+
+from rayq.actors.broker import Broker
+from rayq.actors.controller_server import ControllerServer
+from rayq.actors.hosting import HostProcess, ReplicaHostSpec
+from rayq.actors.replica_host import ReplicaHost
+from rayq.config import ClusterConfig
+from rayq.environment import Environment
+from rayq.errors import RayqError
+from rayq.runtime.layout import (
+    Directory,
+    directory_path,
+    find_directories,
+    format_cluster,
+    never_started,
+)
+from rayq.storage.data_directory import read_secret
+from rayq.wire.messages import PrepareStop
+
+READY_TIMEOUT_S = 30.0
+REPLICAS_MAX = 10_000
+
+_process_numbers = itertools.count(1)
+Endpoint = tuple[str, int]
+NewEnvironment = Callable[[str], Environment]
+"""Makes the environment of one process, by its name; the simulation gives its own."""
+
+
+class LocalHostProcess:
+    """A replica "process": `kill` drops it at once, its page cache stays."""
+
+    def __init__(self, host: ReplicaHost, environment: Environment, number: int) -> None:
+        self._host = host
+        self._environment = environment
+        self.number = number
+        self._dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> None:
+        try:
+            await self._host.run()
+        finally:
+            self._end("it ended")
+
+    def kill(self) -> None:
+        self._environment.tasks.cancel_all()
+        self._host.abort()
+        self._end("it was killed")
+
+    async def wait_dead(self) -> str:
+        return await asyncio.shield(self._dead)
+
+    def _end(self, reason: str) -> None:
+        if not self._dead.done():
+            self._dead.set_result(reason)
+
+
+class LocalRuntime:
+    """Starts replica processes for one broker, on this loop."""
+
+    def __init__(self, new_environment: NewEnvironment, config: ClusterConfig, host: str) -> None:
+        self._new_environment = new_environment
+        self._config = config
+        self._host = host
+        self.processes: dict[int, LocalHostProcess] = {}
+
+    async def start_replica_host(self, spec: ReplicaHostSpec) -> HostProcess:
+        environment = self._new_environment(f"replica {spec.broker}/{spec.names[0]}")
+        number = next(_process_numbers)
+        host = ReplicaHost(
+            environment, self._config, spec, host=self._host, pid_start_time=number
+        )
+        process = LocalHostProcess(host, environment, number)
+        self.processes[number] = process
+        environment.tasks.spawn(process.run(), f"replica host {spec.names[0]}")
+        return process
+
+    def adopt(self, pid: int, pid_start_time: int) -> HostProcess | None:
+        return self.processes.get(pid_start_time)
+
+
+class LocalServers:
+    """The servers of one cluster on this event loop. `start` returns when every broker has
+    registered; `stop` is a controlled stop, `abort` a crash of them all."""
+
+    def __init__(
+        self,
+        new_environment: NewEnvironment,
+        config: ClusterConfig,
+        *,
+        root: str,
+        brokers: int | None,
+        name: str = "local",
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
+        self._new_environment = new_environment
+        self._config = config
+        self._root = root
+        self._wanted = brokers
+        self._name = name
+        self._host = host
+        self._port = port
+        self.brokers: dict[int, Broker] = {}
+        self.runtimes: dict[int, LocalRuntime] = {}
+        self.environments: dict[int, Environment] = {}
+        self.controller: ControllerServer | None = None
+        self.controller_environment: Environment | None = None
+        self.cluster_id = ""
+        self.secret = b""
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        return [broker.endpoint for broker in self.brokers.values()]
+
+    async def start(self) -> None:
+        """Raises the errors of `Broker.start`, and RayqError when no controller comes up."""
+        environment = self._new_environment("layout")
+        directories = open_or_format(environment, self._root, self._wanted)
+        self.cluster_id = directories[0].cluster_id
+        self.secret = read_secret(environment.disk, directories[0].path)
+        try:
+            for directory in directories:
+                await self.start_broker(directory.broker)
+            await self.start_controller()
+            await self._wait_registered()
+        except BaseException:
+            self.abort()
+            raise
+
+    async def start_broker(self, number: int) -> Broker:
+        environment = self._new_environment(f"broker {number}")
+        runtime = LocalRuntime(self._new_environment, self._config, self._host)
+        broker = Broker(
+            environment,
+            self._config,
+            runtime,
+            cluster_name=self._name,
+            data_path=directory_path(self._root, number),
+            host=self._host,
+            port=self._port,
+            node_id="local",
+            replicas_max=self._config.max_replicas_per_broker or REPLICAS_MAX,
+            peers=self.endpoints,
+        )
+        await broker.start()
+        self.brokers[number] = broker
+        self.runtimes[number] = runtime
+        self.environments[number] = environment
+        return broker
+
+    async def start_controller(self) -> None:
+        environment = self._new_environment("controller")
+        self.controller_environment = environment
+        self.controller = ControllerServer(
+            environment,
+            self._config,
+            cluster_id=self.cluster_id,
+            secret=self.secret,
+            host=self._host,
+            brokers=self.endpoints,
+        )
+        await self.controller.start()
+
+    def kill_controller(self) -> None:
+        """The controller's process dies. Start another, or let a voter stand in."""
+        if self.controller is not None:
+            self.controller.close()
+            self.controller = None
+
+    def kill_broker(self, number: int) -> None:
+        """The broker and its replica processes die, as a node does."""
+        broker = self.brokers.pop(number)
+        self.environments.pop(number).tasks.cancel_all()
+        for process in self.runtimes.pop(number).processes.values():
+            process.kill()
+        broker.close()
+
+    async def stop(self) -> None:
+        """A controlled stop of everything; the data stays."""
+        if self.controller is not None and self.controller.controller_host.controller is not None:
+            await self.controller.controller_host.controller.handle(PrepareStop())
+        await asyncio.gather(*(broker.stop() for broker in self.brokers.values()))
+        self.abort()
+
+    def abort(self) -> None:
+        self.kill_controller()
+        for number in list(self.brokers):
+            self.kill_broker(number)
+
+    async def _wait_registered(self) -> None:
+        def all_registered() -> bool:
+            return all(broker.is_registered for broker in self.brokers.values())
+
+        await wait_until(all_registered, READY_TIMEOUT_S, "the brokers to register")
+
+
+def open_or_format(
+    environment: Environment, root: str, brokers: int | None
+) -> list[Directory]:
+    """The directories found below `root`, or those of a new cluster of `brokers` (default 1).
+
+    Fewer than asked for are an error: a broker is added to a cluster by its node, not by a count.
+    """
+    found = find_directories(environment, root)
+    if found and never_started(environment, found) and len(found) < (brokers or 0):
+        found = []
+    if not found:
+        return format_cluster(environment, root, brokers or 1)
+    if brokers is not None and len(found) < brokers:
+        missing = sorted(set(range(brokers)) - {one.broker for one in found})
+        raise RayqError(
+            f"{root} holds {len(found)} brokers, {brokers} were asked for: the directories of "
+            f"{', '.join(f'broker-{number}' for number in missing)} are missing. Mount them, or "
+            f"start with brokers={len(found)}."
+        )
+    return found
+
+
+async def wait_until(holds: Callable[[], bool], timeout_s: float, what: str) -> None:
+    """Raises RayqError when `holds` is still false after `timeout_s`."""
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + timeout_s
+    while not holds():
+        if loop.time() > deadline_s:
+            raise RayqError(f"Waited {timeout_s:.0f} s in vain for {what}.")
+        await asyncio.sleep(0.005)
+

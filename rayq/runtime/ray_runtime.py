@@ -1,0 +1,546 @@
+"""Production: each actor is a Ray actor process. Ray places, pins, names and restarts them.
+
+Only lifecycle goes through Ray. The controller and the brokers are detached named actors that Ray
+restarts for ever; a broker starts and restarts its replica processes itself (Ray must not: two
+processes for one directory), and watches them by pidfd. Records never pass through Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rayq.actors.broker import Broker
+from rayq.actors.broker import replicas_max as replicas_max_of
+from rayq.actors.controller_server import ControllerServer
+from rayq.actors.hosting import HostProcess, ReplicaHostSpec, host_name
+from rayq.actors.replica_host import ReplicaHost
+from rayq.client.environment import system_environment
+from rayq.config import ClusterConfig
+from rayq.core.metadata_records import Voter
+from rayq.errors import ControllerUnavailableError, RayqError, from_wire, to_wire
+from rayq.runtime.layout import (
+    Directory,
+    check_broker_count,
+    check_one_cluster,
+    directory_path,
+    find_directories,
+    voter_count,
+    write_first_record,
+)
+from rayq.runtime.processes import adopt_process, process_start_time
+from rayq.storage.data_directory import format_directory, read_secret
+from rayq.wire.messages import PrepareStop
+
+logger = logging.getLogger(__name__)
+
+NAMESPACE = "rayq"
+NODE_CHECK_S = 2.0
+START_TIMEOUT_S = 60.0
+Endpoint = tuple[str, int]
+
+
+class BrokerSpec(msgspec.Struct, frozen=True):
+    """All that a broker actor needs, so that Ray can start it again without anyone's help."""
+
+    cluster_name: str
+    broker: int
+    root: str
+    node_id: str
+    port: int
+    config: ClusterConfig
+    brokers_on_node: int
+    peers: tuple[Endpoint, ...]
+
+
+class ControllerSpec(msgspec.Struct, frozen=True):
+    """All that the controller actor needs to start, again and again."""
+
+    cluster_name: str
+    cluster_id: str
+    secret: bytes
+    root: str
+    port: int
+    config: ClusterConfig
+    brokers: tuple[Endpoint, ...]
+    placed: tuple[tuple[int, str], ...]
+    """`(broker, node id)` at the start."""
+    nodes: tuple[str, ...]
+    """The nodes there were at the start; those that join later get a broker."""
+
+
+class ConnectionInfo(msgspec.Struct, frozen=True):
+    """What a client in the same Ray cluster needs."""
+
+    cluster_name: str
+    cluster_id: str
+    secret: bytes
+    brokers: tuple[Endpoint, ...]
+    config: ClusterConfig
+
+
+def controller_name(cluster_name: str) -> str:
+    return f"rayq:{cluster_name}:controller"
+
+
+def broker_name(cluster_name: str, broker: int) -> str:
+    return f"rayq:{cluster_name}:broker-{broker}"
+
+
+# --- replica processes ----------------------------------------------------------------------------
+
+
+class ReplicaHostActor:
+    """The Ray actor around one `ReplicaHost`."""
+
+    async def start(self, spec: ReplicaHostSpec, config: ClusterConfig) -> tuple[int, int]:
+        """Returns `(pid, start time)`; the process presents itself to its broker."""
+        pid = os.getpid()
+        started = process_start_time(pid)
+        assert started is not None
+        self._host = ReplicaHost(
+            system_environment(config), config, spec, host=_bind_host(config), pid_start_time=started
+        )
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        return pid, started
+
+    async def _run(self) -> None:
+        await self._host.run()
+        os._exit(0)  # Stopped by its broker: the logs are closed, nothing is left to do.
+
+
+class RayRuntime:
+    """Starts replica processes on this node as Ray actors."""
+
+    def __init__(self, config: ClusterConfig, node_id: str) -> None:
+        self._config = config
+        self._node_id = node_id
+
+    async def start_replica_host(self, spec: ReplicaHostSpec) -> HostProcess:
+        try:
+            actor = ray.remote(ReplicaHostActor).options(
+                **_pinned(self._node_id), name=host_name(spec), max_restarts=0
+            ).remote()
+            pid, started = await asyncio.wait_for(
+                actor.start.remote(spec, self._config), START_TIMEOUT_S
+            )
+        except (RayError, ValueError, asyncio.TimeoutError) as error:
+            raise RayqError(f"Ray could not start the process {host_name(spec)}: {error}") from error
+        process = adopt_process(pid, started)
+        if process is None:
+            raise RayqError(f"The process {host_name(spec)} (pid {pid}) ended at once.")
+        return process
+
+    def adopt(self, pid: int, pid_start_time: int) -> HostProcess | None:
+        return adopt_process(pid, pid_start_time)
+
+
+# --- brokers and the controller -------------------------------------------------------------------
+
+
+class BrokerActor:
+    """The Ray actor around one `Broker`. It starts by itself: Ray restarts it so."""
+
+    def __init__(self, spec: BrokerSpec) -> None:
+        self._spec = spec
+        self._broker: Broker | None = None
+        self._started = asyncio.get_running_loop().create_task(self._start())
+
+    async def _start(self) -> Endpoint:
+        spec, config = self._spec, self._spec.config
+        self._broker = Broker(
+            system_environment(config),
+            config,
+            RayRuntime(config, spec.node_id),
+            cluster_name=spec.cluster_name,
+            data_path=directory_path(spec.root, spec.broker),
+            host=_bind_host(config),
+            port=spec.port,
+            node_id=spec.node_id,
+            replicas_max=replicas_max_of(config, _memory_bytes(), spec.brokers_on_node),
+            peers=spec.peers,
+        )
+        return await self._broker.start()
+
+    async def endpoint(self) -> tuple[str, int | str, str]:
+        """Where it listens, or why it does not: see `_checked`. An error is returned as a value,
+        or Ray would wrap it in one of its own."""
+        return await _unwrapped(self._started)
+
+    async def is_registered(self) -> bool:
+        return self._broker is not None and self._broker.is_registered
+
+    async def stop(self) -> None:
+        if self._broker is not None:
+            await self._broker.stop()
+
+
+class ControllerActor:
+    """The Ray actor around `ControllerServer`; it also gives a broker to nodes that join."""
+
+    def __init__(self, spec: ControllerSpec) -> None:
+        self._spec = spec
+        self._placed = dict(spec.placed)
+        self._nodes = set(spec.nodes)
+        self._endpoints: dict[int, Endpoint] = {}
+        self._is_stopping = False
+        self._server = ControllerServer(
+            system_environment(spec.config),
+            spec.config,
+            cluster_id=spec.cluster_id,
+            secret=spec.secret,
+            host=_bind_host(spec.config),
+            brokers=spec.brokers,
+        )
+        loop = asyncio.get_running_loop()
+        self._started = loop.create_task(self._server.start())
+        self._watch = loop.create_task(self._watch_nodes())
+
+    async def connection_info(self) -> ConnectionInfo:
+        brokers = dict.fromkeys([*self._endpoints.values(), *self._spec.brokers])
+        return ConnectionInfo(
+            self._spec.cluster_name,
+            self._spec.cluster_id,
+            self._spec.secret,
+            tuple(brokers),
+            self._spec.config,
+        )
+
+    async def prepare_stop(self) -> list[int]:
+        """Nobody is elected any more. Returns the brokers."""
+        self._is_stopping = True
+        self._watch.cancel()
+        controller = self._server.controller_host.controller
+        if controller is not None:
+            try:
+                await controller.handle(PrepareStop())
+            except RayqError as error:
+                logger.warning("stopping without a working controller: %s", error)
+        return sorted(self._placed)
+
+    async def _watch_nodes(self) -> None:
+        """A node that joins, or returns with its disk, gets its brokers."""
+        await self._started
+        while True:
+            await asyncio.sleep(NODE_CHECK_S)
+            try:
+                nodes = await asyncio.to_thread(live_nodes)
+                for node_id in sorted(set(nodes) - self._nodes):
+                    await self._serve_node(node_id)
+                    self._nodes.add(node_id)
+                self._nodes &= set(nodes)  # One that leaves and returns is served anew.
+            except (RayError, RayqError, OSError) as error:
+                logger.warning("looking after new nodes: %s", error)
+
+    async def _serve_node(self, node_id: str) -> None:
+        spec = self._spec
+        found = await _remote_find(node_id, spec.root)
+        ours = [one for one in found if one.cluster_id == spec.cluster_id]
+        if not ours and not found:
+            controller = self._server.controller_host.controller
+            known = set(self._placed)
+            if controller is not None:
+                known |= set(controller.state.brokers)
+            broker = max(known, default=-1) + 1
+            ours = [
+                await _remote_format(node_id, spec.root, spec.cluster_id, broker, spec.secret)
+            ]
+        for directory in ours:
+            logger.warning("node %s joined: broker %d starts there", node_id, directory.broker)
+            actor = await asyncio.to_thread(
+                start_broker_actor,
+                BrokerSpec(
+                    spec.cluster_name,
+                    directory.broker,
+                    spec.root,
+                    node_id,
+                    spec.port,
+                    spec.config,
+                    len(ours),
+                    spec.brokers,
+                ),
+            )
+            self._placed[directory.broker] = node_id
+            self._endpoints[directory.broker] = _checked(await actor.endpoint.remote())
+
+
+# --- starting and stopping a cluster --------------------------------------------------------------
+
+
+def find_cluster(cluster_name: str) -> ConnectionInfo | None:
+    """The cluster of that name in the connected Ray; None when there is none."""
+    try:
+        actor = ray.get_actor(controller_name(cluster_name), namespace=NAMESPACE)
+    except ValueError:
+        return None
+    info: ConnectionInfo = ray.get(actor.connection_info.remote(), timeout=START_TIMEOUT_S)
+    return info
+
+
+def start_cluster(
+    root: str, *, brokers: int | None, cluster_name: str, port: int, config: ClusterConfig
+) -> ConnectionInfo:
+    """Formats or reopens the directories and starts the actors; returns when every broker has
+    registered. Raises the errors that `rayq.start` documents."""
+    nodes = live_nodes()
+    found = {node: ray.get(_find_on(node, root)) for node in nodes}
+    placed, cluster_id, secret = _open_or_format(nodes, found, root, brokers)
+    per_node = {node: sum(at == node for at in placed.values()) for node in nodes}
+    actors: list[ActorHandle[Any]] = []
+    try:
+        endpoints: list[Endpoint] = []
+        for broker, node in sorted(placed.items()):
+            actor = start_broker_actor(
+                BrokerSpec(
+                    cluster_name,
+                    broker,
+                    root,
+                    node,
+                    port,
+                    config,
+                    per_node[node],
+                    tuple(endpoints),
+                )
+            )
+            actors.append(actor)
+        endpoints = [
+            _checked(answer)
+            for answer in ray.get(
+                [actor.endpoint.remote() for actor in actors], timeout=START_TIMEOUT_S
+            )
+        ]
+        spec = ControllerSpec(
+            cluster_name,
+            cluster_id,
+            secret,
+            root,
+            port,
+            config,
+            tuple(endpoints),
+            tuple(placed.items()),
+            tuple(nodes),
+        )
+        controller = (
+            ray.remote(ControllerActor)
+            .options(
+                name=controller_name(cluster_name),
+                namespace=NAMESPACE,
+                lifetime="detached",
+                num_cpus=0,
+                max_restarts=-1,
+                max_concurrency=1000,
+            )
+            .remote(spec)
+        )
+        actors.append(controller)
+        _wait_registered(actors[:-1])
+        info: ConnectionInfo = ray.get(controller.connection_info.remote())
+        return info
+    except BaseException:
+        for actor in actors:
+            ray.kill(actor)
+        raise
+
+
+def stop_cluster(cluster_name: str) -> None:
+    """A controlled stop of all actors of the cluster; does nothing when it does not run."""
+    try:
+        controller = ray.get_actor(controller_name(cluster_name), namespace=NAMESPACE)
+    except ValueError:
+        return
+    brokers = []
+    for number in ray.get(controller.prepare_stop.remote(), timeout=START_TIMEOUT_S):
+        try:
+            brokers.append(ray.get_actor(broker_name(cluster_name, number), namespace=NAMESPACE))
+        except ValueError:
+            continue
+    stopping = [broker.stop.remote() for broker in brokers]
+    for done in stopping:
+        try:
+            ray.get(done, timeout=START_TIMEOUT_S)
+        except RayError as error:
+            logger.warning("a broker did not stop by itself: %s", error)
+    for actor in (controller, *brokers):
+        ray.kill(actor)
+
+
+def start_broker_actor(spec: BrokerSpec) -> ActorHandle[Any]:
+    """Replaces an actor of that name whose node is gone."""
+    name = broker_name(spec.cluster_name, spec.broker)
+    try:
+        ray.kill(ray.get_actor(name, namespace=NAMESPACE))
+    except ValueError:
+        pass
+    actor: ActorHandle[Any] = (
+        ray.remote(BrokerActor)
+        .options(
+            **_pinned(spec.node_id),
+            name=name,
+            max_restarts=-1,
+            max_concurrency=1000,
+            get_if_exists=False,
+        )
+        .remote(spec)
+    )
+    return actor
+
+
+def live_nodes() -> dict[str, str]:
+    """Node ids and addresses, in a stable order."""
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    nodes.sort(key=lambda node: (str(node["NodeManagerAddress"]), str(node["NodeID"])))
+    return {str(node["NodeID"]): str(node["NodeManagerAddress"]) for node in nodes}
+
+
+def _open_or_format(
+    nodes: dict[str, str],
+    found: dict[str, list[Directory]],
+    root: str,
+    brokers: int | None,
+) -> tuple[dict[int, str], str, bytes]:
+    """`(broker -> node, cluster id, secret)`."""
+    placed: dict[int, str] = {}
+    directories: list[Directory] = []
+    for node, some in found.items():
+        for one in some:
+            if one.broker in placed:
+                raise RayqError(
+                    f"Broker {one.broker} has a directory below {root} on two nodes "
+                    f"({nodes[placed[one.broker]]} and {nodes[node]}): one is a copy. Move it away."
+                )
+            placed[one.broker] = node
+            directories.append(one)
+    check_one_cluster(directories, root)
+    if directories:
+        if brokers is not None and len(directories) < brokers:
+            raise RayqError(
+                f"{root} holds brokers {sorted(placed)} on the live nodes; {brokers} were asked "
+                "for. Wait for the missing nodes, or start without `brokers=`."
+            )
+        first = min(directories)
+        secret: bytes = ray.get(_secret_on(placed[first.broker], first.path))
+        return placed, first.cluster_id, secret
+    count = len(nodes) if brokers is None else brokers
+    check_broker_count(count)
+    environment = system_environment(None)
+    cluster_id, secret = environment.new_id(), environment.token_bytes(32)
+    names = list(nodes)
+    placed = {broker: names[broker % len(names)] for broker in range(count)}
+    made = {
+        broker: ray.get(_format_on(node, root, cluster_id, broker, secret))
+        for broker, node in sorted(placed.items(), reverse=True)
+    }
+    voters = tuple(Voter(broker, made[broker].directory_id) for broker in range(voter_count(count)))
+    for voter in reversed(voters):
+        ray.get(_write_first_on(placed[voter.broker], made[voter.broker].path, voters))
+    return placed, cluster_id, secret
+
+
+def _wait_registered(brokers: Sequence[ActorHandle[Any]]) -> None:
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while not all(ray.get([broker.is_registered.remote() for broker in brokers])):
+        if time.monotonic() > deadline_s:
+            raise ControllerUnavailableError(
+                f"The brokers did not register with a controller within {START_TIMEOUT_S:.0f} s: "
+                "see the actors' logs below the Ray session's directory."
+            )
+        time.sleep(0.02)
+
+
+# --- small jobs on a node -------------------------------------------------------------------------
+
+
+def _on(node_id: str) -> dict[str, Any]:
+    return {
+        "num_cpus": 0,
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
+    }
+
+
+def _pinned(node_id: str) -> dict[str, Any]:
+    return {**_on(node_id), "namespace": NAMESPACE, "lifetime": "detached"}
+
+
+def _find_on(node_id: str, root: str) -> Any:
+    return ray.remote(_find).options(**_on(node_id)).remote(root)
+
+
+def _find(root: str) -> list[Directory]:
+    return find_directories(system_environment(None), root)
+
+
+def _format_on(node_id: str, root: str, cluster_id: str, broker: int, secret: bytes) -> Any:
+    return ray.remote(_format).options(**_on(node_id)).remote(root, cluster_id, broker, secret)
+
+
+def _format(root: str, cluster_id: str, broker: int, secret: bytes) -> Directory:
+    path = directory_path(root, broker)
+    meta = format_directory(
+        system_environment(None), path, cluster_id=cluster_id, broker=broker, secret=secret
+    )
+    return Directory(broker, path, cluster_id, meta.directory_id)
+
+
+def _secret_on(node_id: str, path: str) -> Any:
+    return ray.remote(_secret).options(**_on(node_id)).remote(path)
+
+
+def _secret(path: str) -> bytes:
+    return read_secret(system_environment(None).disk, path)
+
+
+def _write_first_on(node_id: str, path: str, voters: tuple[Voter, ...]) -> Any:
+    return ray.remote(_write_first).options(**_on(node_id)).remote(path, voters)
+
+
+def _write_first(path: str, voters: tuple[Voter, ...]) -> None:
+    write_first_record(system_environment(None), path, voters)
+
+
+async def _remote_find(node_id: str, root: str) -> list[Directory]:
+    found: list[Directory] = await _find_on(node_id, root)
+    return found
+
+
+async def _remote_format(
+    node_id: str, root: str, cluster_id: str, broker: int, secret: bytes
+) -> Directory:
+    made: Directory = await _format_on(node_id, root, cluster_id, broker, secret)
+    return made
+
+
+# --- helpers --------------------------------------------------------------------------------------
+
+
+async def _unwrapped(task: asyncio.Task[Endpoint]) -> tuple[str, int | str, str]:
+    try:
+        host, port = await asyncio.shield(task)
+    except RayqError as error:
+        return ("error", *to_wire(error))
+    return ("ok", port, host)
+
+
+def _checked(answer: tuple[str, int | str, str]) -> Endpoint:
+    kind, first, second = answer
+    if kind == "error":
+        raise from_wire(str(first), second)
+    return second, int(first)
+
+
+def _bind_host(config: ClusterConfig) -> str:
+    return config.bind_host or str(ray.util.get_node_ip_address())
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+

@@ -1,0 +1,158 @@
+"""The leader's view: high watermark, in-sync set, proposals (PROTOCOL 6 to 8)."""
+
+from __future__ import annotations
+
+import pytest
+
+from rayq.core.partition_state import PartitionState
+from rayq.errors import FencedEpochError
+
+ALL = [(1, "1a"), (2, "2a"), (3, "3a")]
+
+
+def leader(*, end: int = 10, flushed: int = 10, hw: int = 0, isr: object = None) -> PartitionState:
+    state = PartitionState(
+        broker=1, incarnation="1a", leader_epoch=5, epoch_start_offset=end, min_insync=2,
+        lag_time_max_s=10.0, end_offset=end, flushed_offset=flushed, high_watermark=hw,
+        started_s=0.0,
+    )
+    state.committed(7, ALL if isr is None else isr, ALL, 2)  # type: ignore[arg-type]
+    return state
+
+
+def fetched(state: PartitionState, broker: int, flushed: int, now_s: float = 1.0) -> None:
+    state.follower_fetched(
+        broker, f"{broker}a", flushed=flushed, log_start_offset=0, now_s=now_s
+    )
+
+
+def test_the_high_watermark_waits_for_every_in_sync_replicas_disk() -> None:
+    state = leader()
+    assert state.high_watermark == 0
+    fetched(state, 2, 10)
+    assert state.high_watermark == 0
+    fetched(state, 3, 9)
+    assert state.high_watermark == 9
+    state.follower_flushed(3, "3a", flushed=10, now_s=1.0)
+    assert state.high_watermark == 10
+
+
+def test_the_leaders_own_disk_counts_too() -> None:
+    state = leader(flushed=4)
+    fetched(state, 2, 10)
+    fetched(state, 3, 10)
+    assert state.high_watermark == 4
+    state.flushed(10)
+    assert state.high_watermark == 10
+
+
+def test_nothing_is_committed_while_fewer_than_min_insync_are_in_sync() -> None:
+    state = leader(isr=[(1, "1a")])
+    state.flushed(10)
+    assert state.high_watermark == 0 and state.is_under_min_isr
+
+
+def test_a_follower_joins_only_with_the_epochs_start_and_the_high_watermark_on_disk() -> None:
+    state = leader(isr=ALL[:2])
+    fetched(state, 2, 10)
+    assert state.high_watermark == 10
+    fetched(state, 3, 9)
+    assert state.proposal(1.0) is None
+    fetched(state, 3, 10)
+    assert state.proposal(1.0) == tuple(ALL)
+
+
+def test_the_high_watermark_waits_for_a_proposed_member_until_the_proposal_is_decided() -> None:
+    state = leader(isr=ALL[:2])
+    fetched(state, 2, 10)
+    fetched(state, 3, 10)
+    proposed = state.proposal(1.0)
+    assert proposed is not None
+    state.appended(20)
+    state.flushed(20)
+    fetched(state, 2, 20)
+    assert state.high_watermark == 10
+    state.proposal_refused(proposed)
+    assert state.high_watermark == 20
+
+
+def test_a_lost_answer_leaves_the_proposal_undecided_until_a_newer_partition_epoch() -> None:
+    state = leader(isr=ALL[:2])
+    fetched(state, 2, 10)
+    fetched(state, 3, 10)
+    proposed = state.proposal(1.0)
+    assert proposed is not None
+    state.proposal_unknown(proposed)
+    state.appended(20)
+    state.flushed(20)
+    fetched(state, 2, 20)
+    again = state.proposal(1.5)
+    assert again == proposed
+    state.proposal_refused(again)
+    assert state.high_watermark == 10  # The first copy may still arrive.
+    state.committed(8, ALL[:2], ALL, 2)
+    assert state.high_watermark == 20
+
+
+def test_one_proposal_is_in_flight_at_a_time() -> None:
+    state = leader(isr=ALL[:2])
+    fetched(state, 2, 10)
+    fetched(state, 3, 10)
+    assert state.proposal(1.0) is not None
+    assert state.proposal(1.0) is None
+
+
+def test_a_follower_that_is_not_caught_up_for_too_long_is_proposed_out() -> None:
+    state = leader()
+    fetched(state, 2, 10, 1.0)
+    fetched(state, 3, 10, 1.0)
+    state.appended(20)
+    fetched(state, 2, 20, 9.0)
+    fetched(state, 3, 12, 9.0)
+    assert state.proposal(10.5) is None
+    assert state.proposal(11.5) == tuple(ALL[:2])
+
+
+def test_a_follower_that_keeps_up_with_a_moving_end_stays() -> None:
+    state = leader()
+    for second in range(1, 30):
+        state.appended(10 * second)
+        fetched(state, 2, 10 * (second - 1), float(second))
+        fetched(state, 3, 10 * (second - 1), float(second))
+        assert state.proposal(float(second)) is None
+
+
+def test_a_process_that_is_not_the_registered_one_is_refused() -> None:
+    state = leader()
+    with pytest.raises(FencedEpochError):
+        state.follower_fetched(2, "2b", flushed=10, log_start_offset=0, now_s=1.0)
+
+
+def test_a_new_process_of_a_member_is_not_counted_for_the_old_one() -> None:
+    state = leader()
+    fetched(state, 2, 10)
+    fetched(state, 3, 10)
+    state.appended(20)
+    state.flushed(20)
+    state.committed(7, ALL, [(1, "1a"), (2, "2b"), (3, "3a")], 2)
+    fetched(state, 3, 20)
+    state.follower_fetched(2, "2b", flushed=20, log_start_offset=0, now_s=1.0)
+    assert state.high_watermark == 10  # The ISR still names 2a.
+    state.committed(8, [(1, "1a"), (3, "3a")], [(1, "1a"), (2, "2b"), (3, "3a")], 2)
+    assert state.high_watermark == 20
+
+
+def test_a_new_leader_may_serve_once_its_high_watermark_reached_its_epochs_start() -> None:
+    state = leader(hw=6)
+    assert not state.may_serve
+    fetched(state, 2, 10)
+    fetched(state, 3, 10)
+    assert state.may_serve
+
+
+def test_the_log_start_is_confirmed_by_the_least_of_the_in_sync_followers() -> None:
+    state = leader()
+    assert state.isr_log_start_offset() is None
+    fetched(state, 2, 10)
+    state.follower_fetched(3, "3a", flushed=10, log_start_offset=4, now_s=1.0)
+    assert state.isr_log_start_offset() == 0
