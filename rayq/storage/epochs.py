@@ -1,0 +1,111 @@
+"""Which leader epoch wrote which offsets: how two replicas find where their logs part."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+
+from rayq.environment import Disk
+from rayq.errors import StorageError
+from rayq.storage import checked_file
+
+LEADER_EPOCHS = "leader-epochs"
+_KIND = "leader-epochs"
+_VERSION = 1
+
+
+class EpochCache:
+    """`(leader epoch, start offset)` pairs, both ascending: an epoch lasts until the next starts.
+
+    Kept in memory; the file `leader-epochs` (lines of `epoch start`) is written with each
+    checkpoint and trusted below its recovery point only: what follows is read from the batches.
+    KIP-101, KIP-279.
+    """
+
+    def __init__(self, entries: list[tuple[int, int]] | None = None) -> None:
+        self._epochs: list[int] = []
+        self._starts: list[int] = []
+        self.changes = 0
+        """Grows with each change, so that an unchanged cache need not be written again."""
+        for epoch, start_offset in entries or []:
+            self.assign(epoch, start_offset)
+
+    def assign(self, epoch: int, start_offset: int) -> None:
+        """`epoch` begins at `start_offset`; nothing happens when it began already. Epochs that
+        would start there or later had no records and go."""
+        if self._epochs and epoch <= self._epochs[-1]:
+            assert epoch == self._epochs[-1], f"epoch {epoch} after {self._epochs[-1]}"
+            return
+        self.truncate_to_end(start_offset)
+        self._epochs.append(epoch)
+        self._starts.append(start_offset)
+        self.changes += 1
+
+    def latest(self) -> int | None:
+        """The last epoch assigned, with or without records."""
+        return self._epochs[-1] if self._epochs else None
+
+    def start_of(self, epoch: int) -> int | None:
+        """Where `epoch` starts, None when it left no records here."""
+        place = bisect_left(self._epochs, epoch)
+        if place < len(self._epochs) and self._epochs[place] == epoch:
+            return self._starts[place]
+        return None
+
+    def epoch_of(self, offset: int) -> int | None:
+        """The epoch that wrote (or will write) `offset`, None below all that is known."""
+        place = bisect_right(self._starts, offset) - 1
+        return self._epochs[place] if place >= 0 else None
+
+    def end_for(self, epoch: int, end_offset: int) -> tuple[int | None, int]:
+        """The largest epoch here that is not above `epoch`, and where it ends (KIP-279): what an
+        asker whose last batch is of `epoch` can have in common with a log that ends at
+        `end_offset`. Without such an epoch: None, and where this log's first one starts."""
+        place = bisect_right(self._epochs, epoch)
+        ends = self._starts[place] if place < len(self._starts) else end_offset
+        return (self._epochs[place - 1] if place > 0 else None), ends
+
+    def entries(self) -> list[tuple[int, int]]:
+        return list(zip(self._epochs, self._starts, strict=True))
+
+    def truncate_to_end(self, offset: int) -> None:
+        """Drops the epochs that start at `offset` or later."""
+        keep = bisect_left(self._starts, offset)
+        if keep < len(self._starts):
+            del self._epochs[keep:], self._starts[keep:]
+            self.changes += 1
+
+    def truncate_to_start(self, offset: int) -> None:
+        """Drops the epochs that end at `offset` or before. The one that wrote the record before
+        `offset` stays: an emptied log still knows its last epoch."""
+        drop = bisect_left(self._starts, offset) - 1
+        if drop > 0:
+            del self._epochs[:drop], self._starts[:drop]
+            self.changes += 1
+
+    def encode(self) -> bytes:
+        """The content of the file `leader-epochs`."""
+        return b"".join(b"%d %d\n" % entry for entry in self.entries())
+
+
+def write_epochs(disk: Disk, directory: str, content: bytes) -> None:
+    """Replaces `leader-epochs`, durably. Raises OSError."""
+    checked_file.write(disk, f"{directory}/{LEADER_EPOCHS}", _KIND, _VERSION, content)
+
+
+def read_epochs(disk: Disk, directory: str) -> EpochCache | None:
+    """The cache as it was written, None when there is no file.
+
+    Raises `StorageError` when it is damaged, `UnsupportedFormatError` for another version.
+    """
+    path = f"{directory}/{LEADER_EPOCHS}"
+    content = checked_file.read(disk, path, _KIND, _VERSION)
+    if content is None:
+        return None
+    cache = EpochCache()
+    try:
+        for line in content.decode("ascii").splitlines():
+            epoch, start_offset = line.split(" ")
+            cache.assign(int(epoch), int(start_offset))
+    except ValueError as error:
+        raise StorageError(f"{path} is damaged: it holds no leader epochs ({error}).") from error
+    return cache

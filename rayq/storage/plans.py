@@ -1,0 +1,267 @@
+"""Jobs of a log that may wait for the disk: immutable, run in a thread, applied on the loop.
+
+A plan holds the open files it needs, so that it may run on while the log deletes them. It says
+which `generation` of the log it saw: after a truncation its result is about bytes that are gone, so
+throw it away when the log has another generation by then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from rayq.environment import Disk, File
+from rayq.errors import CorruptBatchError, StorageError
+from rayq.storage import checked_file
+from rayq.storage.batch import BatchHeader, decode_columns
+from rayq.storage.checkpoint import Checkpoint, write_checkpoint
+from rayq.storage.epochs import write_epochs
+from rayq.storage.index import DamagedIndexError, Index, IndexWrite, Reader
+from rayq.storage.producer_state import SNAPSHOTS_KEPT, snapshot_offsets, snapshot_path
+from rayq.storage.segment import Segment, SegmentView, pread, scan
+
+# --- flushing -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CheckpointJob:
+    """All that must be on disk before the recovery point may move, and the new checkpoint."""
+
+    state: Checkpoint
+    index_writes: tuple[tuple[Index, IndexWrite], ...]
+    epochs: bytes | None
+    """The content of `leader-epochs`, None when the file is as it should be."""
+    epoch_changes: int
+    producer_snapshot: bytes
+
+    def run(self, disk: Disk, directory: str) -> None:
+        for _, write in self.index_writes:
+            checked_file.write_all(write.file, write.data, write.position)
+            write.file.sync_data()
+        if self.epochs is not None:
+            write_epochs(disk, directory, self.epochs)
+        path = snapshot_path(directory, self.state.recovery_point)
+        checked_file.replace(disk, path, self.producer_snapshot)
+        write_checkpoint(disk, directory, self.state)
+        for offset in snapshot_offsets(disk, directory)[:-SNAPSHOTS_KEPT]:
+            disk.remove(snapshot_path(directory, offset))
+
+
+@dataclass(frozen=True)
+class FlushPlan:
+    """Brings everything below `end_offset` to disk, older files first."""
+
+    disk: Disk
+    directory: str
+    generation: int
+    end_offset: int
+    closed: tuple[Segment, ...]
+    """The closed segments it syncs; only `Log.apply_flush` looks at them."""
+    files: tuple[File, ...]
+    syncs_directory: bool
+    active: File | None
+    checkpoint: CheckpointJob | None
+    directory_changes: int
+    bytes_since_checkpoint: int
+    """Both as they were when the plan was made; only `Log.apply_flush` looks at them."""
+
+    def run(self) -> None:
+        """In a thread. Raises OSError: what is on disk then is not known, so do not try again (the
+        kernel may have dropped the pages that it could not write)."""
+        for file in self.files:
+            file.sync_data()
+        if self.syncs_directory:
+            self.disk.sync_dir(self.directory)
+        if self.active is not None:
+            self.active.sync_data()
+        if self.checkpoint is not None:
+            self.checkpoint.run(self.disk, self.directory)
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+class ReadResult(NamedTuple):
+    """Whole batches, and the offset after the last of them."""
+
+    data: bytes
+    next_offset: int
+
+
+class _WouldWait(Exception):  # noqa: N818
+    """What a read needs is not in the page cache."""
+
+
+def _pread_cached(file: File, length: int, position: int) -> bytes:
+    data = file.pread_cached(length, position)
+    if data is None:
+        raise _WouldWait
+    return data
+
+
+class ReadPlan(Protocol):
+    """One read. Both ways raise `CorruptBatchError` (the log is damaged there, or was truncated
+    meanwhile) and `StorageError` (the disk failed)."""
+
+    @property
+    def generation(self) -> int: ...
+
+    def run_cached(self) -> ReadResult | None:
+        """On the loop: None where it would have to wait for the disk."""
+        ...
+
+    def run(self) -> ReadResult:
+        """In a thread."""
+        ...
+
+
+@dataclass(frozen=True)
+class NothingToRead:
+    """The read of somebody who has read all there is."""
+
+    generation: int
+    next_offset: int
+
+    def run_cached(self) -> ReadResult | None:
+        return ReadResult(b"", self.next_offset)
+
+    def run(self) -> ReadResult:
+        return ReadResult(b"", self.next_offset)
+
+
+@dataclass(frozen=True)
+class ExactRead:
+    """A read whose place in the file is known: at the tail."""
+
+    generation: int
+    path: str
+    file: File
+    position: int
+    length: int
+    next_offset: int
+
+    def run_cached(self) -> ReadResult | None:
+        try:
+            return self._read(_pread_cached)
+        except _WouldWait:
+            return None
+
+    def run(self) -> ReadResult:
+        return self._read(pread)
+
+    def _read(self, read: Reader) -> ReadResult:
+        try:
+            data = read(self.file, self.length, self.position)
+        except OSError as error:
+            raise read_failed(self.path, self.position, error) from error
+        if len(data) < self.length:
+            raise CorruptBatchError(
+                f"{self.path}, position {self.position}: {len(data)} bytes of {self.length}."
+            )
+        return ReadResult(data, self.next_offset)
+
+
+@dataclass(frozen=True)
+class IndexedRead:
+    """A read that looks its place up in the index first."""
+
+    generation: int
+    view: SegmentView
+    offset: int
+    limit_offset: int
+    bytes_max: int
+
+    def run_cached(self) -> ReadResult | None:
+        try:
+            return self._read(_pread_cached)
+        except _WouldWait:
+            return None
+
+    def run(self) -> ReadResult:
+        return self._read(pread)
+
+    def _read(self, read: Reader) -> ReadResult:
+        view = self.view
+        try:
+            first = view.locate(self.offset, read)
+            if first is None or first.header.base_offset >= self.limit_offset:
+                return ReadResult(b"", self.offset)
+            end, next_offset = self._end(first.position, first.header, read)
+            data = read(view.file, end - first.position, first.position)
+        except OSError as error:
+            raise read_failed(view.path, None, error) from error
+        if len(data) < end - first.position:
+            raise CorruptBatchError(f"{view.path}, position {first.position}: cut off.")
+        return ReadResult(data, next_offset)
+
+    def _end(self, start: int, first: BatchHeader, read: Reader) -> tuple[int, int]:
+        """Where to stop: at the segment's end, else at a batch the index knows, else at the last
+        batch that fits; after the first batch in any case."""
+        view, position_max = self.view, start + self.bytes_max
+        if view.size <= position_max and view.next_offset <= self.limit_offset:
+            return view.size, view.next_offset
+        next_offset, end = view.boundary(position_max, self.limit_offset, read)
+        if end > start:
+            return end, next_offset
+        end, next_offset = start + first.length, first.next_offset
+        for position, header in scan(view.file, end, view.size, read, path=view.path):
+            if position + header.length > position_max or header.next_offset > self.limit_offset:
+                break
+            end, next_offset = position + header.length, header.next_offset
+        return end, next_offset
+
+
+@dataclass(frozen=True)
+class TimeLookup:
+    """The first record from `start_offset` on, below `limit_offset`, that is not older than
+    `timestamp_ms`. `views` are the segments that can hold it, in order."""
+
+    generation: int
+    views: tuple[SegmentView, ...]
+    pending: tuple[tuple[tuple[int, int], ...], ...]
+    """The time index entries of each segment that are not in its file yet."""
+    timestamp_ms: int
+    start_offset: int
+    limit_offset: int
+
+    def run(self) -> tuple[int, int] | None:
+        """In a thread: (offset, timestamp), or None. Raises as a `ReadPlan`."""
+        for view, pending in zip(self.views, self.pending, strict=True):
+            try:
+                found = self._search(view, self._floor(view, pending))
+            except OSError as error:
+                raise read_failed(view.path, None, error) from error
+            if found is not None:
+                return found if found[0] < self.limit_offset else None
+        return None
+
+    def _floor(self, view: SegmentView, pending: tuple[tuple[int, int], ...]) -> int:
+        """An offset before which everything in the segment is older."""
+        older = [relative for timestamp_ms, relative in pending if timestamp_ms < self.timestamp_ms]
+        try:
+            if older:
+                relative = older[-1]
+            else:
+                number = view.times.last_below(self.timestamp_ms, pread)
+                relative = 0 if number is None else view.times.entry(number, pread)[1]
+        except DamagedIndexError:
+            relative = 0
+        return max(view.base_offset + relative, self.start_offset)
+
+    def _search(self, view: SegmentView, floor: int) -> tuple[int, int] | None:
+        first = view.locate(floor, pread)
+        if first is None:
+            return None
+        for position, header in scan(view.file, first.position, view.size, path=view.path):
+            if header.newest_timestamp_ms < self.timestamp_ms:
+                continue
+            columns = decode_columns(pread(view.file, header.length, position), 0, header)
+            for offset, timestamp_ms in zip(columns.offsets, columns.timestamps_ms, strict=True):
+                if offset >= self.start_offset and timestamp_ms >= self.timestamp_ms:
+                    return offset, timestamp_ms
+        return None
+
+
+def read_failed(path: str, position: int | None, error: OSError) -> StorageError:
+    where = path if position is None else f"{path}, position {position}"
+    return StorageError(f"{where}: the disk could not read it: {error}. Check the disk.")

@@ -1,0 +1,205 @@
+"""What a partition remembers of its idempotent producers, so that a retry appends once."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+import msgspec
+
+from rayq.config import DAY_MS
+from rayq.environment import Disk
+from rayq.errors import (
+    OutOfOrderSequenceError,
+    ProducerFencedError,
+    StorageError,
+    UnknownProducerError,
+)
+from rayq.storage import checked_file
+from rayq.storage.batch import SEQUENCE_COUNT, BatchHeader
+
+BATCHES_REMEMBERED = 5
+"""As many as a producer may have in flight: each of them may be sent again."""
+PRODUCER_EXPIRY_MS = DAY_MS
+"""A producer whose last append is older than the partition's newest by this is forgotten."""
+SNAPSHOTS_KEPT = 3
+SNAPSHOT_SUFFIX = ".snapshot"
+_KIND = "producer-snapshot"
+_VERSION = 1
+
+
+class DuplicateBatch(NamedTuple):
+    """Where the original of a batch that came again was appended."""
+
+    base_offset: int
+    last_offset: int
+    append_time_ms: int
+
+
+class _Batch(NamedTuple):
+    base_sequence: int
+    last_sequence: int
+    base_offset: int
+    last_offset: int
+    append_time_ms: int
+
+
+class _Producer:
+    """One producer id: its epoch and its last batches, oldest first; never without one."""
+
+    __slots__ = ("batches", "epoch")
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.batches: deque[_Batch] = deque(maxlen=BATCHES_REMEMBERED)
+
+
+class _ProducerSnapshot(msgspec.Struct, array_like=True):
+    producer_id: int
+    epoch: int
+    batches: list[_Batch]
+
+
+class _Snapshot(msgspec.Struct, array_like=True):
+    newest_append_time_ms: int
+    producers: list[_ProducerSnapshot]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Snapshot)
+
+
+class ProducerState:
+    """The last five batches of each producer id, as the log's batch headers tell them.
+
+    A pure function of the batches seen by `update` in order: leader and followers agree on it.
+    Sequences wrap at 2**31. Time is that of the appends: a partition that nobody writes to forgets
+    nobody, so its only writer never expires.
+    """
+
+    def __init__(self) -> None:
+        self._producers: dict[int, _Producer] = {}
+        self._newest_append_time_ms = 0
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    def check(self, header: BatchHeader) -> DuplicateBatch | None:
+        """Whether a batch may be appended: None when it is next (or not idempotent at all), its
+        original when it was appended before.
+
+        Raises `UnknownProducerError`, `ProducerFencedError` or `OutOfOrderSequenceError`.
+        """
+        if header.producer_id is None or header.base_sequence is None:
+            return None
+        producer = self._producers.get(header.producer_id)
+        if producer is None or self._expired(producer):
+            if header.base_sequence != 0:
+                raise UnknownProducerError(
+                    f"Producer {header.producer_id} is not known here and its batch begins at "
+                    f"sequence {header.base_sequence}, not 0: take a new epoch and number anew."
+                )
+            return None
+        if header.producer_epoch < producer.epoch:
+            raise ProducerFencedError(
+                f"Producer {header.producer_id} has epoch {producer.epoch} by now, this batch has "
+                f"epoch {header.producer_epoch}: another producer took over the id."
+            )
+        if header.producer_epoch > producer.epoch:
+            if header.base_sequence != 0:
+                raise OutOfOrderSequenceError(
+                    f"The first batch of producer {header.producer_id} in epoch "
+                    f"{header.producer_epoch} begins at sequence {header.base_sequence}, not 0."
+                )
+            return None
+        for batch in producer.batches:
+            if (
+                batch.base_sequence == header.base_sequence
+                and batch.last_sequence == header.last_sequence
+            ):
+                return DuplicateBatch(batch.base_offset, batch.last_offset, batch.append_time_ms)
+        expected = (producer.batches[-1].last_sequence + 1) % SEQUENCE_COUNT
+        if header.base_sequence != expected:
+            raise OutOfOrderSequenceError(
+                f"Producer {header.producer_id} sent sequence {header.base_sequence}; expected "
+                f"{expected}, or one of its last {len(producer.batches)} batches again."
+            )
+        return None
+
+    def _expired(self, producer: _Producer) -> bool:
+        last_append_time_ms = producer.batches[-1].append_time_ms
+        return self._newest_append_time_ms - last_append_time_ms > PRODUCER_EXPIRY_MS
+
+    def update(self, header: BatchHeader) -> None:
+        """Remembers a batch that was appended."""
+        if header.append_time_ms > self._newest_append_time_ms:
+            self._newest_append_time_ms = header.append_time_ms
+        if header.producer_id is None or header.base_sequence is None:
+            return
+        producer = self._producers.get(header.producer_id)
+        if producer is None or producer.epoch != header.producer_epoch or self._expired(producer):
+            producer = self._producers[header.producer_id] = _Producer(header.producer_epoch)
+        last_sequence = (header.base_sequence + header.last_offset_delta) % SEQUENCE_COUNT
+        producer.batches.append(
+            _Batch(
+                header.base_sequence,
+                last_sequence,
+                header.base_offset,
+                header.last_offset,
+                header.append_time_ms,
+            )
+        )
+
+    def clear(self) -> None:
+        self._producers.clear()
+        self._newest_append_time_ms = 0
+
+    def snapshot(self) -> bytes:
+        """All of it, as a snapshot file holds it; forgets the expired ones."""
+        expired = [key for key, producer in self._producers.items() if self._expired(producer)]
+        for producer_id in expired:
+            del self._producers[producer_id]
+        producers = [
+            _ProducerSnapshot(producer_id, producer.epoch, list(producer.batches))
+            for producer_id, producer in self._producers.items()
+        ]
+        content = _encoder.encode(_Snapshot(self._newest_append_time_ms, producers))
+        return checked_file.encode(_KIND, _VERSION, content)
+
+    def load(self, data: bytes, path: str = "the producer snapshot") -> None:
+        """Replaces all of it by a snapshot; empty bytes stand for the state of an empty log.
+
+        Raises `StorageError` when it is damaged, `UnsupportedFormatError` for another version; the
+        state stays as it was.
+        """
+        if not data:
+            self.clear()
+            return
+        content = checked_file.decode(_KIND, _VERSION, data, path)
+        try:
+            snapshot = _decoder.decode(content)
+        except msgspec.DecodeError as error:
+            raise StorageError(f"{path} is damaged: {error}") from error
+        producers = {}
+        for entry in snapshot.producers:
+            if not entry.batches:
+                raise StorageError(f"{path} is damaged: producer {entry.producer_id} is empty.")
+            producer = producers[entry.producer_id] = _Producer(entry.epoch)
+            producer.batches.extend(entry.batches)
+        self._producers = producers
+        self._newest_append_time_ms = snapshot.newest_append_time_ms
+
+
+def snapshot_path(directory: str, offset: int) -> str:
+    """The file with the producer state of all batches below `offset`."""
+    return f"{directory}/{offset:020d}{SNAPSHOT_SUFFIX}"
+
+
+def snapshot_offsets(disk: Disk, directory: str) -> list[int]:
+    """The offsets of the snapshot files of a partition directory, ascending."""
+    names = (
+        name.removesuffix(SNAPSHOT_SUFFIX)
+        for name in disk.list(directory)
+        if name.endswith(SNAPSHOT_SUFFIX)
+    )
+    return sorted(int(name) for name in names if name.isdecimal())

@@ -1,0 +1,338 @@
+"""Opening a log after anything: a clean stop, kill -9, power loss, a half-finished change.
+
+The checkpoint's recovery point divides the log. Below it everything was synced: what is wrong
+there is damage, and recovery stops with a `StorageError` that names file and position and deletes
+nothing. Above it anything may be missing or torn, in any order: recovery reads that tail once, CRCs
+included, and cuts at the first batch that is not intact (a valid batch behind a bad one proves
+nothing). So a start costs reading the tail, not the log.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from rayq.config import TopicConfig
+from rayq.environment import Disk
+from rayq.errors import CorruptBatchError, StorageError
+from rayq.storage import checked_file
+from rayq.storage.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from rayq.storage.epochs import EpochCache, read_epochs, write_epochs
+from rayq.storage.producer_state import ProducerState, snapshot_offsets, snapshot_path
+from rayq.storage.segment import (
+    DELETED_SUFFIX,
+    LOG_SUFFIX,
+    SUFFIXES,
+    Segment,
+    base_offsets,
+    headers_between,
+    scan,
+    segment_path,
+)
+
+logger = logging.getLogger(__name__)
+
+RESET = "reset"
+_RESET_KIND, _RESET_VERSION = "reset", 1
+
+
+class Reset(msgspec.Struct, array_like=True, frozen=True):
+    """An emptied log's new start, in the file `reset` while the change is under way: a crash on the
+    way finds it and does all of it again."""
+
+    end_offset: int
+    log_start: int
+    epochs: list[tuple[int, int]]
+    producer_snapshot: bytes
+
+
+class Recovered(msgspec.Struct):
+    """A log as it was found, its torn tail cut."""
+
+    checkpoint: Checkpoint
+    log_start: int
+    segments: list[Segment]
+    unsynced: list[Segment]
+    """Those with batches above the recovery point."""
+    epochs: EpochCache
+    producers: ProducerState
+    is_changed: bool
+    """Something was above the recovery point, cut or made anew: sync, then write a checkpoint."""
+
+
+def recover(disk: Disk, directory: str, config: TopicConfig) -> Recovered:
+    """Opens the log in `directory`, which is made a new log when it is empty.
+
+    Raises `StorageError`, `UnsupportedFormatError`, or OSError from the disk.
+    """
+    _finish_reset(disk, directory)
+    checkpoint = read_checkpoint(disk, directory)
+    bases = base_offsets(disk.list(directory), LOG_SUFFIX)
+    if checkpoint is None:
+        if bases:
+            raise StorageError(
+                f"{directory}/checkpoint is missing beside {len(bases)} segment files: what was on "
+                "disk cannot be told from a torn tail. Nothing was deleted. Put the file back; "
+                "without this partition's directory the log is copied from its leader."
+            )
+        checkpoint = Checkpoint(recovery_point=0, high_watermark=0, log_start=0)
+        write_checkpoint(disk, directory, checkpoint)
+    _remove_leftovers(disk, directory, checkpoint)
+    bases = base_offsets(disk.list(directory), LOG_SUFFIX)
+    log_start = _log_start(directory, bases, checkpoint)
+    if not bases:
+        Segment(disk, directory, log_start).create()
+        disk.sync_dir(directory)
+        bases = [log_start]
+    return _Recovery(disk, directory, config, checkpoint, log_start).run(bases)
+
+
+def _log_start(directory: str, bases: list[int], checkpoint: Checkpoint) -> int:
+    """The first readable offset; raises `StorageError` when the file that holds it is gone."""
+    log_start, recovery_point = checkpoint.log_start, checkpoint.recovery_point
+    first = bases[0] if bases else None
+    if first is None and log_start == recovery_point:
+        return log_start
+    if first is None or first > recovery_point:
+        raise StorageError(
+            f"{segment_path(directory, log_start, LOG_SUFFIX)}, or the segment that holds offset "
+            f"{log_start}, is missing: batches up to {recovery_point} were on disk. Nothing was "
+            "deleted. Without this partition's directory the log is copied from its leader."
+        )
+    if first > log_start:
+        # Retention had moved the log start and removed files, and no checkpoint followed.
+        logger.info("%s: the log starts at %d, not at %d", directory, first, log_start)
+    return max(first, log_start)
+
+
+def _remove_leftovers(disk: Disk, directory: str, checkpoint: Checkpoint) -> None:
+    """Finishes what a crash interrupted: temporary files, segments below the log start, snapshots
+    that no checkpoint covers, indexes without a log.
+
+    The log start moves by renaming whole segments, oldest first, and not every rename need have
+    reached the disk: a segment below one that was renamed is gone as well.
+    """
+    names = disk.list(directory)
+    renamed = base_offsets(names, LOG_SUFFIX + DELETED_SUFFIX)
+    bases = base_offsets(names, LOG_SUFFIX)
+    kept = [base for base in bases if not renamed or base > renamed[-1]]
+    while len(kept) > 1 and kept[1] <= checkpoint.log_start:
+        del kept[0]
+    doomed = [
+        f"{directory}/{name}" for name in names if name.endswith(checked_file.TEMPORARY_SUFFIX)
+    ]
+    for suffix in SUFFIXES:
+        doomed += [
+            segment_path(directory, base, suffix)
+            for base in base_offsets(names, suffix)
+            if base not in kept
+        ]
+    doomed += [
+        snapshot_path(directory, offset)
+        for offset in snapshot_offsets(disk, directory)
+        if offset > checkpoint.recovery_point
+    ]
+    for path in doomed:
+        disk.remove(path)
+    if doomed:
+        disk.sync_dir(directory)
+    for name in names:
+        if name.endswith(DELETED_SUFFIX):
+            disk.remove(f"{directory}/{name}")
+
+
+class _Recovery:
+    def __init__(
+        self, disk: Disk, directory: str, config: TopicConfig, checkpoint: Checkpoint, start: int
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._config = config
+        self._checkpoint = checkpoint
+        self._recovery_point = checkpoint.recovery_point
+        self._start = start
+        self._segments: list[Segment] = []
+        self._unsynced: list[Segment] = []
+        self._epochs = EpochCache()
+        self._is_changed = False
+
+    def run(self, bases: list[int]) -> Recovered:
+        beyond = self._load_known(bases)
+        try:
+            self._epochs = self._load_epochs()
+            self._producers = load_producers(
+                self._disk, self._directory, self._segments, self._recovery_point
+            )
+        except CorruptBatchError as error:
+            raise StorageError(
+                f"{error} The batches there were on disk; nothing was deleted."
+            ) from error
+        self._read_tail(beyond)
+        return Recovered(
+            self._checkpoint,
+            self._start,
+            self._segments,
+            self._unsynced,
+            self._epochs,
+            self._producers,
+            self._is_changed or self._start != self._checkpoint.log_start,
+        )
+
+    def _load_known(self, bases: list[int]) -> list[int]:
+        """Opens the segments that begin at or below the recovery point, up to there; returns the
+        base offsets of the others."""
+        interval = self._config.index_interval_bytes
+        for number, base in enumerate(bases):
+            following = bases[number + 1] if number + 1 < len(bases) else None
+            if base > self._recovery_point:
+                return bases[number:]
+            segment = Segment(self._disk, self._directory, base)
+            is_closed = following is not None and following <= self._recovery_point
+            until = following if is_closed and following is not None else self._recovery_point
+            segment.load(until, interval, is_closed=is_closed)
+            if segment.offsets.pending or segment.times.pending:
+                logger.warning("%s: the index was missing or wrong; made anew", segment.path)
+                self._is_changed = True
+            if is_closed:
+                segment.release()
+            self._segments.append(segment)
+        return []
+
+    def _load_epochs(self) -> EpochCache:
+        try:
+            epochs = read_epochs(self._disk, self._directory)
+        except StorageError as error:
+            logger.warning("%s It is made anew from the log.", error)
+            epochs = None
+        if epochs is None:
+            epochs = EpochCache()
+            first = self._segments[0].base_offset
+            for header in headers_between(self._segments, first, self._recovery_point):
+                epochs.assign(header.leader_epoch, header.base_offset)
+        epochs.truncate_to_end(self._recovery_point)
+        return epochs
+
+    def _read_tail(self, beyond: list[int]) -> None:
+        """Goes on from the recovery point to the first batch that is not intact, and cuts there."""
+        segment = self._segments[-1]
+        while self._read_segment(segment):
+            if not beyond or beyond[0] != segment.next_offset:
+                break
+            segment.seal()
+            segment = Segment(self._disk, self._directory, beyond.pop(0))
+            segment.load(segment.base_offset, self._config.index_interval_bytes, is_closed=False)
+            self._segments.append(segment)
+            self._is_changed = True
+        for base in reversed(beyond):
+            logger.warning("%s: cut the segment %d, which nothing leads to", self._directory, base)
+            remove_segment(self._disk, self._directory, base)
+            self._is_changed = True
+
+    def _read_segment(self, segment: Segment) -> bool:
+        """Counts the intact batches of the tail; False when it had to cut."""
+        log_bytes = segment.file.size()
+        if segment.size == log_bytes:
+            return True
+        self._is_changed = True
+        self._unsynced.append(segment)
+        places = scan(segment.file, segment.size, log_bytes, path=segment.path, bodies=True)
+        interval = self._config.index_interval_bytes
+        reason = "its offset or epoch goes back"
+        try:
+            for _, header in places:
+                latest = self._epochs.latest()
+                if header.base_offset < segment.next_offset or (
+                    latest is not None and header.leader_epoch < latest
+                ):
+                    break
+                segment.appended(header, interval)
+                if header.leader_epoch != latest:
+                    self._epochs.assign(header.leader_epoch, header.base_offset)
+                self._producers.update(header)
+        except CorruptBatchError as error:
+            reason = str(error)
+        if segment.size == log_bytes:
+            return True
+        logger.warning(
+            "%s: cut %d bytes of a torn tail at offset %d, position %d: %s",
+            *(segment.path, log_bytes - segment.size, segment.next_offset, segment.size, reason),
+        )
+        segment.file.truncate(segment.size)
+        return False
+
+
+def load_producers(
+    disk: Disk, directory: str, segments: list[Segment], end_offset: int
+) -> ProducerState:
+    """The producer state of all batches below `end_offset`: the newest intact snapshot at or below
+    it, and what the log's headers add. Raises `CorruptBatchError` or `UnsupportedFormatError`."""
+    producers = ProducerState()
+    first = segments[0].base_offset
+    for offset in reversed(snapshot_offsets(disk, directory)):
+        if offset > end_offset:
+            continue
+        path = snapshot_path(directory, offset)
+        try:
+            producers.load(checked_file.read_whole(disk, path) or b"", path)
+        except StorageError as error:
+            logger.warning("%s An older one and the log replace it.", error)
+            continue
+        first = max(first, offset)
+        break
+    for header in headers_between(segments, first, end_offset):
+        if header.base_offset >= first:
+            producers.update(header)
+    return producers
+
+
+def remove_segment(disk: Disk, directory: str, base_offset: int) -> None:
+    """Removes the files of a segment; durable after a sync of the directory. Raises OSError."""
+    for suffix in SUFFIXES:
+        path = segment_path(directory, base_offset, suffix)
+        if disk.exists(path):
+            disk.remove(path)
+
+
+def reset_log(disk: Disk, directory: str, reset: Reset) -> Segment:
+    """Empties the log and restarts it, durably: after a crash it is the old log or the new one.
+
+    Returns the new segment. Raises OSError.
+    """
+    content = msgspec.msgpack.encode(reset)
+    checked_file.write(disk, f"{directory}/{RESET}", _RESET_KIND, _RESET_VERSION, content)
+    return _apply_reset(disk, directory, reset)
+
+
+def _finish_reset(disk: Disk, directory: str) -> None:
+    content = checked_file.read(disk, f"{directory}/{RESET}", _RESET_KIND, _RESET_VERSION)
+    if content is not None:
+        _apply_reset(disk, directory, msgspec.msgpack.decode(content, type=Reset))
+
+
+def _apply_reset(disk: Disk, directory: str, reset: Reset) -> Segment:
+    for name in disk.list(directory):
+        if name.endswith((*SUFFIXES, DELETED_SUFFIX)):
+            disk.remove(f"{directory}/{name}")
+    for offset in snapshot_offsets(disk, directory):
+        disk.remove(snapshot_path(directory, offset))
+    disk.sync_dir(directory)
+    write_epochs(disk, directory, EpochCache(reset.epochs).encode())
+    if reset.producer_snapshot:
+        path = snapshot_path(directory, reset.end_offset)
+        checked_file.replace(disk, path, reset.producer_snapshot)
+    write_checkpoint(
+        disk,
+        directory,
+        Checkpoint(
+            recovery_point=reset.end_offset,
+            high_watermark=min(reset.log_start, reset.end_offset),
+            log_start=reset.log_start,
+        ),
+    )
+    segment = Segment(disk, directory, reset.end_offset)
+    segment.create()
+    disk.sync_dir(directory)
+    disk.remove(f"{directory}/{RESET}")
+    disk.sync_dir(directory)
+    return segment

@@ -1,0 +1,382 @@
+"""One segment of a log: the file `<base offset, 20 digits>.log` and its two indexes."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import NamedTuple
+
+from rayq.environment import Disk, File
+from rayq.errors import CorruptBatchError, StorageError
+from rayq.storage.batch import HEADER_BYTES, BatchHeader, check_body, read_header
+from rayq.storage.index import (
+    OFFSET_ENTRY,
+    TIME_ENTRY,
+    DamagedIndexError,
+    Index,
+    IndexView,
+    Reader,
+)
+
+LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX = ".log", ".index", ".timeindex"
+SUFFIXES = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX)
+DELETED_SUFFIX = ".deleted"
+HEADER_SCAN_BYTES = 8 * 1024
+"""Read at once while looking for a batch between two index entries."""
+BODY_SCAN_BYTES = 4 * 1024 * 1024
+"""Read at once while whole batches are checked."""
+
+
+def segment_path(directory: str, base_offset: int, suffix: str) -> str:
+    return f"{directory}/{base_offset:020d}{suffix}"
+
+
+def base_offsets(names: list[str], suffix: str) -> list[int]:
+    """The base offsets in the file names of a partition directory that end in `suffix`."""
+    stems = (name.removesuffix(suffix) for name in names if name.endswith(suffix))
+    return sorted(int(stem) for stem in stems if stem.isdecimal())
+
+
+def pread(file: File, length: int, position: int) -> bytes:
+    """The `Reader` that waits for the disk."""
+    return file.pread(length, position)
+
+
+class Place(NamedTuple):
+    """Where a batch begins."""
+
+    position: int
+    header: BatchHeader
+
+
+def scan(
+    file: File,
+    position: int,
+    end: int,
+    read: Reader = pread,
+    *,
+    path: str,
+    bodies: bool = False,
+) -> Iterator[Place]:
+    """The batches between two positions of a log file, bodies checked on request.
+
+    Raises `CorruptBatchError` naming `path` and the position where there is no whole, intact batch.
+    """
+    chunk_bytes = BODY_SCAN_BYTES if bodies else HEADER_SCAN_BYTES
+    chunk, start = b"", position
+    while position < end:
+        needed = HEADER_BYTES
+        if position + needed > start + len(chunk):
+            chunk, start = read(file, min(chunk_bytes, end - position), position), position
+        try:
+            header = read_header(chunk, position - start)
+            if position + header.length > end:
+                raise CorruptBatchError(f"The batch is cut off after {end - position} bytes.")
+            if bodies:
+                if position + header.length > start + len(chunk):
+                    length = max(header.length, min(chunk_bytes, end - position))
+                    chunk, start = read(file, length, position), position
+                check_body(chunk, position - start, header)
+        except CorruptBatchError as error:
+            raise CorruptBatchError(f"{path}, position {position}: {error}") from error
+        yield Place(position, header)
+        position += header.length
+
+
+def headers_between(
+    segments: Sequence[Segment], start_offset: int, end_offset: int
+) -> Iterator[BatchHeader]:
+    """The headers of the batches from the one that contains `start_offset` up to `end_offset`.
+
+    Raises `CorruptBatchError` naming file and position.
+    """
+    for segment in segments:
+        if segment.next_offset <= start_offset or segment.base_offset >= end_offset:
+            continue
+        first = segment.view(start_offset).locate(start_offset, pread)
+        if first is None:
+            continue
+        for place in scan(segment.file, first.position, segment.size, path=segment.path):
+            if place.header.base_offset >= end_offset:
+                return
+            yield place.header
+
+
+@dataclass(frozen=True)
+class SegmentView:
+    """A segment as it stood at one moment, for a job in a thread.
+
+    `floor` is a known place at or before the offset that the job is about, None: ask the index.
+    """
+
+    path: str
+    file: File
+    base_offset: int
+    next_offset: int
+    size: int
+    offsets: IndexView
+    times: IndexView
+    floor: int | None = None
+
+    def locate(self, offset: int, read: Reader) -> Place | None:
+        """The batch that contains `offset` (or, in a gap, the next one), None past the end.
+
+        Raises `CorruptBatchError` where the log itself is damaged.
+        """
+        try:
+            start = self._indexed(offset, read) if self.floor is None else self.floor
+            return self._find(start, offset, read)
+        except (DamagedIndexError, CorruptBatchError):
+            return self._find(0, offset, read)
+
+    def _indexed(self, offset: int, read: Reader) -> int:
+        number = self.offsets.last_at_most(offset - self.base_offset, read)
+        if number is None:
+            return 0
+        relative, position = self.offsets.entry(number, read)
+        self._check(relative, position, read)
+        return position
+
+    def _check(self, relative: int, position: int, read: Reader) -> None:
+        """Sees to it that an index entry leads to the batch it names."""
+        if position + HEADER_BYTES > self.size:
+            raise DamagedIndexError(f"an entry points to {position}, behind the log's end")
+        header = read_header(read(self.file, HEADER_BYTES, position))
+        if header.base_offset != self.base_offset + relative:
+            raise DamagedIndexError(f"an entry for {relative} points to {header.base_offset}")
+
+    def _find(self, start: int, offset: int, read: Reader) -> Place | None:
+        for place in scan(self.file, start, self.size, read, path=self.path):
+            if place.header.next_offset > offset:
+                return place
+        return None
+
+    def boundary(self, position_max: int, offset_max: int, read: Reader) -> tuple[int, int]:
+        """Offset and position of the last batch known to the index that begins no further than
+        either limit; the segment's start when there is none."""
+        try:
+            by_position = self.offsets.last_at_most(position_max, read, column=1)
+            by_offset = self.offsets.last_at_most(offset_max - self.base_offset, read)
+            if by_position is None or by_offset is None:
+                return self.base_offset, 0
+            relative, position = self.offsets.entry(min(by_position, by_offset), read)
+            self._check(relative, position, read)
+        except (DamagedIndexError, CorruptBatchError):
+            return self.base_offset, 0
+        return self.base_offset + relative, position
+
+
+class Segment:
+    """The files of one segment and what is known of them.
+
+    The log file is batches back to back and nothing else. A crash may leave it short, torn or with
+    holes beyond what was synced; `recovery` cuts it there.
+    """
+
+    def __init__(self, disk: Disk, directory: str, base_offset: int) -> None:
+        self._disk = disk
+        self.directory = directory
+        self.base_offset = base_offset
+        self.path = segment_path(directory, base_offset, LOG_SUFFIX)
+        self.offsets = Index(disk, segment_path(directory, base_offset, INDEX_SUFFIX), OFFSET_ENTRY)
+        self.times = Index(
+            disk, segment_path(directory, base_offset, TIME_INDEX_SUFFIX), TIME_ENTRY
+        )
+        self._file: File | None = None
+        self.clear()
+
+    def clear(self) -> None:
+        """Knows of no batches (any more); the files stay as they are."""
+        self.size = 0
+        self.next_offset = self.base_offset
+        self.max_timestamp_ms = -1
+        self.first_append_time_ms: int | None = None
+        self.last_append_time_ms: int | None = None
+        self._unindexed_bytes = 0
+
+    @property
+    def file(self) -> File:
+        if self._file is None:
+            self._file = self._disk.open(self.path, create=True)
+        return self._file
+
+    def create(self) -> None:
+        """Makes the files; durable after a sync of the directory. Raises OSError."""
+        assert self.file is not None
+        assert self.offsets.file is not None
+        assert self.times.file is not None
+
+    def release(self) -> None:
+        """Lets go of the files, which close when no plan uses them either."""
+        self._file = None
+        self.offsets.release()
+        self.times.release()
+
+    def appended(self, header: BatchHeader, index_interval_bytes: int) -> None:
+        """Counts a batch that stands at the end of the file now."""
+        if self._unindexed_bytes >= index_interval_bytes:
+            relative = header.base_offset - self.base_offset
+            self.offsets.add(relative, self.size)
+            self.times.add(self.max_timestamp_ms, relative)
+            self._unindexed_bytes = 0
+        self.count(header)
+
+    def count(self, header: BatchHeader) -> None:
+        """As `appended`, for a batch that the index has or is not to have."""
+        if self.first_append_time_ms is None:
+            self.first_append_time_ms = header.append_time_ms
+        self.last_append_time_ms = header.append_time_ms
+        self.max_timestamp_ms = max(self.max_timestamp_ms, header.newest_timestamp_ms)
+        self.size += header.length
+        self.next_offset = header.next_offset
+        self._unindexed_bytes += header.length
+
+    def seal(self) -> None:
+        """No batch will be added any more."""
+        self.times.add(self.max_timestamp_ms, self.next_offset - self.base_offset)
+
+    def view(self, offset: int | None = None) -> SegmentView:
+        """The segment as it stands, for a job about `offset`."""
+        floor = None
+        pending = self.offsets.pending
+        if offset is not None and pending and pending[0][0] <= offset - self.base_offset:
+            place = bisect_right(pending, offset - self.base_offset, key=itemgetter(0))
+            floor = pending[place - 1][1]
+        elif offset is not None and not self.offsets.count:
+            floor = 0
+        return SegmentView(
+            self.path,
+            self.file,
+            self.base_offset,
+            self.next_offset,
+            self.size,
+            self.offsets.view(),
+            self.times.view(),
+            floor,
+        )
+
+    # --- opening ----------------------------------------------------------------------------------
+
+    def load(self, until: int, index_interval_bytes: int, *, is_closed: bool) -> None:
+        """Learns all about the batches below `until`, which are known to be on disk.
+
+        Trusts the index where its last entry leads to a batch from which `until` is reached, else
+        scans the segment and makes the index anew (pending). A closed segment ends at `until`.
+        Raises `StorageError` when the log does not lead to `until` exactly.
+        """
+        self.clear()
+        try:
+            loaded = self._load_indexed(until, is_closed)
+        except (DamagedIndexError, CorruptBatchError):
+            loaded = False
+        if not loaded:
+            self._rebuild(until, index_interval_bytes)
+            if is_closed:
+                self.seal()
+
+    def truncate(self, place: Place, index_interval_bytes: int) -> None:
+        """Cuts the batch at `place` and all that follow; durable when it returns.
+
+        Raises OSError, or `StorageError` when what stays turns out to be damaged.
+        """
+        self.file.truncate(place.position)
+        self.file.sync_data()
+        until = place.header.base_offset
+        relative = until - self.base_offset
+        entries = bisect_left(self.offsets.pending, relative, key=itemgetter(0))
+        try:
+            if entries > 0:
+                entries += self.offsets.count
+            else:
+                kept = self.offsets.view().last_at_most(relative - 1, pread)
+                entries = 0 if kept is None else kept + 1
+            self.offsets.keep(entries)
+            self.times.keep(entries)
+            self.clear()
+            if self._resume(entries, until):
+                return
+        except (DamagedIndexError, CorruptBatchError):
+            pass
+        self._rebuild(until, index_interval_bytes)
+
+    def _load_indexed(self, until: int, is_closed: bool) -> bool:
+        if not (self.offsets.load() and self.times.load()):
+            return False
+        kept = self.offsets.view().last_at_most(until - 1 - self.base_offset, pread)
+        entries = 0 if kept is None else kept + 1
+        if self.times.count < entries + is_closed:
+            return False
+        log_bytes = self.file.size()
+        if is_closed:
+            if (len(self.offsets), len(self.times)) != (entries, entries + 1):
+                return False
+            self.max_timestamp_ms, end = self.times.view().entry(entries, pread)
+            if end != until - self.base_offset:
+                return False
+        else:
+            self.offsets.keep(entries)
+            self.times.keep(entries)
+        return self._resume(entries, until) and (not is_closed or self.size == log_bytes)
+
+    def _resume(self, entries: int, until: int) -> bool:
+        """Goes to the last of the index `entries` and counts the batches from there to `until`."""
+        if until == self.base_offset:
+            return True
+        log_bytes = self.file.size()
+        first = next(scan(self.file, 0, log_bytes, path=self.path), None)
+        if first is None:
+            return False
+        if entries:
+            relative, self.size = self.offsets.entry(entries - 1, pread)
+            newest, same = self.times.entry(entries - 1, pread)
+            if same != relative:
+                return False
+            self.max_timestamp_ms = max(self.max_timestamp_ms, newest)
+            self.next_offset = self.base_offset + relative
+        if not self._count_until(until, log_bytes, self.count):
+            return False
+        self.first_append_time_ms = first.header.append_time_ms
+        return True
+
+    def _count_until(
+        self, until: int, log_bytes: int, count: Callable[[BatchHeader], None]
+    ) -> bool:
+        """Counts the batches from here on to `until` (or to the gap before it); False when they
+        miss it."""
+        if self.next_offset == until:
+            return True
+        for place in scan(self.file, self.size, log_bytes, path=self.path, bodies=True):
+            if place.header.base_offset < self.next_offset:
+                return False
+            if place.header.base_offset >= until:
+                return True
+            count(place.header)
+            if self.next_offset >= until:
+                break
+        return self.next_offset == until
+
+    def _rebuild(self, until: int, index_interval_bytes: int) -> None:
+        self.clear()
+        for index in (self.offsets, self.times):
+            index.load()
+            index.keep(0)
+
+        def count(header: BatchHeader) -> None:
+            self.appended(header, index_interval_bytes)
+
+        log_bytes = self.file.size()
+        try:
+            reached = self._count_until(until, log_bytes, count)
+        except CorruptBatchError as error:
+            raise StorageError(
+                f"{error} Batches below offset {until} were on disk: nothing was deleted. Check "
+                "the disk; without this partition's directory the log is copied from its leader."
+            ) from error
+        if not reached:
+            raise StorageError(
+                f"{self.path}, position {self.size}: the log leads to offset {self.next_offset} "
+                f"where batches up to {until} were on disk. Nothing was deleted. Check the disk; "
+                "without this partition's directory the log is copied from its leader."
+            )
