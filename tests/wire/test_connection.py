@@ -66,7 +66,9 @@ def test_the_handler_may_write_into_the_payload(run: Any, wire: Any, make_produc
     run(scenario)
 
 
-def test_answers_may_come_in_any_order(run: Any, wire: Any, make_produce: Any) -> None:
+def test_answers_may_come_in_any_order(
+    run: Any, wire: Any, make_produce: Any, eventually: Any
+) -> None:
     async def scenario() -> None:
         waiting: dict[int, asyncio.Future[Any]] = {}
 
@@ -76,8 +78,7 @@ def test_answers_may_come_in_any_order(run: Any, wire: Any, make_produce: Any) -
 
         client = await wire.connect(await wire.serve(hold))
         futures = [client.request(make_produce(n), timeout_s=5) for n in range(50)]
-        while len(waiting) < 50:
-            await asyncio.sleep(0)
+        await eventually(lambda: len(waiting) == 50)
         finished = []
         for number in reversed(range(50)):
             futures[number].add_done_callback(lambda _, number=number: finished.append(number))
@@ -416,6 +417,8 @@ def test_versions_without_overlap_are_told_to_both_sides(run: Any, wire: Any) ->
         peer = wire.raw_over(reader, writer)
         await peer.read_frame()
         peer.write_handshake(ENCODER.encode(Challenge(9, bytes(32))))
+        await reader.read()
+        writer.close()
 
     run(scenario)
 

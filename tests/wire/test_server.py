@@ -110,10 +110,12 @@ def test_a_server_that_reflects_the_handshake_is_refused(
             hello = bytes((await peer.read_frame()).header)
             if not reflect_proof:
                 peer.write_handshake(hello)
-                return
-            peer.write_handshake(ENCODER.encode([1, hello[12:44].ljust(32)]))
-            digest = bytes((await peer.read_frame()).header)[-32:]
-            peer.write_handshake(ENCODER.encode(["cluster", 1, digest]))
+            else:
+                peer.write_handshake(ENCODER.encode([1, bytes(NONCE_BYTES)]))
+                digest = bytes((await peer.read_frame()).header)[-32:]
+                peer.write_handshake(ENCODER.encode(["cluster", 1, digest]))
+            await peer.read_to_end()
+            peer.close()
 
         listening = await asyncio.start_server(reflect, "127.0.0.1", 0)
         fake = Server(wire.environment(), wire.server_identity(), lambda *_: None)
@@ -396,7 +398,7 @@ def test_the_limit_of_requests_in_flight_stops_reading_and_loses_nothing(
             client.request(Produce("topic", number, 0, 1, 10), bytes(size), timeout_s=9)
             for number, size in enumerate(sizes)
         ]
-        order = []
+        order: list[int] = []
         while len(order) < 400:
             await eventually(lambda: len(waiting) == min(10, 400 - len(order)))
             for _ in range(random.randrange(1, len(waiting) + 1)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import trustme
 
 from rayq.config import ClusterConfig
 from rayq.errors import AuthenticationError, ConfigError, DisconnectedError
+from rayq.wire.messages import ProduceResponse
 from rayq.wire.network import AsyncioNetwork
 
 
@@ -62,11 +64,7 @@ def test_requests_go_over_mutual_tls(
 def test_the_in_flight_limit_holds_over_tls_and_loses_nothing(
     run: Any, wire: Any, make_produce: Any, config: ClusterConfig
 ) -> None:
-    from rayq.wire.messages import ProduceResponse
-
     async def scenario() -> None:
-        import asyncio
-
         at_once = most = 0
 
         async def slow(peer: Any, request: Any, payload: memoryview) -> Any:
