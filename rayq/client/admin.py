@@ -1,0 +1,393 @@
+"""Topics, partitions and the cluster itself: `AsyncAdmin`, and `Admin` for threads.
+
+A change that a broker confirmed is waited for: what follows sees it, whichever broker answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
+
+from rayq.client.background import BackgroundLoop
+from rayq.client.client import Client, check_partition
+from rayq.client.metadata import leader_of
+from rayq.config import TopicConfig, parse
+from rayq.errors import (
+    InvalidRequestError,
+    RayqError,
+    TimeoutError,
+    TopicExistsError,
+    UnknownTopicError,
+)
+from rayq.records import (
+    BrokerInfo,
+    ClusterInfo,
+    PartitionInfo,
+    ReplicaInfo,
+    TopicInfo,
+    TopicPartition,
+)
+from rayq.wire.messages import (
+    AlterTopicConfig,
+    CreatePartitions,
+    CreateTopic,
+    DeleteRecords,
+    DeleteTopic,
+    DescribeReplica,
+    ElectLeaders,
+    PartitionMetadata,
+    ReplicaEndpoint,
+    TopicMetadata,
+)
+
+T = TypeVar("T")
+
+ADMIN_TIMEOUT_S = 30.0
+"""Default of every call's `timeout_s`."""
+DESCRIBE_TIMEOUT_S = 2.0
+"""A replica that has not described itself by then is shown without offsets."""
+READY_POLL_MS = 500
+"""How long a broker holds a question for newer metadata while a topic gets ready."""
+NOT_READY_PAUSE_S = 0.02
+
+
+class AsyncAdmin:
+    """Administers the cluster on the running event loop. The methods of `Admin`, as coroutines."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        replication_factor: int | None = None,
+        *,
+        timeout_s: float = ADMIN_TIMEOUT_S,
+        **config: Any,
+    ) -> None:
+        checked = _topic_config(config)
+        deadline = self._client.now + timeout_s
+        await self._change(
+            CreateTopic(
+                name=_name(name),
+                partitions=_count("partitions", partitions),
+                replication_factor=None
+                if replication_factor is None
+                else _count("replication_factor", replication_factor),
+                config=checked,
+            ),
+            timeout_s,
+            TopicExistsError,
+        )
+        await self._until_ready(name, partitions, deadline, timeout_s)
+
+    async def delete_topic(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
+        await self._change(DeleteTopic(name=_name(name)), timeout_s, UnknownTopicError)
+        await self._client.refresh([name], timeout_s=timeout_s)
+
+    async def create_partitions(
+        self, name: str, total: int, *, timeout_s: float = ADMIN_TIMEOUT_S
+    ) -> None:
+        deadline = self._client.now + timeout_s
+        total = _count("total", total)
+        await self._change(CreatePartitions(name=_name(name), total=total), timeout_s)
+        await self._until_ready(name, total, deadline, timeout_s)
+
+    async def alter_topic_config(
+        self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S, **changes: Any
+    ) -> None:
+        if not changes:
+            raise InvalidRequestError("alter_topic_config needs at least one key to change.")
+        checked = _topic_config(changes)
+        await self._change(AlterTopicConfig(name=_name(name), changes=checked), timeout_s)
+        await self._client.refresh([name], timeout_s=timeout_s)
+
+    async def elect_leaders(
+        self,
+        name: str,
+        partitions: list[int] | None = None,
+        *,
+        unclean: bool = False,
+        timeout_s: float = ADMIN_TIMEOUT_S,
+    ) -> None:
+        request = ElectLeaders(name=_name(name), partitions=partitions, unclean=unclean)
+        await self._change(request, timeout_s)
+        await self._client.refresh([name], timeout_s=timeout_s)
+
+    async def list_topics(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> list[str]:
+        response = await self._client.fetch_all(timeout_s=timeout_s)
+        return sorted(topic.name for topic in response.topics)
+
+    async def describe_topic(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> TopicInfo:
+        client = self._client
+        client.metadata.topics.pop(_name(name), None)  # what is cached may be old
+        topic = await client.topic(name, timeout_s=timeout_s)
+        partitions = await asyncio.gather(
+            *(self._describe_partition(topic, one) for one in topic.partitions)
+        )
+        return TopicInfo(
+            name=topic.name,
+            topic_id=topic.topic_id,
+            partitions=list(partitions),
+            config=dict(topic.config),
+        )
+
+    async def _describe_partition(
+        self, topic: TopicMetadata, partition: PartitionMetadata
+    ) -> PartitionInfo:
+        replicas = await asyncio.gather(
+            *(
+                self._describe_replica(topic.topic_id, partition.partition, replica)
+                for replica in partition.replicas
+            )
+        )
+        return PartitionInfo(
+            partition=partition.partition,
+            leader=partition.leader,
+            leader_epoch=partition.leader_epoch,
+            isr=list(partition.isr),
+            replicas=list(replicas),
+            offline_reason=partition.offline_reason,
+        )
+
+    async def _describe_replica(
+        self, topic_id: str, partition: int, replica: ReplicaEndpoint
+    ) -> ReplicaInfo:
+        answer = None
+        if replica.host is not None and replica.port is not None:
+            request = DescribeReplica(topic_id=topic_id, partition=partition)
+            try:
+                answer, _ = await self._client.ask(
+                    (replica.host, replica.port), request, timeout_s=DESCRIBE_TIMEOUT_S
+                )
+            except RayqError as error:
+                if not (error.retriable or isinstance(error, UnknownTopicError)):
+                    raise
+        return ReplicaInfo(
+            broker=replica.broker,
+            host=replica.host,
+            port=replica.port,
+            pid=None if answer is None else answer.pid,
+            log_start_offset=None if answer is None else answer.log_start_offset,
+            high_watermark=None if answer is None else answer.high_watermark,
+            log_end_offset=None if answer is None else answer.log_end_offset,
+        )
+
+    async def describe_cluster(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> ClusterInfo:
+        response = await self._client.fetch_all(timeout_s=timeout_s)
+        brokers = [
+            BrokerInfo(one.broker, one.host, one.port, one.node_id, one.live)
+            for one in sorted(response.brokers, key=lambda one: one.broker)
+        ]
+        return ClusterInfo(
+            cluster_id=response.cluster_id,
+            brokers=brokers,
+            controller=response.controller,
+            controller_epoch=response.controller_epoch,
+            voters=list(response.voters),
+        )
+
+    async def delete_records(
+        self,
+        before: Mapping[TopicPartition, int | None],
+        *,
+        timeout_s: float = ADMIN_TIMEOUT_S,
+    ) -> dict[TopicPartition, int]:
+        for (topic, partition), offset in before.items():
+            check_partition(await self._client.topic(topic, timeout_s=timeout_s), partition)
+            if offset is not None and (type(offset) is not int or offset < 0):
+                raise InvalidRequestError(
+                    f"delete_records of {topic}-{partition} needs an offset from 0, or None for "
+                    f"all that is committed, not {offset!r}."
+                )
+        starts = await asyncio.gather(
+            *(
+                self._delete_records(TopicPartition(*place), offset, timeout_s)
+                for place, offset in before.items()
+            )
+        )
+        return {TopicPartition(*place): start for place, start in zip(before, starts, strict=True)}
+
+    async def _delete_records(
+        self, place: TopicPartition, offset: int | None, timeout_s: float
+    ) -> int:
+        response = await self._client.ask_leader(
+            place.topic,
+            place.partition,
+            lambda topic_id, leader: DeleteRecords(
+                topic_id=topic_id,
+                partition=place.partition,
+                leader_epoch=leader.epoch,
+                before_offset=offset,
+                timeout_ms=int(timeout_s * 1000),
+            ),
+            timeout_s=timeout_s,
+            attempt_timeout_s=timeout_s,
+        )
+        start: int = response.log_start_offset
+        return start
+
+    # --- changes --------------------------------------------------------------------------------
+
+    async def _change(
+        self, request: Any, timeout_s: float, done_already: type[RayqError] | None = None
+    ) -> None:
+        response = await self._client.change(
+            request, timeout_s=timeout_s, done_already=done_already
+        )
+        if response is not None:
+            self._client.metadata.require(response.version)
+
+    async def _until_ready(
+        self, name: str, partitions: int, deadline: float, timeout_s: float
+    ) -> None:
+        """Waits until every partition has a leader that runs and a full in-sync set."""
+        client = self._client
+        version_min = 0
+        while True:
+            left_s = deadline - client.now
+            missing = _not_ready(client.metadata.topics.get(name), partitions)
+            if not missing:
+                return
+            if left_s <= 0:
+                raise TimeoutError(
+                    f"Topic {name!r} exists, but after {timeout_s:g} s it is not ready: "
+                    f"{'; '.join(missing)}. It may still become so: see describe_topic."
+                )
+            version = client.metadata.version
+            await client.refresh(
+                [name],
+                timeout_s=left_s,
+                version_min=version_min,
+                wait_ms=min(READY_POLL_MS, max(int(left_s * 1000), 1)),
+            )
+            version_min = client.metadata.version + 1
+            if client.metadata.version == version:
+                await asyncio.sleep(NOT_READY_PAUSE_S)
+
+
+def _not_ready(topic: TopicMetadata | None, partitions: int) -> list[str]:
+    """What a topic still lacks, in words."""
+    if topic is None:
+        return ["no broker knows it yet"]
+    missing = []
+    if len(topic.partitions) < partitions:
+        missing.append(f"it has {len(topic.partitions)} of {partitions} partitions")
+    for partition in topic.partitions:
+        absent = {replica.broker for replica in partition.replicas} - set(partition.isr)
+        if leader_of(partition) is None:
+            reason = partition.offline_reason or "its process is not running yet"
+            missing.append(f"partition {partition.partition} has no leader ({reason})")
+        elif absent:
+            names = ", ".join(map(str, sorted(absent)))
+            missing.append(f"partition {partition.partition} lacks the replicas of brokers {names}")
+    return missing
+
+
+def _topic_config(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys given, under their names, as `TopicConfig` accepts them. Raises ConfigError."""
+    config = parse(TopicConfig, options)
+    return {name: getattr(config, name) for name in (key.replace(".", "_") for key in options)}
+
+
+def _name(name: object) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"A topic is named by a str, not {type(name).__name__}.")
+    return name
+
+
+def _count(what: str, value: object) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{what} is an int, not {type(value).__name__}.")
+    return value
+
+
+class Admin:
+    """Administers the cluster; `cluster.admin`. Every call takes `timeout_s` and raises
+    TimeoutError when it is over, after which a change may still take effect."""
+
+    def __init__(self, client: Callable[[], tuple[Client, BackgroundLoop]]) -> None:
+        self._shared = client
+
+    def _run(self, call: Callable[[AsyncAdmin], Coroutine[Any, Any, T]]) -> T:
+        client, background = self._shared()
+        return background.run(call(AsyncAdmin(client)))
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        replication_factor: int | None = None,
+        *,
+        timeout_s: float = ADMIN_TIMEOUT_S,
+        **config: Any,
+    ) -> None:
+        """Creates a topic; returns when every partition has a leader and a full in-sync set.
+
+        `replication_factor` None: min(3, brokers). `config` is as in `TopicConfig`. Raises
+        TopicExistsError, InvalidTopicError, InvalidPartitionsError, InvalidReplicationFactorError,
+        ReplicaLimitError, ConfigError.
+        """
+        self._run(
+            lambda admin: admin.create_topic(
+                name, partitions, replication_factor, timeout_s=timeout_s, **config
+            )
+        )
+
+    def delete_topic(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
+        """Deletes a topic and its records. Raises UnknownTopicError."""
+        self._run(lambda admin: admin.delete_topic(name, timeout_s=timeout_s))
+
+    def list_topics(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> list[str]:
+        """The names of all topics, sorted."""
+        return self._run(lambda admin: admin.list_topics(timeout_s=timeout_s))
+
+    def describe_topic(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> TopicInfo:
+        """A topic with its partitions; each replica is asked for its offsets, which are None where
+        it does not answer. Raises UnknownTopicError."""
+        return self._run(lambda admin: admin.describe_topic(name, timeout_s=timeout_s))
+
+    def create_partitions(
+        self, name: str, total: int, *, timeout_s: float = ADMIN_TIMEOUT_S
+    ) -> None:
+        """Gives a topic `total` partitions, more than it has; ready as after `create_topic`.
+        Records with a key may go elsewhere from then on. Raises InvalidPartitionsError."""
+        self._run(lambda admin: admin.create_partitions(name, total, timeout_s=timeout_s))
+
+    def alter_topic_config(
+        self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S, **changes: Any
+    ) -> None:
+        """Changes the given keys of a topic's config. Raises ConfigError, UnknownTopicError."""
+        self._run(lambda admin: admin.alter_topic_config(name, timeout_s=timeout_s, **changes))
+
+    def describe_cluster(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> ClusterInfo:
+        """Brokers, controller and voters."""
+        return self._run(lambda admin: admin.describe_cluster(timeout_s=timeout_s))
+
+    def delete_records(
+        self,
+        before: Mapping[TopicPartition, int | None],
+        *,
+        timeout_s: float = ADMIN_TIMEOUT_S,
+    ) -> dict[TopicPartition, int]:
+        """Deletes the records below an offset (None: all that are committed) of each partition, on
+        every in-sync replica. Answers where each log starts now."""
+        return self._run(lambda admin: admin.delete_records(dict(before), timeout_s=timeout_s))
+
+    def elect_leaders(
+        self,
+        name: str,
+        partitions: list[int] | None = None,
+        *,
+        unclean: bool = False,
+        timeout_s: float = ADMIN_TIMEOUT_S,
+    ) -> None:
+        """Makes the first replica leader where it is in sync. With `unclean`, a partition without a
+        leader takes any live replica, which may lose acknowledged records."""
+        self._run(
+            lambda admin: admin.elect_leaders(
+                name, partitions, unclean=unclean, timeout_s=timeout_s
+            )
+        )

@@ -1,0 +1,516 @@
+"""What the producers, consumers and admin of one event loop share: the way to any broker, the way
+to a partition's leader, and the metadata that shows the ways."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from rayq.client.metadata import Leader, MetadataCache
+from rayq.config import ClusterConfig
+from rayq.environment import Buffer, Environment
+from rayq.errors import (
+    ClosedError,
+    DisconnectedError,
+    InvalidRequestError,
+    NotLeaderError,
+    PartitionOfflineError,
+    RayqError,
+    TimeoutError,
+    UnknownTopicError,
+    WrongClusterError,
+)
+from rayq.wire.authentication import Identity
+from rayq.wire.messages import Metadata, MetadataResponse, Request, TopicMetadata
+from rayq.wire.pool import ConnectionPool
+
+logger = logging.getLogger(__name__)
+Address = tuple[str, int]
+
+BACKOFF_FIRST_S = 0.02
+BACKOFF_MAX_S = 0.2
+"""Between two rounds of asking every broker for newer metadata."""
+
+HEDGE_S = 0.25
+"""A broker that has not answered for so long is no longer waited for alone."""
+
+LONG_POLL_MS = 200
+"""How long a broker holds a question for newer metadata."""
+
+ASK_TIMEOUT_S = 3.0
+"""How long one broker may take for a question that it answers from memory."""
+
+METADATA_AGE_MAX_S = 60.0
+"""Metadata is fetched anew at least this often, to learn of new partitions."""
+
+UNKNOWN_TOPIC_PATIENCE_S = 1.0
+"""A topic that brokers do not know counts as missing after so long: the one asked may be behind."""
+
+LEADER_BACKOFF_MAX_S = 1.0
+"""Longest wait between two questions to a partition's leader."""
+
+LEADER_PATIENCE_S = 1.0
+"""A leader that has not answered for so long, where it could have, is suspect: it may hang."""
+
+SUSPICION_S = 3.0
+"""How long a partition's leader stays suspect, and newer metadata wanted, after one failure."""
+
+
+class Backoff:
+    """Waits that double, with jitter."""
+
+    def __init__(self, env: Environment, first_s: float, max_s: float) -> None:
+        self._env = env
+        self._first_s = first_s
+        self._max_s = max_s
+        self._next_s = first_s
+
+    def reset(self) -> None:
+        self._next_s = self._first_s
+
+    def next_s(self) -> float:
+        """0.75 to 1.25 of a time that doubles from call to call."""
+        wait_s = self._next_s
+        self._next_s = min(2 * wait_s, self._max_s)
+        return wait_s * (0.75 + 0.5 * self._env.random.random())
+
+
+class Client:
+    """Belongs to one event loop; all methods run on it."""
+
+    def __init__(
+        self,
+        env: Environment,
+        identity: Identity,
+        bootstrap: Sequence[Address],
+        config: ClusterConfig,
+    ) -> None:
+        if not bootstrap:
+            raise InvalidRequestError("A cluster needs at least one bootstrap address.")
+        self.env = env
+        self.metadata = MetadataCache()
+        self.pool = ConnectionPool(env, identity, config)
+        self._cluster_id = identity.cluster_id
+        self._bootstrap = list(bootstrap)
+        self._failed_at: dict[Address, float] = {}
+        self._interests: dict[str, int] = {}
+        self._suspects: dict[tuple[str, str, int], tuple[int, float]] = {}
+        self._watcher: asyncio.Task[None] | None = None
+        self._ager: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def now(self) -> float:
+        return self.env.clock.monotonic()
+
+    def close(self) -> None:
+        """Ends the connections and background tasks. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        for task in (self._watcher, self._ager):
+            if task is not None:
+                task.cancel()
+        self.pool.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("The connection to the cluster is closed.")
+
+    # --- any broker -----------------------------------------------------------------------------
+
+    def addresses(self) -> list[Address]:
+        """Every broker known, in a random order, those that failed lately last."""
+        known = [(b.host, b.port) for b in self.metadata.brokers.values() if b.live]
+        known = list(dict.fromkeys(known + self._bootstrap))
+        self.env.random.shuffle(known)
+        return sorted(known, key=lambda address: self._failed_at.get(address, 0.0))
+
+    async def ask(
+        self, address: Address, request: Request, payload: Buffer = b"", *, timeout_s: float
+    ) -> tuple[Any, memoryview]:
+        """One question to one process; remembers whether it could be reached."""
+        self._check_open()
+        try:
+            answer = await self.pool.request(*address, request, payload, timeout_s=timeout_s)
+        except (DisconnectedError, TimeoutError):
+            self._failed_at[address] = self.now
+            raise
+        self._failed_at.pop(address, None)
+        return answer
+
+    async def ask_any(
+        self,
+        request: Request,
+        *,
+        timeout_s: float,
+        accept: Callable[[Any], bool] = lambda _response: True,
+        hedge_s: float = HEDGE_S,
+    ) -> Any:
+        """The first acceptable answer of any broker, for questions that may be asked twice. Brokers
+        are asked one after another, the next one when the last takes longer than `hedge_s`; in
+        rounds, until `timeout_s` has passed."""
+        deadline = self.now + timeout_s
+        backoff = Backoff(self.env, BACKOFF_FIRST_S, BACKOFF_MAX_S)
+        while True:
+            self._check_open()
+            error = None
+            for outcome in await self._ask_round(request, accept, hedge_s, deadline):
+                if not isinstance(outcome, RayqError):
+                    return outcome
+                if error is None or not outcome.retriable:
+                    error = outcome
+            if error is not None and not error.retriable:
+                raise error
+            wait_s = backoff.next_s()
+            if self.now + wait_s >= deadline:
+                raise self._none_answered(request, timeout_s, error)
+            await asyncio.sleep(wait_s)
+
+    def _none_answered(
+        self, request: Request, timeout_s: float, error: RayqError | None
+    ) -> RayqError:
+        tried = ", ".join(f"{host}:{port}" for host, port in self.addresses())
+        reason = "their metadata is older than what was seen before" if error is None else error
+        return TimeoutError(
+            f"No broker answered {type(request).__name__} within {timeout_s:.1f} s. Tried {tried}; "
+            f"the last reason: {reason}. Check that the cluster runs and can be reached."
+        )
+
+    async def _ask_round(
+        self,
+        request: Request,
+        accept: Callable[[Any], bool],
+        hedge_s: float,
+        deadline: float,
+    ) -> list[Any]:
+        """Errors of the brokers asked; the last is an acceptable answer if one came."""
+        outcomes: list[Any] = []
+        pending: set[asyncio.Task[Any]] = set()
+        waiting = self.addresses()
+        try:
+            while waiting or pending:
+                left_s = deadline - self.now
+                if left_s <= 0:
+                    break
+                if waiting:
+                    question = self.ask(
+                        waiting.pop(0), request, timeout_s=min(ASK_TIMEOUT_S, left_s)
+                    )
+                    pending.add(asyncio.ensure_future(question))
+                done, pending = await asyncio.wait(
+                    pending,
+                    timeout=min(hedge_s, left_s) if waiting else left_s,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                for task in done:
+                    try:
+                        response, _ = task.result()
+                    except RayqError as error:
+                        outcomes.append(error)
+                    else:
+                        if accept(response):
+                            outcomes.append(response)
+                            return outcomes
+        finally:
+            for task in pending:
+                task.cancel()
+        return outcomes
+
+    async def change(
+        self, request: Request, *, timeout_s: float, done_already: type[RayqError] | None = None
+    ) -> Any:
+        """Asks one broker after another for a change, until one answers, for at most `timeout_s`.
+        An error `done_already` after an attempt without an answer means that the attempt did it:
+        then the result is None."""
+        deadline = self.now + timeout_s
+        backoff = Backoff(self.env, BACKOFF_FIRST_S, BACKOFF_MAX_S)
+        in_doubt = False
+        error: RayqError | None = None
+        while True:
+            for address in self.addresses():
+                left_s = deadline - self.now
+                if left_s <= 0:
+                    break
+                try:
+                    response, _ = await self.ask(address, request, timeout_s=left_s)
+                except RayqError as caught:
+                    if in_doubt and done_already is not None and isinstance(caught, done_already):
+                        return None
+                    if not caught.retriable:
+                        raise
+                    in_doubt = in_doubt or isinstance(caught, (DisconnectedError, TimeoutError))
+                    error = caught
+                else:
+                    return response
+            wait_s = backoff.next_s()
+            if self.now + wait_s >= deadline:
+                raise TimeoutError(
+                    f"{type(request).__name__} was not confirmed within {timeout_s:.1f} s: "
+                    f"{error}. It may still take effect: look before you repeat it."
+                )
+            await asyncio.sleep(wait_s)
+
+    # --- metadata -------------------------------------------------------------------------------
+
+    def add_interest(self, topic: str) -> None:
+        """Keeps a topic's metadata fresh until `drop_interest`."""
+        self._interests[topic] = self._interests.get(topic, 0) + 1
+        if self._ager is None:
+            self._ager = self.env.tasks.spawn(self._age(), "refresh metadata by age")
+
+    def drop_interest(self, topic: str) -> None:
+        self._interests[topic] -= 1
+        if self._interests[topic] == 0:
+            del self._interests[topic]
+
+    async def refresh(
+        self,
+        topics: Iterable[str] = (),
+        *,
+        timeout_s: float,
+        version_min: int = 0,
+        wait_ms: int = 0,
+    ) -> None:
+        """Fetches metadata of `topics` and of those that somebody is interested in."""
+        asked = sorted({*topics, *self._interests})
+        metadata = self.metadata
+        response = await self.ask_any(
+            Metadata(
+                topics=asked,
+                version_min=max(version_min, metadata.version_min, metadata.version),
+                wait_ms=wait_ms,
+            ),
+            timeout_s=timeout_s,
+            accept=self._is_acceptable,
+            hedge_s=HEDGE_S + wait_ms / 1000,
+        )
+        metadata.apply(response, asked)
+
+    async def fetch_all(self, *, timeout_s: float) -> MetadataResponse:
+        """Metadata of every topic, fresh from a broker."""
+        response: MetadataResponse = await self.ask_any(
+            Metadata(topics=None, version_min=self.metadata.version_min),
+            timeout_s=timeout_s,
+            accept=self._is_acceptable,
+        )
+        self.metadata.apply(response, None)
+        return response
+
+    def _is_acceptable(self, response: MetadataResponse) -> bool:
+        expected = self._cluster_id or self.metadata.cluster_id
+        if expected is not None and response.cluster_id != expected:
+            raise WrongClusterError(
+                f"A broker that answered is of cluster {response.cluster_id}, this client is "
+                f"connected to {expected}. Check the addresses given to rayq.connect."
+            )
+        return self.metadata.is_acceptable(response)
+
+    async def topic(self, name: str, *, timeout_s: float) -> TopicMetadata:
+        """A topic from the cache, fetched when it is not there. Raises UnknownTopicError once
+        brokers have denied it for a second."""
+        if not isinstance(name, str):
+            raise TypeError(f"A topic is named by a str, not {type(name).__name__}.")
+        start = self.now
+        deadline = start + timeout_s
+        backoff = Backoff(self.env, BACKOFF_FIRST_S, BACKOFF_MAX_S)
+        while True:
+            found = self.metadata.topics.get(name)
+            if found is not None:
+                return found
+            await self.refresh([name], timeout_s=max(deadline - self.now, 0.001))
+            if name in self.metadata.topics:
+                continue
+            wait_s = backoff.next_s()
+            if self.now + wait_s > min(deadline, start + UNKNOWN_TOPIC_PATIENCE_S):
+                raise UnknownTopicError(
+                    f"There is no topic {name!r} in this cluster. Create it with "
+                    f"cluster.create_topic({name!r})."
+                )
+            await asyncio.sleep(wait_s)
+
+    async def _age(self) -> None:
+        """Learns of new partitions and of deleted topics while nothing else asks."""
+        while True:
+            await asyncio.sleep(METADATA_AGE_MAX_S)
+            try:
+                await self.refresh(timeout_s=METADATA_AGE_MAX_S)
+            except RayqError as error:
+                logger.warning("metadata could not be refreshed: %s", error)
+
+    def suspect(self, topic: str, topic_id: str, partition: int, epoch: int) -> None:
+        """The leader known under `epoch` failed: newer metadata is fetched, at once and again,
+        until a newer leader shows up or nobody has complained for some seconds."""
+        self._suspects[topic, topic_id, partition] = (epoch, self.now + SUSPICION_S)
+        if self._watcher is None and not self._closed:
+            self._watcher = self.env.tasks.spawn(self._watch(), "watch for new leaders")
+
+    def _drop_settled_suspects(self) -> None:
+        for (topic, topic_id, partition), (epoch, until) in list(self._suspects.items()):
+            known = self.metadata.partition(topic, topic_id, partition)
+            leader = self.metadata.leader(topic, topic_id, partition)
+            settled = known is None or (leader is not None and leader.epoch > epoch)
+            if settled or until < self.now:
+                del self._suspects[topic, topic_id, partition]
+
+    async def _watch(self) -> None:
+        """Long-polls brokers for newer metadata while leaders are suspect."""
+        backoff = Backoff(self.env, BACKOFF_FIRST_S, BACKOFF_MAX_S)
+        try:
+            while self._suspects:
+                version = self.metadata.version
+                topics = {topic for topic, _, _ in self._suspects}
+                try:
+                    await self.refresh(
+                        topics,
+                        timeout_s=ASK_TIMEOUT_S,
+                        version_min=version + 1,
+                        wait_ms=LONG_POLL_MS,
+                    )
+                except RayqError as error:
+                    logger.info("no newer metadata yet: %s", error)
+                self._drop_settled_suspects()
+                if self.metadata.version > version:
+                    backoff.reset()
+                elif self._suspects:
+                    await asyncio.sleep(backoff.next_s())
+        finally:
+            self._watcher = None
+
+    # --- a partition's leader -------------------------------------------------------------------
+
+    async def ask_leader(
+        self,
+        topic: str,
+        partition: int,
+        build: Callable[[str, Leader], Request],
+        *,
+        timeout_s: float,
+        attempt_timeout_s: float,
+        retry_backoff_s: float = BACKOFF_FIRST_S,
+    ) -> Any:
+        """Asks whoever leads, with retries and new metadata in between, until `timeout_s` is over.
+        `build(topic_id, leader)` makes the request of each attempt."""
+        deadline = self.now + timeout_s
+        metadata = await self.topic(topic, timeout_s=timeout_s)
+        check_partition(metadata, partition)
+        backoff = Backoff(self.env, retry_backoff_s, LEADER_BACKOFF_MAX_S)
+        while True:
+            leader = self.metadata.leader(topic, metadata.topic_id, partition)
+            error: RayqError
+            if self.metadata.partition(topic, metadata.topic_id, partition) is None:
+                raise self.no_leader_error(topic, metadata.topic_id, partition)
+            try:
+                if leader is None:
+                    raise self.no_leader_error(topic, metadata.topic_id, partition)
+                left_s = max(deadline - self.now, 0.001)
+                response, _ = await self.ask_while_leader(
+                    topic,
+                    metadata.topic_id,
+                    partition,
+                    leader,
+                    build(metadata.topic_id, leader),
+                    timeout_s=min(attempt_timeout_s, left_s),
+                    patience_s=LEADER_PATIENCE_S,
+                )
+                return response
+            except RayqError as caught:
+                if not may_retry(caught):
+                    raise
+                error = caught
+            wait_s = backoff.next_s()
+            if self.now + wait_s >= deadline:
+                raise TimeoutError(
+                    f"The leader of {topic}-{partition} did not answer within "
+                    f"{timeout_s:.1f} s: {error}"
+                ) from error
+            if error.stale_metadata:
+                self.suspect(topic, metadata.topic_id, partition, epoch_of(leader))
+            await self.wait_for_leader(topic, metadata.topic_id, partition, leader, wait_s)
+
+    async def ask_while_leader(
+        self,
+        topic: str,
+        topic_id: str,
+        partition: int,
+        leader: Leader,
+        request: Request,
+        *,
+        timeout_s: float,
+        patience_s: float,
+    ) -> tuple[Any, memoryview]:
+        """One question to a leader. It becomes suspect when it takes longer than `patience_s`, and
+        is given up with NotLeaderError when another one shows up."""
+        question = asyncio.ensure_future(
+            self.ask((leader.host, leader.port), request, timeout_s=timeout_s)
+        )
+        replaced = asyncio.ensure_future(
+            self.wait_for_leader(topic, topic_id, partition, leader, timeout_s)
+        )
+        try:
+            done, _ = await asyncio.wait(
+                (question, replaced), timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                self.suspect(topic, topic_id, partition, leader.epoch)
+                await asyncio.wait((question, replaced), return_when=asyncio.FIRST_COMPLETED)
+            if not question.done() and replaced.result():
+                raise NotLeaderError(
+                    f"{leader.host}:{leader.port} no longer leads {topic}-{partition}."
+                )
+            return await question
+        finally:
+            question.cancel()
+            replaced.cancel()
+
+    async def wait_for_leader(
+        self, topic: str, topic_id: str, partition: int, failed: Leader | None, wait_s: float
+    ) -> bool:
+        """Waits `wait_s`, or less when another leader than `failed` shows up: then True."""
+        changed = asyncio.Event()
+        self.metadata.add_listener(changed.set)
+        try:
+            async with asyncio.timeout(wait_s):
+                while self.metadata.leader(topic, topic_id, partition) == failed:
+                    changed.clear()
+                    await changed.wait()
+        except builtins.TimeoutError:
+            return False
+        finally:
+            self.metadata.remove_listener(changed.set)
+        return True
+
+    def no_leader_error(self, topic: str, topic_id: str, partition: int) -> RayqError:
+        """Why there is nobody to ask."""
+        known = self.metadata.partition(topic, topic_id, partition)
+        if known is None:
+            return UnknownTopicError(
+                f"Topic {topic!r} was deleted (or has no partition {partition} any more)."
+            )
+        reason = known.offline_reason or "its leader's process is not running"
+        return PartitionOfflineError(f"{topic}-{partition} has no leader now: {reason}.")
+
+
+def epoch_of(leader: Leader | None) -> int:
+    """The epoch under which a leader failed, below every epoch when there was none."""
+    return -1 if leader is None else leader.epoch
+
+
+def may_retry(error: RayqError) -> bool:
+    """Whether a partition's leader may be asked again. A process that does not know a topic may
+    only be behind: the metadata says whether the topic is gone."""
+    return error.retriable or isinstance(error, UnknownTopicError)
+
+
+def check_partition(topic: TopicMetadata, partition: int) -> None:
+    """Raises InvalidRequestError for a partition that the topic does not have."""
+    if type(partition) is not int:
+        raise TypeError(f"A partition is an int, not {type(partition).__name__}.")
+    if not 0 <= partition < len(topic.partitions):
+        raise InvalidRequestError(
+            f"Topic {topic.name!r} has partitions 0 to {len(topic.partitions) - 1}, "
+            f"not {partition}."
+        )

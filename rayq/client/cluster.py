@@ -1,0 +1,359 @@
+"""`Cluster`: what users hold. It makes producers, consumers and the admin, and pickles."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, ClassVar, Protocol, Self
+
+from rayq.client.admin import Admin
+from rayq.client.background import BackgroundLoop, background_loop
+from rayq.client.client import Address, Client
+from rayq.client.consumer import AsyncConsumer, Consumer, ConsumerCore
+from rayq.client.environment import system_environment
+from rayq.client.producer import AsyncProducer, Producer
+from rayq.config import ClusterConfig, ConsumerConfig, ProducerConfig, parse
+from rayq.errors import ClosedError, ConfigError, InvalidRequestError, NoClusterError, RayqError
+from rayq.wire.authentication import Identity
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_PORT = 9392
+
+
+class Lifecycle(Protocol):
+    """What a runtime gives a cluster so that `stop` works from any process; it pickles."""
+
+    def stop(self) -> None:
+        """Stops the cluster's actors; the data stays."""
+        ...
+
+
+class _Shared:
+    """A client, and how many use it: it is closed with the last of them."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.users = 0
+
+
+_ClientKey = tuple[asyncio.AbstractEventLoop, object]
+_clients: dict[_ClientKey, _Shared] = {}
+"""The clients of this process: one for each cluster on each event loop, touched only there."""
+
+
+def _acquire(cluster: Cluster) -> tuple[Client, Callable[[], None]]:
+    """On the running loop: the client, and what gives it back."""
+    key = (asyncio.get_running_loop(), cluster.connection_key)
+    shared = _clients.get(key)
+    if shared is None:
+        shared = _clients[key] = _Shared(cluster.new_client())
+    shared.users += 1
+    found = shared
+
+    def release() -> None:
+        found.users -= 1
+        if found.users == 0:
+            del _clients[key]
+            found.client.close()
+
+    return found.client, release
+
+
+class Cluster:
+    """A way to one cluster. Cheap to make: it connects at first use.
+
+    Pickle it to use the cluster in other processes, Ray tasks for example: what it unpickles to
+    connects by itself. All clusters of one process that go to the same place share one event-loop
+    thread and its connections. `close` (or the end of a `with` block) closes what it made; `stop`
+    stops the cluster itself.
+    """
+
+    _current: ClassVar[Cluster | None] = None
+
+    def __init__(
+        self,
+        addresses: str | Iterable[str],
+        *,
+        key: bytes,
+        cluster_id: str | None = None,
+        name: str = "default",
+        lifecycle: Lifecycle | None = None,
+        config: ClusterConfig | None = None,
+    ) -> None:
+        """`addresses` are `host:port` of some brokers (port 9392 by default), `key` the client key
+        (`rayq.wire.authentication`), `cluster_id` what the cluster has to be, None: whichever
+        answers. Of `config` the TLS files and limits are used."""
+        given = [addresses] if isinstance(addresses, str) else list(addresses)
+        self._bootstrap = [parse_address(address) for address in given]
+        if not self._bootstrap:
+            raise ConfigError("A cluster needs the address of at least one broker, host:port.")
+        self.name = name
+        self._key = key
+        self._cluster_id = cluster_id
+        self._lifecycle = lifecycle
+        self._config = config or ClusterConfig()
+        self._lock = threading.Lock()
+        self._shared: tuple[Client, BackgroundLoop, Callable[[], None]] | None = None
+        self._made: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
+        self._is_closed = False
+        self.admin = Admin(self._client)
+
+    # --- the process's current one --------------------------------------------------------------
+
+    @classmethod
+    def current(cls) -> Cluster:
+        """The last cluster of this process that was started or connected to. Raises
+        NoClusterError."""
+        if cls._current is None:
+            raise NoClusterError(
+                "This process has no cluster yet: call rayq.start(path) or rayq.connect() first, "
+                "or pass a cluster."
+            )
+        return cls._current
+
+    def make_current(self) -> Self:
+        """Makes this what `Cluster.current()` answers."""
+        Cluster._current = self
+        return self
+
+    # --- who it is ------------------------------------------------------------------------------
+
+    @property
+    def addresses(self) -> list[str]:
+        """`host:port` of every broker known."""
+        known = list(self._bootstrap)
+        shared = self._shared
+        if shared is not None:
+            brokers = shared[0].metadata.brokers.values()
+            known = [*((one.host, one.port) for one in brokers), *known]
+        return [format_address(address) for address in dict.fromkeys(known)]
+
+    @property
+    def cluster_id(self) -> str | None:
+        """None before the first connection, unless it was given."""
+        shared = self._shared
+        found = None if shared is None else shared[0].metadata.cluster_id
+        return self._cluster_id or found
+
+    @property
+    def connection_key(self) -> object:
+        """Clusters with equal keys may share connections."""
+        return (self._cluster_id or tuple(self._bootstrap), self._key, self._config)
+
+    def __repr__(self) -> str:
+        return f"Cluster({self.name!r}, {', '.join(self.addresses)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        arguments = (self.addresses, self._key, self.cluster_id, self.name)
+        return _unpickled, (*arguments, self._lifecycle, self._config)
+
+    # --- the client behind it -------------------------------------------------------------------
+
+    def new_client(self) -> Client:
+        """A client for the running loop."""
+        identity = Identity(role="client", key=self._key, cluster_id=self._cluster_id, broker=None)
+        env = system_environment(self._config)
+        return Client(env, identity, self._bootstrap, self._config)
+
+    def _client(self) -> tuple[Client, BackgroundLoop]:
+        """The client on this process's background loop."""
+        background = background_loop()
+        with self._lock:
+            self._check_open()
+            shared = self._shared
+            if shared is None or shared[1] is not background:  # the first use, or after a fork
+
+                async def acquire() -> tuple[Client, Callable[[], None]]:
+                    return _acquire(self)
+
+                client, release = background.run(acquire())
+                shared = self._shared = (client, background, release)
+        return shared[0], background
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("This cluster was closed: connect again with rayq.connect().")
+
+    # --- what it makes --------------------------------------------------------------------------
+
+    def producer(self, **config: Any) -> Producer:
+        """A producer for threads; keywords as in `ProducerConfig`. Raises ConfigError."""
+        checked = parse(ProducerConfig, config)
+        client, background = self._client()
+
+        async def make() -> AsyncProducer:
+            return AsyncProducer(client, checked)
+
+        producer = Producer(background.run(make()), background)
+        self._made.add(producer)
+        return producer
+
+    def consumer(self, *topics: str, group: str | None = None, **config: Any) -> Consumer:
+        """A consumer for one thread; keywords as in `ConsumerConfig`. It reads all partitions of
+        `topics`; without topics, call `subscribe` or `assign`. Raises ConfigError,
+        UnknownTopicError."""
+        checked = parse(ConsumerConfig, config)
+        _refuse_group(group)
+        client, background = self._client()
+
+        async def make() -> ConsumerCore:
+            core = ConsumerCore(client, checked, lambda: None)
+            try:
+                if topics:
+                    await core.subscribe(topics)
+            except BaseException:
+                core.close()
+                raise
+            return core
+
+        consumer = Consumer(background.run(make()), background)
+        self._made.add(consumer)
+        return consumer
+
+    def async_producer(self, **config: Any) -> AsyncProducer:
+        """A producer for the running event loop; its methods are coroutines."""
+        checked = parse(ProducerConfig, config)
+        self._check_async("async_producer")
+        client, release = _acquire(self)
+        return AsyncProducer(client, checked, release)
+
+    def async_consumer(
+        self, *topics: str, group: str | None = None, **config: Any
+    ) -> AsyncConsumer:
+        """A consumer for the running event loop; its methods are coroutines."""
+        checked = parse(ConsumerConfig, config)
+        _refuse_group(group)
+        self._check_async("async_consumer")
+        client, release = _acquire(self)
+        return AsyncConsumer(client, checked, topics, release)
+
+    def _check_async(self, what: str) -> None:
+        self._check_open()
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            raise InvalidRequestError(
+                f"{what}() belongs to an event loop: call it inside an async function."
+            ) from None
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        replication_factor: int | None = None,
+        **config: Any,
+    ) -> None:
+        """As `admin.create_topic`."""
+        self.admin.create_topic(name, partitions, replication_factor, **config)
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Closes the producers (delivering what they hold) and consumers made by this object, and
+        its connections. Idempotent. Raises the first DeliveryError, when all are closed."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            shared, self._shared = self._shared, None
+        if Cluster._current is self:
+            Cluster._current = None
+        first_error: RayqError | None = None
+        for made in list(self._made):
+            try:
+                made.close()
+            except RayqError as error:
+                first_error = first_error or error
+        if shared is not None:
+            _, background, release = shared
+
+            async def give_back() -> None:
+                release()
+
+            if background is background_loop():
+                background.run(give_back())
+        if first_error is not None:
+            raise first_error
+
+    def stop(self) -> None:
+        """Stops the cluster's servers, then closes; the data stays. Raises InvalidRequestError for
+        a cluster that was only connected to from outside."""
+        if self._lifecycle is None:
+            raise InvalidRequestError(
+                "This cluster was connected to by its address: stop it where it was started."
+            )
+        lifecycle = self._lifecycle
+        try:
+            for made in list(self._made):
+                made.close()
+        finally:
+            lifecycle.stop()
+            self.close()
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except RayqError as undelivered:
+            if error is None:
+                raise
+            logger.error("%s", undelivered)  # the error of the block goes first
+
+
+def _unpickled(
+    addresses: list[str],
+    key: bytes,
+    cluster_id: str | None,
+    name: str,
+    lifecycle: Lifecycle | None,
+    config: ClusterConfig,
+) -> Cluster:
+    return Cluster(
+        addresses,
+        key=key,
+        cluster_id=cluster_id,
+        name=name,
+        lifecycle=lifecycle,
+        config=config,
+    )
+
+
+def _refuse_group(group: str | None) -> None:
+    if group is not None:
+        raise InvalidRequestError(
+            f"group={group!r}: this version of rayq has no consumer groups yet. Leave group out to "
+            "read every partition of the topics, and keep positions with position() and seek()."
+        )
+
+
+def parse_address(address: str) -> Address:
+    """`host:port`, `[v6 address]:port`, or only the host. Raises ConfigError."""
+    if not isinstance(address, str):
+        raise TypeError(f"An address is a str, host:port, not {type(address).__name__}.")
+    host, colon, port = address.strip().rpartition(":")
+    if not colon or port.endswith("]"):
+        host, port = address.strip(), str(DEFAULT_PORT)
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+        raise ConfigError(
+            f"{address!r} is no address: give host:port, such as node1:{DEFAULT_PORT}."
+        )
+    return host, int(port)
+
+
+def format_address(address: Address) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,35 @@
+"""The real machine as an `Environment`, for clients and for the runtimes."""
+
+from __future__ import annotations
+
+import os
+import random
+
+from rayq.config import ClusterConfig
+from rayq.environment import Environment, LoopTasks, SystemClock, ThreadPool
+from rayq.storage.disk import LocalDisk
+from rayq.wire.network import AsyncioNetwork
+
+THREADS_MAX = 16
+"""Blocking jobs of one process that run at once."""
+
+
+def system_environment(config: ClusterConfig | None = None) -> Environment:
+    """This machine's clocks, disk, network and threads. One for each event loop: its tasks belong
+    to the loop that runs when they are spawned. Of `config` only the TLS files are used."""
+    return Environment(
+        clock=SystemClock(),
+        random=random.SystemRandom(),
+        disk=LocalDisk(),
+        network=AsyncioNetwork(config),
+        threads=ThreadPool(THREADS_MAX),
+        tasks=LoopTasks(),
+        pid=os.getpid(),
+        boot_id=_boot_id(),
+    )
+
+
+def _boot_id() -> str:
+    """Linux's id of this boot: with it a pid and its start time name one process for ever."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()

@@ -1,0 +1,117 @@
+"""What a client knows of the cluster: brokers, topics, leaders. Never older than what it knew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from rayq.wire.messages import (
+    BrokerEndpoint,
+    MetadataResponse,
+    PartitionMetadata,
+    ReplicaEndpoint,
+    TopicMetadata,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Where a partition is written and read, under one leader epoch."""
+
+    broker: int
+    host: str
+    port: int
+    epoch: int
+
+
+class MetadataCache:
+    """The newest metadata seen. Two rules guard it (PROTOCOL.md, 17): an answer of a lower version
+    than one seen before is refused, and within one topic id a leader epoch never goes back."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.version_min = 0
+        """A change made by this client is in this version: answers below it are too old."""
+        self.cluster_id: str | None = None
+        self.controller: str | None = None
+        self.controller_epoch = 0
+        self.voters: list[int] = []
+        self.brokers: dict[int, BrokerEndpoint] = {}
+        self.topics: dict[str, TopicMetadata] = {}
+        self._listeners: dict[Callable[[], None], None] = {}
+
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        """Called on the loop after each change."""
+        self._listeners[listener] = None
+
+    def remove_listener(self, listener: Callable[[], None]) -> None:
+        self._listeners.pop(listener, None)
+
+    def require(self, version: int) -> None:
+        """From now on only answers of at least this version count."""
+        self.version_min = max(self.version_min, version)
+
+    def is_acceptable(self, response: MetadataResponse) -> bool:
+        return response.version >= max(self.version, self.version_min)
+
+    def apply(self, response: MetadataResponse, asked: Iterable[str] | None) -> bool:
+        """Takes the answer to a question for `asked` topics (None: all). False: too old."""
+        if not self.is_acceptable(response):
+            return False
+        self.version = response.version
+        self.cluster_id = response.cluster_id
+        self.controller = response.controller
+        self.controller_epoch = response.controller_epoch
+        self.voters = list(response.voters)
+        self.brokers = {broker.broker: broker for broker in response.brokers}
+        found = {topic.name: topic for topic in response.topics}
+        for name in list(self.topics) if asked is None else asked:
+            if name not in found:
+                self.topics.pop(name, None)
+        for name, topic in found.items():
+            self.topics[name] = _newest(self.topics.get(name), topic)
+        for listener in list(self._listeners):
+            listener()
+        return True
+
+    def partition(self, topic: str, topic_id: str, partition: int) -> PartitionMetadata | None:
+        """None: unknown, or the topic of that id is gone."""
+        found = self.topics.get(topic)
+        if found is None or found.topic_id != topic_id or partition >= len(found.partitions):
+            return None
+        return found.partitions[partition]
+
+    def leader(self, topic: str, topic_id: str, partition: int) -> Leader | None:
+        """None: no leader now, or its process is not running."""
+        found = self.partition(topic, topic_id, partition)
+        if found is None or found.leader is None:
+            return None
+        return leader_of(found)
+
+
+def leader_of(partition: PartitionMetadata) -> Leader | None:
+    replica = next((r for r in partition.replicas if r.broker == partition.leader), None)
+    if replica is None or not _is_running(replica):
+        return None
+    assert replica.host is not None and replica.port is not None
+    return Leader(replica.broker, replica.host, replica.port, partition.leader_epoch)
+
+
+def _is_running(replica: ReplicaEndpoint) -> bool:
+    return replica.host is not None and replica.port is not None
+
+
+def _newest(known: TopicMetadata | None, answered: TopicMetadata) -> TopicMetadata:
+    """The answer, but for partitions whose leader epoch it would take back."""
+    if known is None or known.topic_id != answered.topic_id:
+        return answered
+    partitions = sorted(answered.partitions, key=lambda partition: partition.partition)
+    for index, older in enumerate(known.partitions[: len(partitions)]):
+        if older.leader_epoch > partitions[index].leader_epoch:
+            partitions[index] = older
+    return TopicMetadata(
+        name=answered.name,
+        topic_id=answered.topic_id,
+        config=answered.config,
+        partitions=partitions,
+    )

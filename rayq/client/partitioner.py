@@ -1,0 +1,36 @@
+"""Which partition a record goes to."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from zlib import crc32
+
+from rayq.config import Partitioner
+from rayq.errors import InvalidRequestError
+
+
+def partition_of_key(key: bytes, partition_count: int) -> int:
+    """crc32 of the key modulo the count: the same as librdkafka's `consistent` partitioner, so that
+    producers in other languages agree."""
+    return crc32(key) % partition_count
+
+
+def next_sticky_partition(
+    candidates: Sequence[int], previous: int | None, source: random.Random
+) -> int:
+    """The partition for the next batch of records without a key: any but the previous one
+    (KIP-480: one batch is filled after another, so batches are large and load still spreads)."""
+    others = [candidate for candidate in candidates if candidate != previous]
+    return source.choice(others or list(candidates))
+
+
+def call_partitioner(partitioner: Partitioner, key: bytes | None, partition_count: int) -> int:
+    """The answer of a user's own function, checked. Raises InvalidRequestError."""
+    partition = partitioner(key, partition_count)
+    if type(partition) is not int or not 0 <= partition < partition_count:
+        raise InvalidRequestError(
+            f"The partitioner answered {partition!r} for {partition_count} partitions: it has to "
+            f"return an int from 0 to {partition_count - 1}."
+        )
+    return partition

@@ -1,0 +1,276 @@
+"""What a consumer reads, and how far it has come. No network.
+
+A `Stream` is one uninterrupted run of reading a partition. `seek`, `assign` and a reset replace it
+by another; they never change it. So a fetch that was under way before a seek fills a stream that
+nobody looks at any more, without a lock and without a flag.
+
+Two threads meet here: the loop fills a stream, the consumer's thread empties it. Each attribute has
+one writer, which its comment names; appends to and pops from the deque are atomic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from rayq.errors import InvalidRequestError, RayqError
+from rayq.records import Headers, TopicPartition
+from rayq.storage.batch import BatchHeader, Columns, decode_columns
+from rayq.wire.messages import EARLIEST
+
+Start = int | None
+"""An offset from 0; EARLIEST or LATEST; None: where `auto_offset_reset` says."""
+
+
+class Fetched(NamedTuple):
+    """One answer of the leader: whole batches, checked by header."""
+
+    payload: memoryview
+    batches: list[tuple[int, BatchHeader]]
+    next_offset: int
+    """Where reading goes on, also when there are no batches (all were emptied by compaction)."""
+
+
+class Slice(NamedTuple):
+    """Records of one batch, column by column."""
+
+    topic: str
+    partition: int
+    offsets: range | list[int]
+    timestamps_ms: list[int]
+    keys: list[bytes | None] | None
+    values: list[bytes | None]
+    headers: list[Headers | None] | None
+
+
+class _Decoded:
+    """A decoded batch, of which the records before `first` were handed out."""
+
+    __slots__ = ("columns", "first", "next_offset", "last_epoch")
+
+    def __init__(
+        self, columns: Columns, first: int, next_offset: int, last_epoch: int | None
+    ) -> None:
+        self.columns = columns
+        self.first = first
+        self.next_offset = next_offset
+        """The position once all of it is handed out."""
+        self.last_epoch = last_epoch
+
+
+class Stream:
+    """One run of reading a partition from `start`."""
+
+    def __init__(self, partition: TopicPartition, start: Start, last_epoch: int | None = None):
+        self.partition = partition
+        self.start = start
+        self.task: asyncio.Task[None] | None = None
+        # Written by the loop.
+        self.fetch_offset: int | None = None
+        """Where the next fetch begins; None until the start is known."""
+        self.last_epoch = last_epoch
+        """The leader epoch of the last batch fetched."""
+        self.fetched: deque[Fetched] = deque()
+        self.received_bytes = 0
+        self.high_watermark: int | None = None
+        self.error: RayqError | None = None
+        """Why this stream ended; raised once what was fetched before is handed out."""
+        # Written by the consumer's thread, once the loop has set `fetch_offset` the first time.
+        self.position: int | None = start if start is not None and start >= 0 else None
+        self.consumed_epoch = last_epoch
+        self.consumed_bytes = 0
+        self._decoded: deque[_Decoded] = deque()
+        self._batch_index = 0
+
+    @property
+    def buffered_bytes(self) -> int:
+        return self.received_bytes - self.consumed_bytes
+
+    @property
+    def has_records(self) -> bool:
+        return bool(self._decoded or self.fetched)
+
+    def offset_known(self, offset: int) -> None:
+        """By the loop, before anything is fetched: the start is this offset."""
+        self.fetch_offset = offset
+        self.position = offset
+
+    def received(self, fetched: Fetched, high_watermark: int) -> None:
+        """By the loop."""
+        self.high_watermark = high_watermark
+        self.fetch_offset = fetched.next_offset
+        if fetched.batches:
+            self.last_epoch = fetched.batches[-1][1].leader_epoch
+        self.received_bytes += len(fetched.payload)
+        self.fetched.append(fetched)
+
+    def jump(self, offset: int) -> None:
+        """By the loop: the log now starts at `offset`, above what was to be fetched next. What was
+        fetched before is still handed out."""
+        self.fetch_offset = offset
+        self.last_epoch = None
+        self.fetched.append(Fetched(memoryview(b""), [], offset))
+
+    def peek(self, records_max: int, check_crc: bool) -> list[tuple[_Decoded, Slice]]:
+        """Up to so many records, decoded but not yet handed out. Raises CorruptBatchError and
+        UnsupportedFormatError, for the first batch only: what comes before a bad batch is good."""
+        found: list[tuple[_Decoded, Slice]] = []
+        index = 0
+        while records_max > 0:
+            if index == len(self._decoded):
+                try:
+                    if not self._decode_next(check_crc):
+                        break
+                except RayqError:
+                    if found:
+                        break
+                    raise
+                continue
+            batch = self._decoded[index]
+            index += 1
+            part = self._slice(batch, records_max)
+            records_max -= len(part.values)
+            found.append((batch, part))
+        return found
+
+    def _slice(self, batch: _Decoded, records_max: int) -> Slice:
+        topic, partition = self.partition
+        columns, first = batch.columns, batch.first
+        if first == 0 and len(columns.values) <= records_max:
+            return Slice(topic, partition, *columns)
+        stop = first + records_max
+        keys, headers = columns.keys, columns.headers
+        return Slice(
+            topic,
+            partition,
+            columns.offsets[first:stop],
+            columns.timestamps_ms[first:stop],
+            None if keys is None else keys[first:stop],
+            columns.values[first:stop],
+            None if headers is None else headers[first:stop],
+        )
+
+    def _decode_next(self, check_crc: bool) -> bool:
+        """Decodes one more batch, leaving out what lies before the position. False: no more."""
+        while self.fetched:
+            fetched = self.fetched[0]
+            if self._batch_index == len(fetched.batches):
+                self._batch_index = 0
+                self.fetched.popleft()
+                self.consumed_bytes += len(fetched.payload)
+                self._skip_to(fetched.next_offset)
+                continue
+            at, header = fetched.batches[self._batch_index]
+            wanted = self._decoded[-1].next_offset if self._decoded else self.position
+            assert wanted is not None, "records come after the start is known"
+            if header.next_offset > wanted and not header.is_control:
+                columns = decode_columns(fetched.payload, at, header, check_crc)
+                first = bisect_left(columns.offsets, wanted)
+                if first < len(columns.values):
+                    self._decoded.append(
+                        _Decoded(columns, first, header.next_offset, header.leader_epoch)
+                    )
+                    self._batch_index += 1
+                    return True
+            self._batch_index += 1
+            self._skip_to(header.next_offset)
+        return False
+
+    def _skip_to(self, offset: int) -> None:
+        """Nothing to hand out below `offset`, beyond what is decoded."""
+        if self._decoded:
+            last = self._decoded[-1]
+            last.next_offset = max(last.next_offset, offset)
+        elif self.position is not None:
+            self.position = max(self.position, offset)
+
+    def consume(self, batch: _Decoded, count: int) -> None:
+        """The next `count` records of `batch`, the first one decoded, were handed out."""
+        assert batch is self._decoded[0]
+        batch.first += count
+        if batch.first == len(batch.columns.values):
+            self._decoded.popleft()
+            self.position = batch.next_offset
+            self.consumed_epoch = batch.last_epoch
+        else:
+            self.position = batch.columns.offsets[batch.first]
+
+    def give_back(self, columns: Columns) -> None:
+        """Records that were handed out come first again."""
+        assert self.position is not None
+        self._decoded.appendleft(_Decoded(columns, 0, self.position, self.consumed_epoch))
+        self.position = columns.offsets[0]
+
+
+class Assigned:
+    """A partition that the consumer reads, its current stream, and whether it is paused."""
+
+    __slots__ = ("partition", "stream", "is_paused")
+
+    def __init__(self, stream: Stream) -> None:
+        self.partition = stream.partition
+        self.stream = stream
+        self.is_paused = False
+
+
+class Subscription:
+    """Which partitions are read: those of `topics`, or those assigned by hand. Used by the
+    consumer's thread; the loop only looks whether a stream is still current."""
+
+    def __init__(self) -> None:
+        self.topics: tuple[str, ...] | None = None
+        self.assigned: dict[TopicPartition, Assigned] = {}
+        """Replaced, never changed, so that other threads see one assignment or the next."""
+        self._rotation = 0
+
+    def replace(self, partitions: Iterable[TopicPartition], start: Start) -> list[Stream]:
+        """Makes this the assignment; partitions that stay keep their stream. The new streams."""
+        kept = self.assigned
+        fresh: list[Stream] = []
+        assigned: dict[TopicPartition, Assigned] = {}
+        for partition in partitions:
+            if partition in kept:
+                assigned[partition] = kept[partition]
+            else:
+                stream = Stream(partition, start)
+                fresh.append(stream)
+                assigned[partition] = Assigned(stream)
+        self.assigned = assigned
+        return fresh
+
+    def get(self, partition: TopicPartition) -> Assigned:
+        """Raises InvalidRequestError for a partition that is not assigned."""
+        found = self.assigned.get(partition)
+        if found is None:
+            raise InvalidRequestError(
+                f"{tuple(partition)!r} is not assigned to this consumer: assign or subscribe first."
+            )
+        return found
+
+    def restart(self, partition: TopicPartition, stream: Stream) -> None:
+        """Reading goes on with another stream."""
+        self.get(partition).stream = stream
+
+    def is_current(self, stream: Stream) -> bool:
+        assigned = self.assigned.get(stream.partition)
+        return assigned is not None and assigned.stream is stream
+
+    def is_paused(self, stream: Stream) -> bool:
+        assigned = self.assigned.get(stream.partition)
+        return assigned is None or assigned.is_paused
+
+    def in_turn(self) -> list[Assigned]:
+        """All that are not paused, another one first each time."""
+        reading = [assigned for assigned in self.assigned.values() if not assigned.is_paused]
+        if not reading:
+            return reading
+        self._rotation = (self._rotation + 1) % len(reading)
+        return reading[self._rotation :] + reading[: self._rotation]
+
+
+START_OF_NEW_PARTITIONS = EARLIEST
+"""A partition that was added to a subscribed topic is read from its beginning, whatever
+`auto_offset_reset` says: its records came after the subscription."""
