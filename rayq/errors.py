@@ -247,6 +247,10 @@ class DiskFullError(StorageError):
 class DirectoryInUseError(RayqError):
     """Another live process holds the lock of the data directory."""
 
+    holder_pid: int | None = None
+    holder_start_time: int | None = None
+    """Of the process that holds it, where its lock file says so."""
+
 
 class WrongClusterError(RayqError):
     """The data directory, or the server that answered, belongs to another cluster or broker."""

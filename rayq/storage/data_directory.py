@@ -1,0 +1,408 @@
+"""The directories of a broker and of its partitions: who they belong to and who holds them.
+
+A broker's directory (`<root>/broker-<id>`)::
+
+    meta.json       `Meta`; written last when the directory is formatted
+    secret          the cluster's secret, readable by the owner only
+    broker.lock     held by the broker process
+    endpoint        `host port` of the broker, for its replica processes
+    metadata/       the metadata log
+    quarantine/     partition directories that belong to no topic of this cluster
+    <topic>-<n>/    a partition: partition.json, lock, and the log's files
+
+Lock files are held by flock, which ends with its process, and tell who holds them in one JSON line.
+All other files are replaced as a whole: a crash leaves the old one or the new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from rayq.environment import Disk, Environment, File
+from rayq.errors import (
+    DirectoryInUseError,
+    StorageError,
+    UnsupportedFormatError,
+    WrongClusterError,
+)
+from rayq.storage import checked_file
+
+FORMAT_VERSION = 1
+"""Of everything in a broker's directory; a change that older versions cannot read raises it."""
+META, SECRET, BROKER_LOCK, ENDPOINT = "meta.json", "secret", "broker.lock", "endpoint"
+QUARANTINE = "quarantine"
+PARTITION_META, PARTITION_LOCK = "partition.json", "lock"
+BROKER_PREFIX = "broker-"
+_LOCK_BYTES = 512
+"""A lock file's line, padded: it is replaced by one write."""
+_HOLDER_READS_MAX = 10_000
+"""How often a lock that was taken this moment is read until its holder has signed it."""
+
+
+class Meta(msgspec.Struct, frozen=True, kw_only=True):
+    """`meta.json`: what a broker's directory is."""
+
+    format_version: int
+    cluster_id: str
+    broker: int
+    directory_id: str
+    """Random; a new one says that what was here may be lost."""
+    start_counter: int
+    """How often a broker process has opened the directory: an old copy has a lower one."""
+
+
+class PartitionMeta(msgspec.Struct, frozen=True, kw_only=True):
+    """`partition.json`: which partition a directory holds. A topic created anew has another id."""
+
+    format_version: int
+    topic: str
+    topic_id: str
+    partition: int
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """Who wrote a lock file. `start_time` tells a process from a later one with the same pid; None
+    where it is not known."""
+
+    pid: int
+    start_time: int | None
+    boot_id: str
+    incarnation: str | None
+
+
+class _Format(msgspec.Struct, frozen=True):
+    format_version: int
+
+
+Json = TypeVar("Json", Meta, PartitionMeta)
+
+
+# --- formatting and finding ---------------------------------------------------------------------
+
+
+def read_meta(disk: Disk, path: str) -> Meta | None:
+    """The `meta.json` of a broker's directory, None where there is none.
+
+    Raises `UnsupportedFormatError` for another format version, `StorageError` when it is damaged.
+    """
+    return _read_json(disk, f"{path}/{META}", Meta)
+
+
+def read_secret(disk: Disk, path: str) -> bytes:
+    """The cluster's secret. Raises `StorageError` when it is missing."""
+    secret = checked_file.read_whole(disk, f"{path}/{SECRET}")
+    if not secret:
+        raise StorageError(
+            f"{path}/{SECRET} is missing or empty: copy it from another broker's directory."
+        )
+    return secret
+
+
+def find_brokers(disk: Disk, root: str) -> list[tuple[int, str]]:
+    """(broker id, path) of each formatted broker directory `<root>/broker-<id>`, by id."""
+    found = []
+    for name in disk.list(root):
+        number = name.removeprefix(BROKER_PREFIX)
+        if name.startswith(BROKER_PREFIX) and number.isdecimal():
+            path = f"{root}/{name}"
+            if disk.exists(f"{path}/{META}"):
+                found.append((int(number), path))
+    return sorted(found)
+
+
+def format_directory(
+    environment: Environment, path: str, *, cluster_id: str, broker: int, secret: bytes
+) -> Meta:
+    """Makes `path` a broker's directory. A crash on the way leaves one that is not formatted.
+
+    One that is formatted already gets a new directory id. Raises `StorageError`.
+    """
+    disk = environment.disk
+    meta = Meta(
+        format_version=FORMAT_VERSION,
+        cluster_id=cluster_id,
+        broker=broker,
+        directory_id=environment.new_id(),
+        start_counter=0,
+    )
+    try:
+        disk.make_dirs(path)
+        checked_file.replace(disk, f"{path}/{SECRET}", secret)
+        _write_json(disk, f"{path}/{META}", meta)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be made a data directory: {error}") from error
+    return meta
+
+
+def _read_json(disk: Disk, path: str, kind: type[Json]) -> Json | None:
+    data = checked_file.read_whole(disk, path)
+    if data is None:
+        return None
+    try:
+        version = msgspec.json.decode(data, type=_Format).format_version
+        if version != FORMAT_VERSION:
+            raise UnsupportedFormatError(
+                f"{path} has format {version}, this rayq reads {FORMAT_VERSION}: use another."
+            )
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError as error:
+        raise StorageError(f"{path} is damaged: {error}. Restore it from a copy.") from error
+
+
+def _write_json(disk: Disk, path: str, value: Meta | PartitionMeta) -> None:
+    checked_file.replace(disk, path, msgspec.json.format(msgspec.json.encode(value)) + b"\n")
+
+
+# --- locks --------------------------------------------------------------------------------------
+
+
+def _sign(file: File, holder: Holder) -> None:
+    checked_file.write_all(file, msgspec.json.encode(holder).ljust(_LOCK_BYTES - 1) + b"\n", 0)
+
+
+def _read_holder(file: File) -> Holder | None:
+    try:
+        return msgspec.json.decode(file.pread(_LOCK_BYTES, 0), type=Holder)
+    except msgspec.DecodeError:
+        return None
+
+
+def lock_holder(disk: Disk, path: str) -> Holder | None:
+    """Who holds a lock file; None when nobody does. Raises OSError."""
+    try:
+        file = disk.open(path)
+    except FileNotFoundError:
+        return None
+    try:
+        for _ in range(_HOLDER_READS_MAX):
+            if file.try_lock():
+                return None
+            holder = _read_holder(file)
+            if holder is not None:
+                return holder
+    finally:
+        file.close()
+    raise StorageError(f"{path} is locked by a process that does not say who it is.")
+
+
+def _in_use(path: str, holder: Holder | None) -> DirectoryInUseError:
+    who = "another process" if holder is None else f"process {holder.pid}"
+    error = DirectoryInUseError(
+        f"{path} is in use by {who}. Stop it first, or use another directory."
+    )
+    if holder is not None:
+        error.holder_pid = holder.pid
+        error.holder_start_time = holder.start_time
+    return error
+
+
+def _lock(path: str, file: File, holder: Holder) -> None:
+    """Takes and signs a lock file; closes it and raises `DirectoryInUseError` when it is held."""
+    if not file.try_lock():
+        current = _read_holder(file)
+        file.close()
+        raise _in_use(path, current)
+    _sign(file, holder)
+
+
+# --- a broker's directory -----------------------------------------------------------------------
+
+
+class DataDirectory:
+    """A broker's directory, held by this process until `close`."""
+
+    def __init__(
+        self, environment: Environment, path: str, meta: Meta, secret: bytes, lock: File
+    ) -> None:
+        """Use `DataDirectory.open`."""
+        self._environment = environment
+        self._lock = lock
+        self.path = path
+        self.meta = meta
+        self.secret = secret
+
+    @staticmethod
+    def open(environment: Environment, path: str, cluster_id: str | None = None) -> DataDirectory:
+        """Locks a formatted directory and counts the start, durably.
+
+        Raises `DirectoryInUseError` naming the pid, `WrongClusterError` when it is not of
+        `cluster_id` (None: any), `UnsupportedFormatError`, `StorageError`.
+        """
+        disk = environment.disk
+        try:
+            if read_meta(disk, path) is None:
+                raise StorageError(f"{path} is no data directory: {META} is missing.")
+            lock = disk.open(f"{path}/{BROKER_LOCK}", create=True)
+            holder = Holder(
+                pid=environment.pid,
+                start_time=None,
+                boot_id=environment.boot_id,
+                incarnation=None,
+            )
+            _lock(path, lock, holder)
+            try:
+                meta = read_meta(disk, path)
+                assert meta is not None
+                if cluster_id is not None and meta.cluster_id != cluster_id:
+                    raise WrongClusterError(
+                        f"{path} belongs to cluster {meta.cluster_id}, not to {cluster_id}: use "
+                        "another directory."
+                    )
+                meta = msgspec.structs.replace(meta, start_counter=meta.start_counter + 1)
+                _write_json(disk, f"{path}/{META}", meta)
+                secret = read_secret(disk, path)
+            except BaseException:
+                lock.close()
+                raise
+        except OSError as error:
+            raise StorageError(f"{path} cannot be opened: {error}") from error
+        return DataDirectory(environment, path, meta, secret, lock)
+
+    def renew_directory_id(self) -> None:
+        """Takes a new directory id, durably: what is here is an old copy."""
+        self.meta = msgspec.structs.replace(self.meta, directory_id=self._environment.new_id())
+        self._change(lambda: _write_json(self._environment.disk, f"{self.path}/{META}", self.meta))
+
+    def write_endpoint(self, host: str, port: int) -> None:
+        """Leaves word for this broker's replica processes where it listens."""
+        content = f"{host} {port}\n".encode()
+        path = f"{self.path}/{ENDPOINT}"
+        self._change(lambda: checked_file.replace(self._environment.disk, path, content))
+
+    @staticmethod
+    def read_endpoint(disk: Disk, path: str) -> tuple[str, int] | None:
+        """What the broker of the directory `path` wrote last, None before it did."""
+        content = checked_file.read_whole(disk, f"{path}/{ENDPOINT}")
+        words = (content or b"").decode("utf-8", "replace").split()
+        return (words[0], int(words[1])) if len(words) == 2 and words[1].isdecimal() else None
+
+    # --- partitions -------------------------------------------------------------------------------
+
+    @staticmethod
+    def path_of_partition(path: str, topic: str, partition: int) -> str:
+        """Where the broker directory `path` keeps a partition."""
+        return f"{path}/{topic}-{partition}"
+
+    def partition_path(self, topic: str, partition: int) -> str:
+        return self.path_of_partition(self.path, topic, partition)
+
+    @staticmethod
+    def partition_topic_id(disk: Disk, path: str) -> str | None:
+        """The topic whose partition the directory `path` holds, None when it holds none."""
+        meta = _read_json(disk, f"{path}/{PARTITION_META}", PartitionMeta)
+        return None if meta is None else meta.topic_id
+
+    @staticmethod
+    def partition_holder(disk: Disk, path: str) -> tuple[int, int] | None:
+        """(pid, start time) of the process that holds a partition's directory, None when none."""
+        holder = lock_holder(disk, f"{path}/{PARTITION_LOCK}")
+        if holder is None:
+            return None
+        assert holder.start_time is not None, holder
+        return holder.pid, holder.start_time
+
+    def partitions(self) -> list[tuple[PartitionMeta, str]]:
+        """What each partition directory here holds, and its path."""
+        found = []
+        for name in self._environment.disk.list(self.path):
+            if not name.rpartition("-")[2].isdecimal():
+                continue
+            path = f"{self.path}/{name}"
+            meta = _read_json(self._environment.disk, f"{path}/{PARTITION_META}", PartitionMeta)
+            if meta is not None:
+                found.append((meta, path))
+        return found
+
+    def quarantine(self, path: str) -> str:
+        """Puts a partition's directory aside; returns where it is now."""
+        disk = self._environment.disk
+        topic_id = self.partition_topic_id(disk, path) or "unknown"
+        name = path.rpartition("/")[2]
+        aside = f"{self.path}/{QUARANTINE}/{name}.{topic_id}"
+        number = 1
+        while disk.exists(aside):
+            number += 1
+            aside = f"{self.path}/{QUARANTINE}/{name}.{topic_id}.{number}"
+
+        def move() -> None:
+            disk.make_dirs(f"{self.path}/{QUARANTINE}")
+            disk.rename(path, aside)
+            disk.sync_dir(f"{self.path}/{QUARANTINE}")
+            disk.sync_dir(self.path)
+
+        self._change(move)
+        return aside
+
+    def close(self) -> None:
+        """Lets go of the lock."""
+        self._lock.close()
+
+    def _change(self, change: Callable[[], None]) -> None:
+        try:
+            change()
+        except OSError as error:
+            raise StorageError(f"{self.path}: the disk failed: {error}") from error
+
+
+class PartitionDirectory:
+    """A partition's directory, held by this process until `close`."""
+
+    def __init__(self, path: str, meta: PartitionMeta, lock: File) -> None:
+        """Use `PartitionDirectory.open`."""
+        self.path = path
+        self.meta = meta
+        self._lock = lock
+
+    @staticmethod
+    def open(
+        environment: Environment,
+        path: str,
+        *,
+        topic: str,
+        topic_id: str,
+        partition: int,
+        incarnation: str,
+        pid_start_time: int,
+    ) -> PartitionDirectory:
+        """Makes the directory, or checks that it holds this partition, and locks it.
+
+        Raises `DirectoryInUseError` with `holder_pid` and `holder_start_time` when another process
+        holds it (one that was killed takes a moment to go: try again), `WrongClusterError` when it
+        holds another topic, `UnsupportedFormatError`, `StorageError`.
+        """
+        disk = environment.disk
+        holder = Holder(
+            pid=environment.pid,
+            start_time=pid_start_time,
+            boot_id=environment.boot_id,
+            incarnation=incarnation,
+        )
+        wanted = PartitionMeta(
+            format_version=FORMAT_VERSION, topic=topic, topic_id=topic_id, partition=partition
+        )
+        try:
+            disk.make_dirs(path)
+            lock = disk.open(f"{path}/{PARTITION_LOCK}", create=True)
+            _lock(path, lock, holder)
+            try:
+                meta = _read_json(disk, f"{path}/{PARTITION_META}", PartitionMeta)
+                if meta is None:
+                    _write_json(disk, f"{path}/{PARTITION_META}", wanted)
+                elif meta != wanted:
+                    raise WrongClusterError(
+                        f"{path} holds partition {meta.partition} of topic {meta.topic} "
+                        f"({meta.topic_id}), not {partition} of {topic} ({topic_id})."
+                    )
+            except BaseException:
+                lock.close()
+                raise
+        except OSError as error:
+            raise StorageError(f"{path} cannot be opened: {error}") from error
+        return PartitionDirectory(path, wanted, lock)
+
+    def close(self) -> None:
+        """Lets go of the lock."""
+        self._lock.close()
