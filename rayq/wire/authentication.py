@@ -30,7 +30,6 @@ import msgspec
 from rayq.errors import (
     AuthenticationError,
     ConfigError,
-    ProtocolError,
     UnsupportedVersionError,
     WrongClusterError,
 )
@@ -269,15 +268,3 @@ def _check_ids(
             f"Broker {broker_found} answers where broker {broker_expected} was expected: its "
             "address has changed, look it up again."
         )
-
-
-__all__ = [
-    "Accepted",
-    "ClientHandshake",
-    "Identity",
-    "ProtocolError",
-    "ServerHandshake",
-    "client_key",
-    "key_of_token",
-    "token_of",
-]

@@ -104,8 +104,9 @@ class Connection(FrameStream):
     ) -> Connection:
         """Connects and authenticates, within 5 s.
 
-        Raises DisconnectedError (cannot connect, or it broke), AuthenticationError,
-        WrongClusterError, UnsupportedVersionError, OverloadedError, ProtocolError.
+        Raises DisconnectedError (cannot connect, or it broke; its `__cause__` is a
+        ConnectionRefusedError where nobody listens), AuthenticationError, WrongClusterError,
+        UnsupportedVersionError, OverloadedError, ProtocolError.
         """
         connection = cls(env, host, port, identity, config or ClusterConfig(), expect_broker)
         is_opened = False

@@ -50,7 +50,7 @@ class ConnectionPool:
         outcome = await asyncio.shield(attempt)
         if isinstance(outcome, Connection):
             return outcome
-        raise type(outcome)(outcome.message) from outcome
+        raise type(outcome)(outcome.message) from outcome.__cause__
 
     async def request(
         self,

@@ -51,6 +51,9 @@ class Wire:
     def config(self, **limits: Any) -> ClusterConfig:
         return ClusterConfig(**limits)
 
+    def echo(self, peer: Peer, request: Request, payload: memoryview) -> Any:
+        return echo(peer, request, payload)
+
     def keep(self, one: Any) -> Any:
         """Closes it at the end of the test."""
         self.opened.append(one)

@@ -55,6 +55,10 @@ def test_a_failed_attempt_fails_all_who_waited_and_the_next_tries_again(
             *(pool.get("127.0.0.1", port) for _ in range(5)), return_exceptions=True
         )
         assert [type(outcome) for outcome in outcomes] == [DisconnectedError] * 5
+        causes = [
+            type(outcome.__cause__) for outcome in outcomes
+        ]  # a probe tells by it who is dead
+        assert causes == [ConnectionRefusedError] * 5
         await server.start("127.0.0.1", port)
         assert not (await pool.get("127.0.0.1", port)).closed
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import socket
 from typing import Any
 
 import pytest
@@ -538,5 +539,19 @@ def test_a_closed_server_frees_its_port_and_refuses_connections(run: Any, wire: 
         wire.opened.append(second)
         await second.start("127.0.0.1", first.port)
         await assert_served(wire, second)
+
+    run(scenario)
+
+
+def test_sockets_on_both_sides_notice_a_machine_that_vanished(run: Any, wire: Any) -> None:
+    async def scenario() -> None:
+        server = await wire.serve()
+        client = await wire.connect(server)
+        for stream in (client, *server._authenticated):
+            used = stream._transport.get_extra_info("socket")
+            assert used.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert used.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 5
+            assert used.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 10_000
+            assert used.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
 
     run(scenario)
