@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable
+from typing import Any
 
 from rayq.actors.hosting import ReplicaHostSpec
 from rayq.actors.replica import Replica
@@ -141,7 +142,8 @@ class ReplicaHost:
         # Something of ours may change while the broker holds the request: then say so at once.
         urgent = asyncio.ensure_future(self._urgent.wait(self._session_s))
         try:
-            await asyncio.wait({answer_task, urgent}, return_when=asyncio.FIRST_COMPLETED)
+            waiting: set[asyncio.Future[Any]] = {answer_task, urgent}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if not answer_task.done():
                 await connection.request(
                     messages.ReplicaHostHeartbeat(
@@ -152,6 +154,7 @@ class ReplicaHost:
             answer, _ = await answer_task
         finally:
             urgent.cancel()
+            answer_task.cancel()
         assert isinstance(answer, messages.ReplicaHostHeartbeatResponse)
         self._lease_until_s = max(self._lease_until_s, sent_s + self._session_s)
         self._version = max(self._version, answer.version)
@@ -243,7 +246,8 @@ class ReplicaHost:
             case messages.ReplicaFetch():
                 return self._replica(request).replica_fetch(request)
             case messages.ReplicaFlushed():
-                return self._replica(request).replica_flushed(request)
+                self._replica(request).replica_flushed(request)
+                return None
             case messages.ListOffsets():
                 return self._replica(request).list_offsets(request)
             case messages.DeleteRecords():

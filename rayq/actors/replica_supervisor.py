@@ -407,7 +407,7 @@ class ReplicaSupervisor:
                 self._directory.quarantine(path)
 
     def _may_tidy(self) -> bool:
-        """Whether the metadata here is known to be current: this process's registration is in it."""
+        """Whether the metadata here is known to be current: it holds our registration."""
         known = self._metadata.state.brokers.get(self._broker)
         return known is not None and known.registration.incarnation == self._incarnation
 

@@ -198,6 +198,7 @@ def stop_broker(
         value = partition.value
         end = stopped.get((topic.topic_id, number))
         if end is not None:
+            records.append(ReplicaGone(topic.topic_id, number, broker, end.incarnation))
             value = msgspec.structs.replace(
                 value,
                 isr=tuple(_stopped(member, broker, end) for member in value.isr),

@@ -22,9 +22,9 @@ def settle(
 ) -> PartitionValue | None:
     """The next value of a partition whose live replica processes are `live`; None: no change.
 
-    A member of the ISR that no longer runs leaves it. It stays eligible (ELR) unless a leader goes
-    on with enough others: while nobody leads, or too few are in sync, nothing is committed that it
-    lacks.
+    A member of the ISR that no longer runs leaves it when a leader goes on without it. It stays
+    eligible (ELR) unless enough others are in sync: else nothing is committed that it lacks. While
+    nobody leads, all members stay.
     """
     if value.leader_epoch == 0:
         return _found(value, live)
@@ -63,7 +63,8 @@ def settle(
 
     if unclean and live:
         return elect_unclean(value, live)
-    return _next(value, isr=(), elr=eligible, leader=None, min_insync=min_insync)
+    # Nobody: the members stay as they are, and are who is waited for.
+    return _next(value, isr=value.isr, elr=value.elr, leader=None, min_insync=min_insync)
 
 
 def elect_unclean(value: PartitionValue, live: Processes) -> PartitionValue:
@@ -81,7 +82,7 @@ def elect_unclean(value: PartitionValue, live: Processes) -> PartitionValue:
         leader_incarnation=leader.incarnation,
         leader_epoch=value.leader_epoch + 1,
         partition_epoch=value.partition_epoch + 1,
-        clean=False,
+        last_unclean_epoch=value.leader_epoch + 1,
     )
 
 
@@ -98,7 +99,6 @@ def elect_preferred(value: PartitionValue) -> PartitionValue | None:
                 leader_incarnation=member.incarnation,
                 leader_epoch=value.leader_epoch + 1,
                 partition_epoch=value.partition_epoch + 1,
-                clean=True,
             )
     return None
 
@@ -196,7 +196,6 @@ def _next(
             leader=None if leader is None else leader.broker,
             leader_incarnation=None if leader is None else leader.incarnation,
             leader_epoch=value.leader_epoch + changes_leader,
-            clean=True if leader is not None else value.clean,
         )
     is_safe = changed.leader is not None and len(isr) >= min_insync
     changed = msgspec.structs.replace(changed, isr=isr, elr=() if is_safe else elr)

@@ -33,8 +33,8 @@ class PartitionValue(msgspec.Struct, array_like=True, frozen=True):
     """All that is decided about a partition. A change replaces the whole value.
 
     `isr` is the in-sync set, `elr` (eligible leader replicas, KIP-966) those that left it while too
-    few were left: they hold every committed record. `clean` says whether the leader of
-    `leader_epoch` was elected from the two. `leader_epoch` 0: nobody led yet.
+    few were left: they hold every committed record. `last_unclean_epoch` is the last leader epoch
+    whose leader was elected from neither. `leader_epoch` 0: nobody led yet.
     """
 
     replicas: tuple[int, ...]
@@ -44,7 +44,7 @@ class PartitionValue(msgspec.Struct, array_like=True, frozen=True):
     leader_incarnation: str | None = None
     leader_epoch: int = 0
     partition_epoch: int = 0
-    clean: bool = True
+    last_unclean_epoch: int | None = None
 
 
 class Voter(msgspec.Struct, array_like=True, frozen=True):

@@ -40,10 +40,12 @@ NewEnvironment = Callable[[str], Environment]
 class LocalHostProcess:
     """A replica "process": `kill` drops it at once, its page cache stays."""
 
-    def __init__(self, host: ReplicaHost, environment: Environment, number: int) -> None:
+    def __init__(
+        self, host: ReplicaHost, environment: Environment, names: tuple[str, ...]
+    ) -> None:
         self._host = host
         self._environment = environment
-        self.number = number
+        self.names = names
         self._dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
@@ -56,6 +58,10 @@ class LocalHostProcess:
         self._environment.tasks.cancel_all()
         self._host.abort()
         self._end("it was killed")
+
+    @property
+    def is_running(self) -> bool:
+        return not self._dead.done()
 
     async def wait_dead(self) -> str:
         return await asyncio.shield(self._dead)
@@ -80,7 +86,7 @@ class LocalRuntime:
         host = ReplicaHost(
             environment, self._config, spec, host=self._host, pid_start_time=number
         )
-        process = LocalHostProcess(host, environment, number)
+        process = LocalHostProcess(host, environment, spec.names)
         self.processes[number] = process
         environment.tasks.spawn(process.run(), f"replica host {spec.names[0]}")
         return process
@@ -185,6 +191,12 @@ class LocalServers:
         for process in self.runtimes.pop(number).processes.values():
             process.kill()
         broker.close()
+
+    def kill_replica(self, number: int, name: str) -> None:
+        """The process of one replica (`topic-partition`) on a broker dies."""
+        for process in list(self.runtimes[number].processes.values()):
+            if name in process.names and process.is_running:
+                process.kill()
 
     async def stop(self) -> None:
         """A controlled stop of everything; the data stays."""

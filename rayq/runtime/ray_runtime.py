@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 import ray
-from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -89,6 +88,11 @@ class ConnectionInfo(msgspec.Struct, frozen=True):
     config: ClusterConfig
 
 
+def _actor(kind: type) -> Any:
+    """Ray's typing of actor classes does not follow options and methods; ours is in the classes."""
+    return ray.remote(kind)
+
+
 def controller_name(cluster_name: str) -> str:
     return f"rayq:{cluster_name}:controller"
 
@@ -109,7 +113,11 @@ class ReplicaHostActor:
         started = process_start_time(pid)
         assert started is not None
         self._host = ReplicaHost(
-            system_environment(config), config, spec, host=_bind_host(config), pid_start_time=started
+            system_environment(config),
+            config,
+            spec,
+            host=_bind_host(config),
+            pid_start_time=started,
         )
         self._task = asyncio.get_running_loop().create_task(self._run())
         return pid, started
@@ -128,14 +136,14 @@ class RayRuntime:
 
     async def start_replica_host(self, spec: ReplicaHostSpec) -> HostProcess:
         try:
-            actor = ray.remote(ReplicaHostActor).options(
+            actor = _actor(ReplicaHostActor).options(
                 **_pinned(self._node_id), name=host_name(spec), max_restarts=0
             ).remote()
             pid, started = await asyncio.wait_for(
                 actor.start.remote(spec, self._config), START_TIMEOUT_S
             )
         except (RayError, ValueError, asyncio.TimeoutError) as error:
-            raise RayqError(f"Ray could not start the process {host_name(spec)}: {error}") from error
+            raise RayqError(f"Ray could not start {host_name(spec)}: {error}") from error
         process = adopt_process(pid, started)
         if process is None:
             raise RayqError(f"The process {host_name(spec)} (pid {pid}) ended at once.")
@@ -280,7 +288,7 @@ class ControllerActor:
 def find_cluster(cluster_name: str) -> ConnectionInfo | None:
     """The cluster of that name in the connected Ray; None when there is none."""
     try:
-        actor = ray.get_actor(controller_name(cluster_name), namespace=NAMESPACE)
+        actor: Any = ray.get_actor(controller_name(cluster_name), namespace=NAMESPACE)
     except ValueError:
         return None
     info: ConnectionInfo = ray.get(actor.connection_info.remote(), timeout=START_TIMEOUT_S)
@@ -296,7 +304,7 @@ def start_cluster(
     found = {node: ray.get(_find_on(node, root)) for node in nodes}
     placed, cluster_id, secret = _open_or_format(nodes, found, root, brokers)
     per_node = {node: sum(at == node for at in placed.values()) for node in nodes}
-    actors: list[ActorHandle[Any]] = []
+    actors: list[Any] = []
     try:
         endpoints: list[Endpoint] = []
         for broker, node in sorted(placed.items()):
@@ -313,12 +321,10 @@ def start_cluster(
                 )
             )
             actors.append(actor)
-        endpoints = [
-            _checked(answer)
-            for answer in ray.get(
-                [actor.endpoint.remote() for actor in actors], timeout=START_TIMEOUT_S
-            )
-        ]
+        answers: list[Any] = ray.get(
+            [actor.endpoint.remote() for actor in actors], timeout=START_TIMEOUT_S
+        )
+        endpoints = [_checked(answer) for answer in answers]
         spec = ControllerSpec(
             cluster_name,
             cluster_id,
@@ -330,8 +336,8 @@ def start_cluster(
             tuple(placed.items()),
             tuple(nodes),
         )
-        controller = (
-            ray.remote(ControllerActor)
+        controller: Any = (
+            _actor(ControllerActor)
             .options(
                 name=controller_name(cluster_name),
                 namespace=NAMESPACE,
@@ -355,11 +361,12 @@ def start_cluster(
 def stop_cluster(cluster_name: str) -> None:
     """A controlled stop of all actors of the cluster; does nothing when it does not run."""
     try:
-        controller = ray.get_actor(controller_name(cluster_name), namespace=NAMESPACE)
+        controller: Any = ray.get_actor(controller_name(cluster_name), namespace=NAMESPACE)
     except ValueError:
         return
-    brokers = []
-    for number in ray.get(controller.prepare_stop.remote(), timeout=START_TIMEOUT_S):
+    brokers: list[Any] = []
+    numbers: list[int] = ray.get(controller.prepare_stop.remote(), timeout=START_TIMEOUT_S)
+    for number in numbers:
         try:
             brokers.append(ray.get_actor(broker_name(cluster_name, number), namespace=NAMESPACE))
         except ValueError:
@@ -374,30 +381,29 @@ def stop_cluster(cluster_name: str) -> None:
         ray.kill(actor)
 
 
-def start_broker_actor(spec: BrokerSpec) -> ActorHandle[Any]:
+def start_broker_actor(spec: BrokerSpec) -> Any:
     """Replaces an actor of that name whose node is gone."""
     name = broker_name(spec.cluster_name, spec.broker)
     try:
         ray.kill(ray.get_actor(name, namespace=NAMESPACE))
     except ValueError:
         pass
-    actor: ActorHandle[Any] = (
-        ray.remote(BrokerActor)
+    return (
+        _actor(BrokerActor)
         .options(
             **_pinned(spec.node_id),
             name=name,
             max_restarts=-1,
             max_concurrency=1000,
-            get_if_exists=False,
         )
         .remote(spec)
     )
-    return actor
 
 
 def live_nodes() -> dict[str, str]:
     """Node ids and addresses, in a stable order."""
-    nodes = [node for node in ray.nodes() if node["Alive"]]
+    listed: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    nodes = [node for node in listed if node["Alive"]]
     nodes.sort(key=lambda node: (str(node["NodeManagerAddress"]), str(node["NodeID"])))
     return {str(node["NodeID"]): str(node["NodeManagerAddress"]) for node in nodes}
 
@@ -446,7 +452,7 @@ def _open_or_format(
     return placed, cluster_id, secret
 
 
-def _wait_registered(brokers: Sequence[ActorHandle[Any]]) -> None:
+def _wait_registered(brokers: Sequence[Any]) -> None:
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while not all(ray.get([broker.is_registered.remote() for broker in brokers])):
         if time.monotonic() > deadline_s:
@@ -538,7 +544,7 @@ def _checked(answer: tuple[str, int | str, str]) -> Endpoint:
 
 
 def _bind_host(config: ClusterConfig) -> str:
-    return config.bind_host or str(ray.util.get_node_ip_address())
+    return config.bind_host or str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
 def _memory_bytes() -> int:

@@ -76,7 +76,7 @@ def test_a_replica_outside_isr_and_elr_is_never_elected() -> None:
     value = settle(led_by(1, [1, 2]), running(process(3)), min_insync=2, unclean=False)
     assert value is not None
     assert value.leader is None
-    assert brokers(value.elr) == [1, 2]
+    assert brokers(value.isr) == [1, 2]
     assert missing(value, running(process(3))) == [1, 2]
 
 

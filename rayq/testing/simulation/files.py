@@ -109,16 +109,18 @@ class StoredFile:
             self._cut = None
 
     def _store(self, page: int, torn_from: int | None = None) -> None:
-        """Writes a page down; only its bytes before `torn_from` when that is in it."""
+        """Writes a page down, zeros behind the end of the file; only its bytes before `torn_from`
+        when that is in it."""
         start = page * PAGE_BYTES
-        end = min(start + PAGE_BYTES, len(self.current))
-        if torn_from is not None and torn_from < end and start <= torn_from:
-            end = torn_from
-        if start >= end:
-            return
         if len(self._durable) < start:
             self._durable.extend(bytes(start - len(self._durable)))
-        self._durable[start:end] = self.current[start:end]
+        content = self.current[start : start + PAGE_BYTES]
+        if torn_from is not None and start <= torn_from < start + len(content):
+            content = content[: torn_from - start]
+        else:
+            behind = min(len(self._durable) - start, PAGE_BYTES) - len(content)
+            content.extend(bytes(max(0, behind)))
+        self._durable[start : start + len(content)] = content
 
 
 class Directory:

@@ -1,0 +1,151 @@
+"""A whole cluster in this process, for tests and notebooks: no Ray, no network but the loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from rayq.client.background import new_event_loop
+from rayq.client.cluster import Cluster
+from rayq.client.environment import system_environment
+from rayq.config import ClusterConfig, parse
+from rayq.runtime.local_runtime import LocalServers
+from rayq.wire.authentication import client_key
+
+T = TypeVar("T")
+
+
+class LocalCluster(Cluster):
+    """`brokers` brokers, their replicas and a controller on one event loop of this process.
+
+    The same actors and files as on Ray, ready in well under a second, and the same face as the
+    `Cluster` that `rayq.start` returns::
+
+        with LocalCluster(brokers=3) as cluster:
+            cluster.create_topic("orders", partitions=2)
+
+    `data_dir`: where the data is kept, and found again by the next LocalCluster; None means a
+    temporary directory that `stop` removes. `config` are fields of `rayq.config.ClusterConfig`.
+    Leaving the `with` block stops it. It becomes the process's current cluster.
+
+    Raises what `rayq.start` raises.
+    """
+
+    def __init__(
+        self,
+        brokers: int | None = None,
+        data_dir: str | os.PathLike[str] | None = None,
+        **config: Any,
+    ) -> None:
+        options = parse(ClusterConfig, config)
+        self._temporary = tempfile.mkdtemp(prefix="rayq-") if data_dir is None else None
+        root = os.path.abspath(os.fspath(data_dir or self._temporary or ""))
+        self._servers_loop = new_event_loop()
+        self._servers_thread = threading.Thread(
+            target=self._run_servers, name="rayq-servers", daemon=True
+        )
+        self._servers_thread.start()
+        self._servers: LocalServers | None = None
+        try:
+            self._servers = self._on_servers(_start(root, brokers, options))
+        except BaseException:
+            self._end_servers()
+            raise
+        super().__init__(
+            [f"{host}:{port}" for host, port in self._servers.endpoints],
+            key=client_key(self._servers.secret),
+            cluster_id=self._servers.cluster_id,
+            name="local",
+            config=options,
+        )
+        self.make_current()
+
+    def stop(self) -> None:
+        """A controlled stop; idempotent. The data stays, unless it was in a temporary directory."""
+        try:
+            self.close()
+        finally:
+            servers, self._servers = self._servers, None
+            if servers is not None:
+                try:
+                    self._on_servers(servers.stop())
+                finally:
+                    self._end_servers()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # --- for tests of what happens when servers die ---------------------------------------------
+
+    def kill_broker(self, broker: int) -> None:
+        """Ends a broker and its replicas without warning, as the loss of its node would."""
+
+        async def kill(servers: LocalServers) -> None:
+            servers.kill_broker(broker)
+
+        self._on_servers(kill(self._running()))
+
+    def start_broker(self, broker: int) -> None:
+        """Starts a broker that was killed, on its directory."""
+
+        async def start(servers: LocalServers) -> None:
+            await servers.start_broker(broker)
+
+        self._on_servers(start(self._running()))
+
+    def kill_controller(self) -> None:
+        """Ends the controller without warning; a broker stands in within seconds."""
+
+        async def kill(servers: LocalServers) -> None:
+            servers.kill_controller()
+
+        self._on_servers(kill(self._running()))
+
+    def kill_replica(self, topic: str, partition: int, broker: int) -> None:
+        """Ends one replica without warning; its broker starts it again."""
+
+        async def kill(servers: LocalServers) -> None:
+            servers.kill_replica(broker, f"{topic}-{partition}")
+
+        self._on_servers(kill(self._running()))
+
+    def _running(self) -> LocalServers:
+        self._check_open()
+        assert self._servers is not None
+        return self._servers
+
+    # --- the servers' loop ----------------------------------------------------------------------
+
+    def _run_servers(self) -> None:
+        asyncio.set_event_loop(self._servers_loop)
+        self._servers_loop.run_forever()
+
+    def _on_servers(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._servers_loop).result()
+
+    def _end_servers(self) -> None:
+        async def cancel_rest() -> None:
+            rest = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in rest:
+                task.cancel()
+            await asyncio.gather(*rest, return_exceptions=True)
+
+        self._on_servers(cancel_rest())
+        self._servers_loop.call_soon_threadsafe(self._servers_loop.stop)
+        self._servers_thread.join()
+        self._servers_loop.close()
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+async def _start(root: str, brokers: int | None, config: ClusterConfig) -> LocalServers:
+    servers = LocalServers(
+        lambda _: system_environment(config), config, root=root, brokers=brokers
+    )
+    await servers.start()
+    return servers

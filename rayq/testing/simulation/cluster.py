@@ -1,0 +1,200 @@
+"""A whole rayq cluster in a simulated world: the very actors of production.
+
+One host for each broker, with a disk of its own, and one for the controller's process. Clients run
+on further hosts of the world, with `Identity` of `client_identity`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from rayq.actors.broker import Broker
+from rayq.actors.controller_server import ControllerServer
+from rayq.actors.hosting import HostProcess, ReplicaHostSpec, host_name
+from rayq.actors.replica_host import ReplicaHost
+from rayq.config import ClusterConfig
+from rayq.core.metadata_records import Voter
+from rayq.runtime.layout import directory_path, voter_count, write_first_record
+from rayq.storage.data_directory import format_directory
+from rayq.testing.simulation.process import Process
+from rayq.testing.simulation.world import Host, World
+from rayq.wire.authentication import Identity, client_key
+
+ROOT = "/data"
+PORT = 9392
+REPLICAS_MAX = 1000
+Endpoint = tuple[str, int]
+
+
+class SimulatedHostProcess:
+    """`HostProcess` of a simulated replica process."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+
+    async def wait_dead(self) -> str:
+        await asyncio.shield(self.process.exited)
+        return f"process {self.process.pid} ended"
+
+    def kill(self) -> None:
+        self.process.kill()
+
+
+class SimulatedRuntime:
+    """`Runtime` of one host."""
+
+    def __init__(self, host: Host, config: ClusterConfig) -> None:
+        self._host = host
+        self._config = config
+
+    async def start_replica_host(self, spec: ReplicaHostSpec) -> HostProcess:
+        process = self._host.process(host_name(spec))
+
+        async def live() -> None:
+            host = ReplicaHost(
+                process.environment,
+                self._config,
+                spec,
+                host=self._host.address,
+                pid_start_time=process.pid,
+            )
+            await host.run()
+            self._host.world.loop.call_soon(process.kill)
+
+        process.start(live())
+        return SimulatedHostProcess(process)
+
+    def adopt(self, pid: int, pid_start_time: int) -> HostProcess | None:
+        process = self._host.find_process(pid)
+        return None if process is None else SimulatedHostProcess(process)
+
+
+class SimulatedCluster:
+    """See the module. `start` once; then break it as you like."""
+
+    def __init__(
+        self, world: World, *, brokers: int = 3, config: ClusterConfig | None = None
+    ) -> None:
+        self.world = world
+        self.config = config or ClusterConfig()
+        self.hosts = [world.host(f"broker-{number}") for number in range(brokers)]
+        self.controller_host = world.host("controller")
+        self.brokers: dict[int, Broker] = {}
+        self.broker_processes: dict[int, Process] = {}
+        self.controller_process: Process | None = None
+        self.controller: ControllerServer | None = None
+        self.secret = b"s" * 32
+        self.cluster_id = f"{world.seed:032x}"
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        """Where clients find the brokers; the ports are those of the first start."""
+        return [(host.address, PORT) for host in self.hosts]
+
+    @property
+    def client_identity(self) -> Identity:
+        return Identity(
+            role="client", key=client_key(self.secret), cluster_id=self.cluster_id, broker=None
+        )
+
+    async def start(self) -> None:
+        """Formats the disks, starts brokers and controller, waits until all have registered."""
+        voters = []
+        for number, host in enumerate(self.hosts):
+            process = host.process("format")
+            meta = process.call(self._format, process, number)
+            voters.append(Voter(number, meta))
+        chosen = tuple(voters[: voter_count(len(voters))])
+        for voter in chosen:
+            process = next(iter(self.hosts[voter.broker].processes))
+            path = directory_path(ROOT, voter.broker)
+            process.call(write_first_record, process.environment, path, chosen)
+        for host in self.hosts:
+            for process in list(host.processes):
+                process.kill()
+        for number in range(len(self.hosts)):
+            self.start_broker(number)
+        self.start_controller()
+        await self.wait_until(
+            lambda: len(self.brokers) == len(self.hosts)
+            and all(broker.is_registered for broker in self.brokers.values()),
+            "every broker to register",
+        )
+
+    def _format(self, process: Process, number: int) -> str:
+        meta = format_directory(
+            process.environment,
+            directory_path(ROOT, number),
+            cluster_id=self.cluster_id,
+            broker=number,
+            secret=self.secret,
+        )
+        return meta.directory_id
+
+    def start_broker(self, number: int) -> None:
+        """Boots the host if it is dark, and starts a broker process on its disk."""
+        host = self.hosts[number]
+        process = host.process(f"broker-{number}")
+        self.broker_processes[number] = process
+
+        async def live() -> None:
+            broker = Broker(
+                process.environment,
+                self.config,
+                SimulatedRuntime(host, self.config),
+                cluster_name="simulated",
+                data_path=directory_path(ROOT, number),
+                host=host.address,
+                port=PORT,
+                node_id=host.name,
+                replicas_max=REPLICAS_MAX,
+                peers=self.endpoints,
+            )
+            await broker.start()
+            self.brokers[number] = broker
+            await broker.stopped
+            self.world.loop.call_soon(process.kill)
+
+        process.start(live())
+
+    def start_controller(self) -> None:
+        """Starts the controller's own process (the preferred host)."""
+        process = self.controller_host.process("controller")
+        self.controller_process = process
+
+        async def live() -> None:
+            self.controller = ControllerServer(
+                process.environment,
+                self.config,
+                cluster_id=self.cluster_id,
+                secret=self.secret,
+                host=self.controller_host.address,
+                brokers=self.endpoints,
+            )
+            await self.controller.start()
+
+        process.start(live())
+
+    def kill_controller(self) -> None:
+        if self.controller_process is not None:
+            self.controller_process.kill()
+
+    def kill_broker(self, number: int) -> None:
+        """The broker's process only; its replica processes live on."""
+        self.broker_processes[number].kill()
+
+    def replica_processes(self, number: int) -> list[Process]:
+        """The replica processes that run on a broker's host."""
+        return [
+            process for process in self.hosts[number].processes if process.name.startswith("rayq:")
+        ]
+
+    async def wait_until(
+        self, holds: Callable[[], bool], what: str, *, limit_s: float = 60.0
+    ) -> None:
+        """Raises AssertionError when it takes longer, in virtual seconds."""
+        deadline_s = self.world.now_s + limit_s
+        while not holds():
+            assert self.world.now_s < deadline_s, f"waited {limit_s} s in vain for {what}"
+            await asyncio.sleep(0.02)

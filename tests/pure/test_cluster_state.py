@@ -1,0 +1,357 @@
+"""The cluster's metadata: handlers return records, replay builds the state, a snapshot rebuilds it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from rayq.core import broker_changes, topic_changes
+from rayq.core.broker_changes import ReplicaReport
+from rayq.core.cluster_state import ClusterState
+from rayq.core.metadata_records import (
+    BrokerRegistered,
+    MetadataRecord,
+    Voter,
+    VotersChanged,
+    decode_records,
+    encode_records,
+)
+from rayq.core.placement import place
+from rayq.errors import (
+    ConfigError,
+    FencedEpochError,
+    InvalidPartitionsError,
+    InvalidReplicationFactorError,
+    InvalidTopicError,
+    RayqError,
+    ReplicaLimitError,
+    StaleBrokerError,
+    StalePartitionError,
+    TopicExistsError,
+    UnknownTopicError,
+    WrongClusterError,
+)
+
+EVERYONE = {0, 1, 2, 3, 4}
+
+
+def registration(broker: int, start: int = 1, **changes: Any) -> BrokerRegistered:
+    values: dict[str, Any] = {
+        "broker": broker, "directory_id": f"d{broker}", "start_counter": start,
+        "incarnation": f"b{broker}.{start}", "host": "h", "port": 9000 + broker,
+        "node_id": f"n{broker}", "replicas_max": 100,
+    }
+    return BrokerRegistered(**{**values, **changes})
+
+
+def apply(state: ClusterState, records: list[MetadataRecord]) -> None:
+    for record in records:
+        state.replay(record)
+    state.validate()
+
+
+def cluster(brokers: int = 3, **changes: Any) -> ClusterState:
+    state = ClusterState()
+    for broker in range(brokers):
+        apply(state, broker_changes.register_broker(state, registration(broker, **changes), ()))
+    return state
+
+
+def create(state: ClusterState, name: str = "t", partitions: int = 1, factor: int | None = None,
+           **options: Any) -> None:
+    apply(state, topic_changes.create_topic(
+        state, topic_id=f"id-{name}", name=name, partitions=partitions,
+        replication_factor=factor, options=options))
+
+
+def report(broker: int, incarnation: str = "a", *, topic: str = "t", epoch: int | None = None,
+           flushed: int = 0) -> ReplicaReport:
+    return ReplicaReport(f"id-{topic}", 0, f"{broker}{incarnation}", "h", 1, epoch, flushed)
+
+
+def run_replicas(state: ClusterState, *brokers: int, incarnation: str = "a", **changes: Any) -> None:
+    for broker in brokers:
+        one = report(broker, incarnation, **changes)
+        apply(state, broker_changes.register_replicas(state, broker, [one], EVERYONE))
+
+
+def value(state: ClusterState, topic: str = "t") -> Any:
+    return state.topics[f"id-{topic}"].partitions[0].value
+
+
+def test_a_topic_is_led_once_all_its_live_replicas_have_started() -> None:
+    state = cluster()
+    create(state)
+    run_replicas(state, 0, 1)
+    assert value(state).leader is None
+    run_replicas(state, 2)
+    assert value(state).leader == value(state).replicas[0]
+    assert len(value(state).isr) == 3
+
+
+def test_a_topic_starts_without_a_broker_whose_session_ended() -> None:
+    state = cluster()
+    create(state)
+    run_replicas(state, 0, 1)
+    apply(state, broker_changes.fence_broker(state, 2))
+    assert value(state).leader in (0, 1)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "..", ".", "__mine", "x" * 201, "ä", "a/b"])
+def test_an_illegal_topic_name_is_refused(name: str) -> None:
+    with pytest.raises(InvalidTopicError):
+        create(cluster(), name)
+
+
+def test_impossible_topics_are_refused_with_what_is_possible() -> None:
+    state = cluster()
+    create(state)
+    with pytest.raises(TopicExistsError):
+        create(state)
+    for partitions in (0, -1, 10_001):
+        with pytest.raises(InvalidPartitionsError):
+            create(state, "u", partitions)
+    for factor in (0, 4):
+        with pytest.raises(InvalidReplicationFactorError, match="1 up to"):
+            create(state, "u", factor=factor)
+    with pytest.raises(ConfigError, match="min_insync_replicas 3"):
+        create(state, "u", factor=2, min_insync_replicas=3)
+    with pytest.raises(ConfigError, match="retention_ms"):
+        create(state, "u", retenton_ms=1)
+    with pytest.raises(UnknownTopicError):
+        topic_changes.delete_topic(state, "nope")
+
+
+def test_too_many_replicas_are_refused_with_the_arithmetic() -> None:
+    state = cluster(replicas_max=10)
+    create(state, partitions=8)
+    with pytest.raises(ReplicaLimitError, match=r"8 \+ 3 = 11"):
+        create(state, "u", 3)
+
+
+def test_partitions_are_only_added() -> None:
+    state = cluster()
+    create(state, partitions=2)
+    apply(state, topic_changes.create_partitions(state, "t", 5))
+    assert len(state.topics["id-t"].partitions) == 5
+    for total in (5, 1):
+        with pytest.raises(InvalidPartitionsError):
+            topic_changes.create_partitions(state, "t", total)
+
+
+def test_an_old_copy_of_a_data_directory_is_refused() -> None:
+    state = cluster()
+    with pytest.raises(StaleBrokerError, match="old copy"):
+        broker_changes.register_broker(
+            state, registration(1, 1, incarnation="other"), EVERYONE
+        )
+
+
+def test_a_second_directory_under_a_live_brokers_id_is_refused() -> None:
+    state = cluster()
+    other = registration(1, 9, directory_id="elsewhere", incarnation="other")
+    with pytest.raises(WrongClusterError):
+        broker_changes.register_broker(state, other, EVERYONE)
+    apply(state, broker_changes.fence_broker(state, 1))
+    apply(state, broker_changes.register_broker(state, other, ()))
+
+
+def test_members_that_return_first_after_a_power_loss_wait_until_the_leaders_fate_is_known() -> None:
+    state = cluster()
+    create(state)
+    run_replicas(state, 0, 1, 2)
+    leader = value(state).leader
+    others = [broker for broker in range(3) if broker != leader]
+    heard = set(others)
+    for broker in others:
+        apply(state, broker_changes.register_broker(state, registration(broker, 2), heard))
+        again = broker_changes.register_replicas(
+            state, broker, [report(broker, "b", epoch=1, flushed=5)], heard
+        )
+        assert again == []
+    apply(state, broker_changes.fence_broker(state, leader))
+    for broker in others:
+        apply(state, broker_changes.register_replicas(
+            state, broker, [report(broker, "b", epoch=1, flushed=5)], EVERYONE))
+    assert value(state).leader in others
+
+
+def test_after_a_stop_of_the_whole_cluster_everyone_returns_in_sync() -> None:
+    state = cluster()
+    create(state)
+    run_replicas(state, 0, 1, 2)
+    for broker in range(3):
+        apply(state, broker_changes.stop_broker(
+            state, broker, [report(broker, epoch=1, flushed=50)], cluster_stops=True))
+    assert value(state).leader is None and len(value(state).isr) == 3
+    apply(state, broker_changes.register_broker(state, registration(0, 2), {0}))
+    run_replicas(state, 0, incarnation="b", epoch=1, flushed=50)
+    assert value(state).leader == 0
+
+
+def test_a_broker_that_stops_alone_hands_its_leadership_over() -> None:
+    state = cluster()
+    create(state)
+    run_replicas(state, 0, 1, 2)
+    leader = value(state).leader
+    apply(state, broker_changes.stop_broker(
+        state, leader, [report(leader, epoch=1, flushed=50)], cluster_stops=False))
+    assert value(state).leader not in (None, leader)
+
+
+def test_an_isr_proposal_is_decided_by_compare_and_swap() -> None:
+    state = cluster()
+    create(state)
+    run_replicas(state, 0, 1, 2)
+    now = value(state)
+    ask: dict[str, Any] = {
+        "topic_id": "id-t", "partition": 0, "broker": now.leader,
+        "incarnation": now.leader_incarnation, "leader_epoch": now.leader_epoch,
+        "partition_epoch": now.partition_epoch,
+        "isr": [(one.broker, one.incarnation) for one in now.isr][:2],
+    }
+    with pytest.raises(StalePartitionError):
+        broker_changes.alter_partition(state, **{**ask, "partition_epoch": 0})
+    with pytest.raises(FencedEpochError):
+        broker_changes.alter_partition(state, **{**ask, "incarnation": "old"})
+    with pytest.raises(StalePartitionError, match="not live"):
+        broker_changes.alter_partition(state, **{**ask, "isr": [*ask["isr"], (2, "old")]})
+    with pytest.raises(StalePartitionError, match="own ISR"):
+        broker_changes.alter_partition(state, **{**ask, "isr": ask["isr"][1:]})
+    with pytest.raises(UnknownTopicError):
+        broker_changes.alter_partition(state, **{**ask, "partition": 7})
+    apply(state, broker_changes.alter_partition(state, **ask))
+    assert len(value(state).isr) == 2
+    with pytest.raises(StalePartitionError):
+        broker_changes.alter_partition(state, **ask)
+
+
+def test_voters_change_one_at_a_time_up_to_three() -> None:
+    state = cluster(1)
+    apply(state, [VotersChanged((Voter(0, "d0"),))])
+    assert broker_changes.next_voters(state) == []
+    state = cluster(4)
+    apply(state, [VotersChanged((Voter(0, "d0"),))])
+    steps = []
+    while step := broker_changes.next_voters(state):
+        apply(state, step)
+        steps.append([voter.broker for voter in state.voters])
+    assert steps == [[0, 1], [0, 1, 2]]
+
+
+def test_a_voter_with_a_new_disk_is_dropped_and_then_joins_as_another() -> None:
+    state = cluster(3)
+    apply(state, [VotersChanged(tuple(Voter(one, f"d{one}") for one in range(3)))])
+    apply(state, broker_changes.fence_broker(state, 2))
+    other = registration(2, 1, directory_id="new", incarnation="new")
+    apply(state, broker_changes.register_broker(state, other, ()))
+    apply(state, broker_changes.next_voters(state))
+    assert [voter.broker for voter in state.voters] == [0, 1]
+    apply(state, broker_changes.next_voters(state))
+    assert state.voters[2] == Voter(2, "new")
+
+
+def test_replicas_spread_over_nodes_and_leaders_over_brokers() -> None:
+    nodes = {0: "a", 1: "a", 2: "b", 3: "b", 4: "c", 5: "c"}
+    placed = place(nodes, [], partitions=60, replication_factor=3)
+    for replicas in placed:
+        assert len({nodes[broker] for broker in replicas}) == 3
+    leads = [sum(replicas[0] == broker for replicas in placed) for broker in nodes]
+    carries = [sum(broker in replicas for replicas in placed) for broker in nodes]
+    assert leads == [10] * 6
+    assert max(carries) - min(carries) <= 1
+
+
+class Metadata(RuleBasedStateMachine):
+    """Random lives of brokers, topics and replicas: the state stays valid, and its snapshot
+    rebuilds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = ClusterState()
+        self.starts: dict[int, int] = {}
+        self.serial = 0
+
+    def do(self, decide: Any) -> None:
+        try:
+            records = decide()
+        except RayqError:
+            return
+        apply(self.state, decode_records(encode_records(records)))
+
+    @rule(broker=st.integers(0, 3))
+    def start_broker(self, broker: int) -> None:
+        self.starts[broker] = self.starts.get(broker, 0) + 1
+        one = registration(broker, self.starts[broker])
+        self.do(lambda: broker_changes.register_broker(self.state, one, EVERYONE))
+
+    @rule(broker=st.integers(0, 3))
+    def silence(self, broker: int) -> None:
+        if broker in self.state.brokers:
+            self.do(lambda: broker_changes.fence_broker(self.state, broker))
+
+    @rule(broker=st.integers(0, 3))
+    def speak(self, broker: int) -> None:
+        if broker in self.state.brokers:
+            self.do(lambda: broker_changes.unfence_broker(self.state, broker))
+
+    @rule(name=st.sampled_from("ab"), factor=st.integers(1, 3))
+    def create(self, name: str, factor: int) -> None:
+        self.serial += 1
+        self.do(lambda: topic_changes.create_topic(
+            self.state, topic_id=f"{name}{self.serial}", name=name, partitions=2,
+            replication_factor=factor, options={}))
+
+    @rule(name=st.sampled_from("ab"))
+    def delete(self, name: str) -> None:
+        self.do(lambda: topic_changes.delete_topic(self.state, name))
+
+    @rule(broker=st.integers(0, 3), flushed=st.integers(0, 9), data=st.data())
+    def start_replica(self, broker: int, flushed: int, data: st.DataObject) -> None:
+        mine = [(topic, number) for topic, number, _ in self.state.replicas_on(broker)]
+        if broker not in self.state.brokers or not mine:
+            return
+        topic, number = data.draw(st.sampled_from(mine))
+        self.serial += 1
+        one = ReplicaReport(topic.topic_id, number, f"i{self.serial}", "h", 1, 1, flushed)
+        self.do(lambda: broker_changes.register_replicas(self.state, broker, [one], EVERYONE))
+
+    @rule(broker=st.integers(0, 3), data=st.data())
+    def kill_replica(self, broker: int, data: st.DataObject) -> None:
+        mine = [
+            (topic.topic_id, number, partition.processes[broker].incarnation)
+            for topic, number, partition in self.state.all_partitions()
+            if broker in partition.processes
+        ]
+        if mine:
+            gone = data.draw(st.sampled_from(mine))
+            self.do(lambda: broker_changes.fail_replicas(self.state, broker, [gone], EVERYONE))
+
+    @rule()
+    def balance(self) -> None:
+        self.do(lambda: broker_changes.balance_leaders(self.state))
+
+    @invariant()
+    def a_snapshot_rebuilds_the_state(self) -> None:
+        rebuilt = ClusterState()
+        for record in decode_records(encode_records(self.state.snapshot())):
+            rebuilt.replay(record)
+        assert rebuilt.brokers == self.state.brokers
+        assert rebuilt.topics == self.state.topics
+        assert rebuilt.topic_ids == self.state.topic_ids
+
+    @invariant()
+    def leaders_are_live_members_of_their_isr(self) -> None:
+        for _, _, partition in self.state.all_partitions():
+            if partition.value.leader is not None:
+                live = self.state.live_processes(partition)
+                process = live[partition.value.leader]
+                assert process.incarnation == partition.value.leader_incarnation
+
+
+Metadata.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestMetadata = Metadata.TestCase
