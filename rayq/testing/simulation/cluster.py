@@ -117,8 +117,10 @@ class SimulatedCluster:
             self.start_broker(number)
         self.start_controller()
         await self.wait_until(
-            lambda: len(self.brokers) == len(self.hosts)
-            and all(broker.is_registered for broker in self.brokers.values()),
+            lambda: (
+                len(self.brokers) == len(self.hosts)
+                and all(broker.is_registered for broker in self.brokers.values())
+            ),
             "every broker to register",
         )
 
