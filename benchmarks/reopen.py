@@ -17,17 +17,16 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks.machine import MIB
+from benchmarks.report import Row
+from rayq.config import ClusterConfig, TopicConfig
 from rayq.storage.batch import encode_batch, read_header
 from rayq.storage.disk import LocalDisk
 from rayq.storage.log import Log
 
-from benchmarks.machine import MIB
-from benchmarks.report import Row
-from rayq.config import ClusterConfig, TopicConfig
-
 SIZE_BYTES = 1020 * MIB
-"""As much as one segment takes, and just below the 64 MiB after which the recovery point moves: kill
--9 leaves the longest tail to read again."""
+"""As much as one segment takes, and just below the 64 MiB after which the recovery point moves:
+kill -9 leaves the longest tail to read again."""
 BATCHES_PER_FLUSH = 16
 RECORDS_PER_BATCH = 64
 REPETITIONS = 3

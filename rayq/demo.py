@@ -262,7 +262,7 @@ def account(
     flight_at = {
         (metadata.partition, metadata.offset): flight
         for flight, metadata in zip(flights, acknowledged, strict=True)
-        if metadata is not None
+        if metadata is not None and metadata.offset is not None
     }
     read_at = {(record.partition, record.offset): record for record in records}
     found = flight_at.keys() & read_at.keys()

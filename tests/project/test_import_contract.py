@@ -10,7 +10,7 @@ import grimp
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FACE = ("demo", "cli", "spark", "data", "testing")
+FACE = ("demo", "entry", "cli", "spark", "data", "testing")
 
 
 @pytest.fixture(scope="module")
