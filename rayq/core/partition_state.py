@@ -94,10 +94,12 @@ class PartitionState:
         follower = self._current(broker, incarnation)
         follower.is_heard = True
         follower.log_start_offset = log_start_offset
-        follower.flushed = flushed
-        if flushed >= self.end_offset:
+        # A notice of a flush may overtake the fetch that was sent before it; once its log agrees
+        # with ours, a follower does not truncate in this epoch, so what it flushed stays.
+        follower.flushed = max(follower.flushed, flushed)
+        if follower.flushed >= self.end_offset:
             follower.caught_up_s = now_s
-        elif flushed >= follower.end_at_last_fetch:
+        elif follower.flushed >= follower.end_at_last_fetch:
             follower.caught_up_s = max(follower.caught_up_s, follower.last_fetch_s)
         follower.end_at_last_fetch = self.end_offset
         follower.last_fetch_s = now_s

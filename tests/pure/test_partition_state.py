@@ -156,3 +156,19 @@ def test_the_log_start_is_confirmed_by_the_least_of_the_in_sync_followers() -> N
     fetched(state, 2, 10)
     state.follower_fetched(3, "3a", flushed=10, log_start_offset=4, now_s=1.0)
     assert state.isr_log_start_offset() == 0
+
+
+def test_a_fetch_that_was_overtaken_by_a_flush_notice_does_not_take_it_back() -> None:
+    # Seen as 500 ms stalls: notice and fetch arrive in one read, the notice is handled first.
+    state = leader()
+    fetched(state, 2, 10)
+    fetched(state, 3, 10)
+    state.appended(20)
+    state.flushed(20)
+    fetched(state, 2, 20)
+    state.follower_flushed(3, "3a", flushed=20, now_s=1.0)
+    fetched(state, 3, 10)
+    state.appended(30)
+    state.flushed(30)
+    fetched(state, 2, 30)
+    assert state.high_watermark == 20
