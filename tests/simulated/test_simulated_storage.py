@@ -322,7 +322,7 @@ class Workload:
         assert self.log.start_offset == offset
 
     def reset(self) -> None:
-        offset = self.model.end + self.rng.randint(0, 50)
+        offset = self.model.end + self.rng.randint(1, 50)
         self.model.reset_in_doubt = offset
         self.log.reset(offset, [], b"")
         self.model.reset_in_doubt = None
@@ -356,7 +356,8 @@ class Workload:
         if model.in_doubt is not None and model.in_doubt not in model.batches:
             model.batches.append(model.in_doubt)
         model.in_doubt = None
-        assert log.end_offset in model.boundaries(), "the log ends inside a batch"
+        edges = model.boundaries()
+        assert log.end_offset in edges, f"the log ends at {log.end_offset}, not at one of {edges}"
         assert log.end_offset >= floor, f"lost {log.end_offset} to {floor}, which was flushed"
         model.cut(log.end_offset)
         assert model.start_min <= log.start_offset <= model.start
