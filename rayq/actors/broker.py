@@ -183,6 +183,15 @@ class Broker:
             and known.registration.incarnation == self._incarnation
         )
 
+    def offline_partitions(self) -> dict[str, str]:
+        """The partitions without a leader, by name, and why."""
+        state = self.metadata.state
+        return {
+            f"{topic.name}-{number}": offline_reason(state, topic, number) or ""
+            for topic, number, partition in state.all_partitions()
+            if partition.value.leader is None
+        }
+
     def _on_metadata(self, records: Sequence[MetadataRecord] | None) -> None:
         self._replicas.on_metadata(records)
 

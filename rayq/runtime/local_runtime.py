@@ -215,6 +215,10 @@ class LocalServers:
             return all(broker.is_registered for broker in self.brokers.values())
 
         await wait_until(all_registered, READY_TIMEOUT_S, "the brokers to register")
+        first = next(iter(self.brokers.values()))
+        deadline_s = asyncio.get_running_loop().time() + READY_TIMEOUT_S
+        while first.offline_partitions() and asyncio.get_running_loop().time() < deadline_s:
+            await asyncio.sleep(0.005)
 
 
 def open_or_format(

@@ -124,7 +124,8 @@ class ReplicaHostActor:
 
     async def _run(self) -> None:
         await self._host.run()
-        os._exit(0)  # Stopped by its broker: the logs are closed, nothing is left to do.
+        # Stopped by its broker: the logs are closed. To Ray this end is intended.
+        ray.kill(ray.get_runtime_context().current_actor)
 
 
 class RayRuntime:
@@ -187,6 +188,11 @@ class BrokerActor:
 
     async def is_registered(self) -> bool:
         return self._broker is not None and self._broker.is_registered
+
+    async def offline_partitions(self) -> dict[str, str]:
+        """The partitions without a leader, as this broker knows, and why."""
+        assert self._broker is not None
+        return self._broker.offline_partitions()
 
     async def stop(self) -> None:
         if self._broker is not None:
@@ -350,6 +356,7 @@ def start_cluster(
         )
         actors.append(controller)
         _wait_registered(actors[:-1])
+        _wait_led(actors[0])
         info: ConnectionInfo = ray.get(controller.connection_info.remote())
         return info
     except BaseException:
@@ -461,6 +468,17 @@ def _wait_registered(brokers: Sequence[Any]) -> None:
                 "see the actors' logs below the Ray session's directory."
             )
         time.sleep(0.02)
+
+
+def _wait_led(broker: Any) -> None:
+    """Waits until every partition that was there before has a leader; names those that do not."""
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while offline := ray.get(broker.offline_partitions.remote()):
+        if time.monotonic() > deadline_s:
+            for where, reason in offline.items():
+                logger.warning("%s is offline: it %s", where, reason)
+            return
+        time.sleep(0.05)
 
 
 # --- small jobs on a node -------------------------------------------------------------------------

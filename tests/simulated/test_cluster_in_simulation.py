@@ -1,0 +1,69 @@
+"""Controller, three brokers, replicas and a producer in the simulated world: the seams are real."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rayq.client.admin import AsyncAdmin
+from rayq.client.client import Client
+from rayq.client.producer import AsyncProducer
+from rayq.config import ProducerConfig
+from rayq.testing.simulation import World
+from rayq.testing.simulation.cluster import SimulatedCluster
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_acknowledged_is_lost_when_leader_controller_and_power_go(seed: int) -> None:
+    with World(seed) as world:
+        cluster = SimulatedCluster(world)
+        world.run(_script(world, cluster), limit_s=300)
+        assert world.errors == []
+
+
+async def _script(world: World, cluster: SimulatedCluster) -> None:
+    await cluster.start()
+    process = world.host("client").process("client")
+    acknowledged: dict[tuple[int, int], bytes] = {}
+
+    async def produce() -> None:
+        client = Client(
+            process.environment, cluster.client_identity, cluster.endpoints, cluster.config
+        )
+        await AsyncAdmin(client).create_topic("t", 2, 3)
+        producer = AsyncProducer(client, ProducerConfig())
+
+        async def send(number: int) -> None:
+            value = b"%d" % number
+            future = await producer.send("t", value)
+            metadata = await future
+            acknowledged[metadata.partition, metadata.offset] = value
+
+        for start in range(0, 300, 20):
+            await asyncio.gather(*(send(number) for number in range(start, start + 20)))
+            await asyncio.sleep(0.2)
+        await producer.close()
+
+    async def break_things() -> None:
+        await cluster.wait_until(lambda: len(acknowledged) > 60, "the first records")
+        leader = _leader(cluster)
+        for replica in cluster.replica_processes(leader):
+            replica.kill()
+        await cluster.wait_until(lambda: len(acknowledged) > 140, "records after a leader's end")
+        cluster.kill_controller()
+        await cluster.wait_until(lambda: len(acknowledged) > 200, "records without controller")
+        cluster.hosts[leader].power_loss()
+        await asyncio.sleep(1)
+        cluster.start_broker(leader)
+
+    await asyncio.gather(process.run(produce()), break_things())
+    assert len(acknowledged) == 300
+    found: dict[tuple[int, int], bytes] = {}
+
+
+def _leader(cluster: SimulatedCluster) -> int:
+    state = next(iter(cluster.brokers.values())).metadata.state
+    leader = next(iter(state.topics.values())).partitions[0].value.leader
+    assert leader is not None
+    return leader
