@@ -22,7 +22,7 @@ class BackgroundLoop:
     """An event loop (uvloop's where it is installed) that runs in a daemon thread."""
 
     def __init__(self) -> None:
-        self.loop = _new_event_loop()
+        self.loop = new_event_loop()
         self._is_lost = False
         self._on_fork: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._thread = threading.Thread(target=self._run, name="rayq-client", daemon=True)
@@ -109,7 +109,8 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def _new_event_loop() -> asyncio.AbstractEventLoop:
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's where it is installed."""
     try:
         import uvloop
     except ImportError:

@@ -77,17 +77,17 @@ class Cluster:
 
     def __init__(
         self,
-        addresses: str | Iterable[str],
-        *,
+        addresses: str | Iterable[str | Address],
         key: bytes,
+        *,
         cluster_id: str | None = None,
         name: str = "default",
         lifecycle: Lifecycle | None = None,
         config: ClusterConfig | None = None,
     ) -> None:
-        """`addresses` are `host:port` of some brokers (port 9392 by default), `key` the client key
-        (`rayq.wire.authentication`), `cluster_id` what the cluster has to be, None: whichever
-        answers. Of `config` the TLS files and limits are used."""
+        """`addresses` are `host:port` (port 9392 by default), or pairs, of some brokers; `key` is
+        the client key (`rayq.wire.authentication`); `cluster_id` what the cluster has to be, None:
+        whichever answers. Of `config` the TLS files and limits are used."""
         given = [addresses] if isinstance(addresses, str) else list(addresses)
         self._bootstrap = [parse_address(address) for address in given]
         if not self._bootstrap:
@@ -323,7 +323,7 @@ def _unpickled(
 ) -> Cluster:
     return Cluster(
         addresses,
-        key=key,
+        key,
         cluster_id=cluster_id,
         name=name,
         lifecycle=lifecycle,
@@ -339,14 +339,17 @@ def _refuse_group(group: str | None) -> None:
         )
 
 
-def parse_address(address: str) -> Address:
-    """`host:port`, `[v6 address]:port`, or only the host. Raises ConfigError."""
-    if not isinstance(address, str):
+def parse_address(address: str | Address) -> Address:
+    """`host:port`, `[v6 address]:port`, only the host, or a pair. Raises ConfigError."""
+    if isinstance(address, tuple):
+        host, port = address[0], str(address[1])
+    elif isinstance(address, str):
+        host, colon, port = address.strip().rpartition(":")
+        if not colon or port.endswith("]"):
+            host, port = address.strip(), str(DEFAULT_PORT)
+        host = host.removeprefix("[").removesuffix("]")
+    else:
         raise TypeError(f"An address is a str, host:port, not {type(address).__name__}.")
-    host, colon, port = address.strip().rpartition(":")
-    if not colon or port.endswith("]"):
-        host, port = address.strip(), str(DEFAULT_PORT)
-    host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
         raise ConfigError(
             f"{address!r} is no address: give host:port, such as node1:{DEFAULT_PORT}."

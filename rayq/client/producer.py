@@ -240,7 +240,7 @@ class AsyncProducer:
             places = [call_partitioner(partitioner, key, count) for key in all_keys]
         else:
             places = [None if key is None else crc32(key) % count for key in all_keys]
-        for place in set(places):
+        for place in dict.fromkeys(places):
             columns[place] = ([], [])
         appends = {place: (pair[0].append, pair[1].append) for place, pair in columns.items()}
         for place, value, key in zip(places, values, all_keys, strict=True):

@@ -2,7 +2,8 @@
 
 What a partition's `_Flight` guarantees:
 
-- At most `max_in_flight_requests_per_connection` batches of a partition are under way.
+- At most `max_in_flight_requests_per_connection` batches of a partition are under way, and none is
+  sent that is five or more after one that is unresolved: the leader recognises only the last five.
 - After a failure nothing of the partition is sent until every batch under way has its answer; then
   the failed ones go again, in order, before any other. Batches keep their numbers over retries, so
   one that was appended, and whose answer was lost, is recognised by the leader.
@@ -55,6 +56,8 @@ logger = logging.getLogger(__name__)
 
 SEQUENCE_END = 2**31
 """Sequences wrap to 0 here."""
+BATCHES_REMEMBERED = 5
+"""How many batches of each producer a partition recognises when they come again."""
 PRODUCER_EPOCH_MAX = 2**16 - 1
 RETRY_BACKOFF_MAX_S = 1.0
 TICK_S = 0.1
@@ -164,6 +167,15 @@ class _Flight:
     def is_first(self, shipment: _Shipment) -> bool:
         """Nothing that was sent before it is unresolved."""
         return all(other.serial >= shipment.serial for other in (*self.in_flight, *self.retries))
+
+    @property
+    def is_window_full(self) -> bool:
+        """One more batch, and the leader might forget the oldest that is unresolved: its retry
+        would no longer be recognised."""
+        if self.producer_id is None:
+            return False
+        serials = [shipment.serial for shipment in (*self.in_flight, *self.retries)]
+        return bool(serials) and self.next_serial - min(serials) >= BATCHES_REMEMBERED
 
     def stop_timer(self) -> None:
         if self.timer is not None:
@@ -300,7 +312,7 @@ class Sender:
         for index, shipment in enumerate(flight.retries):
             if shipment.payload is not None or not flight.needs_new_epoch:
                 return flight.retries.pop(index)
-        if flight.needs_new_epoch:
+        if flight.needs_new_epoch or flight.is_window_full:
             return None
         accumulator, queue = self._accumulator, flight.queue
         opened_at = accumulator.oldest_opened_at(queue)

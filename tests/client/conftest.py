@@ -1,0 +1,42 @@
+"""A played cluster of one broker, or as many as a test asks for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rayq.client.cluster import Cluster
+from tests.client.fake_broker import FakeCluster
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeCluster]:
+    with FakeCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def fake3() -> Iterator[FakeCluster]:
+    with FakeCluster(brokers=3) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(fake: FakeCluster) -> Iterator[Cluster]:
+    with fake.cluster() as made:
+        yield made
+
+
+@pytest.fixture
+def eventually() -> Callable[[Callable[[], bool]], None]:
+    """Waits for a condition, for at most 5 s."""
+
+    def wait(holds: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 5
+        while not holds():
+            assert time.monotonic() < deadline, "it never came true"
+            time.sleep(0.002)
+
+    return wait

@@ -1,0 +1,611 @@
+"""Brokers that a test plays: rayq's own server over a log in memory, with faults on demand.
+
+One shared log stands for all replicas of a partition, so that a change of leader keeps what was
+acknowledged. The cluster runs in a thread of its own; every public method may be called from the
+test's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+import random
+import threading
+import uuid
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+
+from rayq.client.cluster import Cluster
+from rayq.config import TopicConfig, as_dict, parse
+from rayq.environment import Environment, LoopTasks, SystemClock
+from rayq.errors import (
+    FencedEpochError,
+    InvalidPartitionsError,
+    LogTruncatedError,
+    NotLeaderError,
+    OffsetOutOfRangeError,
+    OutOfOrderSequenceError,
+    ProducerFencedError,
+    RayqError,
+    RecordTooLargeError,
+    TopicExistsError,
+    UnknownProducerError,
+    UnknownTopicError,
+)
+from rayq.storage.batch import (
+    BatchHeader,
+    check_body,
+    check_produced,
+    decode_columns,
+    encode_batch,
+    read_header,
+    stamp,
+)
+from rayq.wire import messages as m
+from rayq.wire.authentication import Identity, client_key
+from rayq.wire.network import AsyncioNetwork
+from rayq.wire.server import Peer, Server
+
+SECRET = b"the secret of the played cluster"
+T = TypeVar("T")
+SEQUENCES = 2**31
+
+
+# --- faults ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class Fault:
+    """What happens to the next requests of a kind instead of a plain answer."""
+
+    kind: type[m.Request]
+    times: int
+    carry_out: bool = False
+    """Whether the request takes effect all the same."""
+    error: RayqError | None = None
+    is_lost: bool = False
+    """No answer at all."""
+    disconnect: bool = False
+    delay_s: float = 0.0
+    """Of the answer."""
+    change: Callable[[Any, bytes], tuple[Any, bytes]] | None = None
+    """Alters the answer and its payload."""
+    matches: Callable[[Any, int], bool] = lambda _request, _broker: True
+
+    @property
+    def takes_effect(self) -> bool:
+        return self.carry_out or not (self.error or self.is_lost or self.disconnect)
+
+
+@dataclass
+class FakePartition:
+    number: int
+    leader: int | None
+    leader_epoch: int = 1
+    isr: list[int] = field(default_factory=list)
+    batches: list[tuple[BatchHeader, bytes]] = field(default_factory=list)
+    log_start: int = 0
+    end: int = 0
+    producers: dict[int, tuple[int, list[tuple[int, int, int]]]] = field(default_factory=dict)
+    """producer id -> (epoch, [(base sequence, last sequence, base offset)] of the last 5)"""
+    grew: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def notify(self) -> None:
+        self.grew.set()
+        self.grew = asyncio.Event()
+
+
+@dataclass
+class FakeTopic:
+    name: str
+    topic_id: str
+    config: TopicConfig
+    partitions: list[FakePartition]
+
+
+class FakeBroker:
+    def __init__(self, cluster: FakeCluster, broker: int, env: Environment) -> None:
+        self.cluster = cluster
+        self.broker = broker
+        self.port = 0
+        self.frozen: m.MetadataResponse | None = None
+        """Metadata that this broker goes on telling."""
+        self._env = env
+        self.server: Server | None = None
+
+    async def start(self) -> None:
+        identity = Identity(
+            role="server", key=SECRET, cluster_id=self.cluster.cluster_id, broker=self.broker
+        )
+        self.server = Server(self._env, identity, self._handle)
+        await self.server.start("127.0.0.1", self.port)
+        self.port = self.server.port
+
+    def stop(self) -> None:
+        if self.server is not None:
+            self.server.close()
+            self.server = None
+
+    def drop_connections(self) -> None:
+        if self.server is not None:
+            for stream in list(self.server._authenticated):
+                stream.end(None)
+
+    def _handle(self, peer: Peer, request: m.Request, payload: memoryview) -> Any:
+        self.cluster.requests.append((self.broker, request))
+        fault = self.cluster.take_fault(request, self.broker)
+        result: Any = None
+        if fault is None or fault.takes_effect:
+            result = self._apply(request, payload)
+        return result if fault is None else self._answer(fault, result)
+
+    async def _answer(self, fault: Fault, result: Any) -> Any:
+        if asyncio.iscoroutine(result):
+            result = await result
+        if fault.delay_s:
+            await asyncio.sleep(fault.delay_s)
+        if fault.disconnect:
+            self.drop_connections()
+        if fault.is_lost or fault.disconnect:
+            await asyncio.Event().wait()
+        if fault.error is not None:
+            raise copy.copy(fault.error)
+        if fault.change is not None:
+            response, data = result if isinstance(result, tuple) else (result, [])
+            result = fault.change(response, b"".join(data))
+        return result
+
+    def _apply(self, request: m.Request, payload: memoryview) -> Any:
+        if isinstance(request, m.Fetch):
+            return self.cluster.fetch(self.broker, request)
+        if isinstance(request, m.Metadata):
+            if self.frozen is not None:
+                wanted = None if request.topics is None else set(request.topics)
+                topics = [t for t in self.frozen.topics if wanted is None or t.name in wanted]
+                return msgspec.structs.replace(self.frozen, topics=topics)
+            return self.cluster.metadata(request)
+        return self.cluster.apply(self.broker, request, payload)
+
+
+class FakeCluster:
+    """A context manager; `cluster()` makes a client of it."""
+
+    def __init__(self, brokers: int = 1) -> None:
+        self.cluster_id = uuid.uuid4().hex
+        self.topics: dict[str, FakeTopic] = {}
+        self.requests: list[tuple[int, m.Request]] = []
+        self.version = 1
+        self.next_producer_id = 100
+        self.append_time_ms = 5_000_000
+        self.checked: list[m.CheckRange] = []
+        self.deleted: set[str] = set()
+        self._faults: list[Fault] = []
+        self._changed = asyncio.Event()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._tasks = LoopTasks()
+        env = Environment(
+            clock=SystemClock(),
+            random=random.SystemRandom(),
+            disk=None,  # type: ignore[arg-type]
+            network=AsyncioNetwork(),
+            threads=None,  # type: ignore[arg-type]
+            tasks=self._tasks,
+            pid=os.getpid(),
+            boot_id="boot",
+        )
+        self.brokers = {number: FakeBroker(self, number, env) for number in range(1, brokers + 1)}
+
+    def __enter__(self) -> FakeCluster:
+        self._thread.start()
+        for broker in self.brokers.values():
+            self.run(broker.start())
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        async def stop() -> None:
+            for broker in self.brokers.values():
+                broker.stop()
+            self._tasks.cancel_all()
+            await asyncio.sleep(0.01)
+
+        self.run(stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+
+    def call(self, function: Callable[[], T]) -> T:
+        async def work() -> T:
+            return function()
+
+        return self.run(work())
+
+    def cluster(self, **options: Any) -> Cluster:
+        addresses = [("127.0.0.1", broker.port) for broker in self.brokers.values()]
+        return Cluster(addresses, client_key(SECRET), **options)
+
+    # --- what a test arranges -------------------------------------------------------------------
+
+    def create_topic(self, name: str, partitions: int = 1, **config: Any) -> FakeTopic:
+        return self.call(lambda: self._create_topic(name, partitions, config))
+
+    def _create_topic(self, name: str, partitions: int, config: dict[str, Any]) -> FakeTopic:
+        ids = list(self.brokers)
+        topic = FakeTopic(
+            name,
+            uuid.uuid4().hex,
+            parse(TopicConfig, config),
+            [FakePartition(n, ids[n % len(ids)], isr=ids[:]) for n in range(partitions)],
+        )
+        self.topics[name] = topic
+        self._bump()
+        return topic
+
+    def delete_topic(self, name: str) -> None:
+        def delete() -> None:
+            self.topics.pop(name)
+            self._bump()
+
+        self.call(delete)
+
+    def add_partitions(self, name: str, total: int) -> None:
+        def add() -> None:
+            ids = list(self.brokers)
+            partitions = self.topics[name].partitions
+            for number in range(len(partitions), total):
+                partitions.append(FakePartition(number, ids[number % len(ids)], isr=ids[:]))
+            self._bump()
+
+        self.call(add)
+
+    def move_leader(self, topic: str, partition: int, leader: int | None) -> None:
+        """Elects another leader (or none) under the next epoch."""
+
+        def move() -> None:
+            found = self.topics[topic].partitions[partition]
+            found.leader = leader
+            found.leader_epoch += 1
+            found.notify()
+            self._bump()
+
+        self.call(move)
+
+    def fault(self, kind: type[m.Request], times: int = 1, **what: Any) -> Fault:
+        fault = Fault(kind, times, **what)
+        self.call(lambda: self._faults.append(fault))
+        return fault
+
+    def clear_faults(self) -> None:
+        self.call(self._faults.clear)
+
+    def stop_broker(self, broker: int) -> None:
+        self.call(self.brokers[broker].stop)
+
+    def start_broker(self, broker: int) -> None:
+        self.run(self.brokers[broker].start())
+
+    def freeze_metadata(self, broker: int) -> None:
+        """This broker tells today's metadata for ever."""
+
+        async def freeze() -> None:
+            self.brokers[broker].frozen = self._metadata(None)
+
+        self.run(freeze())
+
+    def write(self, topic: str, values: list[bytes], partition: int = 0, **columns: Any) -> int:
+        """Appends a batch, as a producer without numbers would. Answers its base offset."""
+
+        def append() -> int:
+            batch = encode_batch(values, **{"timestamps_ms": 1000, **columns})
+            return self._append(self.topics[topic].partitions[partition], batch)
+
+        return self.call(append)
+
+    def records(self, topic: str, partition: int = 0) -> list[tuple[int, bytes | None]]:
+        """`(offset, value)` of everything in the log."""
+
+        def read() -> list[tuple[int, bytes | None]]:
+            found: list[tuple[int, bytes | None]] = []
+            for header, data in self.topics[topic].partitions[partition].batches:
+                columns = decode_columns(data, 0, header)
+                found += zip(columns.offsets, columns.values, strict=True)
+            return found
+
+        return self.call(read)
+
+    def values(self, topic: str, partition: int = 0) -> list[bytes | None]:
+        return [value for _, value in self.records(topic, partition)]
+
+    def headers(self, topic: str, partition: int = 0) -> list[BatchHeader]:
+        return self.call(
+            lambda: [header for header, _ in self.topics[topic].partitions[partition].batches]
+        )
+
+    def asked(self, kind: type[m.Request]) -> list[Any]:
+        return self.call(lambda: [one for _, one in self.requests if type(one) is kind])
+
+    def truncate(self, topic: str, partition: int, end: int) -> None:
+        """As an unclean election would: the batches from `end` on are gone."""
+
+        def cut() -> None:
+            found = self.topics[topic].partitions[partition]
+            found.batches = [one for one in found.batches if one[0].next_offset <= end]
+            found.end = end
+            found.leader_epoch += 1
+            found.producers.clear()
+            self._bump()
+
+        self.call(cut)
+
+    def delete_before(self, topic: str, partition: int, offset: int) -> None:
+        def delete() -> None:
+            found = self.topics[topic].partitions[partition]
+            found.log_start = offset
+            found.batches = [one for one in found.batches if one[0].next_offset > offset]
+
+        self.call(delete)
+
+    def replace_batch(self, topic: str, index: int, data: bytes | None, partition: int = 0) -> None:
+        """Other bytes (or, as compaction does, none at all) in the place of a batch."""
+
+        def replace() -> None:
+            batches = self.topics[topic].partitions[partition].batches
+            if data is None:
+                del batches[index]
+            else:
+                batches[index] = (batches[index][0], data)
+
+        self.call(replace)
+
+    def forget_producers(self, topic: str, partition: int = 0) -> None:
+        self.call(self.topics[topic].partitions[partition].producers.clear)
+
+    # --- the servers' side ----------------------------------------------------------------------
+
+    def take_fault(self, request: m.Request, broker: int) -> Fault | None:
+        for fault in self._faults:
+            if type(request) is fault.kind and fault.times > 0 and fault.matches(request, broker):
+                fault.times -= 1
+                return fault
+        return None
+
+    def _bump(self) -> None:
+        self.version += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def metadata(self, request: m.Metadata) -> m.MetadataResponse:
+        deadline = self._loop.time() + request.wait_ms / 1000
+        while self.version < request.version_min and self._loop.time() < deadline:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._changed.wait()
+            except TimeoutError:
+                break
+        return self._metadata(request.topics)
+
+    def _metadata(self, names: list[str] | None) -> m.MetadataResponse:
+        endpoints = [
+            m.BrokerEndpoint(one.broker, "127.0.0.1", one.port, "node", one.server is not None)
+            for one in self.brokers.values()
+        ]
+        topics = [
+            m.TopicMetadata(
+                topic.name,
+                topic.topic_id,
+                as_dict(topic.config),
+                [self._partition_metadata(one) for one in topic.partitions],
+            )
+            for topic in self.topics.values()
+            if names is None or topic.name in names
+        ]
+        return m.MetadataResponse(
+            self.cluster_id, self.version, 1, "127.0.0.1:1", list(self.brokers), endpoints, topics
+        )
+
+    def _partition_metadata(self, one: FakePartition) -> m.PartitionMetadata:
+        replicas = [
+            m.ReplicaEndpoint(broker.broker, "127.0.0.1", broker.port)
+            if broker.server is not None
+            else m.ReplicaEndpoint(broker.broker, None, None)
+            for broker in self.brokers.values()
+        ]
+        reason = None if one.leader is not None else "waiting for broker 9"
+        return m.PartitionMetadata(
+            one.number, one.leader, one.leader_epoch, 1, one.isr, replicas, reason
+        )
+
+    def apply(self, broker: int, request: m.Request, payload: memoryview) -> Any:
+        match request:
+            case m.AllocateProducerId():
+                self.next_producer_id += 1
+                return m.AllocateProducerIdResponse(self.next_producer_id, 0)
+            case m.CreateTopic():
+                if request.name in self.topics:
+                    raise TopicExistsError(f"Topic {request.name!r} exists.")
+                if request.partitions < 1:
+                    raise InvalidPartitionsError("A topic needs at least one partition.")
+                self._create_topic(request.name, request.partitions, request.config)
+                return m.ChangeResponse(self.version)
+            case m.DeleteTopic():
+                if self.topics.pop(request.name, None) is None:
+                    raise UnknownTopicError(f"No topic {request.name!r}.")
+                self._bump()
+                return m.ChangeResponse(self.version)
+            case m.CreatePartitions():
+                partitions = self.topics[request.name].partitions
+                for number in range(len(partitions), request.total):
+                    ids = list(self.brokers)
+                    partitions.append(FakePartition(number, ids[number % len(ids)], isr=ids))
+                self._bump()
+                return m.ChangeResponse(self.version)
+            case m.AlterTopicConfig():
+                topic = self.topics[request.name]
+                topic.config = parse(TopicConfig, {**as_dict(topic.config), **request.changes})
+                self._bump()
+                return m.ChangeResponse(self.version)
+            case m.ElectLeaders():
+                for one in self.topics[request.name].partitions:
+                    if request.partitions is None or one.number in request.partitions:
+                        one.leader = next(iter(self.brokers))
+                        one.leader_epoch += 1
+                self._bump()
+                return m.ChangeResponse(self.version)
+            case m.Produce():
+                return self._produce(broker, request, payload)
+            case m.ListOffsets():
+                return self._list_offsets(broker, request)
+            case m.DeleteRecords():
+                one = self._led(broker, request)
+                before = one.end if request.before_offset is None else request.before_offset
+                if before > one.end:
+                    raise OffsetOutOfRangeError(f"{before} is above the high watermark {one.end}.")
+                one.log_start = max(one.log_start, before)
+                return m.DeleteRecordsResponse(one.log_start)
+            case m.DescribeReplica():
+                one = self._partition(request)
+                return m.DescribeReplicaResponse(
+                    broker,
+                    1000 + broker,
+                    one.leader_epoch,
+                    one.leader == broker,
+                    one.log_start,
+                    one.end,
+                    one.end,
+                    one.end,
+                    sum(len(data) for _, data in one.batches),
+                )
+            case m.CheckRange():
+                self.checked.append(request)
+                return m.Done()
+        raise AssertionError(f"the fake broker does not know {request}")
+
+    def _partition(self, request: Any) -> FakePartition:
+        for topic in self.topics.values():
+            if topic.topic_id == request.topic_id:
+                return topic.partitions[request.partition]
+        raise UnknownTopicError(f"No topic of id {request.topic_id}.")
+
+    def _topic(self, topic_id: str) -> FakeTopic:
+        return next(one for one in self.topics.values() if one.topic_id == topic_id)
+
+    def _led(self, broker: int, request: Any) -> FakePartition:
+        one = self._partition(request)
+        if one.leader != broker:
+            raise NotLeaderError(f"Broker {broker} does not lead.")
+        if request.leader_epoch < one.leader_epoch:
+            raise FencedEpochError(f"Epoch {request.leader_epoch} is over.")
+        return one
+
+    def _produce(self, broker: int, request: m.Produce, payload: memoryview) -> Any:
+        one = self._led(broker, request)
+        header = read_header(payload)
+        check_body(payload, 0, header)
+        check_produced(header)
+        config = self._topic(request.topic_id).config
+        if len(payload) > config.max_message_bytes:
+            raise RecordTooLargeError(f"{len(payload)} bytes are too many.")
+        base_offset = self._duplicate_of(one, header)
+        if base_offset is None:
+            base_offset = self._append(one, bytearray(payload))
+            self._remember(one, header, base_offset)
+        return m.ProduceResponse(base_offset, self.append_time_ms, one.log_start)
+
+    def _duplicate_of(self, one: FakePartition, header: BatchHeader) -> int | None:
+        if header.producer_id is None:
+            return None
+        assert header.base_sequence is not None
+        known = one.producers.get(header.producer_id)
+        if known is None:
+            if header.base_sequence != 0:
+                raise UnknownProducerError("No state of this producer.")
+            return None
+        epoch, batches = known
+        if header.producer_epoch < epoch:
+            raise ProducerFencedError(f"Epoch {header.producer_epoch} is below {epoch}.")
+        if header.producer_epoch > epoch:
+            if header.base_sequence != 0:
+                raise OutOfOrderSequenceError("A new epoch begins at 0.")
+            return None
+        for base, last, offset in batches:
+            if (base, last) == (header.base_sequence, header.last_sequence):
+                return offset
+        if header.base_sequence != (batches[-1][1] + 1) % SEQUENCES:
+            raise OutOfOrderSequenceError(
+                f"{header.base_sequence} does not follow {batches[-1][1]}."
+            )
+        return None
+
+    def _remember(self, one: FakePartition, header: BatchHeader, base_offset: int) -> None:
+        if header.producer_id is None:
+            return
+        assert header.base_sequence is not None and header.last_sequence is not None
+        epoch, batches = one.producers.get(header.producer_id, (header.producer_epoch, []))
+        if header.producer_epoch > epoch:
+            batches = []
+        entry = (header.base_sequence, header.last_sequence, base_offset)
+        one.producers[header.producer_id] = (header.producer_epoch, [*batches, entry][-5:])
+
+    def _append(self, one: FakePartition, batch: bytearray) -> int:
+        base_offset = one.end
+        header = stamp(
+            batch,
+            0,
+            base_offset=base_offset,
+            leader_epoch=one.leader_epoch,
+            append_time_ms=self.append_time_ms,
+        )
+        one.batches.append((header, bytes(batch)))
+        one.end = header.next_offset
+        one.notify()
+        return base_offset
+
+    def _list_offsets(self, broker: int, request: m.ListOffsets) -> m.ListOffsetsResponse:
+        one = self._led(broker, request)
+        if request.timestamp_ms == m.EARLIEST:
+            return m.ListOffsetsResponse(one.log_start, None)
+        if request.timestamp_ms == m.LATEST:
+            return m.ListOffsetsResponse(one.end, None)
+        for header, data in one.batches:
+            columns = decode_columns(data, 0, header)
+            for offset, timestamp_ms in zip(columns.offsets, columns.timestamps_ms, strict=True):
+                if timestamp_ms >= request.timestamp_ms:
+                    return m.ListOffsetsResponse(offset, timestamp_ms)
+        return m.ListOffsetsResponse(None, None)
+
+    async def fetch(self, broker: int, request: m.Fetch) -> Any:
+        deadline = self._loop.time() + request.wait_ms / 1000
+        while True:
+            one = self._led(broker, request)
+            if request.offset < one.log_start:
+                raise OffsetOutOfRangeError(f"The log starts at {one.log_start}.")
+            if request.offset > one.end:
+                raise LogTruncatedError(f"The log ends at {one.end}.")
+            if request.offset < one.end or self._loop.time() >= deadline:
+                break
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await one.grew.wait()
+            except TimeoutError:
+                continue
+        found: list[bytes] = []
+        size = 0
+        next_offset = request.offset
+        for header, data in one.batches:
+            if header.next_offset <= request.offset:
+                continue
+            if found and size + len(data) > request.bytes_max:
+                break
+            found.append(data)
+            size += len(data)
+            next_offset = header.next_offset
+        if not found:
+            next_offset = one.end
+        return m.FetchResponse(one.end, one.log_start, one.end, next_offset), found
