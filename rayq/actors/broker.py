@@ -278,6 +278,7 @@ class Broker:
             raise ControllerUnavailableError(
                 "No controller is known at present; the voters elect one within seconds."
             )
+        answer: messages.Response
         answer, _ = await self._pool.request(*controller, request, timeout_s=FORWARD_TIMEOUT_S)
         return answer
 

@@ -8,9 +8,10 @@ import pytest
 
 from rayq.client.admin import AsyncAdmin
 from rayq.client.client import Client
+from rayq.client.consumer import AsyncConsumer
 from rayq.client.producer import AsyncProducer
-from rayq.config import ProducerConfig
-from rayq.testing.simulation import World
+from rayq.config import ConsumerConfig, ProducerConfig
+from rayq.testing.simulation import Process, World
 from rayq.testing.simulation.cluster import SimulatedCluster
 
 
@@ -59,7 +60,25 @@ async def _script(world: World, cluster: SimulatedCluster) -> None:
 
     await asyncio.gather(process.run(produce()), break_things())
     assert len(acknowledged) == 300
+    await cluster.wait_until(lambda: len(cluster.brokers) == 3, "the broker to be back")
+    assert await process.run(_read_all(cluster, process)) == acknowledged
+
+
+async def _read_all(cluster: SimulatedCluster, process: Process) -> dict[tuple[int, int], bytes]:
+    client = Client(
+        process.environment, cluster.client_identity, cluster.endpoints, cluster.config
+    )
+    config = ConsumerConfig(auto_offset_reset="earliest")
     found: dict[tuple[int, int], bytes] = {}
+    async with AsyncConsumer(client, config, ["t"], client.close) as consumer:
+        while len(found) < 300:
+            records = await consumer.poll(timeout_s=30)
+            assert records, f"only {len(found)} records were found"
+            for record in records:
+                assert record.value is not None
+                assert (record.partition, record.offset) not in found
+                found[record.partition, record.offset] = record.value
+    return found
 
 
 def _leader(cluster: SimulatedCluster) -> int:
