@@ -310,6 +310,23 @@ def test_processes_have_randomness_of_their_own() -> None:
     assert len({*ids(1), *ids(2)}) == 6
 
 
+def test_the_event_log_shows_where_two_runs_part() -> None:
+    def log(pause_s: float) -> list[str]:
+        async def work() -> None:
+            await asyncio.sleep(1)
+            await asyncio.sleep(pause_s)
+
+        with World(1, keeps_log=True) as world:
+            process = world.host().process("p")
+            world.run(process.run(work()))
+            assert world.loop.event_log is not None
+            return world.loop.event_log
+
+    assert log(1) == log(1)
+    same = [one == two for one, two in zip(log(1), log(2), strict=True)]
+    assert same.index(False) > 2 and not any(same[same.index(False) :])
+
+
 def test_a_failure_tells_its_seed_and_what_happened_last() -> None:
     world = World(77)
 

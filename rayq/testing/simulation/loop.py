@@ -207,9 +207,11 @@ class SimulationLoop(asyncio.AbstractEventLoop):
     """The event loop. Callbacks run in the order in which they were scheduled; timers by time, then
     in the order in which they were set. Real I/O and real threads are refused."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_log: bool = False) -> None:
+        """`keeps_log`: `event_log` holds a line for every event, to see where two runs part."""
         self.root = Owner("world", 0)
         self.events = 0
+        self.event_log: list[str] | None = [] if keeps_log else None
         self.errors: list[ReportedError] = []
         self._now = START_S
         self.trace = Trace(self.time)
@@ -396,6 +398,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):
 
     def _turn(self) -> None:
         ready, trace, root, tail = self._ready, self.trace, self.root, self._tail
+        log = self.event_log
         while not self._stopping:
             if not ready:
                 self._jump()
@@ -414,6 +417,8 @@ class SimulationLoop(asyncio.AbstractEventLoop):
             now = self._now
             trace.value = hash((trace.value, owner.number, now))
             tail.append((now, owner, call._callback))
+            if log is not None:
+                log.append(f"{now:.6f} {owner.name}: {_name(call._callback)} {trace.digest()}")
             try:
                 context.run(call._callback, *call._args)
             except (SystemExit, KeyboardInterrupt):
@@ -476,7 +481,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         if len(tasks) > _REPORTED_TASKS_MAX:
             lines.append(f"  ... and {len(tasks) - _REPORTED_TASKS_MAX} more tasks")
         lines.append("Last events:")
-        lines += [f"  {when:.6f} {owner.name}: {call!r}" for when, owner, call in self._tail]
+        lines += [f"  {when:.6f} {owner.name}: {_name(call)}" for when, owner, call in self._tail]
         return "\n".join(lines)
 
     # --- the rest of asyncio's loop ---------------------------------------------------------------
@@ -532,6 +537,15 @@ class SimulationLoop(asyncio.AbstractEventLoop):
     remove_writer = sock_recv = sock_recv_into = sock_recvfrom = sock_recvfrom_into = _REFUSE
     get_exception_handler = set_exception_handler = get_task_factory = set_task_factory = _REFUSE
     sock_sendall = sock_sendto = sock_connect = sock_accept = sock_sendfile = _REFUSE
+
+
+def _name(callback: object) -> str:
+    """A callback's name, the same in every run; a step of a task goes by the task's name."""
+    owner = getattr(callback, "__self__", None)
+    if isinstance(owner, asyncio.Task):
+        return owner.get_name()
+    function = getattr(callback, "func", callback)  # of a partial
+    return str(getattr(function, "__qualname__", type(function).__name__))
 
 
 def _where(task: asyncio.Task[Any]) -> str:

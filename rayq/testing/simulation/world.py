@@ -28,11 +28,14 @@ FIRST_PID = 100
 
 class World:
     """Everything there is, from one seed. `run` runs the script of a test, as often as wanted;
-    `close` (or a `with` block) ends it all."""
+    `close` (or a `with` block) ends it all.
 
-    def __init__(self, seed: int) -> None:
+    `keeps_log` keeps a line for every event in `loop.event_log`: where two runs of one seed part,
+    the first line that differs names the code that did so."""
+
+    def __init__(self, seed: int, *, keeps_log: bool = False) -> None:
         self.seed = seed
-        self.loop = SimulationLoop()
+        self.loop = SimulationLoop(keeps_log=keeps_log)
         self.trace = self.loop.trace
         self.random = self.new_random("script")
         self.network = SimulatedNetwork(self.loop, self.new_random("network"))
