@@ -75,6 +75,18 @@ def replace(disk: Disk, path: str, data: bytes) -> None:
     disk.sync_dir(os.path.dirname(path))
 
 
+def make_directory(disk: Disk, path: str) -> None:
+    """Makes a directory and its parents, durably: also those that a process made which died before
+    it had synced them. Raises OSError."""
+    disk.make_dirs(path)
+    while (parent := os.path.dirname(path)) != path:
+        try:
+            disk.sync_dir(parent)
+        except PermissionError:
+            return  # Not readable for us, so it is not one of those we make.
+        path = parent
+
+
 def read_whole(disk: Disk, path: str) -> bytes | None:
     """A whole small file, None when it is not there. Raises `StorageError` when it is too large."""
     try:

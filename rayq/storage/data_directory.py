@@ -129,7 +129,7 @@ def format_directory(
         start_counter=0,
     )
     try:
-        disk.make_dirs(path)
+        checked_file.make_directory(disk, path)
         checked_file.replace(disk, f"{path}/{SECRET}", secret)
         _write_json(disk, f"{path}/{META}", meta)
     except OSError as error:
@@ -384,7 +384,7 @@ class PartitionDirectory:
             format_version=FORMAT_VERSION, topic=topic, topic_id=topic_id, partition=partition
         )
         try:
-            disk.make_dirs(path)
+            checked_file.make_directory(disk, path)
             lock = disk.open(f"{path}/{PARTITION_LOCK}", create=True)
             _lock(path, lock, holder)
             try:

@@ -17,6 +17,7 @@ from rayq.errors import (
     OffsetOutOfRangeError,
     StorageError,
 )
+from rayq.storage import checked_file
 from rayq.storage.batch import (
     BatchHeader,
     check_body,
@@ -135,7 +136,7 @@ class Log:
         batches are damaged that had been synced, `UnsupportedFormatError` for a newer format.
         """
         try:
-            disk.make_dirs(directory)
+            checked_file.make_directory(disk, directory)
             recovered = recover(disk, directory, config)
             log = Log(disk, directory, config, checkpoint_bytes, recovered)
             if log._end < log._start:
@@ -144,6 +145,9 @@ class Log:
                 plan = log._flush_plan(recovered.checkpoint.high_watermark, checkpoint=True)
                 plan.run()
                 log.apply_flush(plan)
+            else:
+                # A process that died may have cut the file and not synced that.
+                log._active.file.sync_data()
         except OSError as error:
             raise StorageError(f"{directory}: the log cannot be opened: {error}") from error
         if log._last_append_time_ms > now_ms:
@@ -412,10 +416,9 @@ class Log:
         writes = []
         for segment in self._segments:
             for index in (segment.offsets, segment.times):
-                if segment is self._active or index.pending:
-                    write = index.write()
-                    if write is not None:
-                        writes.append((index, write))
+                write = index.write()
+                if write is not None:
+                    writes.append((index, write))
         changed = self.epochs.changes != self._written_epoch_changes
         return CheckpointJob(
             Checkpoint(
@@ -444,6 +447,8 @@ class Log:
             self._written_epoch_changes = plan.checkpoint.epoch_changes
             self._bytes_since_checkpoint -= plan.bytes_since_checkpoint
             self._directory_checkpointed = plan.directory_changes
+            # Not before: should the start be lost in a crash, the epochs below it are needed.
+            self.epochs.truncate_to_start(self._checkpoint.log_start)
         return True
 
     # --- reading ----------------------------------------------------------------------------------
@@ -674,7 +679,6 @@ class Log:
         """
         self._check_usable()
         self._start = max(self._start, min(offset, self._end))
-        self.epochs.truncate_to_start(self._start)
         limit = min(self._start, self._checkpoint.recovery_point)
         renamed: list[str] = []
         try:

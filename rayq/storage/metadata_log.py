@@ -84,7 +84,7 @@ class MetadataLog:
         """
         log = MetadataLog(disk, directory)
         try:
-            disk.make_dirs(directory)
+            checked_file.make_directory(disk, directory)
             log._load()
         except OSError as error:
             raise StorageError(f"{directory}: the metadata log cannot be opened: {error}") from (
@@ -105,10 +105,8 @@ class MetadataLog:
                 self._snapshot = _snapshot_decoder.decode(content)
             except msgspec.DecodeError as error:
                 raise StorageError(f"{path} is damaged: {error}") from error
-        is_new = not self._disk.exists(self._path)
         self._file = self._disk.open(self._path, create=True)
-        if is_new:
-            self._disk.sync_dir(self._directory)
+        self._disk.sync_dir(self._directory)
         data = self._file.pread(self._file.size(), 0)
         entries, self._size = self._parse(data)
         if self._size < len(data):

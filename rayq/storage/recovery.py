@@ -83,8 +83,9 @@ def recover(disk: Disk, directory: str, config: TopicConfig) -> Recovered:
     log_start = _log_start(directory, bases, checkpoint)
     if not bases:
         Segment(disk, directory, log_start).create()
-        disk.sync_dir(directory)
         bases = [log_start]
+    # A process that died may have left names that only the page cache knows.
+    disk.sync_dir(directory)
     return _Recovery(disk, directory, config, checkpoint, log_start).run(bases)
 
 
@@ -135,7 +136,7 @@ def _remove_leftovers(disk: Disk, directory: str, checkpoint: Checkpoint) -> Non
     ]
     for path in doomed:
         disk.remove(path)
-    if doomed:
+    if renamed:
         disk.sync_dir(directory)
     for name in names:
         if name.endswith(DELETED_SUFFIX):
@@ -190,9 +191,9 @@ class _Recovery:
             segment = Segment(self._disk, self._directory, base)
             is_closed = following is not None and following <= self._recovery_point
             until = following if is_closed and following is not None else self._recovery_point
-            segment.load(until, interval, is_closed=is_closed)
-            if segment.offsets.pending or segment.times.pending:
+            if not segment.load(until, interval, is_closed=is_closed) and segment.size:
                 logger.warning("%s: the index was missing or wrong; made anew", segment.path)
+            if segment.offsets.pending or segment.times.pending:
                 self._is_changed = True
             if is_closed:
                 segment.release()

@@ -259,8 +259,9 @@ class Segment:
 
     # --- opening ----------------------------------------------------------------------------------
 
-    def load(self, until: int, index_interval_bytes: int, *, is_closed: bool) -> None:
-        """Learns all about the batches below `until`, which are known to be on disk.
+    def load(self, until: int, index_interval_bytes: int, *, is_closed: bool) -> bool:
+        """Learns all about the batches below `until`, which are known to be on disk; False when the
+        index had to be made anew.
 
         Trusts the index where its last entry leads to a batch from which `until` is reached, else
         scans the segment and makes the index anew (pending). A closed segment ends at `until`.
@@ -275,6 +276,7 @@ class Segment:
             self._rebuild(until, index_interval_bytes)
             if is_closed:
                 self.seal()
+        return loaded
 
     def truncate(self, place: Place, index_interval_bytes: int) -> None:
         """Cuts the batch at `place` and all that follow; durable when it returns.
@@ -306,19 +308,26 @@ class Segment:
             return False
         kept = self.offsets.view().last_at_most(until - 1 - self.base_offset, pread)
         entries = 0 if kept is None else kept + 1
-        if self.times.count < entries + is_closed:
+        if self.times.count < entries:
             return False
-        log_bytes = self.file.size()
-        if is_closed:
-            if (len(self.offsets), len(self.times)) != (entries, entries + 1):
-                return False
-            self.max_timestamp_ms, end = self.times.view().entry(entries, pread)
-            if end != until - self.base_offset:
-                return False
-        else:
+        if not is_closed:
             self.offsets.keep(entries)
             self.times.keep(entries)
-        return self._resume(entries, until) and (not is_closed or self.size == log_bytes)
+            return self._resume(entries, until)
+        if self.offsets.count != entries:
+            return False
+        if not self._resume(entries, until) or self.size != self.file.size():
+            return False
+        if self.times.count == entries:
+            self.seal()  # It was closed after the last checkpoint.
+        return self._is_sealed()
+
+    def _is_sealed(self) -> bool:
+        """Whether the time index ends with the segment's end and greatest timestamp."""
+        if len(self.times) != len(self.offsets) + 1:
+            return False
+        newest, end = self.times.entry(len(self.times) - 1, pread)
+        return (newest, end) == (self.max_timestamp_ms, self.next_offset - self.base_offset)
 
     def _resume(self, entries: int, until: int) -> bool:
         """Goes to the last of the index `entries` and counts the batches from there to `until`."""
