@@ -18,7 +18,7 @@ from rayq.client.environment import system_environment
 from rayq.client.producer import AsyncProducer, Producer
 from rayq.config import ClusterConfig, ConsumerConfig, ProducerConfig, parse
 from rayq.errors import ClosedError, ConfigError, InvalidRequestError, NoClusterError, RayqError
-from rayq.wire.authentication import Identity
+from rayq.wire.authentication import Identity, token_of_key
 
 logger = logging.getLogger(__name__)
 
@@ -139,6 +139,12 @@ class Cluster:
         shared = self._shared
         found = None if shared is None else shared[0].metadata.cluster_id
         return self._cluster_id or found
+
+    @property
+    def token(self) -> str:
+        """What a client outside Ray needs besides an address: `rayq.connect(address, token=...)`.
+        Treat it as a password."""
+        return token_of_key(self._key)
 
     @property
     def connection_key(self) -> object:

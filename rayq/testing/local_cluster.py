@@ -82,6 +82,18 @@ class LocalCluster(Cluster):
 
     # --- for tests of what happens when servers die ---------------------------------------------
 
+    def abort(self) -> None:
+        """Ends all servers without warning, as kill -9 would; the data stays as in `stop`."""
+        servers, self._servers = self._servers, None
+        if servers is not None:
+
+            async def end() -> None:
+                servers.abort()
+
+            self._on_servers(end())
+            self._end_servers()
+        self.close()
+
     def kill_broker(self, broker: int) -> None:
         """Ends a broker and its replicas without warning, as the loss of its node would."""
 

@@ -64,7 +64,12 @@ def client_key(secret: bytes) -> bytes:
 
 def token_of(secret: bytes) -> str:
     """The client key as text, for clients outside the cluster. Treat it as a password."""
-    return _TOKEN_PREFIX + base64.urlsafe_b64encode(client_key(secret)).decode().rstrip("=")
+    return token_of_key(client_key(secret))
+
+
+def token_of_key(key: bytes) -> str:
+    """As `token_of`, from the client key."""
+    return _TOKEN_PREFIX + base64.urlsafe_b64encode(key).decode().rstrip("=")
 
 
 def key_of_token(token: str) -> bytes:
