@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ def test_the_demo_accounts_for_every_flight_and_cleans_up(tmp_path: Path) -> Non
     ran = subprocess.run(
         [sys.executable, "-m", "rayq.demo"],
         cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "COLUMNS": "120"},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "120"},
         capture_output=True,
         text=True,
         timeout=170,
@@ -24,5 +25,5 @@ def test_the_demo_accounts_for_every_flight_and_cleans_up(tmp_path: Path) -> Non
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "336,776" in ran.stdout
     assert "paused for" in ran.stdout
-    assert "NO" not in ran.stdout
+    assert "All of it held." in ran.stdout
     assert list(tmp_path.iterdir()) == []
