@@ -268,9 +268,7 @@ def account(
     }
     read_at = {(record.partition, record.offset): record for record in records}
     found = flight_at.keys() & read_at.keys()
-    altered = sum(
-        (read_at[place].key, read_at[place].value) != flight_at[place] for place in found
-    )
+    altered = sum((read_at[place].key, read_at[place].value) != flight_at[place] for place in found)
     acknowledged_count = sum(metadata is not None for metadata in acknowledged)
 
     sent_by_key: defaultdict[bytes | None, list[bytes | None]] = defaultdict(list)
@@ -399,7 +397,10 @@ def run(console: Console, data_dir: Path) -> bool:
         bar = progress.add_task("starting three brokers", total=BROKERS)
         # A Ray of its own, whatever this shell points at.
         ray.init(
-            address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
+            address="local",
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
         )
         with rayq.start(str(data_dir), brokers=BROKERS) as cluster:
             cluster.create_topic(TOPIC, partitions=PARTITIONS, replication_factor=3)
