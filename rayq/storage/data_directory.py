@@ -173,7 +173,7 @@ def _read_holder(file: File) -> Holder | None:
 def lock_holder(disk: Disk, path: str) -> Holder | None:
     """Who holds a lock file; None when nobody does. Raises OSError."""
     try:
-        file = disk.open(path)
+        file = disk.open(path, writable=False)
     except FileNotFoundError:
         return None
     try:

@@ -90,10 +90,13 @@ class IndexWrite:
 class Index:
     """One index of one segment: `count` entries in the file, the newer ones in `pending`."""
 
-    def __init__(self, disk: Disk, path: str, entry: struct.Struct) -> None:
+    def __init__(
+        self, disk: Disk, path: str, entry: struct.Struct, *, writable: bool = True
+    ) -> None:
+        self.path = path
         self._disk = disk
-        self._path = path
         self._format = entry
+        self._writable = writable
         self._file: File | None = None
         self._has_header = False
         self.count = 0
@@ -105,7 +108,7 @@ class Index:
     @property
     def file(self) -> File:
         if self._file is None:
-            self._file = self._disk.open(self._path, create=True)
+            self._file = self._disk.open(self.path, create=self._writable, writable=self._writable)
         return self._file
 
     def release(self) -> None:

@@ -92,7 +92,17 @@ class MetadataLog:
             )
         return log
 
-    def _load(self) -> None:
+    @staticmethod
+    def inspect(disk: Disk, directory: str) -> MetadataLog:
+        """The log as `open` would find it, to look at only: nothing on disk is changed."""
+        log = MetadataLog(disk, directory)
+        log._read_small_files()
+        entries, _ = log._parse(checked_file.read_whole(disk, log._path) or b"")
+        log._entries = log._after_snapshot(entries)
+        log._failure = f"{log._path} was opened to be looked at only."
+        return log
+
+    def _read_small_files(self) -> None:
         promise = checked_file.read(
             self._disk, f"{self._directory}/{PROMISE}", _PROMISE_KIND, _VERSION
         )
@@ -105,13 +115,17 @@ class MetadataLog:
                 self._snapshot = _snapshot_decoder.decode(content)
             except msgspec.DecodeError as error:
                 raise StorageError(f"{path} is damaged: {error}") from error
+
+    def _load(self) -> None:
+        self._read_small_files()
         self._file = self._disk.open(self._path, create=True)
         self._disk.sync_dir(self._directory)
         data = self._file.pread(self._file.size(), 0)
         entries, self._size = self._parse(data)
         if self._size < len(data):
             self._file.truncate(self._size)
-            self._file.sync_data()
+        # What a process left that died before it had synced must not go away any more.
+        self._file.sync_data()
         kept = self._after_snapshot(entries)
         if kept != entries:
             self._rewrite(kept)

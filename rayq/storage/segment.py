@@ -175,15 +175,18 @@ class Segment:
     holes beyond what was synced; `recovery` cuts it there.
     """
 
-    def __init__(self, disk: Disk, directory: str, base_offset: int) -> None:
+    def __init__(
+        self, disk: Disk, directory: str, base_offset: int, *, writable: bool = True
+    ) -> None:
         self._disk = disk
+        self._writable = writable
         self.directory = directory
         self.base_offset = base_offset
         self.path = segment_path(directory, base_offset, LOG_SUFFIX)
-        self.offsets = Index(disk, segment_path(directory, base_offset, INDEX_SUFFIX), OFFSET_ENTRY)
-        self.times = Index(
-            disk, segment_path(directory, base_offset, TIME_INDEX_SUFFIX), TIME_ENTRY
-        )
+        index_path = segment_path(directory, base_offset, INDEX_SUFFIX)
+        self.offsets = Index(disk, index_path, OFFSET_ENTRY, writable=writable)
+        time_index_path = segment_path(directory, base_offset, TIME_INDEX_SUFFIX)
+        self.times = Index(disk, time_index_path, TIME_ENTRY, writable=writable)
         self._file: File | None = None
         self.clear()
 
@@ -199,7 +202,7 @@ class Segment:
     @property
     def file(self) -> File:
         if self._file is None:
-            self._file = self._disk.open(self.path, create=True)
+            self._file = self._disk.open(self.path, create=self._writable, writable=self._writable)
         return self._file
 
     def create(self) -> None:
