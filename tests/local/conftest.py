@@ -1,0 +1,57 @@
+"""One cluster for all tests of this floor that do not harm it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayq.testing import LocalCluster
+from tests.local.support import FAST
+
+_numbers = itertools.count(1)
+NewTopic = Callable[..., str]
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Three brokers; for tests that leave all servers alive."""
+    with LocalCluster(
+        brokers=3, data_dir=tmp_path_factory.mktemp("shared"), retention_check_interval_ms=100
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared: LocalCluster) -> LocalCluster:
+    return shared.make_current()
+
+
+@pytest.fixture
+def topic(cluster: LocalCluster) -> str:
+    """A topic of one partition, with three replicas."""
+    name = f"topic-{next(_numbers)}"
+    cluster.create_topic(name)
+    return name
+
+
+@pytest.fixture
+def new_topic(cluster: LocalCluster) -> NewTopic:
+    """Makes further topics: `new_topic(partitions=2, ...)` returns the name."""
+
+    def make(**options: Any) -> str:
+        name = f"topic-{next(_numbers)}"
+        cluster.create_topic(name, **options)
+        return name
+
+    return make
+
+
+@pytest.fixture
+def fragile(tmp_path: Path) -> Iterator[LocalCluster]:
+    """Three brokers of the test's own, with short sessions, to kill."""
+    with LocalCluster(brokers=3, data_dir=tmp_path / "data", **FAST) as cluster:
+        yield cluster

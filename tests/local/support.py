@@ -1,0 +1,154 @@
+"""What the tests of the local floor share: waiting, reading back, a load that keeps accounts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rayq import Cluster, Record, RecordMetadata, TopicPartition
+from rayq.client.futures import DeliveryFuture
+from rayq.errors import RayqError
+from rayq.records import PartitionInfo
+
+FAST: dict[str, Any] = {
+    "heartbeat_interval_ms": 100,
+    "session_timeout_ms": 800,
+    "controller_patience_ms": 500,
+}
+"""Sessions short enough for tests that kill servers."""
+
+
+def eventually(holds: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+    """Waits for a condition; fails when it has not come true in time."""
+    deadline_s = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline_s, f"after {timeout_s:.0f} s still not: {what}"
+        time.sleep(0.01)
+
+
+def read_all(cluster: Cluster, topic: str, *, timeout_s: float = 20.0) -> list[Record]:
+    """Every record from the log start up to the end as it is now."""
+    with cluster.consumer(topic, auto_offset_reset="earliest") as consumer:
+        ends = consumer.end_offsets(consumer.assignment())
+        records: list[Record] = []
+        deadline_s = time.monotonic() + timeout_s
+        while any(consumer.position(one) < end for one, end in ends.items()):
+            assert time.monotonic() < deadline_s, f"{len(records)} records, but not all of {ends}"
+            records += consumer.poll(timeout_s=0.5, max_records=10_000)
+    return records
+
+
+def values(records: Iterable[Record]) -> list[bytes | None]:
+    return [record.value for record in records]
+
+
+def partition_of(cluster: Cluster, topic: str, partition: int = 0) -> PartitionInfo:
+    return cluster.admin.describe_topic(topic).partitions[partition]
+
+
+def leader_of(cluster: Cluster, topic: str, partition: int = 0) -> int:
+    leader = partition_of(cluster, topic, partition).leader
+    assert leader is not None
+    return leader
+
+
+def wait_in_sync(
+    cluster: Cluster, topic: str, brokers: int = 3, partition: int = 0, timeout_s: float = 20.0
+) -> PartitionInfo:
+    eventually(
+        lambda: len(partition_of(cluster, topic, partition).isr) == brokers,
+        f"{topic}-{partition} has {brokers} replicas in sync",
+        timeout_s,
+    )
+    return partition_of(cluster, topic, partition)
+
+
+class Load:
+    """Produces numbered records to one topic from a thread until the `with` block ends, then waits
+    for every delivery. `check` compares what was acknowledged with what is there."""
+
+    def __init__(self, cluster: Cluster, topic: str, *, pause_s: float = 0.002) -> None:
+        self._cluster = cluster
+        self._topic = topic
+        self._pause_s = pause_s
+        self._stop = threading.Event()
+        self._futures: list[DeliveryFuture] = []
+        self._acknowledged_s: list[float] = []
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._produce, daemon=True)
+
+    def __enter__(self) -> Load:
+        self._thread.start()
+        self.wait_for_more()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        if kind is None and self._failure is not None:
+            raise self._failure
+
+    def _produce(self) -> None:
+        try:
+            with self._cluster.producer(request_timeout_ms=2000) as producer:
+                while not self._stop.is_set():
+                    number = len(self._futures)
+                    future = producer.send(
+                        self._topic,
+                        b"%d" % number,
+                        key=b"%d" % (number % 7),
+                        on_delivery=self._delivered,
+                    )
+                    self._futures.append(future)
+                    time.sleep(self._pause_s)
+        except RayqError as error:
+            self._failure = error
+
+    def _delivered(self, metadata: RecordMetadata | None, _error: RayqError | None) -> None:
+        if metadata is not None:
+            self._acknowledged_s.append(time.monotonic())
+
+    def wait_for_more(self, count: int = 20, timeout_s: float = 20.0) -> None:
+        """Until so many more records are acknowledged."""
+        wanted = len(self._acknowledged_s) + count
+        eventually(
+            lambda: len(self._acknowledged_s) >= wanted or self._failure is not None,
+            f"{count} more records are acknowledged ({len(self._acknowledged_s)} are)",
+            timeout_s,
+        )
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def longest_pause_s(self) -> float:
+        """The longest time in which nothing was acknowledged."""
+        at = self._acknowledged_s
+        return max((later - sooner for sooner, later in zip(at, at[1:], strict=False)), default=0)
+
+    def check(self, cluster: Cluster | None = None) -> None:
+        """All that was acknowledged is there once, at its offset, and each key's order holds."""
+        records = read_all(cluster or self._cluster, self._topic)
+        at = {(one.partition, one.offset): one.value for one in records}
+        assert len(at) == len(records)
+        lost = []
+        for number, future in enumerate(self._futures):
+            if future.exception(0) is None:
+                metadata = future.result(0)
+                if at.get((metadata.partition, metadata.offset or 0)) != b"%d" % number:
+                    lost.append((number, metadata))
+        assert not lost, f"{len(lost)} of {len(self._futures)} lost, first {lost[:3]}"
+        by_key: dict[bytes | None, list[int]] = defaultdict(list)
+        for record in records:
+            assert record.value is not None
+            by_key[record.key].append(int(record.value))
+        for key, numbers in by_key.items():
+            assert len(numbers) == len(set(numbers)), f"duplicates under key {key!r}"
+            assert numbers == sorted(numbers), f"disorder under key {key!r}"
+
+
+def place(topic: str, partition: int = 0) -> TopicPartition:
+    return TopicPartition(topic, partition)
