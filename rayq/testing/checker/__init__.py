@@ -1,0 +1,33 @@
+"""Judges what clients saw: a recorder for histories, and a checker that knows nothing of rayq's
+insides.
+
+`python -m rayq.testing.checker HISTORY.jsonl` judges a file; `check(events)` judges a list.
+Every value that is sent must be unique: values are how records are told apart.
+"""
+
+from __future__ import annotations
+
+from rayq.testing.checker.history import (
+    Assigned,
+    Event,
+    Polled,
+    ProducerOpened,
+    Sending,
+    Sent,
+    read_history,
+)
+from rayq.testing.checker.recorder import Recorder
+from rayq.testing.checker.verdict import Verdict, check
+
+__all__ = [
+    "Assigned",
+    "Event",
+    "Polled",
+    "ProducerOpened",
+    "Recorder",
+    "Sending",
+    "Sent",
+    "Verdict",
+    "check",
+    "read_history",
+]

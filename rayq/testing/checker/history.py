@@ -1,0 +1,94 @@
+"""The events of a history, and its file: one JSON object per line, in the order they happened.
+
+A history that was cut off by a crash is still one: a half-written last line is left out, and a send
+without an outcome counts as unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+import msgspec
+
+Outcome = Literal["ok", "failed", "unknown"]
+
+
+class _Event(msgspec.Struct, frozen=True, tag_field="event"):
+    """Base of the events."""
+
+
+class ProducerOpened(_Event, frozen=True, tag="producer"):
+    """A producer and what it promises: only under acks "all" may no record be lost, only an
+    idempotent one never repeats or reorders."""
+
+    producer: str
+    acks: Literal["all", "1", "0"]
+    idempotent: bool
+
+
+class Sending(_Event, frozen=True, tag="sending"):
+    """A record was handed to a producer. `number` counts the sends of that producer upwards."""
+
+    producer: str
+    number: int
+    topic: str
+    key: str | None
+    value: str
+
+
+class Sent(_Event, frozen=True, tag="sent"):
+    """What became of it: "ok" (where it is), "failed" (it was not written and never will be), or
+    "unknown" (either)."""
+
+    producer: str
+    number: int
+    outcome: Outcome
+    partition: int | None = None
+    offset: int | None = None
+    error: str | None = None
+
+
+class Assigned(_Event, frozen=True, tag="assigned"):
+    """A consumer begins to read a partition, or begins anew (another assignment, a seek): what it
+    polled of it before says nothing about what comes next."""
+
+    consumer: str
+    topic: str
+    partition: int
+
+
+class Polled(_Event, frozen=True, tag="polled"):
+    """One poll returned these records of one partition, in this order."""
+
+    consumer: str
+    topic: str
+    partition: int
+    offsets: list[int]
+    values: list[str]
+
+
+Event = ProducerOpened | Sending | Sent | Assigned | Polled
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Event)
+
+
+def encode_event(event: Event) -> bytes:
+    """One line of a history file, with its line end."""
+    return _encoder.encode(event) + b"\n"
+
+
+def read_history(lines: Iterable[bytes]) -> Iterator[Event]:
+    """The events of a history file. Raises ValueError naming a line that is none, unless it is the
+    last and has no line end: a crash cut it off."""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            event: Event = _decoder.decode(line)
+        except msgspec.DecodeError as error:
+            if not line.endswith(b"\n"):
+                return
+            raise ValueError(f"line {number} is no event of a history: {error}") from error
+        yield event

@@ -1,0 +1,65 @@
+"""Faults of single records: lost, unseen, repeated, changed, or written though they had failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rayq.testing.checker.facts import Facts, Fault
+
+LOST, UNSEEN = "lost write", "unseen record"
+DUPLICATE = "duplicate"
+INCONSISTENT = "inconsistent offset"
+FAILED_READ = "failed write was read"
+FOREIGN = "record nobody sent"
+
+
+def check_acknowledged(facts: Facts) -> Iterator[Fault]:
+    """An acknowledged record must have been read by the end of the history. "Lost": somebody read
+    past its offset and it was not there; "unseen": nobody has read so far."""
+    ends = {place: max(offsets) for place, offsets in facts.read.items() if offsets}
+    for send in facts.sends:
+        if send.outcome != "ok" or send.offset is None or send.partition is None:
+            continue
+        if not facts.promises_durability(send):
+            continue
+        place = (send.topic, send.partition)
+        if (*place, send.offset) in facts.places_of.get(send.value, ()):
+            continue
+        kind = LOST if ends.get(place, -1) > send.offset else UNSEEN
+        yield Fault(kind, f"{send} at offset {send.offset} of {_name(place)} was never read.")
+
+
+def check_duplicates(facts: Facts) -> Iterator[Fault]:
+    for value, places in facts.places_of.items():
+        send = facts.by_value.get(value)
+        if len(places) > 1 and (send is None or facts.is_idempotent(send)):
+            shown = ", ".join(
+                f"{topic}-{number}@{offset}" for topic, number, offset in sorted(places)
+            )
+            yield Fault(DUPLICATE, f"{send or repr(value)} stands at {shown}.")
+
+
+def check_offsets(facts: Facts) -> Iterator[Fault]:
+    for place, offsets in facts.log.items():
+        for offset, values in offsets.items():
+            if len(values) > 1:
+                shown = "; ".join(f"{value!r} {witness}" for value, witness in values.items())
+                yield Fault(INCONSISTENT, f"offset {offset} of {_name(place)}: {shown}.")
+
+
+def check_failed(facts: Facts) -> Iterator[Fault]:
+    """What a client was told had not been written must not turn up; nor what nobody sent."""
+    for value, places in facts.places_of.items():
+        send = facts.by_value.get(value)
+        topic, number, offset = min(places)
+        where = f"{topic}-{number}@{offset}"
+        if send is None:
+            yield Fault(FOREIGN, f"{value!r} was read at {where}.")
+        elif send.outcome == "failed":
+            yield Fault(FAILED_READ, f"{send} was read at {where}.")
+        elif topic != send.topic:
+            yield Fault(FOREIGN, f"{send} went to {send.topic} and was read at {where}.")
+
+
+def _name(place: tuple[str, int]) -> str:
+    return f"{place[0]}-{place[1]}"
