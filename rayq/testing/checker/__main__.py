@@ -1,4 +1,4 @@
-"""`python -m rayq.testing.checker HISTORY.jsonl`: judges a history file; exit 1 for a faulty one."""
+"""`python -m rayq.testing.checker HISTORY.jsonl`: judges a history; exit 1 when it has faults."""
 
 from __future__ import annotations
 
