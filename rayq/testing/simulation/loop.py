@@ -335,14 +335,18 @@ class SimulationLoop(asyncio.AbstractEventLoop):
 
     def bury(self, owner: Owner) -> None:
         """Ends an owner: none of its callbacks runs again, its tasks are closed."""
+        self._owners.remove(owner)
+        if not self._end(owner):
+            self.call_soon(owner.close_tasks, context=self.root.context)
+
+    def _end(self, owner: Owner) -> bool:
         owner.gate = _DEAD
         owner.held.clear()
-        self._owners.remove(owner)
         running = events._get_running_loop()
-        events._set_running_loop(self)  # also when it dies in a thread's job
-        if not owner.close_tasks():
-            self.call_soon(owner.close_tasks, context=self.root.context)
+        events._set_running_loop(self)  # also when it dies in a thread's job, or at `close`
+        all_closed = owner.close_tasks()
         events._set_running_loop(running)
+        return all_closed
 
     def _hold(self, owner: Owner) -> None:
         if owner.gate == _OPEN:
@@ -498,8 +502,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):
     def close(self) -> None:
         """Closes every task that is left and drops all callbacks."""
         for owner in self._owners:
-            owner.gate = _DEAD
-            owner.close_tasks()
+            self._end(owner)
         self._ready.clear()
         self._timers.clear()
         self._closed = True
