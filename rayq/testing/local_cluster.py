@@ -44,7 +44,7 @@ class LocalCluster(Cluster):
     ) -> None:
         options = parse(ClusterConfig, config)
         self._temporary = tempfile.mkdtemp(prefix="rayq-") if data_dir is None else None
-        root = os.path.abspath(os.fspath(data_dir or self._temporary or ""))
+        self.data_dir = os.path.abspath(os.fspath(data_dir or self._temporary or ""))
         self._servers_loop = new_event_loop()
         self._servers_thread = threading.Thread(
             target=self._run_servers, name="rayq-servers", daemon=True
@@ -52,7 +52,7 @@ class LocalCluster(Cluster):
         self._servers_thread.start()
         self._servers: LocalServers | None = None
         try:
-            self._servers = self._on_servers(_start(root, brokers, options))
+            self._servers = self._on_servers(_start(self.data_dir, brokers, options))
         except BaseException:
             self._end_servers()
             raise

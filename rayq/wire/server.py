@@ -254,7 +254,9 @@ class _ServerStream(FrameStream):
         self._request_bytes += request_bytes
         if self._is_full:
             self.hold_reading()
-        answer = functools.partial(self._answer_awaited, api, correlation, one_way, request_bytes)
+        answer = functools.partial(
+            self._answer_awaited, api, correlation, one_way, request_bytes, result
+        )
         if asyncio.isfuture(result):
             result.add_done_callback(answer)
         else:
@@ -284,6 +286,7 @@ class _ServerStream(FrameStream):
         correlation: int,
         one_way: bool,
         request_bytes: int,
+        work: Awaitable[Result],
         done: asyncio.Future[Any],
     ) -> None:
         self._requests -= 1
@@ -291,6 +294,8 @@ class _ServerStream(FrameStream):
         self._release_soon()
         outcome: Any
         if done.cancelled():
+            if asyncio.iscoroutine(work):
+                work.close()  # It may not have begun.
             outcome = DisconnectedError("The server stopped while it worked on the request.")
         else:
             outcome = done.exception() or done.result()
