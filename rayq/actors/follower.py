@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
 
+from rayq.actors.replica_log import ReplicaLog
 from rayq.config import MIB
-from rayq.environment import Environment
 from rayq.errors import (
     CorruptBatchError,
-    DiskFullError,
     DivergedLogError,
     RayqError,
     StorageError,
@@ -22,9 +20,6 @@ from rayq.errors import (
 from rayq.wire import messages
 from rayq.wire.connection import Connection
 from rayq.wire.pool import ConnectionPool
-
-if TYPE_CHECKING:
-    from rayq.actors.replica import Replica
 
 logger = logging.getLogger(__name__)
 
@@ -36,17 +31,15 @@ RETRY_MAX_S = 0.5
 
 
 class Follower:
-    """See the module. `start` once, `stop` once."""
+    """See the module. `start` once, `end` once."""
 
     def __init__(
         self,
-        replica: Replica,
-        environment: Environment,
+        replica_log: ReplicaLog,
         pool: ConnectionPool,
         assignment: messages.PartitionAssignment,
     ) -> None:
-        self._replica = replica
-        self._environment = environment
+        self._replica_log = replica_log
         self._pool = pool
         self._assignment = assignment
         self._connection: Connection | None = None
@@ -64,11 +57,12 @@ class Follower:
         )
 
     def start(self) -> None:
-        self._task = self._environment.tasks.spawn(
-            self._follow_for_ever(), f"follow {self._replica.where}"
+        self._task = self._replica_log.environment.tasks.spawn(
+            self._follow_for_ever(), f"follow {self._replica_log.where}"
         )
 
-    def stop(self) -> None:
+    def end(self, reason: str) -> None:
+        """Another leads, or this process stops."""
         self._is_stopped = True
         if self._task is not None:
             self._task.cancel()
@@ -77,7 +71,7 @@ class Follower:
         """The follower's disk holds everything below: tell the leader at once."""
         if self._connection is None or self._connection.closed or self._is_stopped:
             return
-        replica, assignment = self._replica, self._assignment
+        replica, assignment = self._replica_log, self._assignment
         self._connection.send(
             messages.ReplicaFlushed(
                 assignment.topic_id,
@@ -95,27 +89,24 @@ class Follower:
             try:
                 await self._fetch()
                 retry_s = RETRY_S
-            except (DivergedLogError, DiskFullError) as error:
-                if isinstance(error, DivergedLogError):
-                    self._replica.fail(error)
-                    return
-                logger.warning("follower of %s: %s", self._replica.where, error)
-                await asyncio.sleep(RETRY_MAX_S)
+            except DivergedLogError as error:
+                self._replica_log.fail(error)
+                return
             except StorageError as error:
-                if self._replica.is_open and self._replica.log.failure is None:
-                    # The leader's disk, not ours.
-                    logger.warning("leader of %s: %s", self._replica.where, error)
-                else:
-                    self._replica.fail(error)
+                # A full disk heals, and the leader's disk is the leader's; ours is the end.
+                log_failure = self._replica_log.log.failure
+                if log_failure is not None:
+                    self._replica_log.fail(error)
                     return
+                logger.warning("follower of %s: %s", self._replica_log.where, error)
                 await asyncio.sleep(RETRY_MAX_S)
             except RayqError as error:
-                logger.debug("follower of %s: %s", self._replica.where, error)
+                logger.debug("follower of %s: %s", self._replica_log.where, error)
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, RETRY_MAX_S)
 
     async def _fetch(self) -> None:
-        replica, assignment = self._replica, self._assignment
+        replica, assignment = self._replica_log, self._assignment
         assert assignment.leader_host is not None and assignment.leader_port is not None
         log = replica.log
         connection = await self._pool.get(assignment.leader_host, assignment.leader_port)
@@ -153,7 +144,7 @@ class Follower:
                     timeout_s=FETCH_TIMEOUT_S,
                 )
                 raise
-            replica.appended_as_follower()
+            replica.wake_flusher()
         replica.high_watermark = max(
             replica.high_watermark, min(answer.high_watermark, log.end_offset)
         )
@@ -163,7 +154,7 @@ class Follower:
     async def _truncate(self, epoch: int | None, end_offset: int) -> None:
         """Cuts what the leader does not have: down to where the last common epoch ends, here or
         there (KIP-279)."""
-        replica, assignment = self._replica, self._assignment
+        replica, assignment = self._replica_log, self._assignment
         log = replica.log
         mine = log.end_offset
         cut = end_offset
@@ -185,8 +176,9 @@ class Follower:
                 "Nothing was cut. A disk was changed from outside or this is a bug: keep both "
                 "data directories and report it."
             )
-        logger.info("%s on broker %d cuts its log from %d to %d",
-                    replica.where, replica.broker, mine, cut)
+        logger.info(
+            "%s on broker %d cuts its log from %d to %d", replica.where, replica.broker, mine, cut
+        )
         async with replica.flush_lock:
             log.truncate(cut)
             replica.high_watermark = min(replica.high_watermark, cut)
@@ -194,7 +186,7 @@ class Follower:
     async def _reset(self, connection: Connection) -> None:
         """This log lies wholly below the leader's start: begin anew there, with its producer state
         and epochs."""
-        replica, assignment = self._replica, self._assignment
+        replica, assignment = self._replica_log, self._assignment
         if (replica.broker, replica.incarnation) in assignment.isr:
             raise DivergedLogError(
                 f"{replica.where} on broker {replica.broker} is in sync and yet its log ends at "
@@ -207,8 +199,12 @@ class Follower:
             timeout_s=FETCH_TIMEOUT_S,
         )
         assert isinstance(answer, messages.ReplicaSnapshotResponse)
-        logger.info("%s on broker %d restarts its log at %d",
-                    replica.where, replica.broker, answer.log_start_offset)
+        logger.info(
+            "%s on broker %d restarts its log at %d",
+            replica.where,
+            replica.broker,
+            answer.log_start_offset,
+        )
         async with replica.flush_lock:
             replica.log.reset(answer.log_start_offset, answer.epochs, bytes(payload))
             replica.high_watermark = answer.log_start_offset

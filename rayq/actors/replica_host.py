@@ -13,6 +13,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 from rayq.actors.hosting import ReplicaHostSpec
+from rayq.actors.leader import Leader
 from rayq.actors.replica import Replica
 from rayq.actors.signal import Signal
 from rayq.config import ClusterConfig
@@ -37,6 +38,15 @@ LOCK_WAIT_S = 10.0
 STOP_GRACE_S = 0.2
 
 Key = tuple[str, int]
+ToLeader = (
+    messages.Produce
+    | messages.Fetch
+    | messages.ReplicaFetch
+    | messages.ReplicaFlushed
+    | messages.ListOffsets
+    | messages.DeleteRecords
+    | messages.ReplicaSnapshot
+)
 
 
 class ReplicaHost:
@@ -240,45 +250,37 @@ class ReplicaHost:
     ):
         match request:
             case messages.Produce():
-                return self._replica(request).produce(request, payload)
+                return self._leader(request).produce(request, payload)
             case messages.Fetch():
-                return self._replica(request).fetch(request)
+                return self._leader(request).fetch(request)
             case messages.ReplicaFetch():
-                return self._replica(request).replica_fetch(request)
+                return self._leader(request).replica_fetch(request)
             case messages.ReplicaFlushed():
-                self._replica(request).replica_flushed(request)
+                self._leader(request).replica_flushed(request)
                 return None
             case messages.ListOffsets():
-                return self._replica(request).list_offsets(request)
+                return self._leader(request).list_offsets(request)
             case messages.DeleteRecords():
-                return self._replica(request).delete_records(request)
-            case messages.DescribeReplica():
-                return self._replica(request).describe()
-            case messages.CheckRange():
-                return self._replica(request).check_range(request)
+                return self._leader(request).delete_records(request)
             case messages.ReplicaSnapshot():
-                return self._replica(request).replica_snapshot(request)
+                return self._leader(request).replica_snapshot(request)
+            case messages.DescribeReplica():
+                return self._replica(request.topic_id, request.partition).describe()
+            case messages.CheckRange():
+                return self._replica(request.topic_id, request.partition).check_range(request)
             case messages.StopReplicaHost():
                 return self._stop()
         raise UnknownTopicError(f"A replica process does not answer {type(request).__name__}.")
 
-    def _replica(
-        self,
-        request: messages.Produce
-        | messages.Fetch
-        | messages.ReplicaFetch
-        | messages.ReplicaFlushed
-        | messages.ListOffsets
-        | messages.DeleteRecords
-        | messages.DescribeReplica
-        | messages.CheckRange
-        | messages.ReplicaSnapshot,
-    ) -> Replica:
-        replica = self._replicas.get((request.topic_id, request.partition))
+    def _leader(self, request: ToLeader) -> Leader:
+        return self._replica(request.topic_id, request.partition).leader(request.leader_epoch)
+
+    def _replica(self, topic_id: str, partition: int) -> Replica:
+        replica = self._replicas.get((topic_id, partition))
         if replica is None:
             raise UnknownTopicError(
-                f"This process hosts no partition {request.partition} of a topic with id "
-                f"{request.topic_id}: it was deleted, or moved. Ask for new metadata."
+                f"This process hosts no partition {partition} of a topic with id {topic_id}: it "
+                "was deleted, or moved. Ask for new metadata."
             )
         return replica
 

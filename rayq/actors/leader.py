@@ -1,0 +1,479 @@
+"""The leader's part: append, wait for the in-sync set, answer; serve readers and followers.
+
+One object leads in one leader epoch; newer metadata ends it. `PartitionState` holds what follows
+from the facts; this is the shell that feeds it and acts on it (PROTOCOL B).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from rayq.actors.replica_log import ReplicaLog
+from rayq.actors.signal import Signal
+from rayq.config import MIB
+from rayq.core.partition_state import Isr, PartitionState
+from rayq.errors import (
+    FencedEpochError,
+    InvalidRequestError,
+    InvalidTimestampError,
+    LogTruncatedError,
+    NotEnoughReplicasAfterAppendError,
+    NotEnoughReplicasError,
+    NotLeaderError,
+    OffsetNotAvailableError,
+    OffsetOutOfRangeError,
+    RayqError,
+    RecordTooLargeError,
+    StalePartitionError,
+    StorageError,
+    TimeoutError,
+)
+from rayq.storage.batch import BatchHeader, check_body, read_header
+from rayq.storage.log import Log
+from rayq.wire import messages
+
+logger = logging.getLogger(__name__)
+
+REPLICA_FETCH_BYTES_MAX = 8 * MIB
+CLIENT_FETCH_BYTES_MAX = 16 * MIB
+CONFIRM_CHECK_S = 0.1
+
+
+class _Waiter(NamedTuple):
+    """A produce request that waits until the high watermark reaches `next_offset`."""
+
+    next_offset: int
+    deadline_s: float
+    answer: messages.ProduceResponse
+    future: asyncio.Future[messages.ProduceResponse]
+
+
+class Leader:
+    """See the module. `committed` takes each newer assignment of the same epoch; `end` is final.
+
+    `check()` raises when the process may not answer as leader any more: it is asked again after
+    every wait.
+    """
+
+    def __init__(
+        self,
+        replica_log: ReplicaLog,
+        assignment: messages.PartitionAssignment,
+        *,
+        propose: Callable[[messages.AlterPartition], Awaitable[None]],
+        has_lease: Callable[[], bool],
+    ) -> None:
+        self._replica_log = replica_log
+        self._environment = replica_log.environment
+        self._assignment = assignment
+        self._propose = propose
+        self._has_lease = has_lease
+        self._waiters: deque[_Waiter] = deque()
+        self._followers_moved = Signal()
+        self._ended: str | None = None
+        self.where = replica_log.where
+        log = replica_log.log
+        self.state = PartitionState(
+            broker=replica_log.broker,
+            incarnation=replica_log.incarnation,
+            leader_epoch=assignment.leader_epoch,
+            epoch_start_offset=log.end_offset,
+            min_insync=1,
+            lag_time_max_s=replica_log.config.replica_lag_time_max_ms / 1000,
+            end_offset=log.end_offset,
+            flushed_offset=log.flushed_offset,
+            high_watermark=min(replica_log.high_watermark, log.end_offset),
+            started_s=self._environment.clock.monotonic(),
+        )
+        logger.info(
+            "broker %d leads %s in epoch %d from offset %d",
+            replica_log.broker,
+            self.where,
+            assignment.leader_epoch,
+            log.end_offset,
+        )
+
+    @property
+    def leader_epoch(self) -> int:
+        return self.state.leader_epoch
+
+    def committed(self, assignment: messages.PartitionAssignment) -> None:
+        """The partition's committed metadata, in this epoch."""
+        self._assignment = assignment
+        state = self.state
+        state.committed(
+            assignment.partition_epoch,
+            assignment.isr,
+            assignment.replicas,
+            self._replica_log.topic_config.min_insync(len(assignment.replicas)),
+        )
+        self._replica_log.wake_flusher()  # What was appended as a follower must be flushed.
+        self._after_progress()
+        if state.is_under_min_isr:
+            self._fail_waiters(
+                NotEnoughReplicasAfterAppendError(
+                    f"The in-sync replicas of {self.where} fell below min_insync_replicas = "
+                    f"{state.min_insync} after the record was appended: it may or may not be "
+                    "written."
+                )
+            )
+        self.propose_isr()
+
+    def end(self, reason: str) -> None:
+        """Another leads, or this process stops: whoever waits is told."""
+        self._ended = reason
+        self._fail_waiters(
+            NotLeaderError(
+                f"Broker {self._replica_log.broker} leads {self.where} no more ({reason}): the "
+                "record may or may not be written."
+            )
+        )
+        self._replica_log.appended.notify()
+        self._replica_log.committed.notify()
+        self._followers_moved.notify()
+
+    def check(self) -> None:
+        """Raises NotLeaderError unless this still leads and the process has its broker's lease."""
+        if self._ended is not None or not self._has_lease():
+            raise NotLeaderError(
+                f"Broker {self._replica_log.broker} does not lead {self.where} "
+                f"({self._ended or 'it lost its broker'}): ask for new metadata."
+            )
+
+    def flushed(self, flushed_offset: int) -> None:
+        """This replica's disk holds everything below."""
+        self.state.flushed(flushed_offset)
+        self._after_progress()
+
+    # --- producing --------------------------------------------------------------------------
+
+    def produce(
+        self, request: messages.Produce, payload: memoryview
+    ) -> messages.ProduceResponse | asyncio.Future[messages.ProduceResponse]:
+        """Appends the payload's batch. See `messages.Produce` for the errors."""
+        leader, log = self.state, self._replica_log.log
+        if request.acks == -1 and leader.is_under_min_isr:
+            raise NotEnoughReplicasError(
+                f"{self.where} has {len(leader.isr)} in-sync replicas, acks='all' needs "
+                f"min_insync_replicas = {leader.min_insync}. Nothing was written; it can be tried "
+                "again when more brokers are back."
+            )
+        header = self._checked(payload)
+        duplicate = log.producers.check(header)
+        if duplicate is None:
+            try:
+                stamped = log.append_as_leader(
+                    payload,
+                    header,
+                    leader_epoch=leader.leader_epoch,
+                    now_ms=self._environment.clock.wall_ms(),
+                )
+            except StorageError as error:
+                if log.failure is not None:
+                    self._replica_log.fail(error)
+                raise
+            base_offset, append_time_ms = stamped.base_offset, stamped.append_time_ms
+            next_offset = stamped.next_offset
+            leader.appended(log.end_offset)
+            if leader.flushed_offset != log.flushed_offset:
+                leader.flushed(log.flushed_offset)
+            self._replica_log.wake_flusher()
+            self._replica_log.appended.notify()
+        else:
+            base_offset, append_time_ms = duplicate.base_offset, duplicate.append_time_ms
+            next_offset = duplicate.last_offset + 1
+        answer = messages.ProduceResponse(base_offset, append_time_ms, log.start_offset)
+        if request.acks != -1:
+            return answer
+        self._after_progress()
+        if next_offset <= self._replica_log.high_watermark:
+            return answer
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[messages.ProduceResponse] = loop.create_future()
+        deadline_s = self._environment.clock.monotonic() + request.timeout_ms / 1000
+        self._waiters.append(_Waiter(next_offset, deadline_s, answer, future))
+        return future
+
+    def _checked(self, payload: memoryview) -> BatchHeader:
+        """The header of a batch that may be appended."""
+        config = self._replica_log.topic_config
+        if len(payload) > config.max_message_bytes:
+            raise RecordTooLargeError(
+                f"A batch of {len(payload)} bytes is above max_message_bytes = "
+                f"{config.max_message_bytes} of topic {self._assignment.topic!r}: send smaller "
+                "records, or raise it with alter_topic_config."
+            )
+        header = read_header(payload)
+        if header.length != len(payload) or header.record_count == 0:
+            raise InvalidRequestError("A produce request carries exactly one batch with records.")
+        if header.base_offset != 0 or header.last_offset_delta != header.record_count - 1:
+            raise InvalidRequestError("The offsets of a new batch are its leader's to give.")
+        check_body(payload, 0, header)
+        latest_ms = self._environment.clock.wall_ms() + config.message_timestamp_after_max_ms
+        if header.max_timestamp_ms > latest_ms or header.first_timestamp_ms < 0:
+            raise InvalidTimestampError(
+                f"A record's timestamp {header.max_timestamp_ms} ms is negative or more than "
+                f"message_timestamp_after_max_ms = {config.message_timestamp_after_max_ms} in the "
+                "future: check the producer's clock and unit (milliseconds)."
+            )
+        return header
+
+    def _after_progress(self) -> None:
+        """Takes the leader's high watermark over and answers those who waited for it."""
+        high_watermark = self.state.high_watermark
+        if self._ended is not None or high_watermark <= self._replica_log.high_watermark:
+            return
+        self._replica_log.high_watermark = high_watermark
+        waiters = self._waiters
+        while waiters and waiters[0].next_offset <= high_watermark:
+            waiter = waiters.popleft()
+            if not waiter.future.done():
+                waiter.future.set_result(waiter.answer)
+        self._replica_log.committed.notify()
+
+    def _fail_waiters(self, error: RayqError) -> None:
+        waiters, self._waiters = self._waiters, deque()
+        for waiter in waiters:
+            if not waiter.future.done():
+                waiter.future.set_exception(error)
+
+    def expire_waiters(self, now_s: float) -> None:
+        """Fails those who waited for too long."""
+        if not any(waiter.deadline_s <= now_s for waiter in self._waiters):
+            return
+        kept: deque[_Waiter] = deque()
+        for waiter in self._waiters:
+            if waiter.deadline_s > now_s:
+                kept.append(waiter)
+            elif not waiter.future.done():
+                waiter.future.set_exception(
+                    TimeoutError(
+                        f"The in-sync replicas of {self.where} did not confirm the record in "
+                        "time: it may or may not be written."
+                    )
+                )
+        self._waiters = kept
+
+    # --- reading ----------------------------------------------------------------------------
+
+    async def fetch(self, request: messages.Fetch) -> tuple[messages.FetchResponse, bytes]:
+        """Committed batches. See `messages.Fetch` for the errors."""
+        clock = self._environment.clock
+        deadline_s = clock.monotonic() + request.wait_ms / 1000
+        while True:
+            self.check()
+            leader, log = self.state, self._replica_log.log
+            if not leader.may_serve:
+                raise OffsetNotAvailableError(
+                    f"The new leader of {self.where} does not know its high watermark yet."
+                )
+            if request.last_epoch is not None:
+                epoch, end = log.epochs.end_for(request.last_epoch, log.end_offset)
+                if epoch != request.last_epoch or end < request.offset:
+                    raise self._truncated(request.offset)
+            if request.offset > log.end_offset:
+                raise self._truncated(request.offset)
+            if request.offset < log.start_offset:
+                raise OffsetOutOfRangeError(
+                    f"Offset {request.offset} of {self.where} is below the log start "
+                    f"{log.start_offset}: retention or delete_records removed it."
+                )
+            limit = self._replica_log.high_watermark
+            if request.offset < limit:
+                data, next_offset = await self._replica_log.read(
+                    request.offset, limit, min(request.bytes_max, CLIENT_FETCH_BYTES_MAX)
+                )
+                self.check()
+                return messages.FetchResponse(limit, log.start_offset, 0, next_offset), data
+            remaining_s = deadline_s - clock.monotonic()
+            if remaining_s <= 0 or not await self._replica_log.committed.wait(remaining_s):
+                answer = messages.FetchResponse(limit, log.start_offset, 0, request.offset)
+                return answer, b""
+
+    def _truncated(self, offset: int) -> LogTruncatedError:
+        return LogTruncatedError(
+            f"Offset {offset} of {self.where} is not in the log of its leader any more (it ends "
+            f"at {self._replica_log.log.end_offset}): an unclean election cut it off. Seek to go "
+            "on."
+        )
+
+    async def list_offsets(self, request: messages.ListOffsets) -> messages.ListOffsetsResponse:
+        """Raises NotLeaderError, FencedEpochError, UnknownEpochError, OffsetNotAvailableError."""
+        log = self._replica_log.log
+        if request.timestamp_ms == messages.EARLIEST:
+            return messages.ListOffsetsResponse(log.start_offset, None)
+        if not self.state.may_serve:
+            raise OffsetNotAvailableError(
+                f"The new leader of {self.where} does not know its high watermark yet."
+            )
+        if request.timestamp_ms == messages.LATEST:
+            return messages.ListOffsetsResponse(self._replica_log.high_watermark, None)
+        plan = log.plan_offset_for_time(request.timestamp_ms, self._replica_log.high_watermark)
+        found = await self._environment.threads.run(plan.run)
+        if found is None:
+            return messages.ListOffsetsResponse(None, None)
+        return messages.ListOffsetsResponse(*found)
+
+    # --- the log start ----------------------------------------------------------------------
+
+    async def delete_records(
+        self, request: messages.DeleteRecords
+    ) -> messages.DeleteRecordsResponse:
+        """Moves the log start; answers when all in-sync replicas have moved, durably."""
+        clock = self._environment.clock
+        deadline_s = clock.monotonic() + request.timeout_ms / 1000
+        leader = self.state
+        limit, before = self._replica_log.high_watermark, request.before_offset
+        if before is None:
+            before = limit
+        if before > limit:
+            raise OffsetOutOfRangeError(
+                f"Offset {before} is past the high watermark {limit} of "
+                f"{self.where}: only committed records can be deleted."
+            )
+        await self._replica_log.advance_log_start(before)
+        self._replica_log.appended.notify()  # Followers hear of it with their next fetch.
+        while True:
+            least = leader.isr_log_start_offset()
+            if len(leader.isr) == 1 or (least is not None and least >= before):
+                return messages.DeleteRecordsResponse(self._replica_log.log.start_offset)
+            remaining_s = deadline_s - clock.monotonic()
+            if remaining_s <= 0:
+                raise TimeoutError(f"The replicas of {self.where} did not confirm in time.")
+            await self._followers_moved.wait(min(remaining_s, CONFIRM_CHECK_S))
+            self.check()
+
+    # --- followers --------------------------------------------------------------------------
+
+    async def replica_fetch(
+        self, request: messages.ReplicaFetch
+    ) -> tuple[messages.ReplicaFetchResponse, bytes]:
+        """What a follower pulls. See `messages.ReplicaFetch`."""
+        clock = self._environment.clock
+        deadline_s = clock.monotonic() + request.wait_ms / 1000
+        is_first = True
+        while True:
+            self.check()
+            leader, log = self.state, self._replica_log.log
+            if is_first:
+                early = self._check_follower(leader, log, request)
+                if early is not None:
+                    return early, b""
+                is_first = False
+            start_offset = log.start_offset
+            if request.offset < log.end_offset:
+                data, _ = await self._replica_log.read(
+                    request.offset,
+                    log.end_offset,
+                    min(request.bytes_max, REPLICA_FETCH_BYTES_MAX),
+                )
+                self.check()
+                return self._fetch_answer(leader), data
+            remaining_s = deadline_s - clock.monotonic()
+            if remaining_s <= 0 or not await self._replica_log.appended.wait(remaining_s):
+                return self._fetch_answer(leader), b""
+            if start_offset != log.start_offset:
+                self.check()
+                return self._fetch_answer(leader), b""
+
+    def _check_follower(
+        self, leader: PartitionState, log: Log, request: messages.ReplicaFetch
+    ) -> messages.ReplicaFetchResponse | None:
+        """Takes note of a follower whose log agrees with this one; else says what it has to do."""
+        if request.offset < log.start_offset:
+            return self._fetch_answer(leader, reset_to=log.start_offset)
+        if request.last_epoch is not None:
+            epoch, end = log.epochs.end_for(request.last_epoch, log.end_offset)
+            if epoch != request.last_epoch or end < request.offset:
+                return self._fetch_answer(leader, diverging=(epoch, end))
+        elif request.offset > log.end_offset:
+            return self._fetch_answer(leader, diverging=(None, log.end_offset))
+        leader.follower_fetched(
+            request.broker,
+            request.incarnation,
+            flushed=min(request.flushed, request.offset),
+            log_start_offset=request.log_start_offset,
+            now_s=self._environment.clock.monotonic(),
+        )
+        self._followers_moved.notify()
+        self._after_progress()
+        self.propose_isr()
+        return None
+
+    def _fetch_answer(
+        self,
+        leader: PartitionState,
+        *,
+        diverging: tuple[int | None, int] | None = None,
+        reset_to: int | None = None,
+    ) -> messages.ReplicaFetchResponse:
+        epoch, end = (None, None) if diverging is None else diverging
+        return messages.ReplicaFetchResponse(
+            self._replica_log.high_watermark,
+            self._replica_log.log.start_offset,
+            leader.epoch_start_offset,
+            epoch,
+            end,
+            reset_to,
+        )
+
+    def replica_flushed(self, request: messages.ReplicaFlushed) -> None:
+        self.state.follower_flushed(
+            request.broker,
+            request.incarnation,
+            flushed=min(request.flushed, self._replica_log.log.end_offset),
+            now_s=self._environment.clock.monotonic(),
+        )
+        self._after_progress()
+
+    def replica_snapshot(
+        self, request: messages.ReplicaSnapshot
+    ) -> tuple[messages.ReplicaSnapshotResponse, bytes]:
+        """Producer state and epochs for a follower that restarts at the log start.
+
+        The producer state is that of the log's end: a superset, which the follower's own appends
+        then only confirm.
+        """
+        log = self._replica_log.log
+        epochs = [(epoch, min(start, log.start_offset)) for epoch, start in log.epochs.entries()]
+        kept = [entry for entry in epochs if entry[1] <= log.start_offset]
+        answer = messages.ReplicaSnapshotResponse(log.start_offset, kept)
+        return answer, log.producers.snapshot()
+
+    # --- the in-sync set --------------------------------------------------------------------
+
+    def propose_isr(self) -> None:
+        leader = self.state
+        if self._ended is not None or not self._has_lease():
+            return
+        isr = leader.proposal(self._environment.clock.monotonic())
+        if isr is None:
+            return
+        request = messages.AlterPartition(
+            self._assignment.topic_id,
+            self._assignment.partition,
+            leader.broker,
+            leader.incarnation,
+            leader.leader_epoch,
+            leader.partition_epoch,
+            list(isr),
+        )
+
+        self._environment.tasks.spawn(
+            self._send_proposal(isr, request), f"propose the ISR of {self.where}"
+        )
+
+    async def _send_proposal(self, isr: Isr, request: messages.AlterPartition) -> None:
+        try:
+            await self._propose(request)
+        except (StalePartitionError, FencedEpochError) as error:
+            logger.info("ISR of %s: %s", self.where, error)
+            self.state.proposal_refused(isr)
+        except RayqError as error:
+            logger.info("ISR of %s: %s", self.where, error)
+            self.state.proposal_unknown(isr)
+        self._after_progress()

@@ -1,0 +1,230 @@
+"""A replica's log with what both its roles need: reading, group commit, the log start, its failure.
+
+All state belongs to the event loop; threads run the log's plans.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from rayq.actors.signal import Signal
+from rayq.config import ClusterConfig, TopicConfig, parse
+from rayq.environment import Environment
+from rayq.errors import NotLeaderError, StorageError
+from rayq.storage.data_directory import PartitionDirectory
+from rayq.storage.log import Log
+from rayq.wire import messages
+
+logger = logging.getLogger(__name__)
+
+FLUSH_WAIT_S = 60.0
+
+
+class ReplicaLog:
+    """See the module. `open` first; `close` or `abandon` last.
+
+    `failure` says why the replica stopped (its disk failed, its log diverged): it then refuses
+    everything. `on_flushed(offset)` hears what the disk holds, `on_failure()` that all is over.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        config: ClusterConfig,
+        assignment: messages.PartitionAssignment,
+        *,
+        broker: int,
+        incarnation: str,
+        on_flushed: Callable[[int], None],
+        on_failure: Callable[[], None],
+    ) -> None:
+        self.environment = environment
+        self.config = config
+        self.topic_config = parse(TopicConfig, assignment.config)
+        self.broker = broker
+        self.incarnation = incarnation
+        self.where = f"{assignment.topic}-{assignment.partition}"
+        self.failure: str | None = None
+        self.high_watermark = 0
+        self.appended = Signal()
+        """The log grew, or its start moved."""
+        self.committed = Signal()
+        """The high watermark moved, or the role ended."""
+        self.flush_lock = asyncio.Lock()
+        """Held while a flush runs; who truncates holds it too."""
+        self._on_flushed = on_flushed
+        self._on_failure = on_failure
+        self._log: Log | None = None
+        self._directory: PartitionDirectory | None = None
+        self._dirty = Signal()
+        self._flushed = Signal()
+        self._checkpoints_wanted = 0
+        self._checkpoints_made = 0
+        self._flusher: asyncio.Task[None] | None = None
+        self._flush: asyncio.Future[None] | None = None
+
+    # --- life -------------------------------------------------------------------------------
+
+    async def open(self, directory: PartitionDirectory) -> None:
+        """Recovers the log, in a thread. Raises StorageError, UnsupportedFormatError."""
+        self._directory = directory
+        self._log = await self.environment.threads.run(
+            _open_log,
+            self.environment,
+            directory.path,
+            self.topic_config,
+            self.config.flush_checkpoint_bytes,
+        )
+        self.high_watermark = self._log.persisted_high_watermark
+        self._flusher = self.environment.tasks.spawn(
+            self._flush_for_ever(), f"flush {self.where}"
+        )
+
+    @property
+    def is_open(self) -> bool:
+        return self._log is not None and self.failure is None
+
+    @property
+    def log(self) -> Log:
+        """Raises StorageError when the replica stopped, NotLeaderError before it is open."""
+        if self.failure is not None:
+            raise StorageError(f"Replica of {self.where} on broker {self.broker}: {self.failure}")
+        if self._log is None:
+            raise NotLeaderError(f"The replica of {self.where} is still opening its log.")
+        return self._log
+
+    def configure(self, options: dict[str, object]) -> None:
+        """Takes the topic's changed config."""
+        self.topic_config = parse(TopicConfig, options)
+        if self._log is not None:
+            self._log.config = self.topic_config
+
+    def ends(self) -> tuple[int | None, int]:
+        """`(last epoch, flushed offset)`; the offset is -1 before the log is open."""
+        log = self._log
+        return (None, -1) if log is None else (log.last_epoch, log.flushed_offset)
+
+    async def close(self) -> None:
+        """Flushes and closes the log; then `ends` says exactly where it ends."""
+        log = self._log
+        async with self.flush_lock:  # No flush is under way now, and none begins.
+            self._stop_flusher()
+            if log is not None and self.failure is None:
+                await self.environment.threads.run(log.close, self.high_watermark)
+        self._release()
+
+    def abandon(self) -> None:
+        """Leaves the disk as it is: the topic was deleted, or the process ends."""
+        self._stop_flusher()
+        if self._flush is not None and not self._flush.done():
+            # A thread still writes: nobody else may open the directory before it is done.
+            self._flush.add_done_callback(lambda _: self._release())
+        else:
+            self._release()
+
+    def _stop_flusher(self) -> None:
+        if self._flusher is not None:
+            self._flusher.cancel()
+
+    def _release(self) -> None:
+        if self._directory is not None:
+            self._directory.close()
+            self._directory = None
+
+    def fail(self, error: BaseException) -> None:
+        """An error of the disk or of the log is final for this process (PROTOCOL C)."""
+        if self.failure is not None:
+            return
+        logger.error("replica of %s on broker %d stops: %s", self.where, self.broker, error)
+        self.failure = str(error)
+        self._flushed.notify()
+        self._on_failure()
+
+    # --- reading ----------------------------------------------------------------------------
+
+    async def read(self, offset: int, limit: int, bytes_max: int) -> tuple[bytes, int]:
+        """Whole batches of [offset, limit), and where the next begins. May run in a thread. Raises
+        StorageError."""
+        plan = self.log.plan_read(offset, limit, bytes_max)
+        try:
+            result = plan.run_cached()
+            if result is None:
+                result = await self.environment.threads.run(plan.run)
+        except (OSError, StorageError) as error:
+            failure = StorageError(f"Reading {self.where} at offset {offset}: {error}")
+            self.fail(failure)
+            raise failure from error
+        return result.data, result.next_offset
+
+    # --- group commit -----------------------------------------------------------------------
+
+    def wake_flusher(self) -> None:
+        """Something was appended."""
+        self._dirty.notify()
+
+    async def checkpoint(self) -> None:
+        """Returns when all of now, the log start included, is durable. Raises StorageError."""
+        self._checkpoints_wanted += 1
+        wanted = self._checkpoints_wanted
+        self._dirty.notify()
+        while self._checkpoints_made < wanted:
+            await self._flushed.wait(FLUSH_WAIT_S)
+            assert self.log is not None
+
+    async def _flush_for_ever(self) -> None:
+        """One flush at a time covers all that was appended meanwhile. Only this task flushes, so
+        that no caller who is cancelled leaves a flush behind that nobody waits for."""
+        while True:
+            wanted = self._checkpoints_wanted
+            had_work = await self._flush_once(checkpoint=wanted > self._checkpoints_made)
+            self._checkpoints_made = wanted
+            self._flushed.notify()
+            if not had_work and self._checkpoints_wanted == wanted:
+                await self._dirty.wait(FLUSH_WAIT_S)
+
+    async def _flush_once(self, *, checkpoint: bool) -> bool:
+        """Whether there was something to do."""
+        async with self.flush_lock:
+            if self.failure is not None:
+                return False
+            log = self.log
+            plan = log.plan_flush(self.high_watermark, checkpoint=checkpoint)
+            if plan is None:
+                return False
+            self._flush = asyncio.ensure_future(self.environment.threads.run(plan.run))
+            try:
+                await asyncio.shield(self._flush)
+            except (OSError, StorageError) as error:
+                # The kernel may have dropped the pages: never retry, never trust them (fsyncgate).
+                self.fail(StorageError(f"Flushing the log of {self.where} failed: {error}"))
+                return False
+            if not log.apply_flush(plan):
+                return True
+        self._on_flushed(log.flushed_offset)
+        return True
+
+    # --- the log start ----------------------------------------------------------------------
+
+    async def advance_log_start(self, offset: int) -> None:
+        """Moves the log start up to `offset`, durably; removes old files in a thread."""
+        log = self.log
+        if offset <= log.start_offset:
+            return
+        paths = log.advance_start(min(offset, log.end_offset))
+        await self.checkpoint()
+        if paths:
+            await self.environment.threads.run(Log.remove_files, self.environment.disk, paths)
+
+
+def _open_log(
+    environment: Environment, path: str, config: TopicConfig, checkpoint_bytes: int
+) -> Log:
+    return Log.open(
+        environment.disk,
+        path,
+        config,
+        checkpoint_bytes=checkpoint_bytes,
+        now_ms=environment.clock.wall_ms(),
+    )
