@@ -122,7 +122,7 @@ class AsyncAdmin:
 
     async def describe_topic(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> TopicInfo:
         client = self._client
-        client.metadata.topics.pop(_name(name), None)  # what is cached may be old
+        await client.refresh([_name(name)], timeout_s=timeout_s)  # what is cached may be old
         topic = await client.topic(name, timeout_s=timeout_s)
         partitions = await asyncio.gather(
             *(self._describe_partition(topic, one) for one in topic.partitions)

@@ -76,11 +76,13 @@ def create_topic(
     _check_partitions(partitions)
     nodes = _live_nodes(state)
     if replication_factor is None:
-        replication_factor = max(1, min(DEFAULT_REPLICATION_FACTOR, len(nodes)))
+        # Of all brokers, not of those that live now: one that restarts must not cost a replica.
+        replication_factor = max(1, min(DEFAULT_REPLICATION_FACTOR, len(state.brokers)))
     if not 1 <= replication_factor <= len(nodes):
         raise InvalidReplicationFactorError(
             f"replication_factor {replication_factor} of topic {name!r} is not possible: it takes "
-            f"1 up to the number of live brokers, now {len(nodes)} ({sorted(nodes)})."
+            f"1 up to the number of live brokers, now {len(nodes)} ({sorted(nodes)}) of "
+            f"{len(state.brokers)}. Wait for the others, or say replication_factor=."
         )
     _check_min_insync(parse(TopicConfig, options), replication_factor)
     options = {key.replace(".", "_"): value for key, value in options.items()}
