@@ -640,8 +640,7 @@ class Log:
         self._active = self._segments[-1]
         self._end = end_offset
         self._start = min(self._start, end_offset) if self._active.size else self._start
-        self._flushed = min(self._flushed, end_offset)
-        self._synced = end_offset
+        self._flushed = self._synced = end_offset
         self._unsynced = []
         self._directory_synced = self._directory_changes
         self._size_bytes = sum(segment.size for segment in self._segments)

@@ -21,6 +21,7 @@ from rayq.storage.checkpoint import Checkpoint, read_checkpoint, write_checkpoin
 from rayq.storage.epochs import EpochCache, read_epochs, write_epochs
 from rayq.storage.producer_state import ProducerState, snapshot_offsets, snapshot_path
 from rayq.storage.segment import (
+    BODY_SCAN_BYTES,
     DELETED_SUFFIX,
     LOG_SUFFIX,
     SUFFIXES,
@@ -237,7 +238,14 @@ class _Recovery:
             return True
         self._is_changed = True
         self._unsynced.append(segment)
-        places = scan(segment.file, segment.size, log_bytes, path=segment.path, bodies=True)
+        places = scan(
+            segment.file,
+            segment.size,
+            log_bytes,
+            path=segment.path,
+            bodies=True,
+            chunk_bytes=BODY_SCAN_BYTES,
+        )
         interval = self._config.index_interval_bytes
         reason = "its offset or epoch goes back"
         try:

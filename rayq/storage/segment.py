@@ -59,12 +59,13 @@ def scan(
     *,
     path: str,
     bodies: bool = False,
+    chunk_bytes: int = HEADER_SCAN_BYTES,
 ) -> Iterator[Place]:
-    """The batches between two positions of a log file, bodies checked on request.
+    """The batches between two positions of a log file, bodies checked on request, read in chunks
+    of at least `chunk_bytes`.
 
     Raises `CorruptBatchError` naming `path` and the position where there is no whole, intact batch.
     """
-    chunk_bytes = BODY_SCAN_BYTES if bodies else HEADER_SCAN_BYTES
     chunk, start = b"", position
     while position < end:
         needed = HEADER_BYTES
@@ -353,13 +354,24 @@ class Segment:
         return True
 
     def _count_until(
-        self, until: int, log_bytes: int, count: Callable[[BatchHeader], None]
+        self,
+        until: int,
+        log_bytes: int,
+        count: Callable[[BatchHeader], None],
+        chunk_bytes: int = HEADER_SCAN_BYTES,
     ) -> bool:
         """Counts the batches from here on to `until` (or to the gap before it); False when they
         miss it."""
         if self.next_offset == until:
             return True
-        for place in scan(self.file, self.size, log_bytes, path=self.path, bodies=True):
+        for place in scan(
+            self.file,
+            self.size,
+            log_bytes,
+            path=self.path,
+            bodies=True,
+            chunk_bytes=chunk_bytes,
+        ):
             if place.header.base_offset < self.next_offset:
                 return False
             if place.header.base_offset >= until:
@@ -380,7 +392,7 @@ class Segment:
 
         log_bytes = self.file.size()
         try:
-            reached = self._count_until(until, log_bytes, count)
+            reached = self._count_until(until, log_bytes, count, BODY_SCAN_BYTES)
         except CorruptBatchError as error:
             raise StorageError(
                 f"{error} Batches below offset {until} were on disk: nothing was deleted. Check "

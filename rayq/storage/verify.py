@@ -20,6 +20,7 @@ from rayq.storage.metadata_log import ENTRIES, MetadataLog
 from rayq.storage.producer_state import ProducerState, snapshot_offsets, snapshot_path
 from rayq.storage.recovery import RESET
 from rayq.storage.segment import (
+    BODY_SCAN_BYTES,
     DELETED_SUFFIX,
     LOG_SUFFIX,
     Segment,
@@ -167,7 +168,14 @@ def _segment(disk: Disk, path: str, base: int, following: int | None, report: Re
     epoch = 0
     starts: dict[int, int] = {}
     try:
-        for position, header in scan(segment.file, 0, log_bytes, path=segment.path, bodies=True):
+        for position, header in scan(
+            segment.file,
+            0,
+            log_bytes,
+            path=segment.path,
+            bodies=True,
+            chunk_bytes=BODY_SCAN_BYTES,
+        ):
             problem = _check(segment, position, header, epoch)
             if problem is not None:
                 _tell(report, segment.next_offset, problem)
