@@ -12,7 +12,7 @@ STAMP := $(VENV)/.setup-done
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast bench lint lock clean
+.PHONY: help setup demo test test-fast bench sim lint lock clean
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,10 @@ test-fast: $(STAMP) ## Run the tests that need no Ray cluster; below 2 minutes
 
 bench: $(STAMP) ## Measure this disk and rayq on it; below 6 minutes, a table and .bench/results.json
 	@$(BIN)/python -m benchmarks.run
+
+SEEDS ?= 0:200
+sim: $(STAMP) ## Run seeds of the simulation: make sim SEEDS=0:2000 (half open); a seed takes seconds
+	@$(BIN)/python -m rayq.testing.simulation $(SEEDS)
 
 lint: $(STAMP) ## Check style, types, and who imports whom
 	$(BIN)/ruff check .

@@ -15,6 +15,7 @@ from rayq.actors.hosting import HostProcess, ReplicaHostSpec, host_name
 from rayq.actors.replica_host import ReplicaHost
 from rayq.config import ClusterConfig
 from rayq.core.metadata_records import Voter
+from rayq.errors import RayqError
 from rayq.runtime.layout import directory_path, voter_count, write_first_record
 from rayq.storage.data_directory import format_directory
 from rayq.testing.simulation.process import Process
@@ -44,9 +45,13 @@ class SimulatedHostProcess:
 class SimulatedRuntime:
     """`Runtime` of one host."""
 
-    def __init__(self, host: Host, config: ClusterConfig) -> None:
+    def __init__(
+        self, host: Host, config: ClusterConfig, running: dict[Process, ReplicaHost]
+    ) -> None:
+        """`running` is told of each replica process that starts."""
         self._host = host
         self._config = config
+        self._running = running
 
     async def start_replica_host(self, spec: ReplicaHostSpec) -> HostProcess:
         process = self._host.process(host_name(spec))
@@ -59,6 +64,7 @@ class SimulatedRuntime:
                 host=self._host.address,
                 pid_start_time=process.pid,
             )
+            self._running[process] = host
             await host.run()
             self._host.world.loop.call_soon(process.kill)
 
@@ -81,6 +87,11 @@ class SimulatedCluster:
         self.hosts = [world.host(f"broker-{number}") for number in range(brokers)]
         self.controller_host = world.host("controller")
         self.brokers: dict[int, Broker] = {}
+        """The broker objects that started last, dead ones too."""
+        self.broker_of: dict[Process, Broker] = {}
+        """Every broker object that ever started, by its process."""
+        self.replica_hosts: dict[Process, ReplicaHost] = {}
+        """Every replica process that was ever started."""
         self.broker_processes: dict[int, Process] = {}
         self.controller_process: Process | None = None
         self.controller: ControllerServer | None = None
@@ -144,7 +155,7 @@ class SimulatedCluster:
             broker = Broker(
                 process.environment,
                 self.config,
-                SimulatedRuntime(host, self.config),
+                SimulatedRuntime(host, self.config, self.replica_hosts),
                 cluster_name="simulated",
                 data_path=directory_path(ROOT, number),
                 host=host.address,
@@ -153,9 +164,13 @@ class SimulatedCluster:
                 replicas_max=REPLICAS_MAX,
                 peers=self.endpoints,
             )
-            await broker.start()
-            self.brokers[number] = broker
-            await broker.stopped
+            try:
+                await broker.start()
+            except RayqError as error:
+                self.world.trace.note(f"broker {number} does not start: {error}")
+            else:
+                self.brokers[number] = self.broker_of[process] = broker
+                await broker.stopped
             self.world.loop.call_soon(process.kill)
 
         process.start(live())
@@ -178,6 +193,14 @@ class SimulatedCluster:
 
         process.start(live())
 
+    def format_empty_disk(self, number: int) -> None:
+        """Puts an empty disk into a host on which nothing runs, formatted for its broker id."""
+        host = self.hosts[number]
+        host.swap_disk(self.world.new_disk(f"{host.name}.disk-{self.world.next_pid()}"))
+        process = host.process("format")
+        process.call(self._format, process, number)
+        process.kill()
+
     def kill_controller(self) -> None:
         if self.controller_process is not None:
             self.controller_process.kill()
@@ -191,6 +214,39 @@ class SimulatedCluster:
         return [
             process for process in self.hosts[number].processes if process.name.startswith("rayq:")
         ]
+
+    def is_whole(self) -> bool:
+        """Whether, as the live broker with the newest metadata knows it, every broker is live and
+        every partition has a leader and all its replicas in sync."""
+        live = [
+            self.broker_of[process]
+            for process in self.broker_processes.values()
+            if process.alive and process in self.broker_of
+        ]
+        if len(live) < len(self.hosts):
+            return False
+        state = max(live, key=lambda broker: broker.metadata.version).metadata.state
+        return all(one.live for one in state.brokers.values()) and all(
+            partition.value.leader is not None
+            and len(partition.value.isr) == len(partition.value.replicas)
+            for _, _, partition in state.all_partitions()
+        )
+
+    def is_replicated(self) -> bool:
+        """Whether all replicas of each partition end where their leader does, all of it committed
+        and flushed."""
+        ends: dict[tuple[str, int], set[tuple[int, int, int]]] = {}
+        for process, host in self.replica_hosts.items():
+            if process.alive:
+                for key, replica in host._replicas.items():
+                    held = replica._replica_log
+                    log = held.log
+                    ends.setdefault(key, set()).add(
+                        (log.end_offset, log.flushed_offset, held.high_watermark)
+                    )
+        return all(
+            len(found) == 1 and len(set(next(iter(found)))) == 1 for found in ends.values()
+        )
 
     async def wait_until(
         self, holds: Callable[[], bool], what: str, *, limit_s: float = 60.0

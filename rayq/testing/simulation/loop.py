@@ -230,6 +230,8 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         self._collect_at = COLLECT_EVERY_EVENTS
         self._tail: deque[tuple[float, Owner, object]] = deque(maxlen=_TAIL_EVENTS)
         self._thread = threading.get_ident()
+        self.observer: Callable[[Owner], None] | None = None
+        """Called after each event with whose it was; what it raises ends the run. Set before."""
 
     # --- scheduling -------------------------------------------------------------------------------
 
@@ -402,6 +404,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):
 
     def _turn(self) -> None:
         ready, trace, root, tail = self._ready, self.trace, self.root, self._tail
+        observer = self.observer
         log = self.event_log
         while not self._stopping:
             if not ready:
@@ -430,6 +433,8 @@ class SimulationLoop(asyncio.AbstractEventLoop):
             except BaseException as error:  # noqa: BLE001 - as asyncio does; reported, not hidden
                 if not (isinstance(error, ProcessDied) and not owner.alive):
                     self._report(owner, f"callback {call._callback!r} failed", error)
+            if observer is not None:
+                observer(owner)
 
     def _jump(self) -> None:
         """Goes to the time of the next timer and makes all timers of that time ready."""

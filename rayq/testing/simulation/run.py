@@ -1,0 +1,127 @@
+"""One seed: a cluster, the ordinary workload, faults, healing, and the verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from dataclasses import dataclass, field
+
+from rayq.config import ClusterConfig
+from rayq.testing.checker import Recorder, check
+from rayq.testing.simulation.cluster import SimulatedCluster
+from rayq.testing.simulation.faults import Faults
+from rayq.testing.simulation.invariants import Invariants
+from rayq.testing.simulation.workload import Workload
+from rayq.testing.simulation.world import World
+
+WORKLOAD_S = 60.0
+HEAL_AT_S = 48.0
+RECORDS_MIN = 1_000
+FAULTS_MIN = 8
+RECOVERY_LIMIT_S = 60.0
+READ_LIMIT_S = 60.0
+VIRTUAL_LIMIT_S = 900.0
+PROBLEMS_MAX = 20
+
+
+@dataclass
+class Outcome:
+    """What became of a seed. `problems` is empty when all is well."""
+
+    seed: int
+    problems: list[str] = field(default_factory=list)
+    acknowledged: int = 0
+    unknown: int = 0
+    failed: int = 0
+    polled: int = 0
+    elections: int = 0
+    faults: list[str] = field(default_factory=list)
+    virtual_s: float = 0.0
+    events: int = 0
+    trace: str = ""
+
+
+def run_seed(seed: int) -> Outcome:
+    """Runs one seed; never raises for what the cluster does wrong."""
+    outcome = Outcome(seed)
+    with World(seed) as world:
+        rng = world.new_random("config")
+        config = ClusterConfig(
+            metadata_snapshot_records=rng.choice((20, 100, 10_000)),
+            flush_checkpoint_bytes=rng.choice((2_000, 20_000, 1 << 26)),
+            replicas_per_process=rng.choice((1, 1, 1, 4)),
+            replica_lag_time_max_ms=rng.choice((2_000, 10_000)),
+        )
+        cluster = SimulatedCluster(world, config=config)
+        workload = Workload(cluster)
+        invariants = Invariants(cluster)
+        world.loop.observer = invariants.observe
+        try:
+            world.run(_script(outcome, cluster, workload, invariants), limit_s=VIRTUAL_LIMIT_S)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the seed's result
+            outcome.problems.append("".join(traceback.format_exception(error)))
+        for reported in world.errors[:PROBLEMS_MAX]:
+            text = f"at {reported.time_s:.3f} in {reported.owner}: {reported.message}"
+            if reported.exception is not None:
+                text += "\n" + "".join(traceback.format_exception(reported.exception))
+            outcome.problems.append(text)
+        _judge(outcome, workload.recorder)
+        outcome.elections = invariants.elections
+        outcome.virtual_s = world.now_s
+        outcome.events = world.loop.events
+        outcome.trace = world.trace.digest()
+    return outcome
+
+
+def _judge(outcome: Outcome, recorder: Recorder) -> None:
+    verdict = check(recorder.events)
+    outcome.acknowledged, outcome.unknown = verdict.acknowledged, verdict.unknown
+    outcome.failed, outcome.polled = verdict.failed, verdict.polled
+    if not verdict.is_clean and not outcome.problems:
+        outcome.problems.append(str(verdict))
+
+
+async def _script(
+    outcome: Outcome, cluster: SimulatedCluster, workload: Workload, invariants: Invariants
+) -> None:
+    world = cluster.world
+    await cluster.start()
+    await workload.create_topics()
+    begin_s = world.now_s
+    workload.start()
+    faults = Faults(cluster, workload.hosts)
+    outcome.faults = faults.log
+    await faults.inject(begin_s + HEAL_AT_S)
+    while faults.count < FAULTS_MIN:
+        await faults.inject(world.now_s + 5.0)
+    await faults.heal()
+    await cluster.wait_until(
+        cluster.is_whole, "all replicas in sync after healing", limit_s=RECOVERY_LIMIT_S
+    )
+    before = dict(workload.acknowledged_by)
+    await cluster.wait_until(
+        lambda: all(now > before[name] for name, now in workload.acknowledged_by.items()),
+        "every producer to make progress after healing",
+        limit_s=RECOVERY_LIMIT_S,
+    )
+    await asyncio.sleep(max(0.0, begin_s + WORKLOAD_S - world.now_s))
+    await cluster.wait_until(
+        lambda: workload.recorder.acknowledged >= RECORDS_MIN,
+        f"{RECORDS_MIN} acknowledged records",
+        limit_s=RECOVERY_LIMIT_S,
+    )
+    await workload.stop_sending()
+    await workload.read_all(READ_LIMIT_S)
+    await cluster.wait_until(
+        lambda: cluster.is_whole() and cluster.is_replicated(),
+        "every replica to have everything",
+        limit_s=RECOVERY_LIMIT_S,
+    )
+    invariants.check_ends()
+    await workload.stop_reading()
+
+
+def quiet() -> None:
+    """rayq logs what goes wrong around it; here that is what is meant to happen."""
+    logging.getLogger("rayq").setLevel(logging.CRITICAL + 1)
