@@ -1,0 +1,222 @@
+"""Replicas, brokers and the controller die under load: nothing acknowledged is lost, nothing is
+there twice, and each key keeps its order."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from rayq.errors import InvalidReplicationFactorError, RayqError
+from rayq.testing import LocalCluster
+from tests.local.support import Load, eventually, leader_of, partition_of, read_all, wait_in_sync
+
+
+def test_a_leader_killed_under_load_is_replaced_and_nothing_is_lost(
+    fragile: LocalCluster,
+) -> None:
+    fragile.create_topic("t", partitions=2)
+    with Load(fragile, "t") as load:
+        for _ in range(3):
+            fragile.kill_replica("t", 0, leader_of(fragile, "t"))
+            load.wait_for_more()
+            wait_in_sync(fragile, "t")
+            load.wait_for_more()
+    load.check()
+    assert load.longest_pause_s < 5
+
+
+def test_a_broker_killed_under_load_comes_back_in_sync(fragile: LocalCluster) -> None:
+    fragile.create_topic("t", partitions=2)
+    with Load(fragile, "t") as load:
+        for broker in (0, 1, 2):
+            fragile.kill_broker(broker)
+            load.wait_for_more(100)
+            assert broker not in partition_of(fragile, "t").isr
+            fragile.start_broker(broker)
+            wait_in_sync(fragile, "t", partition=0)
+            wait_in_sync(fragile, "t", partition=1)
+    load.check()
+
+
+def test_followers_that_die_by_turns_do_not_stop_the_writes(fragile: LocalCluster) -> None:
+    fragile.create_topic("t")
+    with Load(fragile, "t") as load:
+        for _ in range(4):
+            leader = leader_of(fragile, "t")
+            fragile.kill_replica("t", 0, (leader + 1) % 3)
+            load.wait_for_more()
+            wait_in_sync(fragile, "t")
+    load.check()
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.1])
+def test_topics_are_created_and_records_flow_while_controllers_die(
+    fragile: LocalCluster, delay_s: float
+) -> None:
+    fragile.create_topic("t")
+    created: list[str] = []
+    with Load(fragile, "t") as load:
+        epoch = fragile.admin.describe_cluster().controller_epoch
+        fragile.kill_controller()
+        load.wait_for_more()
+        for number in range(3):
+            fragile.create_topic(f"new-{number}")
+            created.append(f"new-{number}")
+            # A stand-in lives in a broker: it dies with it.
+            host = _controllers_broker(fragile)
+            time.sleep(delay_s)
+            if host is not None and number == 1:
+                fragile.kill_broker(host)
+                load.wait_for_more(100)
+                fragile.start_broker(host)
+    assert fragile.admin.describe_cluster().controller_epoch > epoch
+    assert fragile.admin.list_topics() == [*created, "t"]
+    load.check()
+    for topic in created:
+        wait_in_sync(fragile, topic)
+
+
+def _live(cluster: LocalCluster) -> set[int]:
+    return {one.broker for one in cluster.admin.describe_cluster().brokers if one.live}
+
+
+def _controllers_broker(cluster: LocalCluster) -> int | None:
+    info = cluster.admin.describe_cluster()
+    for one in info.brokers:
+        if f"{one.host}:{one.port}" == info.controller:
+            return one.broker
+    return None
+
+
+def test_producing_and_consuming_do_not_need_a_controller(fragile: LocalCluster) -> None:
+    fragile.create_topic("t")
+    with (
+        fragile.producer() as producer,
+        fragile.consumer("t", auto_offset_reset="earliest") as consumer,
+    ):
+        producer.send("t", b"0").result(10)
+        fragile.kill_controller()
+        latencies_s = []
+        for number in range(1, 200):
+            started_s = time.monotonic()
+            producer.send("t", b"%d" % number).result(10)
+            latencies_s.append(time.monotonic() - started_s)
+        seen = 0
+        while seen < 200:
+            records = consumer.poll(timeout_s=10)
+            assert records
+            seen += len(records)
+        assert max(latencies_s) < 2
+
+
+def test_a_change_whose_controller_dies_happens_once_or_not_at_all(
+    fragile: LocalCluster,
+) -> None:
+    """`create_topic` is retried by the client through the change of controllers."""
+    for number in range(5):
+        if number == 2:
+            fragile.kill_controller()
+        fragile.create_topic(f"t-{number}", partitions=2, timeout_s=20)
+    assert fragile.admin.list_topics() == [f"t-{number}" for number in range(5)]
+    for number in range(5):
+        assert len(fragile.admin.describe_topic(f"t-{number}").partitions) == 2
+
+
+def test_a_consumer_goes_on_where_it_was_when_its_leader_dies(fragile: LocalCluster) -> None:
+    fragile.create_topic("t")
+    with Load(fragile, "t") as load:
+        with fragile.consumer("t", auto_offset_reset="earliest") as consumer:
+            offsets: list[int] = []
+
+            def read_to(count: int) -> None:
+                while len(offsets) < count:
+                    records = consumer.poll(timeout_s=20)
+                    assert records
+                    offsets.extend(record.offset for record in records)
+
+            read_to(30)
+            fragile.kill_replica("t", 0, leader_of(fragile, "t"))
+            load.wait_for_more(100)
+            read_to(120)
+            assert offsets == list(range(len(offsets)))
+    load.check()
+
+
+def test_a_topic_of_one_replica_waits_for_its_broker_and_says_so(fragile: LocalCluster) -> None:
+    fragile.create_topic("t", replication_factor=1)
+    broker = leader_of(fragile, "t")
+    with fragile.producer(delivery_timeout_ms=60_000) as producer:
+        producer.send("t", b"0").result(10)
+        fragile.kill_broker(broker)
+        eventually(lambda: partition_of(fragile, "t").leader is None, "it is offline")
+        assert f"waits for broker {broker}" in (partition_of(fragile, "t").offline_reason or "")
+        future = producer.send("t", b"1")
+        fragile.start_broker(broker)
+        assert future.result(30).offset == 1
+    assert [one.value for one in read_all(fragile, "t")] == [b"0", b"1"]
+
+
+def test_a_delivery_that_cannot_happen_in_time_says_what_it_waited_for(
+    fragile: LocalCluster,
+) -> None:
+    fragile.create_topic("t", replication_factor=1)
+    broker = leader_of(fragile, "t")
+    with fragile.producer() as producer:
+        producer.send("t", b"0").result(10)
+    fragile.kill_broker(broker)
+    eventually(lambda: partition_of(fragile, "t").leader is None, "it is offline")
+    producer = fragile.producer(delivery_timeout_ms=500)
+    with pytest.raises(RayqError, match="delivery_timeout_ms"):
+        producer.send("t", b"1").result(10)
+    with pytest.raises(RayqError):
+        producer.close()
+
+
+def test_without_unclean_election_a_lost_leader_is_waited_for(fragile: LocalCluster) -> None:
+    _leave_one_that_lacks_records(fragile, unclean_leader_election=False)
+    time.sleep(1.0)  # Several sessions: nobody is elected meanwhile.
+    assert partition_of(fragile, "t").leader is None
+    for broker in {0, 1, 2} - _live(fragile):
+        fragile.start_broker(broker)
+    eventually(lambda: partition_of(fragile, "t").leader is not None, "a leader is back")
+    assert [one.value for one in read_all(fragile, "t")] == [b"0", b"1"]
+
+
+def test_with_unclean_election_a_replica_that_lacks_records_may_lead(
+    fragile: LocalCluster,
+) -> None:
+    _leave_one_that_lacks_records(fragile, unclean_leader_election=True)
+    eventually(lambda: partition_of(fragile, "t").leader is not None, "the remaining one leads")
+    assert [one.value for one in read_all(fragile, "t")] == [b"0"]
+    with fragile.producer() as producer:
+        producer.send("t", b"other").result(10)
+
+
+def test_an_unclean_election_can_be_asked_for(fragile: LocalCluster) -> None:
+    _leave_one_that_lacks_records(fragile, unclean_leader_election=False)
+    eventually(lambda: partition_of(fragile, "t").leader is None, "it is offline")
+    fragile.admin.elect_leaders("t", unclean=True)
+    assert partition_of(fragile, "t").leader is not None
+    assert [one.value for one in read_all(fragile, "t")] == [b"0"]
+
+
+def _leave_one_that_lacks_records(cluster: LocalCluster, *, unclean_leader_election: bool) -> None:
+    """A topic of two replicas: one misses the record 1, and the other, which has it, is dead."""
+    cluster.create_topic(
+        "t",
+        replication_factor=2,
+        min_insync_replicas=1,
+        unclean_leader_election=unclean_leader_election,
+    )
+    first = partition_of(cluster, "t")
+    leader = first.leader
+    assert leader is not None
+    (other,) = set(first.isr) - {leader}
+    with cluster.producer() as producer:
+        producer.send("t", b"0").result(10)
+        cluster.kill_broker(other)
+        eventually(lambda: partition_of(cluster, "t").isr == [leader], "the other left")
+        producer.send("t", b"1").result(10)
+    cluster.kill_broker(leader)
+    cluster.start_broker(other)
