@@ -57,8 +57,11 @@ class MetadataKeeper:
         self.controller: Endpoint | None = None
         self.controller_epoch = 0
         self.heard_s = environment.clock.monotonic()
+        self._voters: tuple[Voter, ...] = ()
+        self._hints: dict[int, Endpoint] = {}
         if log.snapshot_index is not None:
             self._restore(log.snapshot_index, log.snapshot_data or b"")
+        self._look_at_tail()
 
     def known_brokers(self) -> list[Endpoint]:
         """Where brokers listened when last heard of: hints, committed or not."""
@@ -66,12 +69,7 @@ class MetadataKeeper:
             number: (broker.registration.host, broker.registration.port)
             for number, broker in self.state.brokers.items()
         }
-        if not known:
-            for _, _, data in self._log.read(self._log.first_index, 1 << 30):
-                record = decode_record(data)
-                if isinstance(record, BrokerRegistered):
-                    known[record.broker] = (record.host, record.port)
-        return list(known.values())
+        return list((known or self._hints).values())
 
     def note_heard(self) -> None:
         """The controller answered."""
@@ -84,12 +82,18 @@ class MetadataKeeper:
 
     def voters(self) -> tuple[Voter, ...]:
         """The last voter set in this log, committed or not (as in Raft, the newest counts)."""
-        voters = self.state.voters
-        for _, _, data in self._log.read(self.version + 1, 1 << 30):
+        return self._voters
+
+    def _look_at_tail(self) -> None:
+        """Takes note of what uncommitted records say. Kept aside, because the log may be in the
+        hands of a thread when somebody asks."""
+        self._voters = self.state.voters
+        for _, _, data in self._log.read(max(self.version + 1, self._log.first_index), 1 << 30):
             record = decode_record(data)
             if isinstance(record, VotersChanged):
-                voters = record.voters
-        return voters
+                self._voters = record.voters
+            elif isinstance(record, BrokerRegistered):
+                self._hints[record.broker] = (record.host, record.port)
 
     # --- requests of controllers ------------------------------------------------------------
 
@@ -159,6 +163,7 @@ class MetadataKeeper:
             new = [entry for entry in entries if entry[0] > snapshot_index]
             if new:
                 await self._run(self._log.append, new)
+                self._look_at_tail()
             agreed_index = max(
                 request.previous_index + len(entries), min(snapshot_index, self.version)
             )
@@ -178,6 +183,7 @@ class MetadataKeeper:
                     self._log.install_snapshot, request.last_index, request.last_epoch, data
                 )
                 self._restore(request.last_index, data)
+                self._look_at_tail()
                 self._on_applied(None)
                 self.changed.notify()
         return messages.AppendMetadataResponse(

@@ -113,6 +113,9 @@ class ReplicaSupervisor:
                     await self._report()
             except RayqError as error:
                 logger.debug("broker %d: %s", self._broker, error)
+            except OSError as error:
+                # One partition's directory fails: its replica says so itself, the others go on.
+                logger.warning("broker %d cannot look at its disk: %s", self._broker, error)
             await self._wake.wait(interval_s)
 
     def wake(self) -> None:

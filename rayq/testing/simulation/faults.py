@@ -196,6 +196,7 @@ class Faults:
         self._begin(f"{how} of {victim.name} in a disk operation to come")
         victim.kill_at_disk_operation(self._rng.randint(1, 30), power_loss=power_loss)
         await self._last(1.0, 8.0)
+        victim._operations_left = None
         for number in range(len(self._cluster.hosts)):
             self._ensure_broker(number)
         self._ensure_controller()
