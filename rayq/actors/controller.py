@@ -271,8 +271,10 @@ class Controller:
                     )
                     self._append(broker_changes.fence_broker(self.state, number))
             if self._quorum.commit_index == self._quorum.last_index:
-                self._append(broker_changes.next_voters(self.state))
-                if self._quorum.entry_count > self._config.metadata_snapshot_records:
+                voters = broker_changes.next_voters(self.state)
+                if voters:
+                    self._append(voters)
+                elif self._quorum.entry_count > self._config.metadata_snapshot_records:
                     self._quorum.compact(encode_records(self.state.snapshot()))
             if now_s > balance_s and not self._cluster_stops:
                 balance_s = now_s + BALANCE_INTERVAL_S
