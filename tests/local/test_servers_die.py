@@ -69,7 +69,11 @@ def test_topics_are_created_and_records_flow_while_controllers_die(
             if host is not None and number == 1:
                 fragile.kill_broker(host)
                 load.wait_for_more(100)
+                eventually(lambda: len(_live(fragile)) == 2, "its session ended")
+                with pytest.raises(InvalidReplicationFactorError, match="of 3"):
+                    fragile.create_topic("refused")
                 fragile.start_broker(host)
+                eventually(lambda: len(_live(fragile)) == 3, "the broker is back")
     assert fragile.admin.describe_cluster().controller_epoch > epoch
     assert fragile.admin.list_topics() == [*created, "t"]
     load.check()
