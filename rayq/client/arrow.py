@@ -38,12 +38,12 @@ def record_schema() -> Any:
     )
 
 
-def table_of(slices: Sequence[Slice]) -> Any:
-    """One table of all the slices, in order; without records, an empty one of the same schema."""
+def table_of(slices: Sequence[Slice], topics: Sequence[str]) -> Any:
+    """One table of all the slices, in order, with `topics` as the dictionary of the first column.
+    Without slices, an empty table of the same schema."""
     pa = load_pyarrow()
     schema = record_schema()
     counts = [len(part.values) for part in slices]
-    topics = sorted({part.topic for part in slices})
     places = [topics.index(part.topic) for part in slices]
     columns = [
         pa.DictionaryArray.from_arrays(

@@ -39,6 +39,9 @@ T = TypeVar("T")
 ARROW_RECORDS_MAX = 100_000
 """Default of `poll_arrow(max_records=...)`."""
 
+ARROW_STEP_RECORDS = 4096
+"""Records are turned into Arrow by so many at a time, while they are in the processor's cache."""
+
 START_PATIENCE_S = 5.0
 """How long `subscribe` waits to learn where "latest" is. A consumer then reads what is produced
 after it was made; without an answer it finds out later, in the background."""
@@ -185,12 +188,29 @@ class ConsumerCore:
         """None when there are no records."""
         if self.ahead:
             self.give_back()
-        pieces = self.collect(records_max)
-        if not pieces:
-            return None
-        table = table_of([piece.records for piece in pieces])
-        self.advance(pieces)
-        return table
+        topics = sorted({topic for topic, _ in self.subscription.assigned})
+        tables: list[Any] = []
+        begun: dict[TopicPartition, int | None] = {}
+        try:
+            while records_max > 0:
+                try:
+                    pieces = self.collect(min(records_max, ARROW_STEP_RECORDS))
+                except RayqError:
+                    if tables:
+                        break  # told by the next poll
+                    raise
+                if not pieces:
+                    break
+                tables.append(table_of([piece.records for piece in pieces], topics))
+                for piece in pieces:
+                    begun.setdefault(piece.stream.partition, piece.stream.position)
+                self.advance(pieces)
+                records_max -= tables[-1].num_rows
+        except BaseException:  # an interrupt half-way: what was taken is read once more
+            for place, position in begun.items():
+                self.restart(place, position)
+            raise
+        return load_pyarrow().concat_tables(tables) if tables else None
 
     def give_back(self) -> None:
         """Records that iteration took ahead, and has not yielded, come first again."""
@@ -447,7 +467,7 @@ class AsyncConsumer:
         core = await self._start()
         records_max = core.records_max(max_records)
         table = await self._wait(lambda: core.take_table(records_max), timeout_s)
-        return table_of([]) if table is None else table
+        return table_of([], []) if table is None else table
 
     def __aiter__(self) -> Self:
         return self
@@ -581,7 +601,7 @@ class Consumer:
         load_pyarrow()
         records_max = self._core.records_max(max_records)
         table = self._wait(lambda: self._core.take_table(records_max), timeout_s)
-        return table_of([]) if table is None else table
+        return table_of([], []) if table is None else table
 
     def __iter__(self) -> Self:
         return self
