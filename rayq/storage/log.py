@@ -65,6 +65,8 @@ OPEN_SEGMENTS_MAX = 64
 """Closed segments whose files stay open for readers."""
 RECENT_BATCHES = 4096
 """Batches at the tail whose places are remembered, so that tail reads ask no index."""
+CLOCK_LEAP_MS = 60_000
+"""Batches dated further in the future than this at a start are worth a warning."""
 RELATIVE_OFFSET_MAX = 2**32 - 2
 """Offsets in a segment fit the index entries."""
 
@@ -150,7 +152,7 @@ class Log:
                 log._active.file.sync_data()
         except OSError as error:
             raise StorageError(f"{directory}: the log cannot be opened: {error}") from error
-        if log._last_append_time_ms > now_ms:
+        if log._last_append_time_ms > now_ms + CLOCK_LEAP_MS:
             logger.warning(
                 "%s: the newest batch is dated %d ms after now; appends keep that time until the "
                 "clock has passed it",
@@ -238,7 +240,8 @@ class Log:
         """Appends a leader's batches as they are; returns the new end.
 
         Offsets must follow on (gaps only below `allow_gaps_below`, the leader's cleaned offset) and
-        epochs must not go back. Raises `CorruptBatchError` or `UnsupportedFormatError` before
+        epochs must not go back. An empty log also takes the batch that its start lies in; no flush
+        plan may be running then. Raises `CorruptBatchError` or `UnsupportedFormatError` before
         anything is written; `DiskFullError` when only the first of them, or none, found room.
         """
         self._check_usable()
@@ -343,7 +346,6 @@ class Log:
         self._active = segment
         self._directory_changes += 1
         self._forget_recent()
-        self._use(old)
 
     def _write(self, data: Buffer, position: int) -> None:
         """Writes at the end of the active segment, all or nothing."""
@@ -439,6 +441,8 @@ class Log:
         self._synced = max(self._synced, plan.end_offset)
         self._flushed = max(self._flushed, plan.end_offset)
         self._unsynced = [segment for segment in self._unsynced if segment not in plan.closed]
+        for segment in plan.closed:
+            self._use(segment)
         self._directory_synced = max(self._directory_synced, plan.directory_changes)
         if plan.checkpoint is not None:
             for index, write in plan.checkpoint.index_writes:
@@ -543,8 +547,8 @@ class Log:
 
     def _use(self, segment: Segment) -> None:
         """Keeps the files of the most recently used closed segments open, and lets go of others."""
-        if segment is self._active:
-            return
+        if segment is self._active or segment in self._unsynced:
+            return  # A file that is closed before it is synced may take its errors along.
         self._open_segments[segment.base_offset] = segment
         self._open_segments.move_to_end(segment.base_offset)
         if len(self._open_segments) > OPEN_SEGMENTS_MAX:
@@ -685,6 +689,8 @@ class Log:
                 segment = self._segments[0]
                 for suffix in SUFFIXES:
                     path = segment_path(self.directory, segment.base_offset, suffix)
+                    if not self._disk.exists(path):
+                        continue
                     self._disk.rename(path, path + DELETED_SUFFIX)
                     renamed.append(path + DELETED_SUFFIX)
                 del self._segments[0]

@@ -124,7 +124,9 @@ class MetadataLog:
         entries, self._size = self._parse(data)
         if self._size < len(data):
             self._file.truncate(self._size)
-        # What a process left that died before it had synced must not go away any more.
+        # What a process left that died before it had synced must not go away any more; and where
+        # its sync had failed, only bytes that are written again reach the disk.
+        checked_file.write_all(self._file, data[: self._size], 0)
         self._file.sync_data()
         kept = self._after_snapshot(entries)
         if kept != entries:

@@ -22,6 +22,8 @@ BATCHES_REMEMBERED = 5
 """As many as a producer may have in flight: each of them may be sent again."""
 PRODUCER_EXPIRY_MS = DAY_MS
 """A producer whose last append is older than the partition's newest by this is forgotten."""
+PRODUCERS_MAX = 100_000
+"""Above this the producer that has been silent longest is forgotten."""
 SNAPSHOTS_KEPT = 3
 SNAPSHOT_SUFFIX = ".snapshot"
 _KIND = "producer-snapshot"
@@ -78,6 +80,7 @@ class ProducerState:
     """
 
     def __init__(self) -> None:
+        # In the order of their last appends.
         self._producers: dict[int, _Producer] = {}
         self._newest_append_time_ms = 0
 
@@ -136,9 +139,12 @@ class ProducerState:
             self._newest_append_time_ms = header.append_time_ms
         if header.producer_id is None or header.base_sequence is None:
             return
-        producer = self._producers.get(header.producer_id)
+        producer = self._producers.pop(header.producer_id, None)
         if producer is None or producer.epoch != header.producer_epoch or self._expired(producer):
-            producer = self._producers[header.producer_id] = _Producer(header.producer_epoch)
+            producer = _Producer(header.producer_epoch)
+        self._producers[header.producer_id] = producer
+        if len(self._producers) > PRODUCERS_MAX:
+            del self._producers[next(iter(self._producers))]
         last_sequence = (header.base_sequence + header.last_offset_delta) % SEQUENCE_COUNT
         producer.batches.append(
             _Batch(

@@ -14,7 +14,7 @@ import logging
 import msgspec
 
 from rayq.config import TopicConfig
-from rayq.environment import Disk
+from rayq.environment import Disk, File
 from rayq.errors import CorruptBatchError, StorageError
 from rayq.storage import checked_file
 from rayq.storage.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
@@ -246,6 +246,7 @@ class _Recovery:
             bodies=True,
             chunk_bytes=BODY_SCAN_BYTES,
         )
+        start = segment.size
         interval = self._config.index_interval_bytes
         reason = "its offset or epoch goes back"
         try:
@@ -261,6 +262,7 @@ class _Recovery:
                 self._producers.update(header)
         except CorruptBatchError as error:
             reason = str(error)
+        _write_again(segment.file, start, segment.size)
         if segment.size == log_bytes:
             return True
         logger.warning(
@@ -269,6 +271,19 @@ class _Recovery:
         )
         segment.file.truncate(segment.size)
         return False
+
+
+def _write_again(file: File, start: int, end: int) -> None:
+    """Makes sure that the next sync covers these bytes.
+
+    A process whose sync failed has left pages that look written and count as clean: they are read
+    from the cache, and no later sync brings them to disk (the kernel reports such a failure once).
+    The same bytes again make them dirty; a crash meanwhile changes nothing. Raises OSError.
+    """
+    while start < end:
+        data = file.pread(min(BODY_SCAN_BYTES, end - start), start)
+        checked_file.write_all(file, data, start)
+        start += len(data)
 
 
 def load_producers(

@@ -148,11 +148,11 @@ class FaultyFile(LocalFile):
 
     def sync_data(self) -> None:
         self._disk.check("sync", self._path)
-        super().sync_data()
 
 
 class FaultyDisk(LocalDisk):
-    """Fails the operations named in `faults` (operation -> errno), writes short, or is full."""
+    """Fails the operations named in `faults` (operation -> errno), writes short, or is full. It
+    does not really sync."""
 
     def __init__(self) -> None:
         self.faults: dict[str, int] = {}
@@ -171,6 +171,9 @@ class FaultyDisk(LocalDisk):
         file = super().open(path, create=create, writable=writable)
         descriptor, file._descriptor = file.descriptor, None
         return FaultyFile(descriptor, path, self)
+
+    def sync_dir(self, path: str) -> None:
+        self.check("sync", path)
 
     def rename(self, source: str, target: str) -> None:
         self.check("rename", source)

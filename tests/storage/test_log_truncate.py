@@ -19,6 +19,7 @@ from tests.storage.support import (
     flush,
     make_batch,
     read_bytes,
+    value_of,
     values_in,
 )
 
@@ -162,9 +163,6 @@ def test_a_reset_log_takes_the_leaders_batch_that_its_start_lies_in(place: Place
         assert (one.start_offset, one.end_offset, one.last_epoch) == (503, 510, 5)
         result = one.plan_read(503, 510, 1).run()
         assert (result.data, result.next_offset) == (payload, 510)
-    log = place.open()
-    place.edit(place.files(".log")[0], lambda data: data.clear())
-    # Torn before anything was flushed: the log is what the reset had made it.
 
 
 def test_a_torn_first_batch_leaves_a_reset_log_at_its_start(place: Place) -> None:
@@ -230,8 +228,7 @@ def test_the_log_start_moves_to_any_offset_and_never_back(place: Place) -> None:
     assert log.start_offset == 123
     log.advance_start(50)
     assert log.start_offset == 123
-    assert_holds(log, 123, 500) if log.start_offset % 5 == 0 else None
-    assert values_in(read_bytes(log))[-1] is not None
+    assert values_in(read_bytes(log)) == [value_of(number) for number in range(120, 500)]
     log.advance_start(9999)
     assert log.start_offset == 500
     flush(log, checkpoint=True)
