@@ -282,6 +282,7 @@ def _write_again(file: File, start: int, end: int) -> None:
     """
     while start < end:
         data = file.pread(min(BODY_SCAN_BYTES, end - start), start)
+        assert data, "the tail was read a moment ago"
         checked_file.write_all(file, data, start)
         start += len(data)
 

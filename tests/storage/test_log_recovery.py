@@ -337,7 +337,8 @@ def test_a_start_reads_the_unsynced_tail_and_not_the_log(place: Place) -> None:
         append(log, 10, size=6400)
     tail = 32 * 10 * 6400
     flush(log)
-    assert tail < bytes_read_at_open() < tail + 512 * 1024
+    # Once to check it, once to write it again.
+    assert tail < bytes_read_at_open() < 2 * tail + 512 * 1024
     assert bytes_read_at_open() < 256 * 1024, "the recovery has written a checkpoint"
 
 
