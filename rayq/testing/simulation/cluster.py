@@ -217,18 +217,24 @@ class SimulatedCluster:
 
     def is_whole(self) -> bool:
         """Whether, as the live broker with the newest metadata knows it, every broker is live and
-        every partition has a leader and all its replicas in sync."""
+        every partition has a leader and all its replicas in sync: those that run now."""
         live = [
             self.broker_of[process]
             for process in self.broker_processes.values()
             if process.alive and process in self.broker_of
         ]
-        if len(live) < len(self.hosts):
+        if len(live) < len(self.hosts) or not all(broker.is_registered for broker in live):
             return False
+        running = {
+            (host._spec.broker, host._spec.incarnation)
+            for process, host in self.replica_hosts.items()
+            if process.alive
+        }
         state = max(live, key=lambda broker: broker.metadata.version).metadata.state
-        return all(one.live for one in state.brokers.values()) and all(
+        return all(
             partition.value.leader is not None
             and len(partition.value.isr) == len(partition.value.replicas)
+            and all((member.broker, member.incarnation) in running for member in partition.value.isr)
             for _, _, partition in state.all_partitions()
         )
 
@@ -244,9 +250,36 @@ class SimulatedCluster:
                     ends.setdefault(key, set()).add(
                         (log.end_offset, log.flushed_offset, held.high_watermark)
                     )
-        return all(
-            len(found) == 1 and len(set(next(iter(found)))) == 1 for found in ends.values()
-        )
+        return all(len(found) == 1 and len(set(next(iter(found)))) == 1 for found in ends.values())
+
+    def describe(self) -> str:
+        """Brokers, partitions and replicas as they are, for the message of a failure."""
+        lines = []
+        for number, process in self.broker_processes.items():
+            broker = self.broker_of.get(process)
+            if not process.alive or broker is None:
+                lines.append(f"broker {number}: {'starting' if process.alive else 'dead'}")
+                continue
+            metadata = broker.metadata
+            lines.append(
+                f"broker {number}: {process.name}, metadata {metadata.version}, controller epoch "
+                f"{metadata.controller_epoch} at {metadata.controller}, hosts one: "
+                f"{broker.controller_host.controller is not None}"
+            )
+            for topic, partition, known in metadata.state.all_partitions():
+                lines.append(f"  {topic.name}-{partition}: {known.value}")
+        for process, host in self.replica_hosts.items():
+            for replica in host._replicas.values() if process.alive else ():
+                held = replica._replica_log
+                log = held._log
+                role = "nothing" if replica._role is None else type(replica._role).__name__
+                lines.append(f"{process.name}: {replica.where} {role}, failure {held.failure}")
+                if log is not None:
+                    lines.append(
+                        f"  start {log.start_offset}, high watermark {held.high_watermark}, "
+                        f"flushed {log.flushed_offset}, end {log.end_offset}"
+                    )
+        return "\n".join(lines)
 
     async def wait_until(
         self, holds: Callable[[], bool], what: str, *, limit_s: float = 60.0
@@ -254,5 +287,7 @@ class SimulatedCluster:
         """Raises AssertionError when it takes longer, in virtual seconds."""
         deadline_s = self.world.now_s + limit_s
         while not holds():
-            assert self.world.now_s < deadline_s, f"waited {limit_s} s in vain for {what}"
+            assert self.world.now_s < deadline_s, (
+                f"waited {limit_s} s in vain for {what}.\n{self.describe()}"
+            )
             await asyncio.sleep(0.02)
