@@ -122,8 +122,7 @@ class AsyncAdmin:
 
     async def describe_topic(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> TopicInfo:
         client = self._client
-        await client.refresh([_name(name)], timeout_s=timeout_s)  # what is cached may be old
-        topic = await client.topic(name, timeout_s=timeout_s)
+        topic = await client.topic(_name(name), timeout_s=timeout_s, age_max_s=0.0)
         partitions = await asyncio.gather(
             *(self._describe_partition(topic, one) for one in topic.partitions)
         )
@@ -246,12 +245,10 @@ class AsyncAdmin:
         """Waits until every partition has a leader that runs and a full in-sync set."""
         client = self._client
         version_min = 0
+        missing = ["no broker has told of it"]
         while True:
             left_s = deadline - client.now
-            missing = _not_ready(client.metadata.topics.get(name), partitions)
-            if not missing:
-                return
-            if left_s <= 0:
+            if left_s <= NOT_READY_PAUSE_S:
                 raise TimeoutError(
                     f"Topic {name!r} exists, but after {timeout_s:g} s it is not ready: "
                     f"{'; '.join(missing)}. It may still become so: see describe_topic."
@@ -261,8 +258,11 @@ class AsyncAdmin:
                 [name],
                 timeout_s=left_s,
                 version_min=version_min,
-                wait_ms=min(READY_POLL_MS, max(int(left_s * 1000), 1)),
+                wait_ms=min(READY_POLL_MS, int(left_s * 500)),
             )
+            missing = _not_ready(client.metadata.topics.get(name), partitions)
+            if not missing:
+                return
             version_min = client.metadata.version + 1
             if client.metadata.version == version:
                 await asyncio.sleep(NOT_READY_PAUSE_S)

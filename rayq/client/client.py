@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -45,6 +46,9 @@ ASK_TIMEOUT_S = 3.0
 
 METADATA_AGE_MAX_S = 60.0
 """Metadata is fetched anew at least this often, to learn of new partitions."""
+
+TOPIC_AGE_MAX_S = 1.0
+"""Metadata of a topic that nobody keeps fresh is fetched again after so long."""
 
 UNKNOWN_TOPIC_PATIENCE_S = 1.0
 """A topic that brokers do not know counts as missing after so long: the one asked may be behind."""
@@ -97,6 +101,8 @@ class Client:
         self._bootstrap = list(bootstrap)
         self._failed_at: dict[Address, float] = {}
         self._interests: dict[str, int] = {}
+        self._topic_seen_at: dict[str, float] = {}
+        """When a topic's metadata was last fetched."""
         self._suspects: dict[tuple[str, str, int], tuple[int, float]] = {}
         self._watcher: asyncio.Task[None] | None = None
         self._ager: asyncio.Task[None] | None = None
@@ -289,6 +295,7 @@ class Client:
             hedge_s=HEDGE_S + wait_ms / 1000,
         )
         metadata.apply(response, asked)
+        self._topic_seen_at.update(dict.fromkeys(asked, self.now))
 
     async def fetch_all(self, *, timeout_s: float) -> MetadataResponse:
         """Metadata of every topic, fresh from a broker."""
@@ -298,6 +305,7 @@ class Client:
             accept=self._is_acceptable,
         )
         self.metadata.apply(response, None)
+        self._topic_seen_at = dict.fromkeys(self.metadata.topics, self.now)
         return response
 
     def _is_acceptable(self, response: MetadataResponse) -> bool:
@@ -309,9 +317,11 @@ class Client:
             )
         return self.metadata.is_acceptable(response)
 
-    async def topic(self, name: str, *, timeout_s: float) -> TopicMetadata:
-        """A topic from the cache, fetched when it is not there. Raises UnknownTopicError once
-        brokers have denied it for a second."""
+    async def topic(
+        self, name: str, *, timeout_s: float, age_max_s: float = TOPIC_AGE_MAX_S
+    ) -> TopicMetadata:
+        """A topic from the cache; fetched when it is not there, or older than `age_max_s` and kept
+        fresh by nobody. Raises UnknownTopicError once brokers have denied it for a second."""
         if not isinstance(name, str):
             raise TypeError(f"A topic is named by a str, not {type(name).__name__}.")
         start = self.now
@@ -319,11 +329,13 @@ class Client:
         backoff = Backoff(self.env, BACKOFF_FIRST_S, BACKOFF_MAX_S)
         while True:
             found = self.metadata.topics.get(name)
-            if found is not None:
+            age_s = self.now - self._topic_seen_at.get(name, -math.inf)
+            is_kept_fresh = name in self._interests and age_max_s > 0
+            if found is not None and (is_kept_fresh or age_s <= age_max_s):
                 return found
             await self.refresh([name], timeout_s=max(deadline - self.now, 0.001))
             if name in self.metadata.topics:
-                continue
+                return self.metadata.topics[name]
             wait_s = backoff.next_s()
             if self.now + wait_s > min(deadline, start + UNKNOWN_TOPIC_PATIENCE_S):
                 raise UnknownTopicError(
@@ -395,25 +407,25 @@ class Client:
         """Asks whoever leads, with retries and new metadata in between, until `timeout_s` is over.
         `build(topic_id, leader)` makes the request of each attempt."""
         deadline = self.now + timeout_s
-        metadata = await self.topic(topic, timeout_s=timeout_s)
-        check_partition(metadata, partition)
+        check_partition(await self.topic(topic, timeout_s=timeout_s), partition)
         backoff = Backoff(self.env, retry_backoff_s, LEADER_BACKOFF_MAX_S)
         while True:
-            leader = self.metadata.leader(topic, metadata.topic_id, partition)
+            known = self.metadata.topics.get(topic)
+            topic_id = "" if known is None else known.topic_id
+            if self.metadata.partition(topic, topic_id, partition) is None:
+                raise self.no_leader_error(topic, topic_id, partition)
+            leader = self.metadata.leader(topic, topic_id, partition)
             error: RayqError
-            if self.metadata.partition(topic, metadata.topic_id, partition) is None:
-                raise self.no_leader_error(topic, metadata.topic_id, partition)
             try:
                 if leader is None:
-                    raise self.no_leader_error(topic, metadata.topic_id, partition)
-                left_s = max(deadline - self.now, 0.001)
+                    raise self.no_leader_error(topic, topic_id, partition)
                 response, _ = await self.ask_while_leader(
                     topic,
-                    metadata.topic_id,
+                    topic_id,
                     partition,
                     leader,
-                    build(metadata.topic_id, leader),
-                    timeout_s=min(attempt_timeout_s, left_s),
+                    build(topic_id, leader),
+                    timeout_s=min(attempt_timeout_s, max(deadline - self.now, 0.001)),
                     patience_s=LEADER_PATIENCE_S,
                 )
                 return response
@@ -428,8 +440,8 @@ class Client:
                     f"{timeout_s:.1f} s: {error}"
                 ) from error
             if error.stale_metadata:
-                self.suspect(topic, metadata.topic_id, partition, epoch_of(leader))
-            await self.wait_for_leader(topic, metadata.topic_id, partition, leader, wait_s)
+                self.suspect(topic, topic_id, partition, epoch_of(leader))
+            await self.wait_for_leader(topic, topic_id, partition, leader, wait_s)
 
     async def ask_while_leader(
         self,

@@ -317,6 +317,9 @@ class ConsumerCore:
                 raise InvalidRequestError(
                     f"A time is Unix time in milliseconds, at least 0, not {timestamp_ms!r}."
                 )
+        timeout_s = self.config.default_api_timeout_ms / 1000
+        for topic in {topic for topic, _ in times}:  # once for all its partitions
+            await self.client.topic(topic, timeout_s=timeout_s)
         answers = await asyncio.gather(
             *(self.fetcher.list_offset(one, time_ms) for one, time_ms in times.items())
         )

@@ -1,0 +1,147 @@
+"""The admin against a played cluster."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from rayq.client.cluster import Cluster
+from rayq.errors import (
+    ConfigError,
+    InvalidPartitionsError,
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    TimeoutError,
+    TopicExistsError,
+    UnknownTopicError,
+)
+from rayq.records import BrokerInfo, ReplicaInfo, TopicPartition
+from rayq.wire.messages import AlterTopicConfig, CreateTopic, DeleteTopic, DescribeReplica
+from tests.client.fake_broker import FakeCluster
+
+
+def test_a_topic_is_created_described_and_deleted(fake3: FakeCluster) -> None:
+    with fake3.cluster() as cluster:
+        cluster.create_topic("t", 2, retention_ms=None, **{"segment.bytes": 2048})
+        assert cluster.admin.list_topics() == ["t"]
+        fake3.write("t", [b"a", b"b"], 1)
+        topic = cluster.admin.describe_topic("t")
+        assert topic.name == "t"
+        assert topic.config["retention_ms"] is None
+        assert topic.config["segment_bytes"] == 2048
+        assert [one.partition for one in topic.partitions] == [0, 1]
+        second = topic.partitions[1]
+        assert (second.leader, second.leader_epoch, second.isr) == (2, 1, [1, 2, 3])
+        assert second.replicas[0] == ReplicaInfo(
+            1, "127.0.0.1", fake3.brokers[1].port, 1001, 0, 2, 2
+        )
+        cluster.admin.delete_topic("t")
+        assert cluster.admin.list_topics() == []
+        with pytest.raises(UnknownTopicError):
+            cluster.admin.describe_topic("t")
+        with pytest.raises(UnknownTopicError):
+            cluster.admin.delete_topic("t")
+
+
+def test_a_replica_that_does_not_answer_is_shown_without_offsets(fake3: FakeCluster) -> None:
+    fake3.create_topic("t")
+    fake3.fault(DescribeReplica, disconnect=True, matches=lambda _one, broker: broker == 2)
+    fake3.stop_broker(3)
+    with fake3.cluster() as cluster:
+        replicas = cluster.admin.describe_topic("t").partitions[0].replicas
+    assert [one.pid for one in replicas] == [1001, None, None]
+    assert replicas[2] == ReplicaInfo(3, None, None, None, None, None, None)
+
+
+def test_creating_waits_for_leaders_and_full_in_sync_sets(
+    fake3: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = fake3._create_topic
+
+    def unready(*arguments: Any) -> Any:
+        topic = create(*arguments)
+        topic.partitions[0].isr = [1]
+        return topic
+
+    monkeypatch.setattr(fake3, "_create_topic", unready)
+
+    def get_ready() -> None:
+        def grow() -> None:
+            fake3.topics["t"].partitions[0].isr = [1, 2, 3]
+            fake3._bump()
+
+        fake3.call(grow)
+
+    with fake3.cluster() as cluster:
+        timer = threading.Timer(0.2, get_ready)
+        timer.start()
+        cluster.create_topic("t")
+        assert fake3.topics["t"].partitions[0].isr == [1, 2, 3]
+        timer.join()
+        with pytest.raises(TimeoutError, match="partition 0 lacks the replicas of brokers 2, 3"):
+            cluster.admin.create_topic("u", timeout_s=0.3)
+
+
+def test_a_create_whose_answer_was_lost_is_not_an_error(fake3: FakeCluster) -> None:
+    fake3.fault(CreateTopic, disconnect=True, carry_out=True)
+    fake3.fault(DeleteTopic, disconnect=True, carry_out=True)
+    with fake3.cluster() as cluster:
+        cluster.create_topic("t")
+        with pytest.raises(TopicExistsError):
+            cluster.create_topic("t")
+        cluster.admin.delete_topic("t")
+        assert cluster.admin.list_topics() == []
+
+
+def test_partitions_configs_and_leaders_are_changed(fake3: FakeCluster) -> None:
+    with fake3.cluster() as cluster:
+        cluster.create_topic("t")
+        cluster.admin.create_partitions("t", 3)
+        assert len(cluster.admin.describe_topic("t").partitions) == 3
+        cluster.admin.alter_topic_config("t", **{"max.message.bytes": 4096})
+        assert cluster.admin.describe_topic("t").config["max_message_bytes"] == 4096
+        assert fake3.asked(AlterTopicConfig)[0].changes == {"max_message_bytes": 4096}
+        cluster.admin.elect_leaders("t", [1])
+        described = cluster.admin.describe_topic("t")
+        assert [one.leader for one in described.partitions] == [1, 1, 3]
+
+
+def test_records_are_deleted_up_to_an_offset(fake: FakeCluster, cluster: Cluster) -> None:
+    fake.create_topic("t", partitions=2)
+    fake.write("t", [b"v"] * 10, 0)
+    fake.write("t", [b"v"] * 10, 1)
+    first, second = TopicPartition("t", 0), TopicPartition("t", 1)
+    assert cluster.admin.delete_records({first: 4, second: None}) == {first: 4, second: 10}
+    with cluster.consumer() as consumer:
+        assert consumer.beginning_offsets([first, second]) == {first: 4, second: 10}
+    with pytest.raises(OffsetOutOfRangeError):
+        cluster.admin.delete_records({first: 11})
+    with pytest.raises(InvalidRequestError, match="offset from 0"):
+        cluster.admin.delete_records({first: -1})
+    with pytest.raises(InvalidRequestError, match="partitions 0 to 1"):
+        cluster.admin.delete_records({TopicPartition("t", 2): 1})
+
+
+def test_the_cluster_describes_itself(fake3: FakeCluster) -> None:
+    with fake3.cluster() as cluster:
+        info = cluster.admin.describe_cluster()
+        assert info.cluster_id == fake3.cluster_id == cluster.cluster_id
+        assert info.voters == [1, 2, 3]
+        assert info.brokers[0] == BrokerInfo(1, "127.0.0.1", fake3.brokers[1].port, "node", True)
+
+
+def test_bad_input_is_refused_with_a_typed_error(cluster: Cluster) -> None:
+    with pytest.raises(ConfigError, match="retention_ms"):
+        cluster.create_topic("t", retension_ms=5)
+    with pytest.raises(ConfigError, match="segment_bytes"):
+        cluster.create_topic("t", segment_bytes=5)
+    with pytest.raises(InvalidPartitionsError):
+        cluster.create_topic("t", partitions=0)
+    with pytest.raises(TypeError, match="partitions"):
+        cluster.create_topic("t", partitions="3")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="named by a str"):
+        cluster.create_topic(5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="at least one key"):
+        cluster.admin.alter_topic_config("t")

@@ -1,0 +1,250 @@
+"""The cluster object: addresses, pickling, forks, interrupts, the shared connection."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection as Pipe
+
+import pytest
+
+from rayq.client.client import Client
+from rayq.client.cluster import Cluster, format_address, parse_address
+from rayq.client.producer import Producer
+from rayq.errors import (
+    AuthenticationError,
+    ClosedError,
+    ConfigError,
+    InvalidRequestError,
+    NoClusterError,
+    WrongClusterError,
+)
+from rayq.wire.authentication import client_key
+from rayq.wire.messages import Produce
+from tests.client.fake_broker import SECRET, FakeCluster
+
+
+@pytest.fixture(autouse=True)
+def no_current_cluster() -> Iterator[None]:
+    Cluster._current = None
+    yield
+    Cluster._current = None
+
+
+@pytest.mark.parametrize(
+    "given, address",
+    [
+        ("node1:9000", ("node1", 9000)),
+        (" node1 ", ("node1", 9392)),
+        ("10.0.0.1:1", ("10.0.0.1", 1)),
+        ("[::1]:9000", ("::1", 9000)),
+        ("[::1]", ("::1", 9392)),
+        (("node1", 7), ("node1", 7)),
+    ],
+)
+def test_addresses_are_read(given: str, address: tuple[str, int]) -> None:
+    assert parse_address(given) == address
+    assert parse_address(format_address(address)) == address
+
+
+@pytest.mark.parametrize("given", ["", ":9392", "node1:", "node1:0", "node1:70000", "node1:x"])
+def test_what_is_no_address_is_refused(given: str) -> None:
+    with pytest.raises(ConfigError, match="host:port"):
+        Cluster(given, b"key")
+
+
+def test_a_cluster_needs_an_address() -> None:
+    with pytest.raises(ConfigError, match="at least one broker"):
+        Cluster([], b"key")
+
+
+def test_a_cluster_pickles_and_knows_all_brokers(fake3: FakeCluster) -> None:
+    fake3.create_topic("t")
+    one = Cluster([("127.0.0.1", fake3.brokers[1].port)], client_key(SECRET), name="mine")
+    with one:
+        assert one.cluster_id is None
+        one.admin.list_topics()
+        copied = pickle.loads(pickle.dumps(one))
+        assert copied.name == "mine"
+        assert copied.cluster_id == fake3.cluster_id
+        assert len(copied.addresses) == 3
+        fake3.stop_broker(1)
+        fake3.move_leader("t", 0, 2)
+        with copied, copied.producer() as producer:
+            producer.send("t", b"v").result(5)
+    assert "secret" not in repr(one)
+
+
+def test_clusters_of_one_place_share_their_connections(fake: FakeCluster) -> None:
+    fake.create_topic("t")
+    with fake.cluster() as first, fake.cluster() as second:
+        assert first._client()[0] is second._client()[0]
+        first.admin.list_topics()
+        second.admin.list_topics()
+        server = fake.brokers[1].server
+        assert server is not None
+        assert len(server._authenticated) == 1
+        first.close()
+        second.admin.list_topics()
+
+
+def test_connections_end_with_the_last_user(fake: FakeCluster) -> None:
+    fake.create_topic("t")
+    server = fake.brokers[1].server
+    assert server is not None
+    with fake.cluster() as cluster:
+
+        async def scenario() -> None:
+            async with cluster.async_producer() as producer, cluster.async_consumer("t"):
+                await (await producer.send("t", b"v"))
+                assert len(server._authenticated) == 1
+            await asyncio.sleep(0.05)
+
+        asyncio.run(scenario())
+        gc.collect()
+        assert fake.call(lambda: len(server._authenticated)) == 0
+
+
+def test_the_current_cluster_is_the_last_one_made_so(fake: FakeCluster) -> None:
+    with pytest.raises(NoClusterError, match=r"rayq\.start"):
+        Cluster.current()
+    cluster = fake.cluster().make_current()
+    assert Cluster.current() is cluster
+    cluster.close()
+    with pytest.raises(NoClusterError):
+        Cluster.current()
+
+
+class Lifecycle:
+    stopped = 0
+
+    def stop(self) -> None:
+        Lifecycle.stopped += 1
+
+
+def test_stop_stops_the_servers_and_close_does_not(fake: FakeCluster) -> None:
+    fake.create_topic("t")
+    with fake.cluster(lifecycle=Lifecycle()) as cluster:
+        producer = cluster.producer()
+        future = producer.send("t", b"v")
+    assert Lifecycle.stopped == 0
+    assert future.done()
+    stopping = pickle.loads(pickle.dumps(fake.cluster(lifecycle=Lifecycle())))
+    stopping.stop()
+    assert Lifecycle.stopped == 1
+    with pytest.raises(ClosedError):
+        stopping.producer()
+    with fake.cluster() as connected, pytest.raises(InvalidRequestError, match="was started"):
+        connected.stop()
+
+
+def test_a_closed_cluster_says_so(fake: FakeCluster) -> None:
+    cluster = fake.cluster()
+    cluster.close()
+    cluster.close()
+    for use in (cluster.producer, cluster.consumer, cluster.admin.list_topics, cluster.__enter__):
+        with pytest.raises(ClosedError, match="connect again"):
+            use()
+
+
+def test_a_wrong_key_and_a_wrong_cluster_are_told_at_once(fake: FakeCluster) -> None:
+    address = ("127.0.0.1", fake.brokers[1].port)
+    start = time.monotonic()
+    with Cluster([address], b"x" * 32) as cluster, pytest.raises(AuthenticationError):
+        cluster.admin.list_topics()
+    with (
+        Cluster([address], client_key(SECRET), cluster_id="other") as cluster,
+        pytest.raises(WrongClusterError),
+    ):
+        cluster.admin.list_topics()
+    assert time.monotonic() - start < 3
+
+
+def _in_child(cluster: Cluster, producer: Producer, pipe: Pipe) -> None:
+    told = []
+    try:
+        producer.send("t", b"from the parent's producer")
+    except ClosedError as error:
+        told.append(type(error).__name__)
+    try:
+        producer.flush()
+    except ClosedError as error:
+        told.append(type(error).__name__)
+    with cluster.producer() as mine:
+        told.append(str(mine.send("t", b"child").result(5).offset))
+    pipe.send(told)
+    os._exit(0)
+
+
+def test_after_a_fork_the_cluster_works_and_old_producers_say_so(fake: FakeCluster) -> None:
+    fake.create_topic("t")
+    with fake.cluster() as cluster, cluster.producer() as producer:
+        producer.send("t", b"parent").result(5)
+        near, far = multiprocessing.Pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                _in_child(cluster, producer, far)
+            finally:
+                os._exit(1)
+        assert near.poll(10)
+        assert near.recv() == ["ClosedError", "ClosedError", "1"]
+        os.waitpid(pid, 0)
+        assert producer.send("t", b"parent").result(5).offset == 2
+
+
+@pytest.mark.parametrize("what", ["result", "poll", "flush", "send", "end_offsets"])
+def test_an_interrupt_ends_every_wait(fake: FakeCluster, what: str) -> None:
+    fake.create_topic("t")
+    with fake.cluster() as cluster:
+        consumer = cluster.consumer("t")
+        fake.fault(Produce, times=1000, is_lost=True)
+        producer = cluster.producer(batch_size=1000, buffer_memory=2000)
+        future = producer.send("t", b"x")
+        waits = {
+            "result": lambda: future.result(30),
+            "poll": lambda: consumer.poll(timeout_s=30),
+            "flush": lambda: producer.flush(timeout_s=30),
+            "send": lambda: [producer.send("t", bytes(900)) for _ in range(10)],
+            "end_offsets": lambda: consumer.end_offsets([("t", 0)]),  # type: ignore[list-item]
+        }
+        if what == "end_offsets":
+            fake.move_leader("t", 0, None)
+        timer = threading.Timer(
+            0.2, lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        )
+        timer.start()
+        start = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            waits[what]()
+        assert time.monotonic() - start < 2
+        timer.join()
+        fake.clear_faults()
+        with pytest.raises(Exception, match=r"under way|not delivered"):
+            producer.close(timeout_s=0.05)
+
+
+def test_an_interrupted_poll_loses_nothing(fake: FakeCluster) -> None:
+    fake.create_topic("t")
+    with fake.cluster() as cluster, cluster.consumer("t") as consumer:
+        timer = threading.Timer(
+            0.1, lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        )
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            consumer.poll(timeout_s=10)
+        timer.join()
+        fake.write("t", [b"v"])
+        assert [one.value for one in consumer.poll(timeout_s=5)] == [b"v"]
+
+
+def test_a_client_needs_bootstrap_addresses(fake: FakeCluster) -> None:
+    with fake.cluster() as cluster, pytest.raises(InvalidRequestError, match="bootstrap"):
+        Client(None, None, [], cluster._config)  # type: ignore[arg-type]

@@ -1,0 +1,173 @@
+"""What a producer does when leaders die, hang, move and come back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from rayq.errors import DisconnectedError, NotLeaderError, TimeoutError, UnknownTopicError
+from rayq.wire.messages import AllocateProducerId, Metadata, Produce
+from tests.client.fake_broker import FakeCluster
+
+Eventually = Callable[[Callable[[], bool]], None]
+
+
+def later(delay_s: float, action: Callable[[], None]) -> threading.Timer:
+    timer = threading.Timer(delay_s, action)
+    timer.start()
+    return timer
+
+
+def test_writing_goes_on_within_a_second_after_a_leader_dies(fake3: FakeCluster) -> None:
+    fake3.create_topic("t")
+    with fake3.cluster() as cluster, cluster.producer() as producer:
+        producer.send("t", b"before").result(5)
+        fake3.stop_broker(1)
+        timer = later(0.2, lambda: fake3.move_leader("t", 0, 2))
+        start = time.monotonic()
+        assert producer.send("t", b"after").result(5).offset == 1
+        assert time.monotonic() - start < 0.2 + 0.3
+        timer.join()
+
+
+def test_a_leader_that_hangs_is_given_up_when_another_is_elected(fake3: FakeCluster) -> None:
+    fake3.create_topic("t")
+    with fake3.cluster() as cluster, cluster.producer() as producer:
+        producer.send("t", b"before").result(5)
+        fake3.fault(
+            Produce,
+            times=100,
+            is_lost=True,
+            carry_out=True,
+            matches=lambda _one, broker: broker == 1,
+        )
+        future = producer.send("t", b"in doubt")
+        timer = later(1.3, lambda: fake3.move_leader("t", 0, 3))
+        start = time.monotonic()
+        assert future.result(8).offset == 1
+        assert time.monotonic() - start < 2.5
+        timer.join()
+    assert fake3.values("t") == [b"before", b"in doubt"]
+
+
+def test_order_and_single_appends_survive_many_elections(fake3: FakeCluster) -> None:
+    fake3.create_topic("t")
+    values = [str(number).encode() for number in range(20_000)]
+    stop = threading.Event()
+
+    def elect() -> None:
+        turn = 0
+        while not stop.wait(0.03):
+            turn += 1
+            fake3.move_leader("t", 0, 1 + turn % 3)
+
+    elections = threading.Thread(target=elect)
+    elections.start()
+    try:
+        with fake3.cluster() as cluster, cluster.producer(batch_size=2048) as producer:
+            futures = []
+            for value in values:
+                futures.append(producer.send("t", value))
+                if len(futures) % 500 == 0:
+                    time.sleep(0.01)
+            offsets = [future.result(20).offset for future in futures]
+    finally:
+        stop.set()
+        elections.join()
+    assert fake3.values("t") == values
+    assert offsets == list(range(20_000))
+
+
+def test_a_broker_that_tells_old_metadata_is_not_believed(fake3: FakeCluster) -> None:
+    fake3.create_topic("t")
+    with fake3.cluster() as cluster, cluster.producer() as producer:
+        producer.send("t", b"a").result(5)
+        fake3.freeze_metadata(1)
+        fake3.freeze_metadata(2)
+        fake3.move_leader("t", 0, 3)
+        assert producer.send("t", b"b").result(5).offset == 1
+        for _ in range(5):
+            assert cluster.admin.describe_topic("t").partitions[0].leader == 3
+
+
+def test_metadata_comes_from_any_live_broker(fake3: FakeCluster) -> None:
+    fake3.create_topic("t")
+    fake3.stop_broker(1)
+    fake3.fault(Metadata, times=1000, is_lost=True, matches=lambda _one, broker: broker == 2)
+    fake3.move_leader("t", 0, 3)
+    with fake3.cluster() as cluster, cluster.producer() as producer:
+        start = time.monotonic()
+        assert producer.send("t", b"a").result(5).offset == 0
+        assert time.monotonic() - start < 2
+
+
+def test_a_cluster_that_is_away_is_named_in_the_error(fake3: FakeCluster) -> None:
+    for broker in fake3.brokers:
+        fake3.stop_broker(broker)
+    with fake3.cluster() as cluster:
+        with pytest.raises(TimeoutError, match=r"127\.0\.0\.1:.*Check that the cluster runs"):
+            cluster.admin.list_topics(timeout_s=0.3)
+        with cluster.producer(max_block_ms=300) as producer, pytest.raises(TimeoutError):
+            producer.send("t", b"v")
+
+
+def test_a_producer_waits_for_its_id_through_errors(fake3: FakeCluster) -> None:
+    fake3.create_topic("t")
+    fake3.fault(AllocateProducerId, times=4, error=DisconnectedError("gone"))
+    with fake3.cluster() as cluster, cluster.producer() as producer:
+        assert producer.send("t", b"v").result(5).offset == 0
+
+
+def test_a_partition_without_a_leader_is_waited_for(
+    fake3: FakeCluster, eventually: Eventually
+) -> None:
+    fake3.create_topic("t", partitions=2)
+    with fake3.cluster() as cluster, cluster.producer() as producer:
+        producer.send("t", b"a", partition=0).result(5)
+        fake3.move_leader("t", 0, None)
+        waiting = producer.send("t", b"b", partition=0)
+        assert producer.send("t", b"c", partition=1).result(5).offset == 0
+        assert not waiting.done()
+        fake3.move_leader("t", 0, 3)
+        start = time.monotonic()
+        assert waiting.result(5).offset == 1
+        assert time.monotonic() - start < 0.5
+
+
+def test_a_leader_that_does_not_know_the_topic_yet_is_asked_again(fake3: FakeCluster) -> None:
+    fake3.create_topic("t")
+    fake3.fault(Produce, times=3, error=UnknownTopicError("not here yet"))
+    with fake3.cluster() as cluster, cluster.producer() as producer:
+        assert producer.send("t", b"v").result(5).offset == 0
+
+
+def test_offsets_are_asked_of_the_new_leader(fake3: FakeCluster) -> None:
+    fake3.create_topic("t")
+    fake3.write("t", [b"v"])
+    with fake3.cluster() as cluster, cluster.consumer() as consumer:
+        assert consumer.end_offsets([("t", 0)]) == {("t", 0): 1}  # type: ignore[list-item]
+        fake3.move_leader("t", 0, 2)
+        assert consumer.end_offsets([("t", 0)]) == {("t", 0): 1}  # type: ignore[list-item]
+        fake3.stop_broker(2)
+        timer = later(0.1, lambda: fake3.move_leader("t", 0, 3))
+        assert consumer.end_offsets([("t", 0)]) == {("t", 0): 1}  # type: ignore[list-item]
+        timer.join()
+
+
+def test_a_leader_that_keeps_refusing_costs_waits_and_not_the_processor(
+    fake3: FakeCluster,
+) -> None:
+    fake3.create_topic("t")
+    fake3.fault(Produce, times=10_000, error=NotLeaderError("not I"))
+    with fake3.cluster() as cluster, cluster.producer(delivery_timeout_ms=1000) as producer:
+        future = producer.send("t", b"v")
+        assert future.exception(5) is not None
+        assert len(fake3.asked(Produce)) < 15
+        assert len(fake3.asked(Metadata)) < 60
+        fake3.clear_faults()
+        assert producer.send("t", b"w").result(5).offset == 0
+        with pytest.raises(Exception, match="not delivered"):
+            producer.flush()
