@@ -112,7 +112,10 @@ class ReplicaLog:
         async with self.flush_lock:  # No flush is under way now, and none begins.
             self._stop_flusher()
             if log is not None and self.failure is None:
-                await self.environment.threads.run(log.close, self.high_watermark)
+                try:
+                    await self.environment.threads.run(log.close, self.high_watermark)
+                except StorageError as error:
+                    self.fail(error)  # Its end is not known for sure: as after a crash.
         self._release()
 
     def abandon(self) -> None:

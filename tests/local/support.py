@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import defaultdict
@@ -9,9 +10,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from rayq import Cluster, Record, RecordMetadata, TopicPartition
+from rayq.client.environment import system_environment
 from rayq.client.futures import DeliveryFuture
 from rayq.errors import RayqError
 from rayq.records import PartitionInfo
+from rayq.wire.authentication import Identity, key_of_token
+from rayq.wire.connection import Connection
+from rayq.wire.messages import Produce, Request
 
 FAST: dict[str, Any] = {
     "heartbeat_interval_ms": 100,
@@ -152,3 +157,56 @@ class Load:
 
 def place(topic: str, partition: int = 0) -> TopicPartition:
     return TopicPartition(topic, partition)
+
+
+# --- servers spoken to without rayq's client ------------------------------------------------------
+
+
+def client_identity(cluster: Cluster) -> Identity:
+    return Identity(
+        role="client", key=key_of_token(cluster.token), cluster_id=None, broker=None
+    )
+
+
+def ask(
+    endpoint: tuple[str, int],
+    identity: Identity,
+    request: Request,
+    payload: bytes | bytearray = b"",
+    *,
+    timeout_s: float = 10.0,
+) -> Any:
+    """One request over a connection of its own; raises what the server answers."""
+
+    async def connect_and_ask() -> Any:
+        environment = system_environment(None)
+        connection = await Connection.open(environment, *endpoint, identity)
+        try:
+            response, _ = await connection.request(request, payload, timeout_s=timeout_s)
+        finally:
+            connection.close()
+        return response
+
+    return asyncio.run(connect_and_ask())
+
+
+def leader_endpoint(cluster: Cluster, topic: str, partition: int = 0) -> tuple[str, int]:
+    info = partition_of(cluster, topic, partition)
+    (leader,) = (one for one in info.replicas if one.broker == info.leader)
+    assert leader.host is not None and leader.port is not None
+    return leader.host, leader.port
+
+
+def produce_raw(
+    cluster: Cluster, topic: str, batch: bytes | bytearray, *, acks: int = -1, timeout_s: float = 10
+) -> Any:
+    """Sends one batch to the leader of partition 0, once, without retries."""
+    info = cluster.admin.describe_topic(topic)
+    request = Produce(
+        topic_id=info.topic_id,
+        partition=0,
+        leader_epoch=info.partitions[0].leader_epoch,
+        acks=acks,
+        timeout_ms=int(timeout_s * 1000),
+    )
+    return ask(leader_endpoint(cluster, topic), client_identity(cluster), request, batch)

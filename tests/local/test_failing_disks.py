@@ -1,0 +1,148 @@
+"""A full disk heals when space returns; a disk that fails a sync ends its replica."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rayq.errors import DeliveryError, DiskFullError, RayqError
+from rayq.storage.batch import encode_batch
+from rayq.testing import LocalCluster
+from tests.local.faulty_disk import Faults
+from tests.local.support import (
+    FAST,
+    Load,
+    eventually,
+    leader_of,
+    partition_of,
+    produce_raw,
+    read_all,
+    values,
+    wait_in_sync,
+)
+
+
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
+    made = Faults()
+    made.install(monkeypatch)
+    return made
+
+
+@pytest.fixture
+def faulty(faults: Faults, tmp_path: Path) -> Iterator[LocalCluster]:
+    with LocalCluster(
+        3, data_dir=tmp_path / "data", replica_lag_time_max_ms=600, **FAST
+    ) as cluster:
+        yield cluster
+
+
+def test_a_full_disk_of_the_leader_is_said_and_heals(faults: Faults, faulty: LocalCluster) -> None:
+    faulty.create_topic("t")
+    faulty.create_topic("other")
+    with faulty.producer() as producer:
+        producer.send("t", b"0").result(10)
+        faults.full.add(f"broker-{leader_of(faulty, 't')}/t-0")
+        with pytest.raises(DiskFullError, match="no room for the append"):
+            produce_raw(faulty, "t", encode_batch([b"x"], timestamps_ms=1))
+        with pytest.raises(DeliveryError, match="no room for the append"):  # noqa: PT012
+            with faulty.producer(delivery_timeout_ms=300) as impatient:
+                impatient.send("t", b"given up")
+        producer.send("other", b"others go on").result(10)
+        future = producer.send("t", b"1")
+        faults.full.clear()
+        assert future.result(20).offset == 1
+    assert values(read_all(faulty, "t")) == [b"0", b"1"]
+    assert len(wait_in_sync(faulty, "t").isr) == 3
+
+
+def test_a_full_disk_of_a_follower_costs_it_its_place_until_space_returns(
+    faults: Faults, faulty: LocalCluster
+) -> None:
+    faulty.create_topic("t")
+    with faulty.producer() as producer:
+        producer.send("t", b"0").result(10)
+        follower = next(
+            one for one in partition_of(faulty, "t").isr if one != leader_of(faulty, "t")
+        )
+        faults.full.add(f"broker-{follower}/")
+        producer.send("t", b"1").result(20)
+        assert follower not in partition_of(faulty, "t").isr
+        producer.send("t", b"2").result(20)
+        faults.full.clear()
+        wait_in_sync(faulty, "t")
+    assert values(read_all(faulty, "t")) == [b"0", b"1", b"2"]
+
+
+def test_a_disk_that_is_full_all_over_heals_too(faults: Faults, faulty: LocalCluster) -> None:
+    faulty.create_topic("t")
+    with Load(faulty, "t") as load:
+        faults.full.add(f"broker-{leader_of(faulty, 't')}/")
+        eventually(lambda: _fails_or_moves(faulty), "the full disk is noticed")
+        faults.full.clear()
+        load.wait_for_more()
+        wait_in_sync(faulty, "t")
+    load.check()
+
+
+def _fails_or_moves(cluster: LocalCluster) -> bool:
+    try:
+        produce_raw(cluster, "t", encode_batch([b"-1"], timestamps_ms=1), timeout_s=0.5)
+    except RayqError:
+        return True
+    return False
+
+
+def test_after_a_failed_sync_a_follower_takes_over_and_nothing_is_lost(
+    faults: Faults, faulty: LocalCluster
+) -> None:
+    faulty.create_topic("t")
+    with Load(faulty, "t") as load:
+        failing = leader_of(faulty, "t")
+        faults.sync_fails.add(f"broker-{failing}/t-0")
+        eventually(lambda: leader_of_or_none(faulty) not in (failing, None), "another leads")
+        load.wait_for_more()
+        assert failing not in partition_of(faulty, "t").isr
+    load.check()
+
+
+def leader_of_or_none(cluster: LocalCluster) -> int | None:
+    return partition_of(cluster, "t").leader
+
+
+def test_a_follower_whose_sync_fails_leaves_and_the_rest_goes_on(
+    faults: Faults, faulty: LocalCluster
+) -> None:
+    faulty.create_topic("t")
+    with Load(faulty, "t") as load:
+        failing = next(
+            one for one in partition_of(faulty, "t").isr if one != leader_of(faulty, "t")
+        )
+        faults.sync_fails.add(f"broker-{failing}/t-0")
+        eventually(lambda: failing not in partition_of(faulty, "t").isr, "it leaves")
+        load.wait_for_more()
+        # A new process of the broker trusts its disk again, once it is mended.
+        faults.sync_fails.clear()
+        faulty.kill_broker(failing)
+        faulty.start_broker(failing)
+        wait_in_sync(faulty, "t")
+    load.check()
+
+
+def test_a_stop_with_a_full_disk_is_prompt_and_loses_nothing(
+    faults: Faults, tmp_path: Path
+) -> None:
+    cluster = LocalCluster(3, data_dir=tmp_path, **FAST)
+    cluster.create_topic("t")
+    with cluster.producer() as producer:
+        producer.send_many("t", [b"x"] * 100).result(10)
+    faults.full.add("/t-0/")
+    started_s = time.monotonic()
+    cluster.stop()
+    assert time.monotonic() - started_s < 8
+    faults.full.clear()
+    with LocalCluster(3, data_dir=tmp_path, **FAST) as cluster:
+        assert len(read_all(cluster, "t")) == 100

@@ -1,0 +1,126 @@
+"""acks="all" and `min_insync_replicas`; retries of what was written already."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from rayq.actors.replica_host import ReplicaHost
+from rayq.errors import (
+    NotEnoughReplicasAfterAppendError,
+    NotEnoughReplicasError,
+    OutOfOrderSequenceError,
+    ProducerFencedError,
+    RayqError,
+    UnknownProducerError,
+)
+from rayq.storage.batch import encode_batch
+from rayq.testing import LocalCluster
+from rayq.wire.messages import Produce
+from tests.local.support import (
+    eventually,
+    partition_of,
+    produce_raw,
+    read_all,
+    values,
+    wait_in_sync,
+)
+
+
+def batch(value: bytes, **numbers: int) -> bytearray:
+    return encode_batch([value], timestamps_ms=1000, **numbers)
+
+
+def test_below_min_insync_a_write_is_refused_before_the_append(fragile: LocalCluster) -> None:
+    fragile.create_topic("t", min_insync_replicas=3)
+    produce_raw(fragile, "t", batch(b"0"))
+    (follower, *_) = [one for one in partition_of(fragile, "t").isr if one != _leader(fragile)]
+    fragile.kill_broker(follower)
+    eventually(lambda: len(partition_of(fragile, "t").isr) == 2, "it left the in-sync set")
+    with pytest.raises(NotEnoughReplicasError, match="needs min_insync_replicas = 3"):
+        produce_raw(fragile, "t", batch(b"refused"))
+    # acks=1 is not held to it; the record is readable once the follower is back.
+    produce_raw(fragile, "t", batch(b"1"), acks=1)
+    with fragile.producer(delivery_timeout_ms=700) as producer:
+        with pytest.raises(RayqError, match="min_insync_replicas"):
+            producer.send("t", b"refused too").result(10)
+        fragile.start_broker(follower)
+        wait_in_sync(fragile, "t")
+        with pytest.raises(RayqError, match="not delivered"):
+            producer.flush()
+        producer.send("t", b"2").result(20)
+    assert values(read_all(fragile, "t")) == [b"0", b"1", b"2"]
+
+
+def test_a_set_that_shrinks_after_the_append_leaves_the_outcome_unknown(
+    fragile: LocalCluster,
+) -> None:
+    fragile.create_topic("t", min_insync_replicas=3)
+    with fragile.producer() as producer:
+        producer.send("t", b"0").result(10)
+        follower = next(one for one in partition_of(fragile, "t").isr if one != _leader(fragile))
+        fragile.kill_broker(follower)
+        # Its session has not ended: the leader appends and waits for it.
+        future = producer.send("t", b"1")
+        with pytest.raises(NotEnoughReplicasAfterAppendError, match="may or may not"):
+            produce_raw(fragile, "t", batch(b"2"))
+        fragile.start_broker(follower)
+        assert future.result(30).offset == 1
+    assert values(read_all(fragile, "t")) == [b"0", b"1", b"2"]
+
+
+def _leader(cluster: LocalCluster) -> int | None:
+    return partition_of(cluster, "t").leader
+
+
+def test_the_same_numbered_batch_is_appended_once(cluster: LocalCluster, topic: str) -> None:
+    first = produce_raw(cluster, topic, batch(b"0", producer_id=77, base_sequence=0))
+    again = produce_raw(cluster, topic, batch(b"0", producer_id=77, base_sequence=0))
+    assert (first.base_offset, again.base_offset) == (0, 0)
+    assert first.append_time_ms == again.append_time_ms
+    assert produce_raw(
+        cluster, topic, batch(b"1", producer_id=77, base_sequence=1)
+    ).base_offset == 1
+    with pytest.raises(OutOfOrderSequenceError):
+        produce_raw(cluster, topic, batch(b"3", producer_id=77, base_sequence=3))
+    with pytest.raises(UnknownProducerError):
+        produce_raw(cluster, topic, batch(b"x", producer_id=78, base_sequence=5))
+    produce_raw(
+        cluster, topic, batch(b"2", producer_id=77, producer_epoch=1, base_sequence=0)
+    )
+    with pytest.raises(ProducerFencedError):
+        produce_raw(cluster, topic, batch(b"x", producer_id=77, base_sequence=2))
+    assert values(read_all(cluster, topic)) == [b"0", b"1", b"2"]
+
+
+def test_a_producer_whose_answers_are_lost_appends_once_and_in_order(
+    cluster: LocalCluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every third answer never comes; the records were appended all the same."""
+    original = ReplicaHost._handle
+    lock = threading.Lock()
+    produced = 0
+
+    def lossy(self: ReplicaHost, peer: Any, request: Any, payload: Any) -> Any:
+        nonlocal produced
+        result = original(self, peer, request, payload)
+        if isinstance(request, Produce):
+            with lock:
+                produced += 1
+                if produced % 3 == 1:
+                    return asyncio.get_running_loop().create_future()
+        return result
+
+    # A server holds the bound method from its start: this acts on the processes of a new topic.
+    monkeypatch.setattr(ReplicaHost, "_handle", lossy)
+    lossy_topic = f"{topic}-lossy"
+    cluster.create_topic(lossy_topic)
+    with cluster.producer(request_timeout_ms=150, batch_size=500) as producer:
+        futures = [producer.send(lossy_topic, b"%03d" % number) for number in range(300)]
+        producer.flush(timeout_s=60)
+    assert produced > 10
+    assert [future.result(0).offset for future in futures] == list(range(300))
+    assert values(read_all(cluster, lossy_topic)) == [b"%03d" % number for number in range(300)]
