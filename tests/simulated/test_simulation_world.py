@@ -222,6 +222,23 @@ def test_a_job_runs_later_and_its_result_later_still() -> None:
         world.run(process.run(work()))
 
 
+def test_slow_disks_and_busy_hosts_take_their_time() -> None:
+    world = World(1)
+    host = world.host()
+    host.disk.sync_s = 1.0, 1.0
+    host.thread_s = 0.1, 0.1
+    process = host.process("p")
+
+    async def work() -> float:
+        file = process.environment.disk.open("/f", create=True)
+        start = world.now_s
+        await process.environment.threads.run(file.sync_data)
+        return world.now_s - start
+
+    with world:
+        assert world.run(process.run(work())) == pytest.approx(1.2)
+
+
 def test_a_kill_falls_before_or_after_the_effect_of_a_job() -> None:
     found: set[tuple[bytes, bool]] = set()
     for seed in range(100):

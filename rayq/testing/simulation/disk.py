@@ -26,7 +26,8 @@ FREE_BYTES = 1 << 40
 """What a disk without a capacity says is free."""
 
 SYNC_S = (0.00005, 0.002)
-"""How long a sync takes, at least and usually at most; one in a hundred takes 20 times as long."""
+"""A good disk's time for a sync, at least and usually at most; one in a hundred takes 20 times as
+long."""
 
 
 class DiskUser(Protocol):
@@ -61,9 +62,9 @@ class Fault:
 class SimulatedDisk:
     """One disk: what a test does to it, and the name look-up. `ProcessDisk` is what processes see.
 
-    Knobs: `capacity_bytes` (None: endless); `short_writes`, `cold_reads` and `writebacks`, the
-    probabilities that a write stops early, that `pread_cached` answers None, and that the kernel
-    writes a page early.
+    Knobs: `capacity_bytes` (None: endless); `sync_s`, how long a sync takes, at least and usually
+    at most; `short_writes`, `cold_reads` and `writebacks`, the probabilities that a write stops
+    early, that `pread_cached` answers None, and that the kernel writes a page early.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class SimulatedDisk:
     ) -> None:
         self.name = name
         self.capacity_bytes: int | None = None
+        self.sync_s = SYNC_S
         self.short_writes = 0.0
         self.cold_reads = 0.05
         self.writebacks = 0.05
@@ -132,7 +134,7 @@ class SimulatedDisk:
     def copy(self, name: str) -> SimulatedDisk:
         """Another disk that holds what this one shows now, all of it durable: a backup."""
         disk = SimulatedDisk(name, self.rng, self.trace, self._now)
-        disk.capacity_bytes = self.capacity_bytes
+        disk.capacity_bytes, disk.sync_s = self.capacity_bytes, self.sync_s
         disk._root = self._root.copy()
         return disk
 
@@ -155,7 +157,7 @@ class SimulatedDisk:
                 raise _error(fault.error, path)
 
     def sync_cost_s(self) -> float:
-        least, usual = SYNC_S
+        least, usual = self.sync_s
         cost = least + (usual - least) * self.rng.random() ** 3
         if self.rng.random() < 0.01:
             cost *= 20

@@ -19,7 +19,8 @@ from rayq.testing.simulation.streams import SimulatedTransport, Stream
 
 SAME_HOST_S = (0.00001, 0.0001)
 OTHER_HOST_S = (0.0001, 0.002)
-"""Delays one way, at least and usually at most; one in 200 takes up to 20 times as long."""
+"""Delays one way of a good network, at least and usually at most; one in 200 takes up to 20 times
+as long."""
 
 GIVE_UP_S = (8.0, 14.0)
 """After so long without a working link the kernel ends a connection (keepalive, user timeout)."""
@@ -46,12 +47,17 @@ class Link:
     has arrived in parts."""
 
     def __init__(
-        self, source: NetworkHost, target: NetworkHost, loop: SimulationLoop, rng: random.Random
+        self,
+        source: NetworkHost,
+        target: NetworkHost,
+        delay_s: tuple[float, float],
+        loop: SimulationLoop,
+        rng: random.Random,
     ) -> None:
         self.source = source
         self.target = target
         self.cut = False
-        self.delay_s = SAME_HOST_S if source is target else OTHER_HOST_S
+        self.delay_s = delay_s
         self.bytes_per_s: float | None = None
         self.chunking = 0.1
         self._loop = loop
@@ -104,6 +110,8 @@ class SimulatedNetwork:
 
     def __init__(self, loop: SimulationLoop, rng: random.Random) -> None:
         self.loop = loop
+        self.delay_s = OTHER_HOST_S
+        """Of the links between hosts that are not slow."""
         self._rng = rng
         self._hosts: dict[str, NetworkHost] = {}
         self._links: dict[tuple[str, str], Link] = {}
@@ -120,7 +128,8 @@ class SimulatedNetwork:
         """The one-way link; its delays, rate and chunking may be set."""
         key = source.name, target.name
         if key not in self._links:
-            self._links[key] = Link(source, target, self.loop, self._rng)
+            delay_s = SAME_HOST_S if source is target else self.delay_s
+            self._links[key] = Link(source, target, delay_s, self.loop, self._rng)
         return self._links[key]
 
     def cut(
@@ -149,7 +158,7 @@ class SimulatedNetwork:
         )
         for link in links:
             link.cut = False
-            link.delay_s, link.bytes_per_s = OTHER_HOST_S, None
+            link.delay_s, link.bytes_per_s = self.delay_s, None
         self._note("healed", links)
         self.links_are_back()
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 THREAD_S = (0.00002, 0.0005)
-"""How long a thread takes to start a job, and the loop to hear of its end; one in 100 times it is
-up to 50 times as long."""
+"""How long a thread of an idle host takes to start a job, and the loop to hear of its end; one in
+100 times it is up to 50 times as long."""
 
 
 class Process(Owner):
@@ -224,7 +224,7 @@ class ProcessThreads:
             future.set_result(result)
 
     def _later(self, seconds: float, callback: Callable[..., None], *arguments: Any) -> None:
-        least, usual = THREAD_S
+        least, usual = self._process.host.thread_s
         delay = least + (usual - least) * self._rng.random()
         if self._rng.random() < 0.01:
             delay *= self._rng.uniform(1, 50)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from rayq.testing.simulation.disk import SimulatedDisk
 from rayq.testing.simulation.loop import START_S, ReportedError, SimulationLoop
 from rayq.testing.simulation.network import SimulatedNetwork
-from rayq.testing.simulation.process import Process
+from rayq.testing.simulation.process import THREAD_S, Process
 
 T = TypeVar("T")
 
@@ -101,7 +101,11 @@ class World:
 
 
 class Host:
-    """A machine: an address, a disk, a clock, processes."""
+    """A machine: an address, a disk, a clock, processes.
+
+    Knobs: `thread_s`, how long a job waits for a thread and its result for the loop, at least and
+    usually at most (a busy machine); `clock_offset_ms`, how far off the wall clock is.
+    """
 
     def __init__(self, world: World, name: str, address: str) -> None:
         self.world = world
@@ -111,6 +115,7 @@ class Host:
         self.disk = world.new_disk(f"{name}.disk")
         self.processes: list[Process] = []
         self.clock_offset_ms = 0
+        self.thread_s = THREAD_S
         self._boots = 0
 
     @property
