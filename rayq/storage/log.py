@@ -35,6 +35,7 @@ from rayq.storage.plans import (
     NothingToRead,
     ReadPlan,
     TimeLookup,
+    VerifyPlan,
     read_failed,
 )
 from rayq.storage.producer_state import ProducerState, snapshot_offsets, snapshot_path
@@ -51,7 +52,6 @@ from rayq.storage.segment import (
     SUFFIXES,
     Segment,
     pread,
-    scan,
     segment_path,
 )
 
@@ -75,7 +75,8 @@ class Log:
     """One partition's batches, from `start_offset` up to `end_offset` (exclusive).
 
     Synchronous; one thread (the event loop) owns it. What may wait for the disk comes as a plan to
-    run in another thread: `plan_flush`, `plan_read`, `plan_offset_for_time`, `remove_files`.
+    run in another thread: `plan_flush`, `plan_read`, `plan_offset_for_time`, `plan_verify`, and
+    `remove_files`.
     `truncate`, `reset` and `close` sync by themselves; no flush plan may be under way meanwhile.
 
     A disk that fails an operation makes the log useless: `failure` says why, and every call that
@@ -465,9 +466,7 @@ class Log:
         """
         self._check_usable()
         if not self._start <= offset <= self._end:
-            raise OffsetOutOfRangeError(
-                f"{self.directory}: offset {offset} is outside {self._start} to {self._end}."
-            )
+            raise self._out_of_range(offset)
         if offset >= limit_offset:
             return NothingToRead(self.generation, offset)
         if self._recent_offsets and offset >= self._recent_offsets[0]:
@@ -519,27 +518,31 @@ class Log:
             min(limit_offset, self._end),
         )
 
-    def verify_range(self, offset: int) -> None:
-        """Reads the batch that contains `offset` again and checks it; blocks on the disk.
+    def plan_verify(self, offset: int) -> VerifyPlan:
+        """A check of the batch that contains `offset`, from disk; its `run` raises `StorageError`.
 
-        Raises `StorageError` naming file and position when it is damaged here.
+        Raises `OffsetOutOfRangeError` when the log holds no such offset.
         """
         self._check_usable()
         if not self._start <= offset < self._end:
-            return
+            raise self._out_of_range(offset)
         segment = self._segment_of(offset)
         try:
-            place = segment.view(offset).locate(offset, pread)
-            if place is not None:
-                end = place.position + place.header.length
-                for _ in scan(segment.file, place.position, end, path=segment.path, bodies=True):
-                    pass
-        except CorruptBatchError as error:
-            raise StorageError(f"{error} The disk has damaged the log; nothing was deleted.") from (
-                error
-            )
+            view = segment.view(offset)
         except OSError as error:
             raise read_failed(segment.path, None, error) from error
+        self._use(segment)
+        return VerifyPlan(self.generation, view, offset)
+
+    def verify_range(self, offset: int) -> None:
+        """As `plan_verify`, at once: blocks on the disk. Nothing to check outside the log."""
+        if self._start <= offset < self._end:
+            self.plan_verify(offset).run()
+
+    def _out_of_range(self, offset: int) -> OffsetOutOfRangeError:
+        return OffsetOutOfRangeError(
+            f"{self.directory}: offset {offset} is outside {self._start} to {self._end}."
+        )
 
     def _segment_of(self, offset: int) -> Segment:
         place = bisect_right(self._segments, offset, key=lambda segment: segment.base_offset)

@@ -262,6 +262,30 @@ class TimeLookup:
         return None
 
 
+@dataclass(frozen=True)
+class VerifyPlan:
+    """A check of one batch, header and body, as the disk has it."""
+
+    generation: int
+    view: SegmentView
+    offset: int
+
+    def run(self) -> None:
+        """In a thread. Raises `StorageError` naming file and position when the batch is damaged."""
+        view = self.view
+        try:
+            place = view.locate(self.offset, pread)
+            if place is None:
+                raise CorruptBatchError(f"{view.path}: nothing leads to offset {self.offset}.")
+            end = place.position + place.header.length
+            for _ in scan(view.file, place.position, end, path=view.path, bodies=True):
+                pass
+        except CorruptBatchError as error:
+            raise StorageError(f"{error} The disk damaged the log; nothing was deleted.") from error
+        except OSError as error:
+            raise read_failed(view.path, None, error) from error
+
+
 def read_failed(path: str, position: int | None, error: OSError) -> StorageError:
     where = path if position is None else f"{path}, position {position}"
     return StorageError(f"{where}: the disk could not read it: {error}. Check the disk.")
