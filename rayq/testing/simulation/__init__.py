@@ -11,12 +11,12 @@ from rayq.testing.simulation.disk import Fault, SimulatedDisk
 from rayq.testing.simulation.loop import (
     DeadlockError,
     LimitError,
-    ProcessDied,
     ReportedError,
     SimulationError,
     SimulationLoop,
 )
 from rayq.testing.simulation.network import SimulatedNetwork
+from rayq.testing.simulation.owner import ProcessDied
 from rayq.testing.simulation.process import Process
 from rayq.testing.simulation.world import Host, World
 

@@ -29,7 +29,7 @@ from rayq.core.partition_state import PartitionState
 from rayq.storage.batch import read_header
 from rayq.testing.simulation.cluster import SimulatedCluster
 from rayq.testing.simulation.disk import SimulatedDisk
-from rayq.testing.simulation.loop import Owner
+from rayq.testing.simulation.owner import Owner
 from rayq.testing.simulation.process import Process
 
 Key = tuple[str, int]

@@ -21,6 +21,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar, TypeVarTuple
 
+from rayq.testing.simulation.owner import DEAD, HELD, OPEN, OWNER, Owner, ProcessDied
 from rayq.testing.simulation.trace import Trace
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 START_S = 1000.0
-"""What `time()` says at first: code that takes 0 for "never" is found out."""
+"""What `time()` says at first: as on a real machine, not 0."""
 
 EVENTS_MAX = 200_000_000
 """Events of one loop; more is taken for a livelock."""
@@ -43,9 +44,6 @@ _CANCELLED_TIMERS_MAX = 1000
 _TAIL_EVENTS = 30
 _REPORTED_TASKS_MAX = 40
 _REPORTED_ERRORS_MAX = 1000
-_CLOSES_MAX = 10
-
-_OPEN, _HELD, _DEAD = 0, 1, 2
 
 
 class SimulationError(Exception):
@@ -58,79 +56,6 @@ class DeadlockError(SimulationError):
 
 class LimitError(SimulationError):
     """The script took more virtual time or more events than it was given."""
-
-
-class ProcessDied(BaseException):
-    """Raised wherever a dead process would touch the world. It is no `Exception`, so that the code
-    of that process does not catch it."""
-
-
-class Owner:
-    """Whom callbacks and tasks belong to. Its `context` makes them its own."""
-
-    def __init__(self, name: str, number: int) -> None:
-        self.name = name
-        self.number = number
-        self.context = contextvars.Context()
-        self.context.run(_OWNER.set, self)
-        self.gate = _OPEN
-        self.held: deque[Call] = deque()
-        self.paused = False
-        self.blocked_until = 0.0
-        self._tasks: dict[asyncio.Task[Any], None] = {}
-        self._tasks_prune_at = 64
-
-    @property
-    def alive(self) -> bool:
-        return self.gate != _DEAD
-
-    def check_alive(self) -> None:
-        """Raises `ProcessDied` when the owner is dead."""
-        if self.gate == _DEAD:
-            raise ProcessDied(f"{self.name} is dead")
-
-    def copy_context(self) -> contextvars.Context:
-        """For a callback of this owner: the running context when that is the owner's own."""
-        running = contextvars.copy_context()
-        return running if running.get(_OWNER, None) is self else self.context.copy()
-
-    def tasks(self) -> list[asyncio.Task[Any]]:
-        """Those that have not ended, oldest first."""
-        return [task for task in self._tasks if not task.done()]
-
-    def add_task(self, task: asyncio.Task[Any]) -> None:
-        self._tasks[task] = None
-        if len(self._tasks) >= self._tasks_prune_at:
-            self._tasks = dict.fromkeys(self.tasks())
-            self._tasks_prune_at = max(64, 2 * len(self._tasks))
-
-    def close_tasks(self) -> bool:
-        """Ends every task where it stands, `finally` blocks included. False when one of them is
-        running and has to be closed later."""
-        all_closed = True
-        for task in self.tasks():
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
-            coroutine = task.get_coro()
-            assert isinstance(coroutine, Coroutine)
-            if coroutine.cr_running:  # type: ignore[attr-defined]
-                all_closed = False
-                continue
-            self.context.copy().run(_close, coroutine)
-        return all_closed
-
-
-def _close(coroutine: Coroutine[Any, Any, Any]) -> None:
-    for _ in range(_CLOSES_MAX):
-        try:
-            coroutine.close()
-        except RuntimeError:
-            continue  # a `finally` awaited something: the dead do not wait
-        except BaseException:  # noqa: BLE001 - whatever its last words are, nobody hears them
-            pass
-        return
-
-
-_OWNER: contextvars.ContextVar[Owner] = contextvars.ContextVar("owner of the running callback")
 
 
 @dataclass(frozen=True)
@@ -301,7 +226,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         name: str | None = None,
         context: contextvars.Context | None = None,
     ) -> asyncio.Task[Any]:
-        owner = (context or contextvars.copy_context()).get(_OWNER, self.root)
+        owner = (context or contextvars.copy_context()).get(OWNER, self.root)
         if not owner.alive:
             coro.close()
             owner.check_alive()
@@ -318,7 +243,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):
 
     def current_owner(self) -> Owner:
         """Whose code is running."""
-        return _OWNER.get(self.root)
+        return OWNER.get(self.root)
 
     def pause(self, owner: Owner) -> None:
         owner.paused = True
@@ -342,7 +267,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):
             self.call_soon(owner.close_tasks, context=self.root.context)
 
     def _end(self, owner: Owner) -> bool:
-        owner.gate = _DEAD
+        owner.gate = DEAD
         owner.held.clear()
         running = events._get_running_loop()
         events._set_running_loop(self)  # also when it dies in a thread's job, or at `close`
@@ -351,12 +276,12 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         return all_closed
 
     def _hold(self, owner: Owner) -> None:
-        if owner.gate == _OPEN:
-            owner.gate = _HELD
+        if owner.gate == OPEN:
+            owner.gate = HELD
 
     def _release(self, owner: Owner) -> None:
-        if owner.gate == _HELD and not owner.paused and owner.blocked_until <= self._now:
-            owner.gate = _OPEN
+        if owner.gate == HELD and not owner.paused and owner.blocked_until <= self._now:
+            owner.gate = OPEN
             self._ready.extendleft(reversed(owner.held))
             owner.held.clear()
 
@@ -413,9 +338,9 @@ class SimulationLoop(asyncio.AbstractEventLoop):
             if call._cancelled:
                 continue
             context = call._context
-            owner = context.get(_OWNER, root)
+            owner = context.get(OWNER, root)
             if owner.gate:
-                if owner.gate == _HELD:
+                if owner.gate == HELD:
                     owner.held.append(call)
                 continue
             self.events += 1
@@ -445,7 +370,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):
             if call._cancelled:
                 self._timers_cancelled -= 1
                 continue
-            if not call._context.get(_OWNER, self.root).alive:
+            if not call._context.get(OWNER, self.root).alive:
                 continue
             if when > self._deadline:
                 heapq.heappush(timers, (when, 0, call))
@@ -485,7 +410,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         lines = [f"At {self._now:.6f} s, after {self.events} events:"]
         tasks = [(owner, task) for owner in self._owners for task in owner.tasks()]
         for owner, task in tasks[:_REPORTED_TASKS_MAX]:
-            state = " (held)" if owner.gate == _HELD else ""
+            state = " (held)" if owner.gate == HELD else ""
             lines.append(f"  {owner.name}{state}: {task.get_name()} {_where(task)}")
         if len(tasks) > _REPORTED_TASKS_MAX:
             lines.append(f"  ... and {len(tasks) - _REPORTED_TASKS_MAX} more tasks")

@@ -14,7 +14,8 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from rayq.testing.simulation.loop import Owner, SimulationLoop
+from rayq.testing.simulation.loop import SimulationLoop
+from rayq.testing.simulation.owner import Owner
 from rayq.testing.simulation.streams import SimulatedTransport, Stream
 
 SAME_HOST_S = (0.00001, 0.0001)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rayq.environment import Environment
 from rayq.testing.simulation.disk import ProcessDisk
-from rayq.testing.simulation.loop import Owner, SimulationLoop
+from rayq.testing.simulation.loop import SimulationLoop
 from rayq.testing.simulation.network import ProcessNetwork
+from rayq.testing.simulation.owner import Owner
 
 if TYPE_CHECKING:
     from rayq.testing.simulation.world import Host

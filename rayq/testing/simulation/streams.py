@@ -17,7 +17,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from rayq.testing.simulation.loop import Owner, SimulationLoop
+from rayq.testing.simulation.loop import SimulationLoop
+from rayq.testing.simulation.owner import Owner
 
 if TYPE_CHECKING:
     from rayq.testing.simulation.network import Link
