@@ -232,7 +232,7 @@ def open_or_format(
     if found and never_started(environment, found) and len(found) < (brokers or 0):
         found = []
     if not found:
-        return format_cluster(environment, root, brokers or 1)
+        return format_cluster(environment, root, 1 if brokers is None else brokers)
     if brokers is not None and len(found) < brokers:
         missing = sorted(set(range(brokers)) - {one.broker for one in found})
         raise RayqError(

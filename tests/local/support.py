@@ -97,6 +97,10 @@ class Load:
         if kind is None and self._failure is not None:
             raise self._failure
 
+    def finish(self) -> None:
+        """Sends no more and waits for what is under way, inside the `with` block."""
+        self.__exit__(None)
+
     def _produce(self) -> None:
         try:
             with self._cluster.producer(request_timeout_ms=2000) as producer:
