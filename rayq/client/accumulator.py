@@ -120,8 +120,8 @@ class Accumulator:
         now: Callable[[], float],
         on_work: Callable[[PartitionQueue], None],
     ) -> None:
-        """`on_work(queue)` is called, from any thread and with the lock held, when a batch is
-        opened or closed: it only passes the word on."""
+        """`on_work(queue)` is called, from any thread and with the lock held, when there is news of
+        a queue (a batch was opened, perhaps one closed): it only passes the word on."""
         self._config = config
         self._now = now
         self._on_work = on_work
@@ -254,6 +254,7 @@ class Accumulator:
         reserve_bytes = max(queue.limit_bytes, size_bytes)
         room_bytes = self._config.buffer_memory - self._reserved_bytes
         if reserve_bytes > room_bytes and self._reserved_bytes > 0:
+            self._on_work(queue)
             return None
         batch = Batch(queue, reserve_bytes, self._now())
         self._reserved_bytes += reserve_bytes
@@ -262,20 +263,19 @@ class Accumulator:
         self._on_work(queue)
         return batch
 
-    def _close_open(self, queue: PartitionQueue) -> Batch | None:
+    def _close_open(self, queue: PartitionQueue) -> None:
         batch = queue.open
         if batch is None:
-            return None
+            return
         queue.open = None
         if not batch.rows:  # an interrupt came between opening it and the append
             self._reserved_bytes -= batch.reserved_bytes
             del self._incomplete[batch]
-            return None
+            batch.succeed(None, None)
+            return
         self._reserved_bytes -= batch.reserved_bytes - batch.size_bytes
         batch.reserved_bytes = batch.size_bytes
         queue.closed.append(batch)
-        self._on_work(queue)
-        return batch
 
     # --- the sender -----------------------------------------------------------------------------
 

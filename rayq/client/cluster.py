@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Protocol, Self
 from rayq.client.admin import Admin
 from rayq.client.background import BackgroundLoop, background_loop
 from rayq.client.client import Address, Client
-from rayq.client.consumer import AsyncConsumer, Consumer, ConsumerCore
+from rayq.client.consumer import AsyncConsumer, Consumer
+from rayq.client.consumer_core import ConsumerCore
 from rayq.client.environment import system_environment
 from rayq.client.producer import AsyncProducer, Producer
 from rayq.config import ClusterConfig, ConsumerConfig, ProducerConfig, parse

@@ -9,71 +9,28 @@ import asyncio
 import builtins
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Self
-from zlib import crc32
+from typing import Self
 
-from rayq.client.accumulator import (
-    BATCH_OVERHEAD_BYTES,
-    HEADER_OVERHEAD_BYTES,
-    RECORD_OVERHEAD_BYTES,
-    Accumulator,
-    Batch,
-    PartitionQueue,
-    running_sizes,
-)
+from rayq.client.accumulator import RECORD_OVERHEAD_BYTES, Accumulator, Batch, PartitionQueue
 from rayq.client.background import BackgroundLoop
 from rayq.client.client import Client
 from rayq.client.futures import DeliveryFuture, ManyDeliveryFuture, OnDelivery, Part, discard
-from rayq.client.partitioner import call_partitioner, next_sticky_partition
+from rayq.client.intake import Intake, TopicQueues
 from rayq.client.sender import Sender
-from rayq.config import Partitioner, ProducerConfig, TopicConfig, parse
+from rayq.config import ProducerConfig
 from rayq.errors import (
     BufferFullError,
     ClosedError,
     DeliveryError,
-    InvalidRequestError,
-    InvalidTimestampError,
     RayqError,
-    RecordTooLargeError,
     TimeoutError,
 )
-from rayq.records import Headers
-from rayq.storage.batch import encode_batch
-from rayq.wire.messages import TopicMetadata
 
 logger = logging.getLogger(__name__)
-
-
-class _Topic:
-    """A topic as `send` sees it: its queues, and which of them is next without a key."""
-
-    def __init__(
-        self, metadata: TopicMetadata, config: ProducerConfig, known: _Topic | None
-    ) -> None:
-        topic_config = parse(TopicConfig, metadata.config)
-        self.topic_id = metadata.topic_id
-        self.max_message_bytes = topic_config.max_message_bytes
-        room_bytes = max(self.max_message_bytes - BATCH_OVERHEAD_BYTES, 1)
-        self.limit_bytes = min(config.batch_size, room_bytes)
-        append_time = topic_config.message_timestamp_type == "append"
-        self.queues: list[PartitionQueue] = []
-        if known is not None and known.topic_id == metadata.topic_id:
-            self.queues = known.queues[:]
-            for queue in self.queues:
-                queue.limit_bytes = self.limit_bytes
-                queue.append_time = append_time
-        for partition in range(len(self.queues), len(metadata.partitions)):
-            self.queues.append(
-                PartitionQueue(
-                    metadata.name, metadata.topic_id, partition, self.limit_bytes, append_time
-                )
-            )
-        self.count = len(self.queues)
-        led = [one.partition for one in metadata.partitions if one.leader is not None]
-        self.sticky_candidates = led or list(range(self.count))
-        self.sticky = self.queues[self.sticky_candidates[0]]
 
 
 class AsyncProducer:
@@ -96,205 +53,28 @@ class AsyncProducer:
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
-        self._topics: dict[str, _Topic] = {}
-        self._dirty: dict[PartitionQueue, None] = {}
+        self._dirty: deque[PartitionQueue] = deque()
         self._is_work_announced = False
         self._undelivered = 0
         self._first_error: RayqError | None = None
         self.is_closed = False
-        self._wall_ms = client.env.clock.wall_ms
-        self.accumulator = Accumulator(config, client.env.clock.monotonic, self._announce)
+        clock = client.env.clock
+        self.accumulator = Accumulator(config, clock.monotonic, self._announce)
+        self.intake = Intake(config, self.accumulator, clock.wall_ms, client.env.random)
         self._sender = Sender(client, config, self.accumulator, self._failed)
         client.metadata.add_listener(self._metadata_changed)
 
     # --- any thread -----------------------------------------------------------------------------
 
-    def offer(
-        self,
-        topic: str,
-        value: bytes | None,
-        key: bytes | None,
-        headers: Iterable[tuple[str, bytes]] | None,
-        partition: int | None,
-        timestamp_ms: int | None,
-    ) -> DeliveryFuture | None:
-        """Appends a record without waiting, from any thread. None: the topic's metadata is missing
-        or the buffer is full."""
-        known = self._topics.get(topic)
-        if known is None:
-            return None
-        size_bytes = RECORD_OVERHEAD_BYTES
-        if value is not None:
-            if not isinstance(value, bytes):
-                raise _not_bytes("value", value)
-            size_bytes += len(value)
-        if key is not None:
-            if not isinstance(key, bytes):
-                raise _not_bytes("key", key)
-            size_bytes += len(key)
-        checked: Headers | None = None
-        if headers:
-            checked, headers_bytes = _check_headers(headers)
-            size_bytes += headers_bytes
-        if timestamp_ms is None:
-            timestamp_ms = self._wall_ms()
-        else:
-            _check_timestamp(timestamp_ms)
-        if partition is not None:
-            queue = _queue_of(known, topic, partition)
-        elif self.config.partitioner is not None:
-            queue = known.queues[call_partitioner(self.config.partitioner, key, known.count)]
-        elif key is not None:
-            queue = known.queues[crc32(key) % known.count]
-        else:
-            queue = known.sticky
-            batch = queue.open
-            if batch is None or batch.size_bytes + size_bytes > batch.reserved_bytes:
-                queue = self._next_sticky(known)
-        if size_bytes > known.limit_bytes:
-            self._check_size(known, value, key, checked, size_bytes)
-        return self.accumulator.append(queue, value, key, checked, timestamp_ms, size_bytes)
-
-    def offer_many(self, job: _ManyJob) -> bool:
-        """Appends what it can of a `send_many`, from any thread. False: not all went in."""
-        accumulator = self.accumulator
-        while job.pending:
-            queue, column = job.pending[0]
-            if queue is not None:
-                target = queue
-            else:
-                target = job.topic.sticky
-                if target.open is None or job.is_sticky_full:
-                    target = self._next_sticky(job.topic)
-            before = column.start
-            column.start = accumulator.append_many(
-                target,
-                column.values,
-                column.keys,
-                column.ends,
-                before,
-                job.timestamp_ms,
-                job.parts,
-                one_batch=queue is None,
-            )
-            if column.start == len(column.values):
-                job.pending.pop(0)
-            elif column.start == before:
-                return False
-            job.is_sticky_full = queue is None
-        return True
-
-    def job_of_many(
-        self,
-        topic: str,
-        values: Sequence[bytes | None],
-        keys: Sequence[bytes | None] | None,
-        partition: int | None,
-    ) -> _ManyJob | None:
-        """Checks the arguments of a `send_many` and divides them by partition. None: the topic's
-        metadata is missing."""
-        known = self._topics.get(topic)
-        if known is None:
-            return None
-        values = values if isinstance(values, list) else list(values)
-        _check_column("value", values)
-        if keys is not None:
-            keys = keys if isinstance(keys, list) else list(keys)
-            _check_column("key", keys)
-            if len(keys) != len(values):
-                raise InvalidRequestError(
-                    f"send_many got {len(values)} values and {len(keys)} keys: it needs one each."
-                )
-        ends = running_sizes(values, keys)
-        longest = max(map(int.__sub__, ends[1:], ends), default=0) + RECORD_OVERHEAD_BYTES
-        if longest > known.limit_bytes:
-            for index, value in enumerate(values):
-                size_bytes = ends[index + 1] - ends[index] + RECORD_OVERHEAD_BYTES
-                if size_bytes > known.limit_bytes:
-                    key = None if keys is None else keys[index]
-                    self._check_size(known, value, key, None, size_bytes)
-        job = _ManyJob(known, self._wall_ms())
-        if not values:
-            return job
-        if partition is not None:
-            job.add(_queue_of(known, topic, partition), _Column(values, keys, ends))
-        elif keys is None and self.config.partitioner is None:
-            job.add(None, _Column(values, None, ends))
-        else:
-            self._divide(job, known, values, keys)
-        return job
-
-    def _divide(
-        self,
-        job: _ManyJob,
-        known: _Topic,
-        values: list[bytes | None],
-        keys: list[bytes | None] | None,
-    ) -> None:
-        partitioner: Partitioner | None = self.config.partitioner
-        count = known.count
-        all_keys: Sequence[bytes | None] = [None] * len(values) if keys is None else keys
-        columns: dict[int | None, tuple[list[bytes | None], list[bytes | None]]] = {}
-        places: list[int | None]
-        if partitioner is not None:
-            places = [call_partitioner(partitioner, key, count) for key in all_keys]
-        else:
-            places = [None if key is None else crc32(key) % count for key in all_keys]
-        for place in dict.fromkeys(places):
-            columns[place] = ([], [])
-        appends = {place: (pair[0].append, pair[1].append) for place, pair in columns.items()}
-        for place, value, key in zip(places, values, all_keys, strict=True):
-            add_value, add_key = appends[place]
-            add_value(value)
-            add_key(key)
-        for place, (some_values, some_keys) in columns.items():
-            queue = None if place is None else known.queues[place]
-            kept_keys = None if keys is None or place is None else some_keys
-            ends = running_sizes(some_values, kept_keys)
-            job.add(queue, _Column(some_values, kept_keys, ends))
-
-    def _next_sticky(self, known: _Topic) -> PartitionQueue:
-        partition = next_sticky_partition(
-            known.sticky_candidates, known.sticky.partition, self.client.env.random
-        )
-        known.sticky = known.queues[partition]
-        return known.sticky
-
-    def knows(self, topic: str) -> bool:
-        return topic in self._topics
-
     def forked(self) -> None:
-        """In a forked child nothing sends: every use raises ClosedError. The accumulator is another
-        one, because the parent's may have been copied while a thread held its lock."""
+        """In a forked child nothing sends: every use raises ClosedError. Locks are left alone, as
+        the parent's threads may have held them."""
         self.is_closed = True
-        self.accumulator = Accumulator(self.config, self._wall_ms, lambda _queue: None)
-        self.accumulator.close()
-        self._topics = {}
-
-    def _check_size(
-        self,
-        known: _Topic,
-        value: bytes | None,
-        key: bytes | None,
-        headers: Headers | None,
-        size_bytes: int,
-    ) -> None:
-        """A record larger than a batch goes alone; the topic's limit is on its stored size."""
-        if size_bytes + BATCH_OVERHEAD_BYTES <= known.max_message_bytes:
-            return
-        stored_bytes = len(
-            encode_batch([value], [key], [headers], compression=self.config.compression_type)
-        )
-        if stored_bytes > known.max_message_bytes:
-            raise RecordTooLargeError(
-                f"A record of {size_bytes} bytes ({stored_bytes} as it would be stored) is above "
-                f"the topic's max_message_bytes of {known.max_message_bytes}: send less, or raise "
-                "it with admin.alter_topic_config."
-            )
+        self.intake.topics = {}
 
     def _announce(self, queue: PartitionQueue) -> None:
         """Passes a queue to the sender, on its loop. Called under the accumulator's lock."""
-        self._dirty[queue] = None
+        self._dirty.append(queue)
         if self._is_work_announced:
             return
         self._is_work_announced = True
@@ -307,8 +87,10 @@ class AsyncProducer:
 
     def _work(self) -> None:
         self._is_work_announced = False
-        dirty, self._dirty = self._dirty, {}
-        self._sender.work(list(dirty))
+        queues: dict[PartitionQueue, None] = {}
+        while self._dirty:
+            queues[self._dirty.popleft()] = None
+        self._sender.work(list(queues))
 
     def _failed(self, batch: Batch, error: RayqError) -> None:
         self._undelivered += batch.count
@@ -316,20 +98,21 @@ class AsyncProducer:
             self._first_error = error
 
     def _metadata_changed(self) -> None:
-        for name, known in list(self._topics.items()):
+        topics = self.intake.topics
+        for name, known in list(topics.items()):
             metadata = self.client.metadata.topics.get(name)
             if metadata is None:
-                del self._topics[name]
+                del topics[name]
                 self.client.drop_interest(name)
-            else:
-                self._topics[name] = _Topic(metadata, self.config, known)
+            elif metadata != known.metadata:
+                topics[name] = TopicQueues(metadata, self.config, known)
 
     async def load_topic(self, topic: str, *, timeout_s: float) -> None:
-        """Fetches the metadata that `offer` needs. Raises UnknownTopicError."""
+        """Fetches the metadata that `send` needs. Raises UnknownTopicError."""
         self.check_open()
         metadata = await self.client.topic(topic, timeout_s=timeout_s)
-        if topic not in self._topics:
-            self._topics[topic] = _Topic(metadata, self.config, None)
+        if topic not in self.intake.topics:
+            self.intake.topics[topic] = TopicQueues(metadata, self.config, None)
             self.client.add_interest(topic)
 
     async def send(
@@ -347,7 +130,7 @@ class AsyncProducer:
         deadline = self._block_deadline()
         while True:
             self.check_open()
-            future = self.offer(topic, value, key, headers, partition, timestamp_ms)
+            future = self.intake.offer(topic, value, key, headers, partition, timestamp_ms)
             if future is not None:
                 if on_delivery is not None:
                     future.call_on_delivery(on_delivery)
@@ -365,9 +148,9 @@ class AsyncProducer:
         """As `Producer.send_many`: returns once all records are accepted."""
         deadline = self._block_deadline()
         self.check_open()
-        while (job := self.job_of_many(topic, values, keys, partition)) is None:
+        while (job := self.intake.job_of_many(topic, values, keys, partition)) is None:
             await self._wait_ready(topic, 0, deadline)
-        while not self.offer_many(job):
+        while not self.intake.offer_many(job):
             self.check_open()
             await self._wait_ready(topic, job.next_size_bytes(), self._block_deadline())
         return ManyDeliveryFuture(job.parts)
@@ -377,7 +160,7 @@ class AsyncProducer:
 
     async def _wait_ready(self, topic: str, size_bytes: int, deadline: float) -> None:
         left_s = max(deadline - self.client.now, 0.001)
-        if topic not in self._topics:
+        if topic not in self.intake.topics:
             await self.load_topic(topic, timeout_s=left_s)
             return
         room = self._loop.create_future()
@@ -443,9 +226,9 @@ class AsyncProducer:
     def _release(self) -> None:
         self._sender.close()
         self.client.metadata.remove_listener(self._metadata_changed)
-        for topic in self._topics:
+        for topic in self.intake.topics:
             self.client.drop_interest(topic)
-        self._topics = {}
+        self.intake.topics = {}
         self._on_close()
 
     def check_open(self) -> None:
@@ -479,8 +262,9 @@ class Producer:
     def __init__(self, core: AsyncProducer, background: BackgroundLoop) -> None:
         self._core = core
         self._background = background
-        self._offer = core.offer
+        self._offer = core.intake.offer
         background.on_fork(self._forked)
+        weakref.finalize(self, _tell_of_the_undelivered, core)
 
     @property
     def config(self) -> ProducerConfig:
@@ -533,9 +317,9 @@ class Producer:
         BufferFullError half-way, the records before stay accepted. Raises as `send` does.
         """
         deadline = self._deadline()
-        while (job := self._core.job_of_many(topic, values, keys, partition)) is None:
+        while (job := self._core.intake.job_of_many(topic, values, keys, partition)) is None:
             self._wait_ready(topic, 0, deadline)
-        while not self._core.offer_many(job):
+        while not self._core.intake.offer_many(job):
             self._wait_ready(topic, job.next_size_bytes(), self._deadline())
         return ManyDeliveryFuture(job.parts)
 
@@ -551,7 +335,7 @@ class Producer:
                 "which a delivery callback must not: send from another thread."
             )
         left_s = max(deadline - core.client.now, 0.001)
-        if not core.knows(topic):
+        if topic not in core.intake.topics:
             self._background.run(core.load_topic(topic, timeout_s=left_s))
             return
         self._background.check_callable()
@@ -591,40 +375,6 @@ class Producer:
             logger.error("%s", undelivered)  # the error of the block goes first
 
 
-class _Column:
-    """Records of `send_many` for one partition, of which those from `start` are still to go."""
-
-    def __init__(
-        self,
-        values: Sequence[bytes | None],
-        keys: Sequence[bytes | None] | None,
-        ends: Sequence[int],
-    ) -> None:
-        self.values = values
-        self.keys = keys
-        self.ends = ends
-        self.start = 0
-
-
-class _ManyJob:
-    """A `send_many` under way."""
-
-    def __init__(self, topic: _Topic, timestamp_ms: int) -> None:
-        self.topic = topic
-        self.timestamp_ms = timestamp_ms
-        self.parts: list[Part] = []
-        self.pending: list[tuple[PartitionQueue | None, _Column]] = []
-        """By partition; the queue is None for records without a key."""
-        self.is_sticky_full = False
-
-    def add(self, queue: PartitionQueue | None, column: _Column) -> None:
-        self.pending.append((queue, column))
-
-    def next_size_bytes(self) -> int:
-        column = self.pending[0][1]
-        return column.ends[column.start + 1] - column.ends[column.start]
-
-
 async def _settled(future: ManyDeliveryFuture) -> None:
     """Waits until a future is done, whatever became of it."""
     try:
@@ -633,59 +383,20 @@ async def _settled(future: ManyDeliveryFuture) -> None:
         return
 
 
+def _tell_of_the_undelivered(core: AsyncProducer) -> None:
+    """At the end of the program, or of the last reference: nothing is dropped quietly."""
+    batches = len(core.accumulator.incomplete())
+    if batches and not core.is_closed:
+        logger.error(
+            "a producer was dropped with %d batches on their way, which may get lost: call close(), "
+            "or use it in a `with` block",
+            batches,
+        )
+
+
 def buffer_full_error(config: ProducerConfig) -> BufferFullError:
     return BufferFullError(
         f"The producer's buffer of {config.buffer_memory} bytes stayed full for max_block_ms "
         f"({config.max_block_ms} ms): the cluster takes records more slowly than they are sent. "
         "Send more slowly, or raise buffer_memory."
     )
-
-
-def _queue_of(known: _Topic, topic: str, partition: int) -> PartitionQueue:
-    if type(partition) is not int:
-        raise TypeError(f"A partition is an int, not {type(partition).__name__}.")
-    if not 0 <= partition < known.count:
-        raise InvalidRequestError(
-            f"Topic {topic!r} has partitions 0 to {known.count - 1}, not {partition}."
-        )
-    return known.queues[partition]
-
-
-def _not_bytes(what: str, found: object) -> TypeError:
-    return TypeError(
-        f"A record's {what} has to be bytes (or None), not {type(found).__name__}: encode it first."
-    )
-
-
-def _check_column(what: str, column: Sequence[object]) -> None:
-    kinds = set(map(type, column))
-    if kinds - {bytes, type(None)}:
-        for item in column:
-            if item is not None and not isinstance(item, bytes):
-                raise _not_bytes(what, item)
-
-
-def _check_headers(headers: Iterable[tuple[str, bytes]]) -> tuple[Headers, int]:
-    """A copy, and its size in a batch."""
-    if isinstance(headers, Mapping):
-        raise TypeError("Headers are a list of (name, value) pairs: use list(headers.items()).")
-    checked: Headers = []
-    size_bytes = 0
-    for name, value in headers:
-        if not isinstance(name, str) or not isinstance(value, bytes):
-            raise TypeError(
-                "A header is a pair of a str and bytes, not of "
-                f"{type(name).__name__} and {type(value).__name__}."
-            )
-        checked.append((name, value))
-        size_bytes += len(name.encode()) + len(value) + HEADER_OVERHEAD_BYTES
-    return checked, size_bytes
-
-
-def _check_timestamp(timestamp_ms: Any) -> None:
-    if type(timestamp_ms) is not int:
-        raise TypeError(f"timestamp_ms is an int, not {type(timestamp_ms).__name__}.")
-    if not 0 <= timestamp_ms < 2**62:
-        raise InvalidTimestampError(
-            f"timestamp_ms is Unix time in milliseconds, not {timestamp_ms}: it cannot be negative."
-        )

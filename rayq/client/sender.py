@@ -1,6 +1,6 @@
 """The loop that takes batches from the accumulator and gets each of them appended once, in order.
 
-What a partition's `_Flight` guarantees:
+What a partition's `Flight` guarantees:
 
 - At most `max_in_flight_requests_per_connection` batches of a partition are under way, and none is
   sent that is five or more after one that is unresolved: the leader recognises only the last five.
@@ -26,6 +26,7 @@ from typing import Any
 
 from rayq.client.accumulator import Accumulator, Batch, PartitionQueue
 from rayq.client.client import LEADER_PATIENCE_S, Backoff, Client, epoch_of, may_retry
+from rayq.client.flight import Flight, Shipment
 from rayq.client.metadata import Leader
 from rayq.config import ProducerConfig
 from rayq.errors import (
@@ -56,8 +57,6 @@ logger = logging.getLogger(__name__)
 
 SEQUENCE_END = 2**31
 """Sequences wrap to 0 here."""
-BATCHES_REMEMBERED = 5
-"""How many batches of each producer a partition recognises when they come again."""
 PRODUCER_EPOCH_MAX = 2**16 - 1
 RETRY_BACKOFF_MAX_S = 1.0
 TICK_S = 0.1
@@ -81,108 +80,6 @@ _REFUSED = (
 """Errors that say that this attempt wrote nothing."""
 
 
-class _Shipment:
-    """A batch on its way: its number, its attempts."""
-
-    __slots__ = (
-        "batch",
-        "deadline",
-        "serial",
-        "payload",
-        "producer_id",
-        "producer_epoch",
-        "base_sequence",
-        "in_doubt",
-        "attempt",
-        "sent_at",
-    )
-
-    def __init__(self, batch: Batch, deadline: float, serial: int) -> None:
-        self.batch = batch
-        self.deadline = deadline
-        self.serial = serial
-        """Its place in the order of the partition."""
-        self.payload: bytearray | None = None
-        self.producer_id: int | None = None
-        self.producer_epoch = 0
-        self.base_sequence: int | None = None
-        self.in_doubt = False
-        """An attempt may have been written, without an answer that says so."""
-        self.attempt: asyncio.Future[Any] | None = None
-        self.sent_at = 0.0
-
-    def forget_number(self) -> None:
-        self.payload = None
-        self.producer_id = None
-        self.base_sequence = None
-
-
-class _Flight:
-    """One partition on its way to its leader."""
-
-    __slots__ = (
-        "queue",
-        "producer_id",
-        "producer_epoch",
-        "next_sequence",
-        "next_serial",
-        "in_flight",
-        "retries",
-        "is_stalled",
-        "resume_at",
-        "needs_new_epoch",
-        "backoff",
-        "timer",
-        "leader",
-        "connection",
-        "is_connecting",
-        "last_error",
-    )
-
-    def __init__(self, queue: PartitionQueue, backoff: Backoff) -> None:
-        self.queue = queue
-        self.producer_id: int | None = None
-        self.producer_epoch = 0
-        self.next_sequence = 0
-        self.next_serial = 0
-        self.in_flight: list[_Shipment] = []
-        self.retries: list[_Shipment] = []
-        """To be sent again, in order."""
-        self.is_stalled = False
-        """After a failure: until all answers are in and `resume_at` has come."""
-        self.resume_at = 0.0
-        self.needs_new_epoch = False
-        self.backoff = backoff
-        self.timer: asyncio.TimerHandle | None = None
-        self.leader: Leader | None = None
-        """Whom the batches in flight were sent to."""
-        self.connection: Connection | None = None
-        self.is_connecting = False
-        self.last_error: RayqError | None = None
-
-    @property
-    def name(self) -> str:
-        return f"{self.queue.topic}-{self.queue.partition}"
-
-    def is_first(self, shipment: _Shipment) -> bool:
-        """Nothing that was sent before it is unresolved."""
-        return all(other.serial >= shipment.serial for other in (*self.in_flight, *self.retries))
-
-    @property
-    def is_window_full(self) -> bool:
-        """One more batch, and the leader might forget the oldest that is unresolved: its retry
-        would no longer be recognised."""
-        if self.producer_id is None:
-            return False
-        serials = [shipment.serial for shipment in (*self.in_flight, *self.retries)]
-        return bool(serials) and self.next_serial - min(serials) >= BATCHES_REMEMBERED
-
-    def stop_timer(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
-
-
 class Sender:
     """Runs on the client's event loop, by callbacks: each leaves a consistent state behind."""
 
@@ -198,7 +95,7 @@ class Sender:
         self._config = config
         self._accumulator = accumulator
         self._on_failure = on_failure
-        self._flights: dict[PartitionQueue, _Flight] = {}
+        self._flights: dict[PartitionQueue, Flight] = {}
         self._producer_id: int | None = None
         self._allocation: asyncio.Task[None] | None = None
         self._ticker: asyncio.TimerHandle | None = None
@@ -230,18 +127,18 @@ class Sender:
         for flight in list(self._flights.values()):
             self._pump(flight)
 
-    def _flight(self, queue: PartitionQueue) -> _Flight:
+    def _flight(self, queue: PartitionQueue) -> Flight:
         flight = self._flights.get(queue)
         if flight is None:
             backoff = Backoff(
                 self._client.env, self._config.retry_backoff_ms / 1000, RETRY_BACKOFF_MAX_S
             )
-            flight = self._flights[queue] = _Flight(queue, backoff)
+            flight = self._flights[queue] = Flight(queue, backoff)
         return flight
 
     # --- sending --------------------------------------------------------------------------------
 
-    def _pump(self, flight: _Flight) -> None:
+    def _pump(self, flight: Flight) -> None:
         """Sends whatever of the partition may be sent now. A bug of ours in here fails everything
         that waits, rather than leaving it waiting."""
         try:
@@ -250,7 +147,7 @@ class Sender:
             logger.exception("sending to %s failed", flight.name)
             self._fail_all(flight, UnknownServerError(f"The sender failed: {error!r}."))
 
-    def _send_due(self, flight: _Flight) -> None:
+    def _send_due(self, flight: Flight) -> None:
         if self._closed or not self._may_send(flight):
             return
         connection = self._connection(flight)
@@ -266,7 +163,7 @@ class Sender:
                 return
             self._ship(flight, shipment, connection)
 
-    def _may_send(self, flight: _Flight) -> bool:
+    def _may_send(self, flight: Flight) -> bool:
         if flight.is_stalled:
             if flight.in_flight:
                 return False
@@ -288,7 +185,7 @@ class Sender:
             return False
         return True
 
-    def _start_new_epoch(self, flight: _Flight) -> None:
+    def _start_new_epoch(self, flight: Flight) -> None:
         """Once everything in doubt has resolved, numbers start from 0 under a new epoch."""
         if flight.in_flight or any(shipment.in_doubt for shipment in flight.retries):
             return
@@ -307,7 +204,7 @@ class Sender:
             flight.producer_epoch,
         )
 
-    def _next(self, flight: _Flight) -> _Shipment | None:
+    def _next(self, flight: Flight) -> Shipment | None:
         """The next batch that is due; arms the linger timer where one is not due yet."""
         for index, shipment in enumerate(flight.retries):
             if shipment.payload is not None or not flight.needs_new_epoch:
@@ -331,11 +228,11 @@ class Sender:
             self._pump_at(flight, due_at)
             return None
         deadline = batch.opened_at + self._config.delivery_timeout_ms / 1000
-        shipment = _Shipment(batch, deadline, flight.next_serial)
+        shipment = Shipment(batch, deadline, flight.next_serial)
         flight.next_serial += 1
         return shipment
 
-    def _pump_at(self, flight: _Flight, at: float) -> None:
+    def _pump_at(self, flight: Flight, at: float) -> None:
         flight.stop_timer()
 
         def fire() -> None:
@@ -345,7 +242,7 @@ class Sender:
         delay_s = max(at - self._client.now, 0.0)
         flight.timer = asyncio.get_running_loop().call_later(delay_s, fire)
 
-    def _connection(self, flight: _Flight) -> Connection | None:
+    def _connection(self, flight: Flight) -> Connection | None:
         """The open connection to the leader, or None while it is being made or looked for."""
         queue = flight.queue
         leader = self._client.metadata.leader(queue.topic, queue.topic_id, queue.partition)
@@ -366,7 +263,7 @@ class Sender:
             )
         return None
 
-    async def _connect(self, flight: _Flight, leader: Leader) -> None:
+    async def _connect(self, flight: Flight, leader: Leader) -> None:
         failure: RayqError | None = None
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -392,7 +289,7 @@ class Sender:
             return
         self._pump(flight)
 
-    def _no_leader(self, flight: _Flight) -> None:
+    def _no_leader(self, flight: Flight) -> None:
         queue = flight.queue
         metadata = self._client.metadata
         error = self._client.no_leader_error(queue.topic, queue.topic_id, queue.partition)
@@ -402,7 +299,7 @@ class Sender:
         else:
             self._stall(flight, error)
 
-    def _ship(self, flight: _Flight, shipment: _Shipment, connection: Connection) -> None:
+    def _ship(self, flight: Flight, shipment: Shipment, connection: Connection) -> None:
         batch, queue, config = shipment.batch, flight.queue, self._config
         if shipment.payload is None:
             self._number_and_encode(flight, shipment)
@@ -430,7 +327,7 @@ class Sender:
         flight.in_flight.append(shipment)
         attempt.add_done_callback(partial(self._answered, flight, shipment))
 
-    def _number_and_encode(self, flight: _Flight, shipment: _Shipment) -> None:
+    def _number_and_encode(self, flight: Flight, shipment: Shipment) -> None:
         batch = shipment.batch
         if self._config.idempotent:
             shipment.producer_id = flight.producer_id
@@ -475,7 +372,7 @@ class Sender:
 
     # --- answers --------------------------------------------------------------------------------
 
-    def _answered(self, flight: _Flight, shipment: _Shipment, attempt: asyncio.Future[Any]) -> None:
+    def _answered(self, flight: Flight, shipment: Shipment, attempt: asyncio.Future[Any]) -> None:
         error: BaseException | None
         if attempt.cancelled():
             error = NotLeaderError("The attempt was given up.")
@@ -497,7 +394,7 @@ class Sender:
             self._fail(flight, shipment, UnknownServerError(f"The request failed: {error!r}."))
         self._pump(flight)
 
-    def _attempt_failed(self, flight: _Flight, shipment: _Shipment, error: RayqError) -> None:
+    def _attempt_failed(self, flight: Flight, shipment: Shipment, error: RayqError) -> None:
         flight.last_error = error
         idempotent = self._config.idempotent
         if isinstance(error, OutOfOrderSequenceError) and idempotent:
@@ -529,11 +426,11 @@ class Sender:
         else:
             self._fail(flight, shipment, error)
 
-    def _retry(self, flight: _Flight, shipment: _Shipment) -> None:
+    def _retry(self, flight: Flight, shipment: Shipment) -> None:
         flight.retries.append(shipment)
         flight.retries.sort(key=lambda other: other.serial)
 
-    def _stall(self, flight: _Flight, error: RayqError) -> None:
+    def _stall(self, flight: Flight, error: RayqError) -> None:
         """Waits before the partition is tried again; a new leader cuts the wait short."""
         flight.last_error = error
         flight.is_stalled = True
@@ -542,12 +439,12 @@ class Sender:
         flight.resume_at = self._client.now + flight.backoff.next_s()
         self._pump_at(flight, flight.resume_at)
 
-    def _suspect_leader(self, flight: _Flight) -> None:
+    def _suspect_leader(self, flight: Flight) -> None:
         queue = flight.queue
         epoch = epoch_of(flight.leader)
         self._client.suspect(queue.topic, queue.topic_id, queue.partition, epoch)
 
-    def _fail(self, flight: _Flight, shipment: _Shipment, error: RayqError) -> None:
+    def _fail(self, flight: Flight, shipment: Shipment, error: RayqError) -> None:
         """A batch that is in neither list any more is lost for good."""
         if shipment.base_sequence is not None:
             flight.needs_new_epoch = True
@@ -558,7 +455,7 @@ class Sender:
         self._on_failure(batch, error)
         batch.fail(error)
 
-    def _fail_all(self, flight: _Flight, error: RayqError) -> None:
+    def _fail_all(self, flight: Flight, error: RayqError) -> None:
         """Everything of the partition fails, sent or not."""
         flight.stop_timer()
         shipments = [*flight.in_flight, *flight.retries]
@@ -590,7 +487,7 @@ class Sender:
             flight.backoff.reset()
             self._pump(flight)
 
-    def _take_back(self, flight: _Flight) -> None:
+    def _take_back(self, flight: Flight) -> None:
         """Gives up the attempts under way: their outcome is unknown."""
         shipments, flight.in_flight = flight.in_flight, []
         for shipment in shipments:
@@ -616,7 +513,7 @@ class Sender:
         if is_busy:
             self._tick_later()
 
-    def _expire(self, flight: _Flight, now: float) -> None:
+    def _expire(self, flight: Flight, now: float) -> None:
         expired = [one for one in flight.in_flight if one.deadline <= now]
         for shipment in expired:
             flight.in_flight.remove(shipment)
@@ -641,7 +538,7 @@ class Sender:
         if expired or stale or unsent:
             self._pump(flight)
 
-    def _timeout_error(self, flight: _Flight) -> RayqError:
+    def _timeout_error(self, flight: Flight) -> RayqError:
         reason = flight.last_error or "its turn did not come"
         return DeliveryTimeoutError(
             f"A batch for {flight.name} could not be delivered within delivery_timeout_ms "
@@ -649,7 +546,7 @@ class Sender:
         )
 
 
-def _unknown(flight: _Flight, error: RayqError) -> OutcomeUnknownError:
+def _unknown(flight: Flight, error: RayqError) -> OutcomeUnknownError:
     return OutcomeUnknownError(
         f"A batch was sent to {flight.name} and may or may not be written: no answer said. {error} "
         "Read the end of the partition before you send it again."

@@ -7,8 +7,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from rayq.client import client as client_module
 from rayq.client.cluster import Cluster
 from tests.client.fake_broker import FakeCluster
+
+
+@pytest.fixture(autouse=True)
+def topics_are_soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The played brokers never lag behind."""
+    monkeypatch.setattr(client_module, "UNKNOWN_TOPIC_PATIENCE_S", 0.1)
 
 
 @pytest.fixture

@@ -321,7 +321,7 @@ def test_retries_append_once_and_in_order(
     fake: FakeCluster, cluster: Cluster, what: dict[str, Any]
 ) -> None:
     fake.create_topic("t")
-    fake.fault(Produce, times=40, matches=_every(3), **what)
+    fake.fault(Produce, times=15, matches=_every(3), **what)
     values = [str(number).encode() for number in range(3000)]
     with cluster.producer(batch_size=KIB) as producer:
         futures = [producer.send("t", value) for value in values]

@@ -1,0 +1,394 @@
+"""What both consumers do: the assignment, taking records out of streams, asking for offsets."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from itertools import repeat
+from typing import Any, NamedTuple, TypeVar
+
+from rayq.client.arrow import load_pyarrow, table_of
+from rayq.client.client import Client, check_partition
+from rayq.client.fetcher import Fetcher
+from rayq.client.subscription import (
+    START_OF_NEW_PARTITIONS,
+    Assigned,
+    Slice,
+    Start,
+    Stream,
+    Subscription,
+)
+from rayq.config import ConsumerConfig
+from rayq.errors import ClosedError, CorruptBatchError, InvalidRequestError, RayqError, TimeoutError
+from rayq.records import Headers, Record, TopicPartition
+from rayq.storage.batch import Columns
+from rayq.wire.messages import EARLIEST, LATEST
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+ARROW_STEP_RECORDS = 4096
+"""Records are turned into Arrow by so many at a time, while they are in the processor's cache."""
+
+START_PATIENCE_S = 5.0
+"""How long `subscribe` waits to learn where "latest" is. A consumer then reads what is produced
+after it was made; without an answer it finds out later, in the background."""
+
+
+class _Piece(NamedTuple):
+    """Records about to be handed out."""
+
+    stream: Stream
+    batch: Any
+    records: Slice
+
+
+class ConsumerCore:
+    """What both consumers do without waiting."""
+
+    def __init__(
+        self, client: Client, config: ConsumerConfig, on_close: Callable[[], None]
+    ) -> None:
+        self.client = client
+        self.config = config
+        self.subscription = Subscription()
+        self.fetcher = Fetcher(client, config, self.subscription)
+        self.is_closed = False
+        self.ahead: deque[Record] = deque()
+        """Records that iteration has taken and not yet yielded."""
+        self._on_close = on_close
+        self._seen_version = -1
+
+    def check_open(self) -> None:
+        if self.is_closed:
+            raise ClosedError("The consumer is closed: make a new one from the cluster.")
+
+    def close(self) -> None:
+        """On the loop."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self.fetcher.close()
+        for topic in self.subscription.topics or ():
+            self.client.drop_interest(topic)
+        self._on_close()
+
+    # --- what is read ---------------------------------------------------------------------------
+
+    def assign(self, partitions: Iterable[TopicPartition], start: Start = None) -> list[Stream]:
+        self.give_back()
+        fresh = self.subscription.replace(partitions, start)
+        self.fetcher.stop_stale()
+        self.fetcher.start(fresh)
+        return fresh
+
+    def partitions_of(self, topics: Iterable[str]) -> list[TopicPartition]:
+        known = self.client.metadata.topics
+        return [
+            TopicPartition(topic, partition.partition)
+            for topic in topics
+            if topic in known
+            for partition in known[topic].partitions
+        ]
+
+    def look_for_new_partitions(self) -> None:
+        """Partitions added to a subscribed topic join the assignment."""
+        topics = self.subscription.topics
+        version = self.client.metadata.version
+        if topics is None or version == self._seen_version:
+            return
+        self._seen_version = version
+        known = self.subscription.assigned
+        added = [one for one in self.partitions_of(topics) if one not in known]
+        if added:
+            logger.info("new partitions: %s", added)
+            self.assign([*known, *added], START_OF_NEW_PARTITIONS)
+
+    def restart(self, partition: TopicPartition, start: Start) -> Stream:
+        self.give_back()
+        fresh = Stream(partition, start)
+        self.subscription.restart(partition, fresh)
+        self.fetcher.stop_stale()
+        self.fetcher.start([fresh])
+        return fresh
+
+    def set_paused(self, partitions: Iterable[TopicPartition], is_paused: bool) -> None:
+        self.check_open()
+        self.give_back()
+        for assigned in [self.subscription.get(as_partition(one)) for one in partitions]:
+            assigned.is_paused = is_paused
+        self.fetcher.has_room()
+
+    # --- records --------------------------------------------------------------------------------
+
+    def collect(self, records_max: int) -> list[_Piece]:
+        """Records that are here, up to so many; they are handed out by `advance`. Raises the error
+        of a partition when there is nothing else."""
+        self.check_open()
+        self.look_for_new_partitions()
+        pieces: list[_Piece] = []
+        failed: list[RayqError] = []
+        for assigned in self.subscription.in_turn():
+            stream = assigned.stream
+            if not stream.has_records:
+                if stream.error is not None:
+                    failed.append(stream.error)
+                continue
+            for batch, records in self._peek(assigned, records_max):
+                pieces.append(_Piece(stream, batch, records))
+                records_max -= len(records.values)
+            if records_max <= 0:
+                break
+        if failed and not pieces:
+            raise type(failed[0])(failed[0].message)
+        return pieces
+
+    def _peek(self, assigned: Assigned, records_max: int) -> list[tuple[Any, Slice]]:
+        stream = assigned.stream
+        try:
+            return stream.peek(records_max, self.config.check_crcs)
+        except CorruptBatchError as error:
+            offset = stream.position
+            assert offset is not None
+            fresh = Stream(stream.partition, offset, stream.consumed_epoch)
+            assigned.stream = fresh
+            self.fetcher.replace_corrupt(stream, fresh, offset, error)
+            return []
+
+    def advance(self, pieces: list[_Piece]) -> None:
+        """These records are handed out now. The last step of a poll: an interrupt before it loses
+        nothing."""
+        for stream, batch, records in pieces:
+            stream.consume(batch, len(records.values))
+        self.fetcher.has_room()
+
+    def take_records(self, records_max: int) -> list[Record]:
+        if self.ahead:
+            self.give_back()
+        pieces = self.collect(records_max)
+        records: list[Record] = []
+        for piece in pieces:
+            records += records_of(piece.records)
+        self.advance(pieces)
+        return records
+
+    def take_table(self, records_max: int) -> Any:
+        """None when there are no records."""
+        if self.ahead:
+            self.give_back()
+        topics = sorted({topic for topic, _ in self.subscription.assigned})
+        tables: list[Any] = []
+        begun: dict[TopicPartition, int | None] = {}
+        try:
+            while records_max > 0:
+                try:
+                    pieces = self.collect(min(records_max, ARROW_STEP_RECORDS))
+                except RayqError:
+                    if tables:
+                        break  # told by the next poll
+                    raise
+                if not pieces:
+                    break
+                tables.append(table_of([piece.records for piece in pieces], topics))
+                for piece in pieces:
+                    begun.setdefault(piece.stream.partition, piece.stream.position)
+                self.advance(pieces)
+                records_max -= tables[-1].num_rows
+        except BaseException:  # an interrupt half-way: what was taken is read once more
+            for place, position in begun.items():
+                self.restart(place, position)
+            raise
+        return load_pyarrow().concat_tables(tables) if tables else None
+
+    def give_back(self) -> None:
+        """Records that iteration took ahead, and has not yielded, come first again."""
+        by_partition: dict[TopicPartition, list[Record]] = {}
+        while self.ahead:
+            record = self.ahead.popleft()
+            place = TopicPartition(record.topic, record.partition)
+            by_partition.setdefault(place, []).append(record)
+        for place, records in by_partition.items():
+            columns = Columns(
+                [record.offset for record in records],
+                [record.timestamp_ms for record in records],
+                [record.key for record in records],
+                [record.value for record in records],
+                [record.headers for record in records],
+            )
+            self.subscription.get(place).stream.give_back(columns)
+
+    def records_max(self, given: int | None) -> int:
+        if given is None:
+            return self.config.max_poll_records
+        if type(given) is not int or given <= 0:
+            raise InvalidRequestError(f"max_records has to be a positive int, not {given!r}.")
+        return given
+
+    # --- answers over the network ---------------------------------------------------------------
+
+    async def subscribe(self, topics: Iterable[str]) -> None:
+        self.check_open()
+        if isinstance(topics, str):
+            raise TypeError("subscribe takes a list of topics: subscribe([topic]).")
+        wanted = tuple(dict.fromkeys(topics))
+        timeout_s = self.config.default_api_timeout_ms / 1000
+        for topic in wanted:
+            await self.client.topic(topic, timeout_s=timeout_s)
+        for topic in wanted:
+            self.client.add_interest(topic)
+        for topic in self.subscription.topics or ():
+            self.client.drop_interest(topic)
+        self.subscription.topics = wanted
+        self._seen_version = self.client.metadata.version
+        await self._started(self.assign(self.partitions_of(wanted)))
+
+    async def assign_by_hand(self, partitions: Iterable[TopicPartition]) -> None:
+        self.check_open()
+        wanted = [as_partition(one) for one in partitions]
+        timeout_s = self.config.default_api_timeout_ms / 1000
+        for topic, partition in wanted:
+            check_partition(await self.client.topic(topic, timeout_s=timeout_s), partition)
+        for topic in self.subscription.topics or ():
+            self.client.drop_interest(topic)
+        self.subscription.topics = None
+        await self._started(self.assign(dict.fromkeys(wanted)))
+
+    async def _started(self, streams: list[Stream]) -> None:
+        if self.config.auto_offset_reset == "latest":
+            await self.resolved(streams)
+
+    async def resolved(self, streams: list[Stream]) -> None:
+        """Waits until "latest" is a number, for as long as that is reasonable."""
+        await self._when(
+            lambda: all(s.fetch_offset is not None or s.error is not None for s in streams),
+            START_PATIENCE_S,
+        )
+
+    async def _when(self, holds: Callable[[], bool], timeout_s: float) -> bool:
+        """Waits for news of the fetcher until `holds()`; False when the time was up first."""
+        news = asyncio.Event()
+        self.fetcher.add_listener(news.set)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not holds():
+                    news.clear()
+                    await news.wait()
+        except builtins.TimeoutError:
+            return holds()
+        finally:
+            self.fetcher.remove_listener(news.set)
+        return True
+
+    async def position(self, partition: TopicPartition) -> int:
+        self.check_open()
+        self.give_back()
+        assigned = self.subscription.get(as_partition(partition))
+        stream = assigned.stream
+        timeout_s = self.config.default_api_timeout_ms / 1000
+        await self._when(lambda: stream.position is not None or stream.error is not None, timeout_s)
+        if stream.position is not None:
+            return stream.position
+        if stream.error is not None:
+            raise type(stream.error)(stream.error.message)
+        raise TimeoutError(
+            f"{tuple(partition)!r} has no position after {timeout_s:g} s "
+            "(default_api_timeout_ms): its leader could not be asked where to start."
+        )
+
+    async def offsets(
+        self, wanted: Mapping[TopicPartition, int], *, by_time: bool
+    ) -> dict[TopicPartition, int | None]:
+        self.check_open()
+        times = {as_partition(one): timestamp_ms for one, timestamp_ms in wanted.items()}
+        for timestamp_ms in times.values():
+            if by_time and (type(timestamp_ms) is not int or timestamp_ms < 0):
+                raise InvalidRequestError(
+                    f"A time is Unix time in milliseconds, at least 0, not {timestamp_ms!r}."
+                )
+        timeout_s = self.config.default_api_timeout_ms / 1000
+        for topic in {topic for topic, _ in times}:  # once for all its partitions
+            await self.client.topic(topic, timeout_s=timeout_s)
+        answers = await asyncio.gather(
+            *(self.fetcher.list_offset(one, time_ms) for one, time_ms in times.items())
+        )
+        return dict(zip(times, answers, strict=True))
+
+    async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        found = await self.offsets(dict.fromkeys(partitions, LATEST), by_time=False)
+        return _all_known(found)
+
+    async def beginning_offsets(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        found = await self.offsets(dict.fromkeys(partitions, EARLIEST), by_time=False)
+        return _all_known(found)
+
+    async def lag(self) -> dict[TopicPartition, int]:
+        self.check_open()
+        assigned = list(self.subscription.assigned)
+        ends = await self.end_offsets(assigned)
+        return {one: max(ends[one] - await self.position(one), 0) for one in assigned}
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        self.check_open()
+        place = as_partition(partition)
+        self.subscription.get(place)
+        if type(offset) is not int:
+            raise TypeError(f"An offset is an int, not {type(offset).__name__}.")
+        if not 0 <= offset < 2**62:
+            raise InvalidRequestError(
+                f"Offsets count from 0: {offset} is none. See seek_to_beginning and seek_to_end."
+            )
+        self.restart(place, offset)
+
+    def seek_to(self, partitions: Iterable[TopicPartition], start: int) -> list[Stream]:
+        """EARLIEST or LATEST; of all partitions when none are given."""
+        self.check_open()
+        places = [as_partition(one) for one in partitions] or list(self.subscription.assigned)
+        for place in places:
+            self.subscription.get(place)
+        return [self.restart(place, start) for place in places]
+
+    def refuse_commit(self) -> RayqError:
+        self.check_open()
+        return InvalidRequestError(
+            "This consumer has no group, so there is nowhere to commit to. Keep positions of your "
+            "own with position() and seek()."
+        )
+
+
+def records_of(part: Slice) -> list[Record]:
+    """One Record for each; each has a list of headers of its own."""
+    headers: Iterable[Headers]
+    if part.headers is None:
+        headers = iter(list, None)
+    else:
+        headers = [found or [] for found in part.headers]
+    return list(
+        map(
+            Record,
+            repeat(part.topic),
+            repeat(part.partition),
+            part.offsets,
+            part.timestamps_ms,
+            repeat(None) if part.keys is None else part.keys,
+            part.values,
+            headers,
+        )
+    )
+
+
+def as_partition(given: TopicPartition) -> TopicPartition:
+    """Takes a plain tuple too. Raises TypeError."""
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise TypeError(f"A partition is a TopicPartition(topic, partition), not {given!r}.")
+    return TopicPartition(*given)
+
+
+def _all_known(found: Mapping[TopicPartition, int | None]) -> dict[TopicPartition, int]:
+    known = {place: offset for place, offset in found.items() if offset is not None}
+    assert len(known) == len(found), "a log has a beginning and an end"
+    return known
