@@ -234,7 +234,7 @@ class SimulatedCluster:
         return all(
             partition.value.leader is not None
             and len(partition.value.isr) == len(partition.value.replicas)
-            and all((member.broker, member.incarnation) in running for member in partition.value.isr)
+            and running.issuperset((one.broker, one.incarnation) for one in partition.value.isr)
             for _, _, partition in state.all_partitions()
         )
 
