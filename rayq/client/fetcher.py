@@ -52,7 +52,8 @@ class Fetcher:
         """Streams that wait for room, or are paused."""
         self._corrupt: dict[TopicPartition, tuple[int, int]] = {}
         """`(offset, tries)` of the last batch with a wrong CRC."""
-        self._streams: set[Stream] = set()
+        self._streams: dict[Stream, None] = {}
+        """A set with an order."""
         self._closed = False
 
     # --- any thread -----------------------------------------------------------------------------
@@ -102,14 +103,14 @@ class Fetcher:
         if self._closed:
             return
         for stream in streams:
-            self._streams.add(stream)
+            self._streams[stream] = None
             topic, partition = stream.partition
             stream.task = self._client.env.tasks.spawn(
                 self._run(stream), f"fetch {topic}-{partition}"
             )
 
     def _stop(self, stream: Stream) -> None:
-        self._streams.discard(stream)
+        self._streams.pop(stream, None)
         self._waiting.pop(stream, None)
         if stream.task is not None:
             stream.task.cancel()
@@ -296,7 +297,7 @@ class Fetcher:
             fresh.error = error
             self._tell()
             return
-        self._streams.add(fresh)
+        self._streams[fresh] = None
         fresh.task = self._client.env.tasks.spawn(
             self._start_anew(fresh, offset, error, tries), f"refetch {stream.partition}"
         )

@@ -8,7 +8,6 @@ way leaves no cluster that could ever start; the next start formats anew.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -76,7 +75,7 @@ def voter_count(brokers: int) -> int:
 def format_cluster(environment: Environment, root: str, brokers: int) -> list[Directory]:
     """A new cluster of `brokers` empty directories below `root` on this machine."""
     check_broker_count(brokers)
-    cluster_id, secret = environment.new_id(), secrets.token_bytes(32)
+    cluster_id, secret = environment.new_id(), environment.token_bytes(32)
     metas: dict[int, Meta] = {}
     for broker in reversed(range(brokers)):
         metas[broker] = format_directory(

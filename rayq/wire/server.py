@@ -91,8 +91,9 @@ class Server:
         self.host = ""
         self.port = 0
         self._listener: Listener | None = None
-        self._authenticated: set[_ServerStream] = set()
-        self._unauthenticated: set[_ServerStream] = set()
+        # Dicts for their order: what the simulation does must not depend on memory addresses.
+        self._authenticated: dict[_ServerStream, None] = {}
+        self._unauthenticated: dict[_ServerStream, None] = {}
         self._idle_timer: asyncio.TimerHandle | None = None
 
     async def start(self, host: str, port: int, *, first_free: bool = False) -> None:
@@ -129,7 +130,7 @@ class Server:
         """Whether one more unauthenticated connection may stay."""
         if self._listener is None or len(self._unauthenticated) >= UNAUTHENTICATED_CONNECTIONS_MAX:
             return False
-        self._unauthenticated.add(stream)
+        self._unauthenticated[stream] = None
         return True
 
     def authenticated(self, stream: _ServerStream) -> None:
@@ -139,12 +140,12 @@ class Server:
                 f"{self.host}:{self.port} has {len(self._authenticated)} connections, its limit: "
                 "close some, or raise max_connections."
             )
-        self._unauthenticated.discard(stream)
-        self._authenticated.add(stream)
+        self._unauthenticated.pop(stream, None)
+        self._authenticated[stream] = None
 
     def disconnected(self, stream: _ServerStream) -> None:
-        self._unauthenticated.discard(stream)
-        self._authenticated.discard(stream)
+        self._unauthenticated.pop(stream, None)
+        self._authenticated.pop(stream, None)
 
     def _check_idle(self) -> None:
         loop = asyncio.get_running_loop()
