@@ -389,8 +389,8 @@ class PartitionAssignment(msgspec.Struct, array_like=True, frozen=True):
     leader_port: int | None
     leader_epoch: int
     partition_epoch: int
-    clean: bool
-    """Whether the leader of this epoch was elected from those that hold all committed records."""
+    last_unclean_epoch: int | None
+    """The last leader epoch whose leader may have lacked committed records; None: there was none."""
     isr: list[tuple[int, str]]
     """`(broker, incarnation)` of each in-sync member."""
     replicas: list[tuple[int, str | None]]
@@ -484,23 +484,16 @@ class RegisterBroker(Request, frozen=True):
 
 
 class BrokerHeartbeatResponse(Response, frozen=True):
-    """The payload is a msgpack list of the committed metadata records that the broker lacks, or,
-    with `is_snapshot`, those that rebuild the whole state."""
-
     controller_epoch: int
-    version: int
-    is_snapshot: bool
 
 
 class BrokerHeartbeat(Request, frozen=True):
-    """Renews the session; held for up to `wait_ms`, answered at once when metadata changes."""
+    """Renews the broker's session. Raises StaleBrokerError: register (again) first."""
 
     api: ClassVar[int] = 62
     response: ClassVar[type[Response]] = BrokerHeartbeatResponse
     broker: int
     incarnation: Id
-    version: int
-    wait_ms: Milliseconds
 
 
 class ReplicaRegistration(msgspec.Struct, array_like=True, frozen=True):
@@ -605,9 +598,8 @@ class PrepareResponse(Response, frozen=True):
     promised_epoch: int
     last_epoch: int
     last_index: int
-    first_index: int
-    """The first record that is still held one by one; those before are in the snapshot."""
-    commit_index: int
+    voters: list[tuple[int, str]]
+    """`(broker, directory id)` pairs of the last voter set in this log, committed or not."""
 
 
 class Prepare(Request, frozen=True):
@@ -644,12 +636,14 @@ class ReadMetadataLog(Request, frozen=True):
 
 
 class AppendMetadataResponse(Response, frozen=True):
+    directory_id: str
+    """Whose disk holds it: only the directory that is named as voter counts."""
     last_index: int
-    """What this voter now holds on disk."""
+    """How far this log is known to agree with the controller's, on disk."""
 
 
 class AppendMetadata(Request, frozen=True):
-    """Appends the payload's entries after (`previous_index`, `previous_epoch`), cutting what
+    """Every broker keeps the log; those that are voters count for the majority. Appends the payload's entries after (`previous_index`, `previous_epoch`), cutting what
     conflicts; synced before the answer. Raises FencedEpochError (a higher epoch was promised) or
     StalePartitionError (the previous record is not there: start further back).
     Without entries it only tells the commit index, and that the controller lives."""
