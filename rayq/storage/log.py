@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os.path
-from bisect import bisect_left, bisect_right
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from rayq.config import MIB, TopicConfig
+from rayq.config import TopicConfig
 from rayq.environment import Buffer, Disk
 from rayq.errors import (
     CorruptBatchError,
-    DiskFullError,
     OffsetOutOfRangeError,
     StorageError,
 )
 from rayq.storage import checked_file
+from rayq.storage.appending import Room, check_order, count_fitting, is_full
 from rayq.storage.batch import (
     BatchHeader,
     check_body,
@@ -54,21 +51,12 @@ from rayq.storage.segment import (
     pread,
     segment_path,
 )
+from rayq.storage.segment_list import RecentBatches, SegmentList
 
 logger = logging.getLogger(__name__)
 
-RESERVED_BYTES = 64 * MIB
-"""Room that data leaves to the metadata on each disk."""
-ROOM_CHECK_BYTES = 4 * MIB
-"""Free space is looked up once for so many bytes appended."""
-OPEN_SEGMENTS_MAX = 64
-"""Closed segments whose files stay open for readers."""
-RECENT_BATCHES = 4096
-"""Batches at the tail whose places are remembered, so that tail reads ask no index."""
 CLOCK_LEAP_MS = 60_000
 """Batches dated further in the future than this at a start are worth a warning."""
-RELATIVE_OFFSET_MAX = 2**32 - 2
-"""Offsets in a segment fit the index entries."""
 
 
 class Log:
@@ -105,28 +93,25 @@ class Log:
         """Grows whenever batches are cut off."""
         self.epochs: EpochCache = recovered.epochs
         self.producers: ProducerState = recovered.producers
-        self._segments = recovered.segments
-        self._active = recovered.segments[-1]
+        self._segments = SegmentList(recovered.segments)
         self._start = recovered.log_start
-        self._end = self._active.next_offset
-        self._size_bytes = sum(segment.size for segment in self._segments)
+        self._end = self._segments.active.next_offset
+        self._size_bytes = self._segments.size_bytes
         self._checkpoint = recovered.checkpoint
         self._flushed = self._synced = min(recovered.checkpoint.recovery_point, self._end)
         self._unsynced: list[Segment] = [
-            segment for segment in recovered.unsynced if segment is not self._active
+            segment for segment in recovered.unsynced if segment is not self._segments.active
         ]
         self._directory_changes = 1 if recovered.is_changed else 0
         self._directory_synced = 0
         self._directory_checkpointed = 0
         self._written_epoch_changes: int | None = None
         self._bytes_since_checkpoint = 0
-        self._unchecked_bytes = ROOM_CHECK_BYTES
+        self._room = Room(disk, directory)
         self._last_append_time_ms = max(
             (segment.last_append_time_ms or 0 for segment in self._segments), default=0
         )
-        self._recent_offsets: list[int] = []
-        self._recent_positions: list[int] = []
-        self._open_segments: OrderedDict[int, Segment] = OrderedDict()
+        self._recent = RecentBatches()
 
     @staticmethod
     def open(
@@ -150,7 +135,7 @@ class Log:
                 log.apply_flush(plan)
             else:
                 # A process that died may have cut the file and not synced that.
-                log._active.file.sync_data()
+                log._segments.active.file.sync_data()
         except OSError as error:
             raise StorageError(f"{directory}: the log cannot be opened: {error}") from error
         if log._last_append_time_ms > now_ms + CLOCK_LEAP_MS:
@@ -221,19 +206,18 @@ class Log:
         assert len(batch) == header.length
         latest = self.epochs.latest()
         assert latest is None or leader_epoch >= latest, f"epoch {leader_epoch} after {latest}"
-        append_time_ms = max(self._last_append_time_ms, now_ms)
         self._make_room(header.length)
-        if self._must_roll(header, append_time_ms, self._active.size):
-            self._roll()
         stamped = stamp(
             batch,
             0,
             base_offset=self._end,
             leader_epoch=leader_epoch,
-            append_time_ms=append_time_ms,
+            append_time_ms=max(self._last_append_time_ms, now_ms),
             timestamp_from_append=self._config.message_timestamp_type == "append",
         )
-        self._write(batch, self._active.size)
+        if count_fitting(self._config, self._segments.active, [(0, stamped)]) == 0:
+            self._roll()
+        self._write(batch, self._segments.active.size)
         self._appended(stamped)
         return stamped
 
@@ -252,84 +236,31 @@ class Log:
             return self._end
         first = batches[0][1]
         is_restart = self._size_bytes == 0 and first.base_offset < self._end <= first.last_offset
-        self._check_order(batches, first.base_offset if is_restart else self._end, allow_gaps_below)
+        end = first.base_offset if is_restart else self._end
+        check_order(self.directory, batches, end, self.epochs.epoch_of(end - 1), allow_gaps_below)
         for position, header in batches:
             check_body(view, position, header)
         self._make_room(len(view))
         if is_restart:
             # The leader's log starts inside this batch.
             self._guarded(lambda: self._restart(first.base_offset, self._start))
-        start = 0
-        while start < len(batches):
-            if self._must_roll(batches[start][1], batches[start][1].append_time_ms, 0):
+        while batches:
+            count = count_fitting(self._config, self._segments.active, batches)
+            if count == 0:
                 self._roll()
-            stop, size = start, self._active.size
-            while stop < len(batches) and not (
-                stop > start
-                and self._must_roll(batches[stop][1], batches[stop][1].append_time_ms, size)
-            ):
-                size += batches[stop][1].length
-                stop += 1
-            begin = batches[start][0]
-            self._write(view[begin : begin + size - self._active.size], self._active.size)
-            for _, header in batches[start:stop]:
+                continue
+            begin, last, last_header = batches[0][0], *batches[count - 1]
+            self._write(view[begin : last + last_header.length], self._segments.active.size)
+            for _, header in batches[:count]:
                 self._appended(header)
-            start = stop
+            del batches[:count]
         return self._end
 
-    def _check_order(
-        self, batches: Sequence[tuple[int, BatchHeader]], end: int, allow_gaps_below: int
-    ) -> None:
-        epoch = self.epochs.epoch_of(end - 1)
-        for _, header in batches:
-            if header.base_offset != end and not end < header.base_offset <= allow_gaps_below:
-                raise CorruptBatchError(
-                    f"{self.directory}: the leader sent offset {header.base_offset} where {end} "
-                    "comes next."
-                )
-            if epoch is not None and header.leader_epoch < epoch:
-                raise CorruptBatchError(
-                    f"{self.directory}: the leader sent offset {header.base_offset} of epoch "
-                    f"{header.leader_epoch} after epoch {epoch}."
-                )
-            end, epoch = header.next_offset, header.leader_epoch
-
     def _make_room(self, length: int) -> None:
-        """Keeps the metadata's reserve free."""
-        self._unchecked_bytes += length
-        if self._unchecked_bytes < ROOM_CHECK_BYTES:
-            return
         try:
-            free_bytes = self._disk.free_bytes(self.directory)
+            self._room.take(length)
         except OSError as error:
             raise self._fail("ask for free space", error) from error
-        if free_bytes < RESERVED_BYTES + length:
-            raise self._disk_full(f"{free_bytes} bytes are free, {RESERVED_BYTES} are reserved")
-        self._unchecked_bytes = 0
-
-    def _disk_full(self, why: str) -> DiskFullError:
-        self._unchecked_bytes = ROOM_CHECK_BYTES
-        return DiskFullError(
-            f"{self.directory}: no room for the append ({why}). Free space on this disk or shorten "
-            "retention; appends go on by themselves then."
-        )
-
-    def _must_roll(self, header: BatchHeader, append_time_ms: int, size: int) -> bool:
-        """Whether a batch must begin a new segment, the active one having `size` bytes by then
-        (0: as it is)."""
-        active, config = self._active, self._config
-        size = size or active.size
-        if size == 0:
-            return False
-        first_append_time_ms = active.first_append_time_ms
-        return (
-            size + header.length > config.segment_bytes
-            or (
-                first_append_time_ms is not None
-                and append_time_ms - first_append_time_ms >= config.segment_ms
-            )
-            or header.last_offset_delta + self._end - active.base_offset > RELATIVE_OFFSET_MAX
-        )
 
     def _roll(self) -> None:
         """Begins a new segment. The old one is synced by the next flush plan, not here."""
@@ -337,41 +268,36 @@ class Log:
         try:
             segment.create()
         except OSError as error:
-            if _is_full(error):
-                raise self._disk_full(str(error)) from error
+            if is_full(error):
+                raise self._room.refusal(str(error)) from error
             raise self._fail("create a segment", error) from error
-        old = self._active
+        old = self._segments.active
         old.seal()
         self._unsynced.append(old)
         self._segments.append(segment)
-        self._active = segment
         self._directory_changes += 1
-        self._forget_recent()
+        self._recent.clear()
 
     def _write(self, data: Buffer, position: int) -> None:
         """Writes at the end of the active segment, all or nothing."""
         reason = "a short write"
         try:
-            written = self._active.file.pwrite(data, position)
+            written = self._segments.active.file.pwrite(data, position)
         except OSError as error:
-            if not _is_full(error):
+            if not is_full(error):
                 raise self._fail("write", error) from error
             written, reason = 0, str(error)
         if written < len(data):
             try:
-                self._active.file.truncate(position)
+                self._segments.active.file.truncate(position)
             except OSError as error:
                 raise self._fail("cut back a short write", error) from error
-            raise self._disk_full(reason)
+            raise self._room.refusal(reason)
 
     def _appended(self, header: BatchHeader) -> None:
         """Takes a batch into account that was written at the end of the active segment."""
-        active = self._active
-        self._recent_offsets.append(header.base_offset)
-        self._recent_positions.append(active.size)
-        if len(self._recent_offsets) > 2 * RECENT_BATCHES:
-            del self._recent_offsets[:RECENT_BATCHES]
-            del self._recent_positions[:RECENT_BATCHES]
+        active = self._segments.active
+        self._recent.add(header.base_offset, active.size)
         active.appended(header, self._config.index_interval_bytes)
         if header.leader_epoch != self.epochs.latest():
             self.epochs.assign(header.leader_epoch, header.base_offset)
@@ -409,7 +335,7 @@ class Log:
             tuple(self._unsynced),
             tuple(segment.file for segment in self._unsynced),
             syncs_directory,
-            self._active.file if self._synced < self._end or syncs_directory else None,
+            self._segments.active.file if self._synced < self._end or syncs_directory else None,
             self._checkpoint_job(high_watermark) if checkpoint else None,
             self._directory_changes,
             self._bytes_since_checkpoint,
@@ -443,7 +369,7 @@ class Log:
         self._flushed = max(self._flushed, plan.end_offset)
         self._unsynced = [segment for segment in self._unsynced if segment not in plan.closed]
         for segment in plan.closed:
-            self._use(segment)
+            self._segments.use(segment)
         self._directory_synced = max(self._directory_synced, plan.directory_changes)
         if plan.checkpoint is not None:
             for index, write in plan.checkpoint.index_writes:
@@ -469,29 +395,24 @@ class Log:
             raise self._out_of_range(offset)
         if offset >= limit_offset:
             return NothingToRead(self.generation, offset)
-        if self._recent_offsets and offset >= self._recent_offsets[0]:
-            return self._plan_recent(offset, limit_offset, bytes_max)
-        segment = self._segment_of(offset)
+        active = self._segments.active
+        at = self._recent.locate(offset, limit_offset, bytes_max, active)
+        if at is not None:
+            return ExactRead(
+                self.generation,
+                active.path,
+                active.file,
+                at.start,
+                at.end - at.start,
+                at.next_offset,
+            )
+        segment = self._segments.find(offset)
         try:
             view = segment.view(offset)
         except OSError as error:
             raise read_failed(segment.path, None, error) from error
         self._use(segment)
         return IndexedRead(self.generation, view, offset, limit_offset, bytes_max)
-
-    def _plan_recent(self, offset: int, limit_offset: int, bytes_max: int) -> ReadPlan:
-        offsets, positions, active = self._recent_offsets, self._recent_positions, self._active
-        number = bisect_right(offsets, offset) - 1
-        start = positions[number]
-        limit = bisect_left(offsets, limit_offset)
-        stop = min(max(bisect_right(positions, start + bytes_max) - 1, number + 1), limit)
-        if limit == len(offsets) and active.size - start <= bytes_max:
-            stop = limit
-        if stop < len(offsets):
-            end, next_offset = positions[stop], offsets[stop]
-        else:
-            end, next_offset = active.size, self._end
-        return ExactRead(self.generation, active.path, active.file, start, end - start, next_offset)
 
     def plan_offset_for_time(self, timestamp_ms: int, limit_offset: int) -> TimeLookup:
         """A look-up of the first record below `limit_offset` with a timestamp >= `timestamp_ms`;
@@ -526,7 +447,7 @@ class Log:
         self._check_usable()
         if not self._start <= offset < self._end:
             raise self._out_of_range(offset)
-        segment = self._segment_of(offset)
+        segment = self._segments.find(offset)
         try:
             view = segment.view(offset)
         except OSError as error:
@@ -544,23 +465,10 @@ class Log:
             f"{self.directory}: offset {offset} is outside {self._start} to {self._end}."
         )
 
-    def _segment_of(self, offset: int) -> Segment:
-        place = bisect_right(self._segments, offset, key=lambda segment: segment.base_offset)
-        return self._segments[max(place - 1, 0)]
-
     def _use(self, segment: Segment) -> None:
-        """Keeps the files of the most recently used closed segments open, and lets go of others."""
-        if segment is self._active or segment in self._unsynced:
-            return  # A file that is closed before it is synced may take its errors along.
-        self._open_segments[segment.base_offset] = segment
-        self._open_segments.move_to_end(segment.base_offset)
-        if len(self._open_segments) > OPEN_SEGMENTS_MAX:
-            _, idle = self._open_segments.popitem(last=False)
-            idle.release()
-
-    def _forget_recent(self) -> None:
-        self._recent_offsets.clear()
-        self._recent_positions.clear()
+        # A file that is closed before it is synced may take its errors along.
+        if segment not in self._unsynced:
+            self._segments.use(segment)
 
     # --- the end moves back -----------------------------------------------------------------------
 
@@ -577,7 +485,7 @@ class Log:
         if offset < self._segments[0].base_offset:
             self._restart(offset, min(self._start, offset))
             return
-        segment = self._segment_of(offset)
+        segment = self._segments.find(offset)
         place = segment.view(offset).locate(offset, pread)
         if place is None:
             raise CorruptBatchError(f"{segment.path}: no batch leads to offset {offset}.")
@@ -593,11 +501,9 @@ class Log:
         for snapshot in snapshot_offsets(self._disk, self.directory):
             if snapshot > end:
                 self._disk.remove(snapshot_path(self.directory, snapshot))
-        while self._segments[-1] is not segment:
-            dropped = self._segments.pop()
-            self._open_segments.pop(dropped.base_offset, None)
+        while self._segments.active is not segment:
+            dropped = self._segments.pop_last()
             remove_segment(self._disk, self.directory, dropped.base_offset)
-        self._open_segments.pop(segment.base_offset, None)
         segment.truncate(place, self._config.index_interval_bytes)
         for unsynced in self._unsynced:
             if unsynced.base_offset < segment.base_offset:
@@ -629,8 +535,7 @@ class Log:
         self._reset(reset, producers)
 
     def _reset(self, reset: Reset, producers: ProducerState) -> None:
-        self._segments = [reset_log(self._disk, self.directory, reset)]
-        self._open_segments.clear()
+        self._segments = SegmentList([reset_log(self._disk, self.directory, reset)])
         self._checkpoint = Checkpoint(
             recovery_point=reset.end_offset,
             high_watermark=min(reset.log_start, reset.end_offset),
@@ -644,37 +549,24 @@ class Log:
     def _become(self, end_offset: int) -> None:
         """The log ends at `end_offset` now, all of it synced."""
         self.generation += 1
-        self._active = self._segments[-1]
         self._end = end_offset
-        self._start = min(self._start, end_offset) if self._active.size else self._start
+        if self._segments.active.size:
+            self._start = min(self._start, end_offset)
         self._flushed = self._synced = end_offset
         self._unsynced = []
         self._directory_synced = self._directory_changes
-        self._size_bytes = sum(segment.size for segment in self._segments)
+        self._size_bytes = self._segments.size_bytes
         self.epochs.truncate_to_end(end_offset)
         self._written_epoch_changes = None
-        self._forget_recent()
+        self._recent.clear()
 
     # --- the start moves on -----------------------------------------------------------------------
 
     def retention_start(self, now_ms: int, high_watermark: int) -> int:
         """The log start that retention_ms and retention_bytes call for: a segment's base offset at
         most `high_watermark`, or the present start. Closed segments only, by append time."""
-        start, size_bytes = self._start, self._size_bytes
-        retention_ms, retention_bytes = self._config.retention_ms, self._config.retention_bytes
-        for segment, following in zip(self._segments, self._segments[1:], strict=False):
-            if following.base_offset > high_watermark:
-                break
-            is_old = (
-                retention_ms is not None
-                and now_ms - (segment.last_append_time_ms or 0) > retention_ms
-            )
-            is_too_much = retention_bytes is not None and size_bytes > retention_bytes
-            if not (is_old or is_too_much):
-                break
-            start = max(start, following.base_offset)
-            size_bytes -= segment.size
-        return start
+        start = self._segments.retention_start(self._config, now_ms, high_watermark)
+        return self._start if start is None else max(start, self._start)
 
     def advance_start(self, offset: int) -> list[str]:
         """Moves the log start up to `offset` (not back, not past the end); the next checkpoint
@@ -696,8 +588,7 @@ class Log:
                         continue
                     self._disk.rename(path, path + DELETED_SUFFIX)
                     renamed.append(path + DELETED_SUFFIX)
-                del self._segments[0]
-                self._open_segments.pop(segment.base_offset, None)
+                self._segments.pop_first()
                 self._size_bytes -= segment.size
         except OSError as error:
             raise self._fail("delete an old segment", error) from error
@@ -749,12 +640,9 @@ class Log:
             raise StorageError(self.failure) from error
 
     def _fail(self, what: str, error: OSError) -> StorageError:
+        active = self._segments.active
         self.failure = (
-            f"{self._active.path}, position {self._active.size}: could not {what}: {error}. "
-            "This replica stops; check the disk."
+            f"{active.path}, position {active.size}: could not {what}: {error}. This replica "
+            "stops; check the disk."
         )
         return StorageError(self.failure)
-
-
-def _is_full(error: OSError) -> bool:
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -10,6 +10,7 @@ nothing). So a start costs reading the tail, not the log.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import msgspec
 
@@ -288,7 +289,7 @@ def _write_again(file: File, start: int, end: int) -> None:
 
 
 def load_producers(
-    disk: Disk, directory: str, segments: list[Segment], end_offset: int
+    disk: Disk, directory: str, segments: Sequence[Segment], end_offset: int
 ) -> ProducerState:
     """The producer state of all batches below `end_offset`: the newest intact snapshot at or below
     it, and what the log's headers add. Raises `CorruptBatchError` or `UnsupportedFormatError`."""

@@ -10,7 +10,7 @@ import pytest
 
 from rayq.config import TopicConfig
 from rayq.errors import CorruptBatchError, OffsetOutOfRangeError, StorageError
-from rayq.storage import log as log_module
+from rayq.storage import segment_list
 from rayq.storage.batch import encode_batch, read_header, split_batches, stamp
 from rayq.storage.log import Log
 from rayq.storage.plans import ExactRead, IndexedRead
@@ -206,7 +206,7 @@ def test_a_read_at_the_limit_has_nothing_and_one_outside_the_log_is_refused(plac
 
 
 def test_the_remembered_tail_is_bounded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_module, "RECENT_BATCHES", 8)
+    monkeypatch.setattr(segment_list, "RECENT_BATCHES", 8)
     log = place.open()
     for _ in range(100):
         append(log)
@@ -218,7 +218,7 @@ def test_the_remembered_tail_is_bounded(place: Place, monkeypatch: pytest.Monkey
 def test_only_so_many_segment_files_stay_open(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_module, "OPEN_SEGMENTS_MAX", 3)
+    monkeypatch.setattr(segment_list, "OPEN_SEGMENTS_MAX", 3)
     place.config = SMALL
 
     def descriptors() -> int:

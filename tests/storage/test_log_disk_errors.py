@@ -9,7 +9,7 @@ import pytest
 
 from rayq.config import MIB, TopicConfig
 from rayq.errors import DiskFullError, StorageError
-from rayq.storage import log as log_module
+from rayq.storage import appending
 from rayq.storage.batch import stamp
 from rayq.storage.log import Log
 from tests.storage.support import (
@@ -213,7 +213,7 @@ def test_free_space_is_not_asked_for_at_every_append(
 ) -> None:
     asked = []
     monkeypatch.setattr(faulty, "free_bytes", lambda path: asked.append(path) or 1 << 40)
-    monkeypatch.setattr(log_module, "ROOM_CHECK_BYTES", 10_000)
+    monkeypatch.setattr(appending, "ROOM_CHECK_BYTES", 10_000)
     log = place.open()
     for _ in range(100):
         append(log, 10)

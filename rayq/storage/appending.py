@@ -1,0 +1,93 @@
+"""What batches must pass before they are appended: room on the disk, their order, the segment."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+
+from rayq.config import MIB, TopicConfig
+from rayq.environment import Disk
+from rayq.errors import CorruptBatchError, DiskFullError
+from rayq.storage.batch import BatchHeader
+from rayq.storage.segment import Segment
+
+RESERVED_BYTES = 64 * MIB
+"""Room that data leaves to the metadata on each disk."""
+ROOM_CHECK_BYTES = 4 * MIB
+"""Free space is looked up once for so many bytes appended."""
+RELATIVE_OFFSET_MAX = 2**32 - 2
+"""Offsets in a segment fit the index entries."""
+
+
+class Room:
+    """Keeps the metadata's reserve free. After a refusal every append asks the disk anew."""
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._unchecked_bytes = ROOM_CHECK_BYTES
+
+    def take(self, length: int) -> None:
+        """Raises `DiskFullError` when `length` more bytes would reach into the reserve, OSError."""
+        self._unchecked_bytes += length
+        if self._unchecked_bytes < ROOM_CHECK_BYTES:
+            return
+        free_bytes = self._disk.free_bytes(self._directory)
+        if free_bytes < RESERVED_BYTES + length:
+            raise self.refusal(f"{free_bytes} bytes are free, {RESERVED_BYTES} are reserved")
+        self._unchecked_bytes = 0
+
+    def refusal(self, why: str) -> DiskFullError:
+        self._unchecked_bytes = ROOM_CHECK_BYTES
+        return DiskFullError(
+            f"{self._directory}: no room for the append ({why}). Free space on this disk or "
+            "shorten retention; appends go on by themselves then."
+        )
+
+
+def is_full(error: OSError) -> bool:
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def check_order(
+    where: str,
+    batches: Sequence[tuple[int, BatchHeader]],
+    end_offset: int,
+    last_epoch: int | None,
+    allow_gaps_below: int,
+) -> None:
+    """Whether a leader's batches continue a log that ends at `end_offset` in `last_epoch`.
+
+    Raises `CorruptBatchError`.
+    """
+    for _, header in batches:
+        base_offset = header.base_offset
+        if base_offset != end_offset and not end_offset < base_offset <= allow_gaps_below:
+            raise CorruptBatchError(
+                f"{where}: the leader sent offset {base_offset} where {end_offset} comes next."
+            )
+        if last_epoch is not None and header.leader_epoch < last_epoch:
+            raise CorruptBatchError(
+                f"{where}: the leader sent offset {base_offset} of epoch {header.leader_epoch} "
+                f"after epoch {last_epoch}."
+            )
+        end_offset, last_epoch = header.next_offset, header.leader_epoch
+
+
+def count_fitting(
+    config: TopicConfig, active: Segment, batches: Sequence[tuple[int, BatchHeader]]
+) -> int:
+    """How many of these batches the active segment takes before it must roll; all their headers
+    are stamped. At least one when it is empty."""
+    size, first_append_time_ms = active.size, active.first_append_time_ms
+    for number, (_, header) in enumerate(batches):
+        if first_append_time_ms is None:
+            first_append_time_ms = header.append_time_ms
+        elif (
+            size + header.length > config.segment_bytes
+            or header.append_time_ms - first_append_time_ms >= config.segment_ms
+            or header.last_offset - active.base_offset > RELATIVE_OFFSET_MAX
+        ):
+            return number
+        size += header.length
+    return len(batches)
