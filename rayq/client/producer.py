@@ -388,8 +388,8 @@ def _tell_of_the_undelivered(core: AsyncProducer) -> None:
     batches = len(core.accumulator.incomplete())
     if batches and not core.is_closed:
         logger.error(
-            "a producer was dropped with %d batches on their way, which may get lost: call close(), "
-            "or use it in a `with` block",
+            "a producer was dropped with %d batches on their way, which may get lost: call "
+            "close(), or use it in a `with` block",
             batches,
         )
 

@@ -514,6 +514,8 @@ def test_a_leader_that_dies_or_hangs_is_replaced_quickly(fake3: FakeCluster) -> 
         assert len(read(consumer, 1)) == 1
         assert time.monotonic() - start < 1
         timer.join()
+        while fake3.asked(Fetch)[-1].offset != 1:
+            time.sleep(0.01)  # until a fetch waits at the end
         hung = fake3.fault(
             Fetch, times=100, is_lost=True, matches=lambda _request, broker: broker == 2
         )
