@@ -45,6 +45,10 @@ class Follower:
         self._connection: Connection | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_stopped = False
+        self._agrees = False
+        """The leader found no divergence: from then on, what is flushed here is flushed of its log.
+        A notice from before could arrive late, by a connection that was given up, and would count
+        for records that were cut off meanwhile."""
 
     def is_for(self, assignment: messages.PartitionAssignment) -> bool:
         """Whether this already follows the leader of that assignment."""
@@ -71,6 +75,8 @@ class Follower:
         """The follower's disk holds everything below: tell the leader at once."""
         if self._connection is None or self._connection.closed or self._is_stopped:
             return
+        if not self._agrees:
+            return  # Some of it may have to be cut off yet.
         replica, assignment = self._replica_log, self._assignment
         self._connection.send(
             messages.ReplicaFlushed(
@@ -132,6 +138,7 @@ class Follower:
         if answer.reset_to is not None:
             await self._reset(connection)
             return
+        self._agrees = True
         if len(payload):
             try:
                 log.append_as_follower(payload)

@@ -398,15 +398,20 @@ class Sender:
         flight.last_error = error
         idempotent = self._config.idempotent
         if isinstance(error, OutOfOrderSequenceError) and idempotent:
-            # The leader lacks a predecessor, so it lacks this one as well: nothing is in doubt.
-            shipment.in_doubt = False
-            is_first = flight.is_first(shipment)
-            self._retry(flight, shipment)
-            if is_first:  # what the leader lacks was acknowledged once, or has failed for good
-                flight.needs_new_epoch = True
-                self._stall(flight, error)
-            else:
+            # The leader lacks a predecessor. Where an earlier attempt is unanswered, both may still
+            # be under way to it, on a connection that was given up: only its number tells a batch
+            # that is in doubt from its own repetition.
+            if not flight.is_first(shipment):
+                self._retry(flight, shipment)
                 flight.is_stalled = True
+                return
+            # What the leader lacks was acknowledged once, or has failed for good.
+            flight.needs_new_epoch = True
+            if shipment.in_doubt:
+                self._fail(flight, shipment, _unknown(flight, error))
+            else:
+                self._retry(flight, shipment)
+                self._stall(flight, error)
         elif isinstance(error, UnknownProducerError) and idempotent:
             flight.needs_new_epoch = True
             if shipment.in_doubt:
