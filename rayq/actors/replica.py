@@ -180,7 +180,7 @@ class Replica:
         log = self._replica_log.log
         if log.start_offset <= request.offset < log.end_offset:
             try:
-                await self._environment.threads.run(log.verify_range, request.offset)
+                await self._environment.threads.run(log.plan_verify(request.offset).run)
             except (StorageError, OSError) as error:
                 self._replica_log.fail(error)
                 raise
