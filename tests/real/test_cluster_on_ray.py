@@ -1,0 +1,235 @@
+"""A cluster of real processes: in and outside Ray, and when its processes die under load."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.util.state import list_actors
+
+import rayq
+from rayq import Cluster, TopicPartition
+from tests.local.support import (
+    Load,
+    eventually,
+    leader_of,
+    partition_of,
+    read_all,
+    values,
+    wait_in_sync,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def topic(cluster: Cluster) -> str:
+    cluster.create_topic("t")
+    return "t"
+
+
+def replica_pid(cluster: Cluster, topic: str, broker: int | None) -> int:
+    (pid,) = (
+        one.pid for one in partition_of(cluster, topic).replicas if one.broker == broker
+    )
+    assert pid is not None
+    return pid
+
+
+def actor_pid(name: str) -> int:
+    """Of a named actor, as Ray knows it."""
+    pid: int = ray.get(_pid_of.remote(name))
+    return pid
+
+
+@ray.remote(num_cpus=0)
+def _pid_of(name: str) -> int:
+    actor = ray.get_actor(name, namespace="rayq")
+    pid: int = ray.get(actor.__ray_call__.remote(lambda _self: os.getpid()))
+    return pid
+
+
+def test_records_go_in_and_out_from_the_driver_and_inside_tasks(
+    cluster: Cluster, topic: str
+) -> None:
+    @ray.remote(num_cpus=0)
+    def produce(given: Cluster | None, value: bytes) -> int | None:
+        with (given or rayq.connect()).producer() as producer:
+            return producer.send("t", value).result(20).offset
+
+    @ray.remote(num_cpus=0)
+    def consume(given: Cluster) -> list[bytes | None]:
+        return values(read_all(given, "t"))
+
+    with cluster.producer() as producer:
+        producer.send(topic, b"0").result(20)
+    assert ray.get(produce.remote(cluster, b"1")) == 1
+    assert ray.get(produce.remote(None, b"2")) == 2
+    assert ray.get(consume.remote(cluster)) == [b"0", b"1", b"2"]
+
+
+def test_a_process_outside_ray_connects_by_address_and_token(
+    cluster: Cluster, topic: str
+) -> None:
+    script = (
+        "import rayq, sys\n"
+        "with rayq.connect(sys.argv[1]) as cluster:\n"
+        "    with cluster.producer() as producer:\n"
+        "        print(producer.send('t', b'from outside').result(20).partition)\n"
+        "    with cluster.consumer('t', auto_offset_reset='earliest') as consumer:\n"
+        "        print(consumer.poll(timeout_s=20)[0].value)\n"
+        "assert 'ray' not in sys.modules\n"
+    )
+
+    def outside(token: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", script, cluster.addresses[0]],
+            env=os.environ | {"PYTHONPATH": str(ROOT), "RAYQ_TOKEN": token},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    ran = outside(cluster.token)
+    assert ran.stdout.splitlines() == ["0", "b'0'"], ran.stderr
+    assert "AuthenticationError" in outside(rayq.wire.authentication.token_of(b"no")).stderr
+
+
+def test_actors_are_named_detached_pinned_and_take_no_cpu(cluster: Cluster, topic: str) -> None:
+    ours = [
+        one
+        for one in list_actors(detail=True, limit=1000)
+        if one.name.startswith("rayq:default:") and one.state == "ALIVE"
+    ]
+    names = sorted(one.name for one in ours)
+    assert "rayq:default:controller" in names
+    assert [f"rayq:default:broker-{number}" in names for number in range(3)] == [True] * 3
+    assert sum(":t-0:" in name for name in names) == 3
+    (node,) = ray.nodes()
+    for one in ours:
+        assert one.is_detached and one.ray_namespace == "rayq", one.name
+        assert one.required_resources in (None, {}), one.name
+        assert one.node_id == node["NodeID"]
+    assert ray.available_resources()["CPU"] == 2
+
+
+def test_a_second_start_is_refused_clearly(cluster: Cluster, tmp_path: Path) -> None:
+    with pytest.raises(rayq.RayqError, match=r"named 'default' runs in this Ray already"):
+        rayq.start(str(tmp_path))
+    path = _data_path(cluster)
+    with pytest.raises(rayq.DirectoryInUseError, match=r"broker-\d is in use by process \d+"):
+        rayq.start(path, name="second")
+    assert rayq.connect().admin.list_topics() == cluster.admin.list_topics()
+    cluster.make_current()
+
+
+def _data_path(cluster: Cluster) -> str:
+    pid = actor_pid("rayq:default:broker-0")
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        target = os.readlink(descriptor)
+        if target.endswith("/broker-0/broker.lock"):
+            return str(Path(target).parents[1])
+    raise AssertionError("broker 0 holds no lock")
+
+
+def test_a_killed_leader_is_replaced_within_a_second_or_so(cluster: Cluster, topic: str) -> None:
+    with _own_topic(cluster, "killed") as load:
+        for _ in range(2):
+            wait_in_sync(cluster, "killed")
+            os.kill(replica_pid(cluster, "killed", leader_of(cluster, "killed")), signal.SIGKILL)
+            load.wait_for_more()
+    load.check()
+    assert load.longest_pause_s < 3
+
+
+def test_a_leader_that_hangs_is_replaced_within_its_session(cluster: Cluster, topic: str) -> None:
+    with _own_topic(cluster, "hung") as load:
+        pid = replica_pid(cluster, "hung", leader_of(cluster, "hung"))
+        os.kill(pid, signal.SIGSTOP)
+        load.wait_for_more()
+        eventually(lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid), "it is killed")
+        wait_in_sync(cluster, "hung")
+    load.check()
+    assert load.longest_pause_s < 8
+
+
+def _is_zombie(pid: int) -> bool:
+    return ") Z" in Path(f"/proc/{pid}/stat").read_text()
+
+
+def test_a_killed_controller_is_not_missed_and_changes_go_on(
+    cluster: Cluster, topic: str
+) -> None:
+    before = cluster.admin.describe_cluster()
+    topics = cluster.admin.list_topics()
+    with _own_topic(cluster, "without-controller") as load:
+        os.kill(actor_pid("rayq:default:controller"), signal.SIGKILL)
+        load.wait_for_more(50)
+        cluster.create_topic("after-controller", timeout_s=30)
+        load.wait_for_more(50)
+    load.check()
+    assert load.longest_pause_s < 3
+    after = cluster.admin.describe_cluster()
+    assert after.controller_epoch > before.controller_epoch
+    assert after.cluster_id == before.cluster_id and all(one.live for one in after.brokers)
+    expected = {*topics, "without-controller", "after-controller"}
+    assert set(cluster.admin.list_topics()) == expected
+
+
+def test_replicas_outlive_their_broker_and_attach_to_the_next(
+    cluster: Cluster, topic: str
+) -> None:
+    with _own_topic(cluster, "orphans") as load:
+        info = wait_in_sync(cluster, "orphans")
+        pids = {one.broker: one.pid for one in info.replicas}
+        broker = info.leader
+        pid = actor_pid(f"rayq:default:broker-{broker}")
+        os.kill(pid, signal.SIGKILL)
+        load.wait_for_more(50)
+        eventually(
+            lambda: _may_fail(lambda: actor_pid(f"rayq:default:broker-{broker}")) not in (None, pid),
+            "Ray started the broker again",
+            30,
+        )
+        load.wait_for_more(50)
+        info = wait_in_sync(cluster, "orphans")
+        assert {one.broker: one.pid for one in info.replicas} == pids
+    load.check()
+    assert load.longest_pause_s < 8
+
+
+def _may_fail(ask: Callable[[], int]) -> int | None:
+    try:
+        return ask()
+    except ray.exceptions.RayError:
+        return None
+
+
+def _own_topic(cluster: Cluster, name: str) -> Load:
+    cluster.create_topic(name)
+    return Load(cluster, name, pause_s=0.005)
+
+
+def test_too_many_replicas_are_refused_with_the_arithmetic(cluster: Cluster, topic: str) -> None:
+    with pytest.raises(rayq.ReplicaLimitError, match=r"\d+ \+ 9000 = \d+ .*max_replicas_per_broker"):
+        cluster.create_topic("too-many", partitions=9000)
+    assert "too-many" not in cluster.admin.list_topics()
+
+
+def test_deleted_topics_end_their_processes(cluster: Cluster, topic: str) -> None:
+    cluster.create_topic("short-lived")
+    pids = [one.pid for one in partition_of(cluster, "short-lived").replicas]
+    cluster.admin.delete_topic("short-lived")
+    eventually(
+        lambda: all(not Path(f"/proc/{pid}").exists() or _is_zombie(pid or 0) for pid in pids),
+        "the processes end",
+    )
+    assert cluster.admin.delete_records({TopicPartition(topic, 0): 0})
