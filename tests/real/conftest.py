@@ -12,12 +12,17 @@ import rayq
 from rayq import Cluster
 
 
-@pytest.fixture(scope="session")
-def ray_here() -> Iterator[None]:
-    """A local Ray of this process."""
-    ray.init(address="local", num_cpus=2, include_dashboard=False)
+@pytest.fixture(scope="session", autouse=True)
+def no_ray_is_left() -> Iterator[None]:
     yield
     ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def ray_here(no_ray_is_left: None) -> None:
+    """A local Ray of this process, for whoever asks first and all who follow."""
+    if not ray.is_initialized():
+        ray.init(address="local", num_cpus=2, include_dashboard=False)
 
 
 @pytest.fixture(scope="module")

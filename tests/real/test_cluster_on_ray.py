@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import ray
-from ray.util.state import list_actors
 
 import rayq
 from rayq import Cluster, TopicPartition
@@ -26,6 +25,7 @@ from tests.local.support import (
     values,
     wait_in_sync,
 )
+from tests.real.support import actor_pid, actors_of, is_gone
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,19 +41,6 @@ def replica_pid(cluster: Cluster, topic: str, broker: int | None) -> int:
         one.pid for one in partition_of(cluster, topic).replicas if one.broker == broker
     )
     assert pid is not None
-    return pid
-
-
-def actor_pid(name: str) -> int:
-    """Of a named actor, as Ray knows it."""
-    pid: int = ray.get(_pid_of.remote(name))
-    return pid
-
-
-@ray.remote(num_cpus=0)
-def _pid_of(name: str) -> int:
-    actor = ray.get_actor(name, namespace="rayq")
-    pid: int = ray.get(actor.__ray_call__.remote(lambda _self: os.getpid()))
     return pid
 
 
@@ -104,20 +91,15 @@ def test_a_process_outside_ray_connects_by_address_and_token(
 
 
 def test_actors_are_named_detached_pinned_and_take_no_cpu(cluster: Cluster, topic: str) -> None:
-    ours = [
-        one
-        for one in list_actors(detail=True, limit=1000)
-        if one.name.startswith("rayq:default:") and one.state == "ALIVE"
-    ]
-    names = sorted(one.name for one in ours)
+    ours = actors_of("default")
+    names = sorted(one["Name"] for one in ours)
     assert "rayq:default:controller" in names
     assert [f"rayq:default:broker-{number}" in names for number in range(3)] == [True] * 3
     assert sum(":t-0:" in name for name in names) == 3
-    (node,) = ray.nodes()
-    for one in ours:
-        assert one.is_detached and one.ray_namespace == "rayq", one.name
-        assert one.required_resources in (None, {}), one.name
-        assert one.node_id == node["NodeID"]
+    assert all(one["IsDetached"] for one in ours)
+    pids = {one["Pid"] for one in ours}
+    assert {one.pid for one in partition_of(cluster, topic).replicas} <= pids
+    assert len(pids) == len(ours)
     assert ray.available_resources()["CPU"] == 2
 
 
@@ -155,14 +137,10 @@ def test_a_leader_that_hangs_is_replaced_within_its_session(cluster: Cluster, to
         pid = replica_pid(cluster, "hung", leader_of(cluster, "hung"))
         os.kill(pid, signal.SIGSTOP)
         load.wait_for_more()
-        eventually(lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid), "it is killed")
+        eventually(lambda: is_gone(pid), "it is killed")
         wait_in_sync(cluster, "hung")
     load.check()
     assert load.longest_pause_s < 8
-
-
-def _is_zombie(pid: int) -> bool:
-    return ") Z" in Path(f"/proc/{pid}/stat").read_text()
 
 
 def test_a_killed_controller_is_not_missed_and_changes_go_on(
@@ -171,7 +149,9 @@ def test_a_killed_controller_is_not_missed_and_changes_go_on(
     before = cluster.admin.describe_cluster()
     topics = cluster.admin.list_topics()
     with _own_topic(cluster, "without-controller") as load:
-        os.kill(actor_pid("rayq:default:controller"), signal.SIGKILL)
+        pid = actor_pid("rayq:default:controller")
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
         load.wait_for_more(50)
         cluster.create_topic("after-controller", timeout_s=30)
         load.wait_for_more(50)
@@ -192,10 +172,11 @@ def test_replicas_outlive_their_broker_and_attach_to_the_next(
         pids = {one.broker: one.pid for one in info.replicas}
         broker = info.leader
         pid = actor_pid(f"rayq:default:broker-{broker}")
+        assert pid is not None
         os.kill(pid, signal.SIGKILL)
         load.wait_for_more(50)
         eventually(
-            lambda: _may_fail(lambda: actor_pid(f"rayq:default:broker-{broker}")) not in (None, pid),
+            lambda: actor_pid(f"rayq:default:broker-{broker}") not in (None, pid),
             "Ray started the broker again",
             30,
         )
@@ -204,13 +185,6 @@ def test_replicas_outlive_their_broker_and_attach_to_the_next(
         assert {one.broker: one.pid for one in info.replicas} == pids
     load.check()
     assert load.longest_pause_s < 8
-
-
-def _may_fail(ask: Callable[[], int]) -> int | None:
-    try:
-        return ask()
-    except ray.exceptions.RayError:
-        return None
 
 
 def _own_topic(cluster: Cluster, name: str) -> Load:
@@ -229,7 +203,7 @@ def test_deleted_topics_end_their_processes(cluster: Cluster, topic: str) -> Non
     pids = [one.pid for one in partition_of(cluster, "short-lived").replicas]
     cluster.admin.delete_topic("short-lived")
     eventually(
-        lambda: all(not Path(f"/proc/{pid}").exists() or _is_zombie(pid or 0) for pid in pids),
+        lambda: all(is_gone(pid) for pid in pids if pid is not None),
         "the processes end",
     )
     assert cluster.admin.delete_records({TopicPartition(topic, 0): 0})
