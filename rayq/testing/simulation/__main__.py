@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterable
 
+from rayq.testing.simulation.mutations import planted
 from rayq.testing.simulation.run import Outcome, quiet, run_seed
 
 
@@ -24,6 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("seeds", help="one seed, or FIRST:END (END is not run)")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--mutation", help="plant this bug, and stop at the first seed to find it")
     parser.add_argument("--verbose", action="store_true", help="print rayq's log too")
     options = parser.parse_args(arguments)
     seeds = _seeds(options.seeds)
@@ -31,6 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
         # Sets of strings have one order in every run only under one hash seed.
         command = [sys.executable, "-m", "rayq.testing.simulation", *(arguments or sys.argv[1:])]
         os.execve(sys.executable, command, {**os.environ, "PYTHONHASHSEED": "0"})
+    if options.mutation is not None:
+        return _hunt(options.mutation, seeds)
     started_s = time.monotonic()
     failed: list[int] = []
     records = faults = 0
@@ -49,6 +53,21 @@ def main(arguments: list[str] | None = None) -> int:
         f"{faults} faults; {result}"
     )
     return 1 if failed else 0
+
+
+def _hunt(mutation: str, seeds: list[int]) -> int:
+    """Looks for a planted bug; exit code 1 when it was found, as for any failure."""
+    quiet()
+    with planted(mutation):
+        for count, seed in enumerate(seeds, 1):
+            outcome = run_seed(seed)
+            if outcome.problems:
+                last = outcome.problems[0].strip().splitlines()
+                found = next((line for line in last if "Error: " in line), last[-1])
+                print(f"{mutation}: found by seed {seed}, after {count} seeds: {found}")
+                return 1
+    print(f"{mutation}: not found by {len(seeds)} seeds")
+    return 0
 
 
 def _seeds(text: str) -> list[int]:

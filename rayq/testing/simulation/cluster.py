@@ -196,7 +196,9 @@ class SimulatedCluster:
     def format_empty_disk(self, number: int) -> None:
         """Puts an empty disk into a host on which nothing runs, formatted for its broker id."""
         host = self.hosts[number]
-        host.swap_disk(self.world.new_disk(f"{host.name}.disk-{self.world.next_pid()}"))
+        disk = self.world.new_disk(f"{host.name}.disk-{self.world.next_pid()}")
+        old = host.swap_disk(disk)
+        disk.sync_s, disk.writebacks = old.sync_s, old.writebacks
         process = host.process("format")
         process.call(self._format, process, number)
         process.kill()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import traceback
 from dataclasses import dataclass, field
 
 from rayq.config import ClusterConfig
 from rayq.testing.checker import Recorder, check
 from rayq.testing.simulation.cluster import SimulatedCluster
+from rayq.testing.simulation.disk import SYNC_S
 from rayq.testing.simulation.faults import Faults
 from rayq.testing.simulation.invariants import Invariants
+from rayq.testing.simulation.network import OTHER_HOST_S
 from rayq.testing.simulation.workload import Workload
 from rayq.testing.simulation.world import World
 
@@ -54,6 +57,7 @@ def run_seed(seed: int) -> Outcome:
             replica_lag_time_max_ms=rng.choice((2_000, 10_000)),
         )
         cluster = SimulatedCluster(world, config=config)
+        _choose_hardware(world, rng)
         workload = Workload(cluster)
         invariants = Invariants(cluster)
         world.loop.observer = invariants.observe
@@ -72,6 +76,15 @@ def run_seed(seed: int) -> Outcome:
         outcome.events = world.loop.events
         outcome.trace = world.trace.digest()
     return outcome
+
+
+def _choose_hardware(world: World, rng: random.Random) -> None:
+    """Fast or slow: what is under way when something dies is what finds bugs."""
+    world.network.delay_s = rng.choice((OTHER_HOST_S, OTHER_HOST_S, (0.001, 0.02)))
+    sync_s = rng.choice((SYNC_S, (0.001, 0.02), (0.005, 0.1)))
+    for host in world.hosts:
+        host.disk.sync_s = sync_s
+        host.disk.writebacks = rng.choice((0.05, 0.5))
 
 
 def _judge(outcome: Outcome, recorder: Recorder) -> None:

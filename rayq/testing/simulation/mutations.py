@@ -1,0 +1,442 @@
+"""Bugs planted into the real code, one for each rule: proof that the simulation can fail.
+
+A mutation patches production code for as long as `planted(name)` lasts; production knows nothing
+of it. `python -m rayq.testing.simulation --mutation NAME 0:200` looks for the first seed that
+finds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Any
+from unittest import mock
+
+import msgspec
+
+from rayq.actors.controller import ControllerHost
+from rayq.actors.follower import Follower
+from rayq.actors.leader import Leader
+from rayq.actors.metadata_keeper import MetadataKeeper
+from rayq.actors.quorum import Quorum
+from rayq.actors.replica import Replica
+from rayq.core import broker_changes, election
+from rayq.core.cluster_state import ClusterState
+from rayq.core.partition_state import PartitionState
+from rayq.storage import recovery, segment
+from rayq.storage.log import Log
+from rayq.storage.metadata_log import MetadataLog
+from rayq.storage.plans import FlushPlan
+from rayq.storage.producer_state import ProducerState
+from rayq.wire import messages
+
+Patch = tuple[object, str, Any]
+"""`(object, attribute, what stands there instead)`"""
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A planted bug: the rule of the protocol that it breaks, and how."""
+
+    rule: str
+    what: str
+    patches: Callable[[], list[Patch]]
+
+
+MUTATIONS: dict[str, Mutation] = {}
+
+
+def _plants(
+    rule: str, what: str
+) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[Patch]]]:
+    def note(patches: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
+        MUTATIONS[patches.__name__] = Mutation(rule, what, patches)
+        return patches
+
+    return note
+
+
+@contextlib.contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Plants a bug; takes it out again."""
+    with contextlib.ExitStack() as stack:
+        for target, attribute, instead in MUTATIONS[name].patches():
+            stack.enter_context(mock.patch.object(target, attribute, instead))
+        yield
+
+
+# --- who may lead ---------------------------------------------------------------------------------
+
+
+@_plants("1", "a restarted leader goes on in the epoch of its earlier process")
+def epoch_kept_over_restart() -> list[Patch]:
+    settle = election.settle
+
+    @wraps(settle)
+    def mutated(value: Any, live: Any, **options: Any) -> Any:
+        def renewed(member: Any) -> Any:
+            return (
+                election.as_member(live[member.broker])
+                if (election.is_same_disk(member, live))
+                else member
+            )
+
+        process = None if value.leader is None else live.get(value.leader)
+        if process is not None and process.incarnation != value.leader_incarnation:
+            return msgspec.structs.replace(
+                value,
+                isr=tuple(renewed(member) for member in value.isr),
+                leader_incarnation=process.incarnation,
+                partition_epoch=value.partition_epoch + 1,
+            )
+        return settle(value, live, **options)
+
+    return [(election, "settle", mutated)]
+
+
+@_plants("2", "a broker's replicas are trusted whatever disk they come back with")
+def empty_disk_trusted() -> list[Patch]:
+    def same(member: Any, live: Any) -> bool:
+        return member.broker in live
+
+    readmit = election.readmit
+
+    def mutated(value: Any, process: Any) -> Any:
+        def renewed(member: Any) -> Any:
+            return election.as_member(process) if member.broker == process.broker else member
+
+        value = readmit(value, process)
+        return msgspec.structs.replace(
+            value,
+            isr=tuple(renewed(member) for member in value.isr),
+            elr=tuple(renewed(member) for member in value.elr),
+        )
+
+    return [
+        (election, "is_same_process", same),
+        (election, "readmit", mutated),
+        (broker_changes._Draft, "forget_broker", lambda self, broker: None),
+    ]
+
+
+@_plants("3", "brokers act on metadata before it is committed")
+def uncommitted_metadata_applied() -> list[Patch]:
+    append = MetadataKeeper.append
+
+    async def mutated(self: Any, request: Any, payload: Any) -> Any:
+        return await append(self, msgspec.structs.replace(request, commit_index=1 << 62), payload)
+
+    return [(MetadataKeeper, "append", mutated)]
+
+
+@_plants("3", "one voter is enough to commit metadata")
+def metadata_committed_by_one() -> list[Patch]:
+    def mutated(self: Any) -> None:
+        held = max(0 if peer is None else peer.match_index for peer in self._voting_peers())
+        if held >= self._epoch_index > 0 and held > self.commit_index:
+            self.commit_index = min(held, self.last_index)
+            self._committed.notify()
+            for peer in self._peers.values():
+                peer.wake.notify()
+
+    return [(Quorum, "_advance", mutated)]
+
+
+@_plants("3, 5", "voters take records from a controller that was replaced")
+def old_controller_writes() -> list[Patch]:
+    async def accept(self: Any, epoch: int) -> None:
+        if epoch > self._log.promised_epoch:
+            await self._run(self._log.promise, epoch)
+
+    return [(MetadataKeeper, "_accept_epoch", accept)]
+
+
+@_plants("3", "a new controller takes the first log it finds, not the newest")
+def any_log_adopted() -> list[Patch]:
+    adopt = Quorum._adopt
+
+    async def mutated(self: Any, at: Any) -> None:
+        best = None
+        for known in [*self._mutation_endpoints, at]:
+            best = known
+            break
+        assert best is not None
+        await adopt(self, best)
+
+    ask = Quorum._ask
+
+    async def remember(self: Any, endpoints: Any, **options: Any) -> Any:
+        found = await ask(self, endpoints, **options)
+        self._mutation_endpoints = [
+            at for answer, at in sorted(found, key=lambda one: one[0].last_index)
+        ]
+        return found
+
+    return [(Quorum, "_adopt", mutated), (Quorum, "_ask", remember)]
+
+
+@_plants("3", "a voter forgets its promise when it stops")
+def promise_not_written() -> list[Patch]:
+    def promise(self: Any, epoch: int) -> None:
+        self._promised_epoch = max(self._promised_epoch, epoch)
+
+    return [(MetadataLog, "promise", promise), (ControllerHost, "_patience_s", lambda self: 0.3)]
+
+
+@_plants("A", "any live replica is elected when no member is left, and nobody hears of it")
+def election_outside_the_isr() -> list[Patch]:
+    settle = election.settle
+
+    def mutated(value: Any, live: Any, *, min_insync: int, unclean: bool) -> Any:
+        after = settle(value, live, min_insync=min_insync, unclean=True)
+        if after is None:
+            return None
+        return msgspec.structs.replace(after, last_unclean_epoch=value.last_unclean_epoch)
+
+    return [(election, "settle", mutated)]
+
+
+# --- replication ----------------------------------------------------------------------------------
+
+
+@_plants("6", "a follower joins the in-sync set however far behind it is")
+def isr_joined_at_a_stale_high_watermark() -> list[Patch]:
+    def proposal(self: Any, now_s: float) -> Any:
+        if self._in_flight or self.partition_epoch < 0:
+            return None
+        wanted = [(self.broker, self.incarnation)]
+        wanted += [
+            (broker, follower.incarnation)
+            for broker, follower in self._followers.items()
+            if follower.is_heard and now_s - follower.last_fetch_s < self.lag_time_max_s
+        ]
+        proposed = tuple(sorted(wanted))
+        if proposed == self.isr and not self.undecided:
+            return None
+        self._in_flight = True
+        return proposed
+
+    return [(PartitionState, "proposal", proposal)]
+
+
+@_plants("6", "the high watermark moves while too few replicas are in sync")
+def high_watermark_moves_below_min_isr() -> list[Patch]:
+    advance = PartitionState._advance
+
+    def mutated(self: Any) -> None:
+        self.min_insync, before = 1, self.min_insync
+        advance(self)
+        self.min_insync = before
+
+    return [
+        (PartitionState, "_advance", mutated),
+        (PartitionState, "is_under_min_isr", property(lambda self: False)),
+    ]
+
+
+@_plants("6", "the high watermark waits for the leader alone")
+def high_watermark_without_followers() -> list[Patch]:
+    def advance(self: Any) -> None:
+        if len(self.isr) >= self.min_insync:
+            self.high_watermark = max(self.high_watermark, self.flushed_offset)
+
+    return [(PartitionState, "_advance", advance)]
+
+
+@_plants("7", "replicas acknowledge the end of their log, flushed or not")
+def end_acknowledged_instead_of_flushed() -> list[Patch]:
+    return [(Log, "flushed_offset", property(lambda self: self._end))]
+
+
+@_plants("7", "a flush goes on through a truncation, and its result counts")
+def flush_result_from_before_a_truncation() -> list[Patch]:
+    apply_flush = Log.apply_flush
+
+    def mutated(self: Any, plan: FlushPlan) -> bool:
+        return apply_flush(self, replace(plan, generation=self.generation))
+
+    truncate = Follower._truncate
+
+    async def without_waiting(self: Any, epoch: int | None, end_offset: int) -> None:
+        log = self._replica_log
+        log.flush_lock, held = asyncio.Lock(), log.flush_lock
+        try:
+            await truncate(self, epoch, end_offset)
+        finally:
+            log.flush_lock = held
+
+    return [
+        (Log, "apply_flush", mutated),
+        (Follower, "_truncate", without_waiting),
+        # Appends and flushes are slow against the network here: let them meet.
+        (Follower, "flushed", _flushed_at_once),
+    ]
+
+
+def _flushed_at_once(self: Any, flushed_offset: int) -> None:
+    if self._connection is None or self._connection.closed or self._is_stopped:
+        return
+    log, assignment = self._replica_log, self._assignment
+    self._connection.send(
+        messages.ReplicaFlushed(
+            assignment.topic_id,
+            assignment.partition,
+            log.broker,
+            log.incarnation,
+            assignment.leader_epoch,
+            flushed_offset,
+        )
+    )
+
+
+@_plants("8", "a duplicate is answered at once, committed or not")
+def duplicate_answered_at_once() -> list[Patch]:
+    produce = Leader.produce
+
+    def mutated(self: Any, request: Any, payload: Any) -> Any:
+        log = self._replica_log.log
+        duplicate = log.producers.check(self._checked(payload))
+        if duplicate is None:
+            return produce(self, request, payload)
+        return messages.ProduceResponse(
+            duplicate.base_offset, duplicate.append_time_ms, log.start_offset
+        )
+
+    return [(Leader, "produce", mutated)]
+
+
+@_plants("8", "a leader that is deposed acknowledges what still waits")
+def waiters_outlive_the_epoch() -> list[Patch]:
+    end = Leader.end
+
+    def mutated(self: Any, reason: str) -> None:
+        for waiter in self._waiters:
+            if not waiter.future.done():
+                waiter.future.set_result(waiter.answer)
+        end(self, reason)
+
+    return [(Leader, "end", mutated)]
+
+
+@_plants("8", "a batch that comes again is appended again")
+def duplicates_not_recognised() -> list[Patch]:
+    return [(ProducerState, "check", lambda self, header: None)]
+
+
+@_plants("8, 19", "recovery forgets the producers, and unknown ones may begin anywhere")
+def producers_forgotten_in_recovery() -> list[Patch]:
+    check = ProducerState.check
+
+    def mutated(self: Any, header: Any) -> Any:
+        if header.producer_id not in self._producers:
+            return None
+        return check(self, header)
+
+    def forget(disk: Any, directory: str, segments: Any, end_offset: int) -> ProducerState:
+        return ProducerState()
+
+    return [(ProducerState, "check", mutated), (recovery, "load_producers", forget)]
+
+
+@_plants("9", "a follower cuts its log at its high watermark")
+def truncation_to_the_high_watermark() -> list[Patch]:
+    fetch = Follower._fetch
+
+    async def mutated(self: Any) -> None:
+        log = self._replica_log
+        if not getattr(self, "_mutation_cut", False):
+            self._mutation_cut = True
+            async with log.flush_lock:
+                log.log.truncate(max(log.high_watermark, log.log.start_offset))
+        await fetch(self)
+
+    return [(Follower, "_fetch", mutated)]
+
+
+@_plants("9", "a leader compares ends, not epochs")
+def divergence_by_offset_only() -> list[Patch]:
+    check = Leader._check_follower
+
+    def mutated(self: Any, leader: Any, log: Any, request: Any) -> Any:
+        if request.offset <= log.end_offset:
+            request = msgspec.structs.replace(request, last_epoch=None)
+        return check(self, leader, log, request)
+
+    return [(Leader, "_check_follower", mutated)]
+
+
+@_plants("9", "a follower cuts committed records where a clean leader lacks them")
+def committed_records_cut() -> list[Patch]:
+    settle = election.settle
+
+    def elect_anybody(value: Any, live: Any, *, min_insync: int, unclean: bool) -> Any:
+        return settle(value, live, min_insync=1, unclean=unclean)
+
+    truncate = Follower._truncate
+
+    async def mutated(self: Any, epoch: int | None, end_offset: int) -> None:
+        self._assignment = msgspec.structs.replace(self._assignment, last_unclean_epoch=1 << 30)
+        await truncate(self, epoch, end_offset)
+
+    return [
+        (Follower, "_truncate", mutated),
+        (election, "settle", elect_anybody),
+        (PartitionState, "_advance", high_watermark_without_followers()[0][2]),
+    ]
+
+
+@_plants("10", "readers get what is not committed")
+def fetch_above_the_high_watermark() -> list[Patch]:
+    fetch = Leader.fetch
+
+    async def mutated(self: Any, request: Any) -> Any:
+        log = self._replica_log
+        if self._ended is None and log.high_watermark <= request.offset < log.log.end_offset:
+            data, next_offset = await log.read(
+                request.offset, log.log.end_offset, request.bytes_max
+            )
+            return messages.FetchResponse(next_offset, log.log.start_offset, 0, next_offset), data
+        return await fetch(self, request)
+
+    return [(Leader, "fetch", mutated)]
+
+
+@_plants("B", "requests of other leader epochs are served")
+def leader_epochs_not_compared() -> list[Patch]:
+    leader = Replica.leader
+
+    def mutated(self: Any, leader_epoch: int) -> Any:
+        role = self._role
+        return leader(self, role.leader_epoch if isinstance(role, Leader) else leader_epoch)
+
+    return [(Replica, "leader", mutated)]
+
+
+# --- the log on disk ------------------------------------------------------------------------------
+
+
+@_plants("11", "a flush reports success without fdatasync")
+def nothing_is_synced() -> list[Patch]:
+    def run(self: Any) -> None:
+        if self.checkpoint is not None:
+            self.checkpoint.run(self.disk, self.directory)
+
+    return [(FlushPlan, "run", run)]
+
+
+@_plants("11", "recovery takes batches with a wrong CRC")
+def body_crc_skipped() -> list[Patch]:
+    return [(segment, "check_body", lambda buffer, position, header: None)]
+
+
+@_plants("11", "recovery trusts the page cache after a failed sync")
+def failed_sync_forgotten() -> list[Patch]:
+    return [(recovery, "_write_again", lambda file, start, end: None)]
+
+
+@_plants("16", "a returned metadata record changes nothing: fenced brokers count as live")
+def sessions_never_end() -> list[Patch]:
+    return [(ClusterState, "is_live", lambda self, broker: broker in self.brokers)]
