@@ -62,7 +62,8 @@ class Follower:
 
     def start(self) -> None:
         self._task = self._replica_log.environment.tasks.spawn(
-            self._follow_for_ever(), f"follow {self._replica_log.where}"
+            self._replica_log.guard(self._follow_for_ever()),
+            f"follow {self._replica_log.where}",
         )
 
     def end(self, reason: str) -> None:
@@ -194,11 +195,6 @@ class Follower:
         """This log lies wholly below the leader's start: begin anew there, with its producer state
         and epochs."""
         replica, assignment = self._replica_log, self._assignment
-        if (replica.broker, replica.incarnation) in assignment.isr:
-            raise DivergedLogError(
-                f"{replica.where} on broker {replica.broker} is in sync and yet its log ends at "
-                f"{replica.log.end_offset}, below its leader's start."
-            )
         answer, payload = await connection.request(
             messages.ReplicaSnapshot(
                 assignment.topic_id, assignment.partition, assignment.leader_epoch

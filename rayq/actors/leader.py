@@ -17,6 +17,7 @@ from rayq.actors.signal import Signal
 from rayq.config import MIB
 from rayq.core.partition_state import Isr, PartitionState
 from rayq.errors import (
+    DivergedLogError,
     FencedEpochError,
     InvalidRequestError,
     InvalidTimestampError,
@@ -34,6 +35,7 @@ from rayq.errors import (
 )
 from rayq.storage.batch import BatchHeader, check_body, read_header
 from rayq.storage.log import Log
+from rayq.storage.producer_state import ProducerState
 from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
@@ -195,7 +197,12 @@ class Leader:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[messages.ProduceResponse] = loop.create_future()
         deadline_s = self._environment.clock.monotonic() + request.timeout_ms / 1000
-        self._waiters.append(_Waiter(next_offset, deadline_s, answer, future))
+        waiter = _Waiter(next_offset, deadline_s, answer, future)
+        waiters = self._waiters
+        place = len(waiters)
+        while place and waiters[place - 1].next_offset > next_offset:
+            place -= 1  # A duplicate waits among those of its original's time.
+        waiters.insert(place, waiter)
         return future
 
     def _checked(self, payload: memoryview) -> BatchHeader:
@@ -271,17 +278,17 @@ class Leader:
                 raise OffsetNotAvailableError(
                     f"The new leader of {self.where} does not know its high watermark yet."
                 )
+            if request.offset < log.start_offset:
+                raise OffsetOutOfRangeError(
+                    f"Offset {request.offset} of {self.where} is below the log start "
+                    f"{log.start_offset}: retention or delete_records removed it."
+                )
             if request.last_epoch is not None:
                 epoch, end = log.epochs.end_for(request.last_epoch, log.end_offset)
                 if epoch != request.last_epoch or end < request.offset:
                     raise self._truncated(request.offset)
             if request.offset > log.end_offset:
                 raise self._truncated(request.offset)
-            if request.offset < log.start_offset:
-                raise OffsetOutOfRangeError(
-                    f"Offset {request.offset} of {self.where} is below the log start "
-                    f"{log.start_offset}: retention or delete_records removed it."
-                )
             limit = self._replica_log.high_watermark
             if request.offset < limit:
                 data, next_offset = await self._replica_log.read(
@@ -384,7 +391,13 @@ class Leader:
         self, leader: PartitionState, log: Log, request: messages.ReplicaFetch
     ) -> messages.ReplicaFetchResponse | None:
         """Takes note of a follower whose log agrees with this one; else says what it has to do."""
+        leader.check_process(request.broker, request.incarnation)
         if request.offset < log.start_offset:
+            if (request.broker, request.incarnation) in leader.isr:
+                raise DivergedLogError(
+                    f"{self.where} on broker {request.broker} is in sync and yet its log ends at "
+                    f"{request.offset}, below the log start {log.start_offset} of its leader."
+                )
             return self._fetch_answer(leader, reset_to=log.start_offset)
         if request.last_epoch is not None:
             epoch, end = log.epochs.end_for(request.last_epoch, log.end_offset)
@@ -435,14 +448,17 @@ class Leader:
     ) -> tuple[messages.ReplicaSnapshotResponse, bytes]:
         """Producer state and epochs for a follower that restarts at the log start.
 
-        The producer state is that of the log's end: a superset, which the follower's own appends
-        then only confirm.
+        Only batches below the log start: the rest may never be committed, and the follower learns
+        it from the batches themselves.
         """
         log = self._replica_log.log
         epochs = [(epoch, min(start, log.start_offset)) for epoch, start in log.epochs.entries()]
         kept = [entry for entry in epochs if entry[1] <= log.start_offset]
         answer = messages.ReplicaSnapshotResponse(log.start_offset, kept)
-        return answer, log.producers.snapshot()
+        producers = ProducerState()
+        producers.load(log.producers.snapshot())
+        producers.forget_from(log.start_offset)
+        return answer, producers.snapshot()
 
     # --- the in-sync set --------------------------------------------------------------------
 

@@ -73,7 +73,7 @@ class Replica:
         """Recovers the log. Raises StorageError, UnsupportedFormatError."""
         await self._replica_log.open(directory)
         self._ticker = self._environment.tasks.spawn(
-            self._tick_for_ever(), f"tick {self.where}"
+            self._replica_log.guard(self._tick_for_ever()), f"tick {self.where}"
         )
 
     def status(self) -> messages.ReplicaStatus:
@@ -179,11 +179,13 @@ class Replica:
         """Re-reads a batch that a reader found damaged; damage here ends this replica."""
         log = self._replica_log.log
         if log.start_offset <= request.offset < log.end_offset:
+            generation = log.generation
             try:
                 await self._environment.threads.run(log.plan_verify(request.offset).run)
             except (StorageError, OSError) as error:
-                self._replica_log.fail(error)
-                raise
+                if log.generation == generation and request.offset >= log.start_offset:
+                    self._replica_log.fail(error)
+                    raise
         return messages.Done()
 
     def describe(self) -> messages.DescribeReplicaResponse:
@@ -212,7 +214,7 @@ class Replica:
         while True:
             await asyncio.sleep(TICK_S)
             role, now_s = self._role, clock.monotonic()
-            if not isinstance(role, Leader):
+            if not isinstance(role, Leader) or not self._replica_log.is_open:
                 continue
             role.expire_waiters(now_s)
             if now_s - isr_s >= self._config.heartbeat_interval_ms / 1000:

@@ -116,6 +116,7 @@ class ReplicaHost:
                 await self._heartbeat(connection)
             except StaleBrokerError:
                 is_attached = False  # A new broker process: present ourselves again.
+                await asyncio.sleep(RETRY_S)
             except RayqError as error:
                 logger.debug("replica process of broker %d: %s", self._spec.broker, error)
                 await asyncio.sleep(RETRY_S)
@@ -167,13 +168,16 @@ class ReplicaHost:
             answer_task.cancel()
         assert isinstance(answer, messages.ReplicaHostHeartbeatResponse)
         self._lease_until_s = max(self._lease_until_s, sent_s + self._session_s)
-        self._version = max(self._version, answer.version)
         for topic_id, partition in answer.removed:
             replica = self._replicas.pop((topic_id, partition), None)
             if replica is not None:
                 replica.abandon()
         for assignment in answer.assignments:
-            self._apply(assignment)
+            try:
+                self._apply(assignment)
+            except RayqError as error:  # Of this partition; the others must not wait for it.
+                logger.error("assignment of %s: %s", assignment.topic, error)
+        self._version = max(self._version, answer.version)
 
     @property
     def _session_s(self) -> float:

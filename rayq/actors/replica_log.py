@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from rayq.actors.signal import Signal
 from rayq.config import ClusterConfig, TopicConfig, parse
@@ -62,6 +63,7 @@ class ReplicaLog:
         self._flushed = Signal()
         self._checkpoints_wanted = 0
         self._checkpoints_made = 0
+        self._is_closed = False
         self._flusher: asyncio.Task[None] | None = None
         self._flush: asyncio.Future[None] | None = None
 
@@ -70,29 +72,43 @@ class ReplicaLog:
     async def open(self, directory: PartitionDirectory) -> None:
         """Recovers the log, in a thread. Raises StorageError, UnsupportedFormatError."""
         self._directory = directory
-        self._log = await self.environment.threads.run(
-            _open_log,
-            self.environment,
-            directory.path,
-            self.topic_config,
-            self.config.flush_checkpoint_bytes,
+        opening = asyncio.ensure_future(
+            self.environment.threads.run(
+                _open_log,
+                self.environment,
+                directory.path,
+                self.topic_config,
+                self.config.flush_checkpoint_bytes,
+            )
         )
-        self.high_watermark = self._log.persisted_high_watermark
+        try:
+            log = await asyncio.shield(opening)
+        except BaseException:
+            # The directory is let go of when no thread works in it any more.
+            opening.add_done_callback(lambda _: self._release())
+            raise
+        if self._is_closed:  # The topic was deleted meanwhile.
+            self._release()
+            return
+        log.config = self.topic_config  # It may have changed meanwhile.
+        self._log = log
+        self.high_watermark = log.persisted_high_watermark
         self._flusher = self.environment.tasks.spawn(
-            self._flush_for_ever(), f"flush {self.where}"
+            self.guard(self._flush_for_ever()), f"flush {self.where}"
         )
 
     @property
     def is_open(self) -> bool:
-        return self._log is not None and self.failure is None
+        """Whether the log can be used: it was opened, not closed, and did not fail."""
+        return self._log is not None and self.failure is None and not self._is_closed
 
     @property
     def log(self) -> Log:
         """Raises StorageError when the replica stopped, NotLeaderError before it is open."""
         if self.failure is not None:
             raise StorageError(f"Replica of {self.where} on broker {self.broker}: {self.failure}")
-        if self._log is None:
-            raise NotLeaderError(f"The replica of {self.where} is still opening its log.")
+        if self._log is None or self._is_closed:
+            raise NotLeaderError(f"The log of the replica of {self.where} is not open.")
         return self._log
 
     def configure(self, options: dict[str, object]) -> None:
@@ -100,6 +116,7 @@ class ReplicaLog:
         self.topic_config = parse(TopicConfig, options)
         if self._log is not None:
             self._log.config = self.topic_config
+            self._on_flushed(self._log.flushed_offset)  # What counts as flushed may have grown.
 
     def ends(self) -> tuple[int | None, int]:
         """`(last epoch, flushed offset)`; the offset is -1 before the log is open."""
@@ -109,6 +126,7 @@ class ReplicaLog:
     async def close(self) -> None:
         """Flushes and closes the log; then `ends` says exactly where it ends."""
         log = self._log
+        self._is_closed = True
         async with self.flush_lock:  # No flush is under way now, and none begins.
             self._stop_flusher()
             if log is not None and self.failure is None:
@@ -120,7 +138,11 @@ class ReplicaLog:
 
     def abandon(self) -> None:
         """Leaves the disk as it is: the topic was deleted, or the process ends."""
+        is_opening = self._log is None and self._directory is not None
+        self._is_closed = True
         self._stop_flusher()
+        if is_opening and self.failure is None:
+            return  # A thread works in the directory: `open` lets go of it.
         if self._flush is not None and not self._flush.done():
             # A thread still writes: nobody else may open the directory before it is done.
             self._flush.add_done_callback(lambda _: self._release())
@@ -130,6 +152,7 @@ class ReplicaLog:
     def _stop_flusher(self) -> None:
         if self._flusher is not None:
             self._flusher.cancel()
+        self._flushed.notify()
 
     def _release(self) -> None:
         if self._directory is not None:
@@ -145,13 +168,23 @@ class ReplicaLog:
         self._flushed.notify()
         self._on_failure()
 
+    async def guard(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs a background task of the replica: whatever ends it ends the replica, so that
+        another leads instead of one that does half its work."""
+        try:
+            await work
+        except Exception as error:
+            logger.exception("a background task of %s failed", self.where)
+            self.fail(error)
+
     # --- reading ----------------------------------------------------------------------------
 
     async def read(self, offset: int, limit: int, bytes_max: int) -> tuple[bytes, int]:
         """Whole batches of [offset, limit), and where the next begins. May run in a thread. Raises
         StorageError."""
-        plan = self.log.plan_read(offset, limit, bytes_max)
+        log = self.log
         try:
+            plan = log.plan_read(offset, limit, bytes_max)
             result = plan.run_cached()
             if result is None:
                 result = await self.environment.threads.run(plan.run)
@@ -174,7 +207,8 @@ class ReplicaLog:
         self._dirty.notify()
         while self._checkpoints_made < wanted:
             await self._flushed.wait(FLUSH_WAIT_S)
-            assert self.log is not None
+            if not self.is_open:
+                raise StorageError(f"The replica of {self.where} stopped before its flush.")
 
     async def _flush_for_ever(self) -> None:
         """One flush at a time covers all that was appended meanwhile. Only this task flushes, so
@@ -190,21 +224,22 @@ class ReplicaLog:
     async def _flush_once(self, *, checkpoint: bool) -> bool:
         """Whether there was something to do."""
         async with self.flush_lock:
-            if self.failure is not None:
+            if not self.is_open:
                 return False
             log = self.log
-            plan = log.plan_flush(self.high_watermark, checkpoint=checkpoint)
-            if plan is None:
-                return False
-            self._flush = asyncio.ensure_future(self.environment.threads.run(plan.run))
-            try:
-                await asyncio.shield(self._flush)
-            except (OSError, StorageError) as error:
-                # The kernel may have dropped the pages: never retry, never trust them (fsyncgate).
-                self.fail(StorageError(f"Flushing the log of {self.where} failed: {error}"))
-                return False
-            if not log.apply_flush(plan):
-                return True
+            is_applied = False
+            while not is_applied:  # Not so only where an empty log began anew meanwhile.
+                try:
+                    plan = log.plan_flush(self.high_watermark, checkpoint=checkpoint)
+                    if plan is None:
+                        return False
+                    self._flush = asyncio.ensure_future(self.environment.threads.run(plan.run))
+                    await asyncio.shield(self._flush)
+                except (OSError, StorageError) as error:
+                    # The kernel may have dropped the pages: never retry, never trust them.
+                    self.fail(StorageError(f"Flushing the log of {self.where} failed: {error}"))
+                    return False
+                is_applied = log.apply_flush(plan)
         self._on_flushed(log.flushed_offset)
         return True
 
@@ -215,10 +250,17 @@ class ReplicaLog:
         log = self.log
         if offset <= log.start_offset:
             return
-        paths = log.advance_start(min(offset, log.end_offset))
+        try:
+            paths = log.advance_start(min(offset, log.end_offset))
+        except StorageError as error:
+            self.fail(error)
+            raise
         await self.checkpoint()
         if paths:
-            await self.environment.threads.run(Log.remove_files, self.environment.disk, paths)
+            try:
+                await self.environment.threads.run(Log.remove_files, self.environment.disk, paths)
+            except OSError as error:  # Old files stay until the next start.
+                logger.warning("%s: old segments could not be removed: %s", self.where, error)
 
 
 def _open_log(

@@ -89,6 +89,8 @@ class ReplicaSupervisor:
         self._broker = directory.meta.broker
         self._hosts: dict[str, _Host] = {}
         self._changed_at: dict[Key, int] = {}
+        self._known_since = metadata.version
+        """Whatever a process has not seen since may have changed: we do not know when."""
         self._failed: dict[Key, str] = {}
         """Replicas that stopped on a disk error: not started again by this broker process."""
         self._not_before_s: dict[Key, float] = {}
@@ -97,7 +99,6 @@ class ReplicaSupervisor:
         self._wake = Signal()
         self._is_stopping = False
         self._started_s = environment.clock.monotonic()
-        self._tidied = False
 
     async def run(self) -> None:
         """Reconciles for ever: processes against metadata, metadata against processes."""
@@ -187,7 +188,8 @@ class ReplicaSupervisor:
             removed: list[Key] = []
             if version >= request.version:
                 for key in host.keys | known:
-                    is_new = key not in known or self._changed_at.get(key, 0) > request.version
+                    changed_at = self._changed_at.get(key, self._known_since)
+                    is_new = key not in known or changed_at > request.version
                     assignment = self._assignment(key) if key in host.keys else None
                     if assignment is None:
                         removed.append(key)

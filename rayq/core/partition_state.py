@@ -87,6 +87,10 @@ class PartitionState:
         self.flushed_offset = flushed_offset
         self._advance()
 
+    def check_process(self, broker: int, incarnation: str) -> None:
+        """Raises FencedEpochError for a process that is not the registered one."""
+        self._current(broker, incarnation)
+
     def follower_fetched(
         self, broker: int, incarnation: str, *, flushed: int, log_start_offset: int, now_s: float
     ) -> None:

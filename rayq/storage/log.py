@@ -530,7 +530,8 @@ class Log:
         """Empties the log, going on at `end_offset`; what is known of epochs and producers below
         stays."""
         self.epochs.truncate_to_end(end_offset)
-        producers = self.producers if end_offset >= self._end else ProducerState()
+        producers = self.producers
+        producers.forget_from(end_offset)
         reset = Reset(end_offset, log_start, self.epochs.entries(), producers.snapshot())
         self._reset(reset, producers)
 

@@ -160,6 +160,16 @@ class ProducerState:
         self._producers.clear()
         self._newest_append_time_ms = 0
 
+    def forget_from(self, offset: int) -> None:
+        """Drops the batches that reach to `offset` or beyond."""
+        for producer_id, producer in list(self._producers.items()):
+            kept = [batch for batch in producer.batches if batch.last_offset < offset]
+            if kept:
+                producer.batches.clear()
+                producer.batches.extend(kept)
+            else:
+                del self._producers[producer_id]
+
     def snapshot(self) -> bytes:
         """All of it, as a snapshot file holds it; forgets the expired ones."""
         expired = [key for key, producer in self._producers.items() if self._expired(producer)]
