@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Sequence
 from rayq.actors.controller import ControllerHost
 from rayq.config import ClusterConfig
 from rayq.environment import Environment
-from rayq.errors import NotControllerError, RayqError
+from rayq.errors import ControllerUnavailableError, NotControllerError, RayqError
 from rayq.wire import messages
 from rayq.wire.authentication import Identity
 from rayq.wire.pool import ConnectionPool
@@ -17,6 +17,7 @@ from rayq.wire.server import Peer, Result, Server
 
 logger = logging.getLogger(__name__)
 
+ASK_TIMEOUT_S = 5.0
 Endpoint = tuple[str, int]
 
 
@@ -68,6 +69,23 @@ class ControllerServer:
         self._environment.tasks.spawn(self.controller_host.run(), "controller-host")
         self._environment.tasks.spawn(self._listen_for_another(), "listen-for-another")
         return self.endpoint
+
+    async def broker_nodes(self) -> dict[int, str]:
+        """The node of each broker, as it registered last. Raises ControllerUnavailableError."""
+        controller = self.controller_host.controller
+        if controller is not None:
+            known = controller.state.brokers
+            return {number: one.registration.node_id for number, one in known.items()}
+        for at in self._brokers:
+            try:
+                answer, _ = await self._pool.request(
+                    *at, messages.Metadata(topics=[]), timeout_s=ASK_TIMEOUT_S
+                )
+            except RayqError:
+                continue
+            assert isinstance(answer, messages.MetadataResponse)
+            return {one.broker: one.node_id for one in answer.brokers}
+        raise ControllerUnavailableError("No broker answers, and the controller is not here.")
 
     def close(self) -> None:
         if self.controller_host.controller is not None:

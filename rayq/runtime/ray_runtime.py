@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -240,6 +240,10 @@ class ControllerActor:
                 await controller.handle(PrepareStop())
             except RayqError as error:
                 logger.warning("stopping without a working controller: %s", error)
+        try:
+            self._placed.update(await self._server.broker_nodes())
+        except RayqError as error:
+            logger.warning("stopping the brokers there were at the start: %s", error)
         return sorted(self._placed)
 
     async def _watch_nodes(self) -> None:
@@ -250,22 +254,30 @@ class ControllerActor:
             try:
                 nodes = await asyncio.to_thread(live_nodes)
                 for node_id in sorted(set(nodes) - self._nodes):
-                    await self._serve_node(node_id)
+                    await self._serve_node(node_id, nodes)
                     self._nodes.add(node_id)
                 self._nodes &= set(nodes)  # One that leaves and returns is served anew.
             except (RayError, RayqError, OSError) as error:
                 logger.warning("looking after new nodes: %s", error)
 
-    async def _serve_node(self, node_id: str) -> None:
+    async def _serve_node(self, node_id: str, live: Collection[str]) -> None:
+        """Starts the brokers whose directories the node holds; a new one where it holds none.
+
+        A broker that serves on a live node stays there: the path may be one that nodes share, and
+        to a controller that was restarted nodes are new that joined before.
+        """
         spec = self._spec
+        self._placed.update(await self._server.broker_nodes())
         found = await _remote_find(node_id, spec.root)
-        ours = [one for one in found if one.cluster_id == spec.cluster_id]
-        if not ours and not found:
-            controller = self._server.controller_host.controller
-            known = set(self._placed)
-            if controller is not None:
-                known |= set(controller.state.brokers)
-            broker = max(known, default=-1) + 1
+        ours = [
+            one
+            for one in found
+            if one.cluster_id == spec.cluster_id and self._placed.get(one.broker) not in live
+        ]
+        is_served = node_id in self._placed.values()
+        is_another_clusters = any(one.cluster_id != spec.cluster_id for one in found)
+        if not ours and not is_served and not is_another_clusters:
+            broker = max({*self._placed, *(one.broker for one in found)}, default=-1) + 1
             ours = [
                 await _remote_format(node_id, spec.root, spec.cluster_id, broker, spec.secret)
             ]
@@ -429,7 +441,8 @@ def _open_or_format(
             if one.broker in placed:
                 raise RayqError(
                     f"Broker {one.broker} has a directory below {root} on two nodes "
-                    f"({nodes[placed[one.broker]]} and {nodes[node]}): one is a copy. Move it away."
+                    f"({nodes[placed[one.broker]]} and {nodes[node]}): one is a copy, or the nodes "
+                    "share the path. Move the copy away, or give each node a disk of its own."
                 )
             placed[one.broker] = node
             directories.append(one)
