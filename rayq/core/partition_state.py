@@ -143,11 +143,13 @@ class PartitionState:
         wanted = [(self.broker, self.incarnation)]
         members = dict(self.isr)
         for broker, follower in self._followers.items():
-            if members.get(broker) == follower.incarnation:
-                keeps = now_s - follower.caught_up_s <= self.lag_time_max_s
-            else:
+            # A follower that lags leaves, and joins again only once it does not: else a silent one
+            # would leave and join as fast as the controller answers.
+            keeps = now_s - follower.caught_up_s <= self.lag_time_max_s
+            if members.get(broker) != follower.incarnation:
                 keeps = (
-                    follower.is_heard
+                    keeps
+                    and follower.is_heard
                     and follower.flushed >= self.high_watermark
                     and follower.flushed >= self.epoch_start_offset
                 )

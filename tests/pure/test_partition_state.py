@@ -172,3 +172,12 @@ def test_a_fetch_that_was_overtaken_by_a_flush_notice_does_not_take_it_back() ->
     state.flushed(30)
     fetched(state, 2, 30)
     assert state.high_watermark == 20
+
+
+def test_a_follower_that_went_silent_does_not_join_again_until_it_is_heard() -> None:
+    state = leader(isr=ALL[:2])
+    fetched(state, 2, 10, now_s=11.0)
+    fetched(state, 3, 10, now_s=1.0)
+    assert state.proposal(11.5) is None
+    fetched(state, 3, 10, now_s=12.0)
+    assert state.proposal(12.0) == tuple(ALL)
