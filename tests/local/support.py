@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from collections import defaultdict
@@ -12,7 +13,7 @@ from typing import Any
 from rayq import Cluster, Record, RecordMetadata, TopicPartition
 from rayq.client.environment import system_environment
 from rayq.client.futures import DeliveryFuture
-from rayq.errors import RayqError
+from rayq.errors import NotLeaderError, RayqError, UnknownEpochError
 from rayq.records import PartitionInfo
 from rayq.wire.authentication import Identity, key_of_token
 from rayq.wire.connection import Connection
@@ -136,7 +137,7 @@ class Load:
     def longest_pause_s(self) -> float:
         """The longest time in which nothing was acknowledged."""
         at = self._acknowledged_s
-        return max((later - sooner for sooner, later in zip(at, at[1:], strict=False)), default=0)
+        return max((later - sooner for sooner, later in itertools.pairwise(at)), default=0)
 
     def check(self, cluster: Cluster | None = None) -> None:
         """All that was acknowledged is there once, at its offset, and each key's order holds."""
@@ -167,9 +168,7 @@ def place(topic: str, partition: int = 0) -> TopicPartition:
 
 
 def client_identity(cluster: Cluster) -> Identity:
-    return Identity(
-        role="client", key=key_of_token(cluster.token), cluster_id=None, broker=None
-    )
+    return Identity(role="client", key=key_of_token(cluster.token), cluster_id=None, broker=None)
 
 
 def ask(
@@ -204,13 +203,21 @@ def leader_endpoint(cluster: Cluster, topic: str, partition: int = 0) -> tuple[s
 def produce_raw(
     cluster: Cluster, topic: str, batch: bytes | bytearray, *, acks: int = -1, timeout_s: float = 10
 ) -> Any:
-    """Sends one batch to the leader of partition 0, once, without retries."""
-    info = cluster.admin.describe_topic(topic)
-    request = Produce(
-        topic_id=info.topic_id,
-        partition=0,
-        leader_epoch=info.partitions[0].leader_epoch,
-        acks=acks,
-        timeout_ms=int(timeout_s * 1000),
-    )
-    return ask(leader_endpoint(cluster, topic), client_identity(cluster), request, batch)
+    """Sends one batch to the leader of partition 0, without a producer's retries: only while a new
+    leader has yet to hear that it leads."""
+    deadline_s = time.monotonic() + 10
+    while True:
+        info = cluster.admin.describe_topic(topic)
+        request = Produce(
+            topic_id=info.topic_id,
+            partition=0,
+            leader_epoch=info.partitions[0].leader_epoch,
+            acks=acks,
+            timeout_ms=int(timeout_s * 1000),
+        )
+        endpoint = leader_endpoint(cluster, topic)
+        try:
+            return ask(endpoint, client_identity(cluster), request, bytearray(batch))
+        except (NotLeaderError, UnknownEpochError):
+            if time.monotonic() > deadline_s:
+                raise

@@ -48,9 +48,11 @@ def test_a_full_disk_of_the_leader_is_said_and_heals(faults: Faults, faulty: Loc
         faults.full.add(f"broker-{leader_of(faulty, 't')}/t-0")
         with pytest.raises(DiskFullError, match="no room for the append"):
             produce_raw(faulty, "t", encode_batch([b"x"], timestamps_ms=1))
-        with pytest.raises(DeliveryError, match="no room for the append"):
-            with faulty.producer(delivery_timeout_ms=300) as impatient:
-                impatient.send("t", b"given up")
+        with (
+            pytest.raises(DeliveryError, match="no room for the append"),
+            faulty.producer(delivery_timeout_ms=300) as impatient,
+        ):
+            impatient.send("t", b"given up")
         producer.send("other", b"others go on").result(10)
         future = producer.send("t", b"1")
         faults.full.clear()

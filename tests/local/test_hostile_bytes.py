@@ -93,7 +93,7 @@ def test_a_truncated_frame_and_a_sudden_end_harm_nobody(endpoint: tuple[str, int
 
 def test_a_wrong_token_is_refused(cluster: LocalCluster) -> None:
     stranger = rayq.Cluster(cluster.addresses, b"k" * 32)
-    with stranger, pytest.raises(AuthenticationError, match="secret|token"):
+    with stranger, pytest.raises(AuthenticationError, match=r"secret|token"):
         stranger.admin.list_topics(timeout_s=5)
     with pytest.raises(ConfigError, match="token"):
         rayq.connect(cluster.addresses[0], token="nonsense")
@@ -179,7 +179,7 @@ def test_timestamps_far_in_the_future_or_below_zero_are_refused(
 ) -> None:
     in_two_hours_ms = int(time.time() * 1000) + 7_200_000
     with cluster.producer() as producer:
-        with pytest.raises(InvalidTimestampError, match="future|after"):
+        with pytest.raises(InvalidTimestampError, match=r"future|after"):
             producer.send(topic, b"x", timestamp_ms=in_two_hours_ms).result(10)
         with pytest.raises(rayq.DeliveryError):
             producer.flush()

@@ -81,16 +81,14 @@ def test_the_same_numbered_batch_is_appended_once(cluster: LocalCluster, topic: 
     again = produce_raw(cluster, topic, batch(b"0", producer_id=77, base_sequence=0))
     assert (first.base_offset, again.base_offset) == (0, 0)
     assert first.append_time_ms == again.append_time_ms
-    assert produce_raw(
-        cluster, topic, batch(b"1", producer_id=77, base_sequence=1)
-    ).base_offset == 1
+    assert (
+        produce_raw(cluster, topic, batch(b"1", producer_id=77, base_sequence=1)).base_offset == 1
+    )
     with pytest.raises(OutOfOrderSequenceError):
         produce_raw(cluster, topic, batch(b"3", producer_id=77, base_sequence=3))
     with pytest.raises(UnknownProducerError):
         produce_raw(cluster, topic, batch(b"x", producer_id=78, base_sequence=5))
-    produce_raw(
-        cluster, topic, batch(b"2", producer_id=77, producer_epoch=1, base_sequence=0)
-    )
+    produce_raw(cluster, topic, batch(b"2", producer_id=77, producer_epoch=1, base_sequence=0))
     with pytest.raises(ProducerFencedError):
         produce_raw(cluster, topic, batch(b"x", producer_id=77, base_sequence=2))
     assert values(read_all(cluster, topic)) == [b"0", b"1", b"2"]

@@ -20,9 +20,7 @@ from tests.local.support import place, read_all, values
 NewTopic = Callable[..., str]
 
 
-def test_a_record_arrives_with_all_that_it_was_sent_with(
-    cluster: LocalCluster, topic: str
-) -> None:
+def test_a_record_arrives_with_all_that_it_was_sent_with(cluster: LocalCluster, topic: str) -> None:
     headers = [("b", b"1"), ("a", b"2"), ("b", b"3"), ("empty", b"")]
     with cluster.producer() as producer:
         metadata = producer.send(
@@ -30,9 +28,7 @@ def test_a_record_arrives_with_all_that_it_was_sent_with(
         ).result(10)
     assert metadata == RecordMetadata(topic, 0, 0, 1_357_000_000_000)
     (record,) = read_all(cluster, topic)
-    assert record == rayq.Record(
-        topic, 0, 0, 1_357_000_000_000, b"key", b"\x00value\xff", headers
-    )
+    assert record == rayq.Record(topic, 0, 0, 1_357_000_000_000, b"key", b"\x00value\xff", headers)
 
 
 def test_null_and_empty_keys_and_values_stay_what_they_are(
@@ -117,9 +113,7 @@ def test_a_partition_or_a_partitioner_of_ones_own_decides(
         assert producer.send(topic, b"x", key=b"12", partition=1).result(10).partition == 1
 
 
-def test_incompressible_and_large_records_pass_unchanged(
-    cluster: LocalCluster, topic: str
-) -> None:
+def test_incompressible_and_large_records_pass_unchanged(cluster: LocalCluster, topic: str) -> None:
     import random
 
     sent: list[bytes] = [random.Random(1).randbytes(900_000), b"a" * 1_000_000, b"small"]
@@ -208,9 +202,7 @@ def test_the_async_classes_do_the_same_as_coroutines(cluster: LocalCluster, topi
     assert asyncio.run(both()) == [b"0", b"1", b"2"]
 
 
-def test_a_consumer_sees_partitions_that_are_added(
-    cluster: LocalCluster, topic: str
-) -> None:
+def test_a_consumer_sees_partitions_that_are_added(cluster: LocalCluster, topic: str) -> None:
     with cluster.consumer(topic) as consumer, cluster.producer() as producer:
         cluster.admin.create_partitions(topic, 2)
         producer.send(topic, b"late", partition=1).result(10)

@@ -50,7 +50,7 @@ def test_followers_that_die_by_turns_do_not_stop_the_writes(fragile: LocalCluste
     load.check()
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.1])
+@pytest.mark.parametrize("delay_s", [0.0, 0.05])
 def test_topics_are_created_and_records_flow_while_controllers_die(
     fragile: LocalCluster, delay_s: float
 ) -> None:
@@ -129,21 +129,23 @@ def test_a_change_whose_controller_dies_happens_once_or_not_at_all(
 
 def test_a_consumer_goes_on_where_it_was_when_its_leader_dies(fragile: LocalCluster) -> None:
     fragile.create_topic("t")
-    with Load(fragile, "t") as load:
-        with fragile.consumer("t", auto_offset_reset="earliest") as consumer:
-            offsets: list[int] = []
+    with (
+        Load(fragile, "t") as load,
+        fragile.consumer("t", auto_offset_reset="earliest") as consumer,
+    ):
+        offsets: list[int] = []
 
-            def read_to(count: int) -> None:
-                while len(offsets) < count:
-                    records = consumer.poll(timeout_s=20)
-                    assert records
-                    offsets.extend(record.offset for record in records)
+        def read_to(count: int) -> None:
+            while len(offsets) < count:
+                records = consumer.poll(timeout_s=20)
+                assert records
+                offsets.extend(record.offset for record in records)
 
-            read_to(30)
-            fragile.kill_replica("t", 0, leader_of(fragile, "t"))
-            load.wait_for_more(100)
-            read_to(120)
-            assert offsets == list(range(len(offsets)))
+        read_to(30)
+        fragile.kill_replica("t", 0, leader_of(fragile, "t"))
+        load.wait_for_more(100)
+        read_to(120)
+        assert offsets == list(range(len(offsets)))
     load.check()
 
 

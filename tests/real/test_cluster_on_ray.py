@@ -6,10 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import ray
@@ -37,9 +34,7 @@ def topic(cluster: Cluster) -> str:
 
 
 def replica_pid(cluster: Cluster, topic: str, broker: int | None) -> int:
-    (pid,) = (
-        one.pid for one in partition_of(cluster, topic).replicas if one.broker == broker
-    )
+    (pid,) = (one.pid for one in partition_of(cluster, topic).replicas if one.broker == broker)
     assert pid is not None
     return pid
 
@@ -63,9 +58,7 @@ def test_records_go_in_and_out_from_the_driver_and_inside_tasks(
     assert ray.get(consume.remote(cluster)) == [b"0", b"1", b"2"]
 
 
-def test_a_process_outside_ray_connects_by_address_and_token(
-    cluster: Cluster, topic: str
-) -> None:
+def test_a_process_outside_ray_connects_by_address_and_token(cluster: Cluster, topic: str) -> None:
     script = (
         "import rayq, sys\n"
         "with rayq.connect(sys.argv[1]) as cluster:\n"
@@ -143,9 +136,7 @@ def test_a_leader_that_hangs_is_replaced_within_its_session(cluster: Cluster, to
     assert load.longest_pause_s < 8
 
 
-def test_a_killed_controller_is_not_missed_and_changes_go_on(
-    cluster: Cluster, topic: str
-) -> None:
+def test_a_killed_controller_is_not_missed_and_changes_go_on(cluster: Cluster, topic: str) -> None:
     before = cluster.admin.describe_cluster()
     topics = cluster.admin.list_topics()
     with _own_topic(cluster, "without-controller") as load:
@@ -164,9 +155,7 @@ def test_a_killed_controller_is_not_missed_and_changes_go_on(
     assert set(cluster.admin.list_topics()) == expected
 
 
-def test_replicas_outlive_their_broker_and_attach_to_the_next(
-    cluster: Cluster, topic: str
-) -> None:
+def test_replicas_outlive_their_broker_and_attach_to_the_next(cluster: Cluster, topic: str) -> None:
     with _own_topic(cluster, "orphans") as load:
         info = wait_in_sync(cluster, "orphans")
         pids = {one.broker: one.pid for one in info.replicas}
@@ -193,7 +182,9 @@ def _own_topic(cluster: Cluster, name: str) -> Load:
 
 
 def test_too_many_replicas_are_refused_with_the_arithmetic(cluster: Cluster, topic: str) -> None:
-    with pytest.raises(rayq.ReplicaLimitError, match=r"\d+ \+ 9000 = \d+ .*max_replicas_per_broker"):
+    with pytest.raises(
+        rayq.ReplicaLimitError, match=r"\d+ \+ 9000 = \d+ .*max_replicas_per_broker"
+    ):
         cluster.create_topic("too-many", partitions=9000)
     assert "too-many" not in cluster.admin.list_topics()
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +13,9 @@ import ray
 from ray.cluster_utils import Cluster as RayNodes
 
 import rayq
+from rayq.runtime.ray_runtime import NODE_CHECK_S
 from tests.local.support import Load, eventually, partition_of, wait_in_sync
-from tests.real.support import actors_of
+from tests.real.support import actor_pid, actors_of
 
 
 @pytest.fixture
@@ -46,6 +50,19 @@ def test_brokers_follow_the_nodes(nodes: RayNodes, tmp_path: Path) -> None:
         one.node_id for one in cluster.admin.describe_cluster().brokers
     }
 
+    # A controller that starts anew sees nodes that joined since: their brokers are left alone.
+    before = {one["Name"]: one["Pid"] for one in actors_of("spread") if "broker" in one["Name"]}
+    controller = actor_pid("rayq:spread:controller")
+    assert controller is not None
+    os.kill(controller, signal.SIGKILL)
+    eventually(
+        lambda: actor_pid("rayq:spread:controller") not in (None, controller), "it is back", 30
+    )
+    time.sleep(2 * NODE_CHECK_S)
+    assert before == {
+        one["Name"]: one["Pid"] for one in actors_of("spread") if "broker" in one["Name"]
+    }
+
     leader = partition_of(cluster, "t").leader
     assert leader is not None
     head = nodes.head_node.node_id
@@ -59,6 +76,7 @@ def test_brokers_follow_the_nodes(nodes: RayNodes, tmp_path: Path) -> None:
     load.check()
     wait_in_sync(cluster, "t", brokers=2)
     cluster.stop()
+    eventually(lambda: actors_of("spread") == [], "no actor is left")
 
 
 def _live(cluster: rayq.Cluster) -> set[int]:
