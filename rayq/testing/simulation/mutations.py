@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import wraps
 from typing import Any
 from unittest import mock
 
@@ -24,7 +23,6 @@ from rayq.actors.metadata_keeper import MetadataKeeper
 from rayq.actors.quorum import Quorum
 from rayq.actors.replica import Replica
 from rayq.core import broker_changes, election
-from rayq.core.cluster_state import ClusterState
 from rayq.core.partition_state import PartitionState
 from rayq.storage import recovery, segment
 from rayq.storage.log import Log
@@ -71,28 +69,15 @@ def planted(name: str) -> Iterator[None]:
 # --- who may lead ---------------------------------------------------------------------------------
 
 
-@_plants("1", "a restarted leader goes on in the epoch of its earlier process")
+@_plants("1", "after a full stop the leader that is elected goes on in the old epoch")
 def epoch_kept_over_restart() -> list[Patch]:
     settle = election.settle
 
-    @wraps(settle)
     def mutated(value: Any, live: Any, **options: Any) -> Any:
-        def renewed(member: Any) -> Any:
-            return (
-                election.as_member(live[member.broker])
-                if (election.is_same_disk(member, live))
-                else member
-            )
-
-        process = None if value.leader is None else live.get(value.leader)
-        if process is not None and process.incarnation != value.leader_incarnation:
-            return msgspec.structs.replace(
-                value,
-                isr=tuple(renewed(member) for member in value.isr),
-                leader_incarnation=process.incarnation,
-                partition_epoch=value.partition_epoch + 1,
-            )
-        return settle(value, live, **options)
+        after = settle(value, live, **options)
+        if after is None or (value.leader is not None and after.leader is not None):
+            return after
+        return msgspec.structs.replace(after, leader_epoch=max(value.leader_epoch, 1))
 
     return [(election, "settle", mutated)]
 
@@ -154,28 +139,21 @@ def old_controller_writes() -> list[Patch]:
     return [(MetadataKeeper, "_accept_epoch", accept)]
 
 
-@_plants("3", "a new controller takes the first log it finds, not the newest")
-def any_log_adopted() -> list[Patch]:
-    adopt = Quorum._adopt
-
-    async def mutated(self: Any, at: Any) -> None:
-        best = None
-        for known in [*self._mutation_endpoints, at]:
-            best = known
-            break
-        assert best is not None
-        await adopt(self, best)
-
-    ask = Quorum._ask
+@_plants("3", "a new controller takes over the shortest log of its majority")
+def shortest_log_adopted() -> list[Patch]:
+    ask, adopt = Quorum._ask, Quorum._adopt
+    shortest: dict[Any, Any] = {}
 
     async def remember(self: Any, endpoints: Any, **options: Any) -> Any:
         found = await ask(self, endpoints, **options)
-        self._mutation_endpoints = [
-            at for answer, at in sorted(found, key=lambda one: one[0].last_index)
-        ]
+        if found:
+            shortest[self] = min(found, key=lambda one: one[0].last_index)[1]
         return found
 
-    return [(Quorum, "_adopt", mutated), (Quorum, "_ask", remember)]
+    async def mutated(self: Any, at: Any) -> None:
+        await adopt(self, shortest[self])
+
+    return [(Quorum, "_ask", remember), (Quorum, "_adopt", mutated)]
 
 
 @_plants("3", "a voter forgets its promise when it stops")
@@ -435,8 +413,3 @@ def body_crc_skipped() -> list[Patch]:
 @_plants("11", "recovery trusts the page cache after a failed sync")
 def failed_sync_forgotten() -> list[Patch]:
     return [(recovery, "_write_again", lambda file, start, end: None)]
-
-
-@_plants("16", "a returned metadata record changes nothing: fenced brokers count as live")
-def sessions_never_end() -> list[Patch]:
-    return [(ClusterState, "is_live", lambda self, broker: broker in self.brokers)]
