@@ -12,6 +12,13 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+TABLE_WIDTH = 110
+
+
+def wide_console() -> Console:
+    """As wide as the terminal, but not so narrow that the table folds up."""
+    return Console(width=max(Console().width, TABLE_WIDTH))
+
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One measured figure: the median of `samples`, whose unit is `unit`."""
@@ -45,34 +52,32 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 def show(value: float) -> str:
     if abs(value) >= 1000:
         return f"{value:,.0f}"
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    if abs(value) >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.4f}"
 
 
 def table(rows: Sequence[Row], machine: str) -> Table:
     result = Table(title="rayq beside this machine's own figures", caption=machine)
-    result.add_column("what")
-    result.add_column("median", justify="right")
-    result.add_column("unit")
-    result.add_column("lowest - highest", justify="right")
-    result.add_column("target", justify="right")
-    result.add_column("ratio", justify="right")
-    result.add_column("met", justify="center")
-    result.add_column("note")
+    result.add_column("what", overflow="fold")
+    for column in ("median", "lowest - highest", "target", "ratio"):
+        result.add_column(column, justify="right", no_wrap=True)
+    result.add_column("met", no_wrap=True)
+    note_above = ""
     for row in rows:
+        note, note_above = "" if row.note == note_above else row.note, row.note
         target = ""
         if row.target_ratio is not None:
             target = f"ratio >= {row.target_ratio}"
         elif row.target is not None:
             target = f"{'>=' if row.better == 'higher' else '<='} {show(row.target)}"
         result.add_row(
-            row.name,
-            show(row.figure),
-            row.unit,
+            f"{row.name}\n  [dim]{note}[/dim]" if note else row.name,
+            f"{show(row.figure)} {row.unit}",
             f"{show(min(row.samples))} - {show(max(row.samples))}" if len(row.samples) > 1 else "",
             target,
             "" if row.ratio is None else f"{row.ratio:.2f}",
             {None: "", True: "[green]yes", False: "[red]no"}[row.met],
-            row.note,
         )
     return result
 

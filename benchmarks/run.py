@@ -23,7 +23,7 @@ from rich.console import Console
 import rayq
 from benchmarks import machine, on_ray
 from benchmarks.reopen import reopen
-from benchmarks.report import Row, print_all
+from benchmarks.report import Row, print_all, wide_console
 from rayq.testing import LocalCluster
 
 OUTPUT = Path(".bench")
@@ -119,7 +119,7 @@ def main(chosen: list[str]) -> int:
         known = ", ".join([*ALONE, *on_ray.SECTIONS])
         print(f"No such section: {', '.join(unknown)}. Known: {known}")
         return 2
-    console = Console()
+    console = wide_console()
     bench = Bench(console, chosen)
     OUTPUT.mkdir(exist_ok=True)
     directory = Path(tempfile.mkdtemp(dir=OUTPUT)).resolve()
