@@ -112,6 +112,7 @@ class Broker:
             environment,
             self._directory,
             MetadataLog.open(environment.disk, f"{self._data_path}/metadata"),
+            incarnation=self._incarnation,
             snapshot_records=self._config.metadata_snapshot_records,
             on_applied=self._on_metadata,
         )
@@ -139,7 +140,7 @@ class Broker:
             self._config,
             cluster_id=meta.cluster_id,
             endpoint=self.endpoint,
-            silent_s=lambda: environment.clock.monotonic() - self.metadata.heard_s,
+            silent_s=lambda: self.metadata.silent_s,
             known_brokers=self._known_brokers,
             may_host=self._is_voter,
             is_preferred=False,
@@ -223,8 +224,11 @@ class Broker:
                 self.metadata.note_heard()
             except StaleBrokerError:
                 self._registered_epoch = None
-            except RayqError as error:
-                logger.debug("broker %d: %s", broker, error)
+            except Exception as error:
+                if isinstance(error, RayqError):
+                    logger.debug("broker %d: %s", broker, error)
+                else:  # A bug or a failing disk: said loudly, but the session must be kept.
+                    logger.exception("broker %d could not renew its session", broker)
                 await self._find_controller()
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -243,6 +247,7 @@ class Broker:
             port,
             self._node_id,
             self._replicas_max,
+            self._replicas.held(),
         )
         try:
             answer = await self._ask_controller(request)
@@ -326,10 +331,9 @@ class Broker:
             raise ControllerUnavailableError(f"The controller is changing: {error}") from error
 
     def _controller_known(self) -> messages.FindControllerResponse:
-        silent_s = self._environment.clock.monotonic() - self.metadata.heard_s
         host, port = self.metadata.controller or (None, None)
         return messages.FindControllerResponse(
-            self.metadata.controller_epoch, host, port, int(silent_s * 1000)
+            self.metadata.controller_epoch, host, port, self.metadata.heard_ms_ago
         )
 
     async def _stop_on_request(self) -> messages.Done:

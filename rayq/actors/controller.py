@@ -30,7 +30,11 @@ from rayq.wire.pool import ConnectionPool
 
 logger = logging.getLogger(__name__)
 
+SILENT_HEARTBEATS = 2
+"""A voter that heard a controller within so many heartbeats is not asked for its vote."""
 BALANCE_INTERVAL_S = 10.0
+FOUND_PATIENCE_S = 5.0
+"""How long a new partition, one of whose replicas runs, waits for the others to start."""
 
 
 class Controller:
@@ -60,6 +64,7 @@ class Controller:
         )
         self.state = ClusterState()
         self._heard_s: dict[int, float] = {}
+        self._unfounded_since_s: dict[tuple[str, int], float] = {}
         self._started_s = 0.0
         self._cluster_stops = False
         self._watch: asyncio.Task[None] | None = None
@@ -70,7 +75,8 @@ class Controller:
 
     async def take_over(self, known: Sequence[Endpoint]) -> None:
         """Wins the log. Raises ControllerUnavailableError, FencedEpochError, NotControllerError."""
-        for record in await self._quorum.take_over(known):
+        silent_s_min = SILENT_HEARTBEATS * self._config.heartbeat_interval_ms / 1000
+        for record in await self._quorum.take_over(known, silent_s_min=silent_s_min):
             self.state.replay(record)
         self._started_s = self._environment.clock.monotonic()
         for number, broker in self.state.brokers.items():
@@ -110,10 +116,14 @@ class Controller:
         match request:
             case messages.BrokerHeartbeat():
                 broker_changes.check_broker(state, request.broker, request.incarnation)
+                is_news = request.broker not in self._heard_s
+                is_news = is_news or not state.is_live(request.broker)
                 self._heard_s[request.broker] = self._environment.clock.monotonic()
                 return (
                     messages.BrokerHeartbeatResponse(self.epoch),
-                    broker_changes.unfence_broker(state, request.broker),
+                    broker_changes.hear_broker(state, request.broker, self._heard())
+                    if is_news
+                    else [],
                 )
             case messages.RegisterBroker():
                 return self._register_broker(request)
@@ -152,7 +162,11 @@ class Controller:
                 broker_changes.check_broker(state, request.broker, request.incarnation)
                 ends = [_report(one) for one in request.replicas]
                 return None, broker_changes.stop_broker(
-                    state, request.broker, ends, cluster_stops=self._cluster_stops
+                    state,
+                    request.broker,
+                    ends,
+                    self._heard(),
+                    cluster_stops=self._cluster_stops,
                 )
             case messages.AllocateProducerIds():
                 broker_changes.check_broker(state, request.broker, request.incarnation)
@@ -176,7 +190,9 @@ class Controller:
             case messages.AlterTopicConfig():
                 changes = topic_changes.alter_topic_config(state, request.name, request.changes)
                 self._append(changes)
-                return None, topic_changes.settle_after_config_change(state, request.name)
+                return None, topic_changes.settle_after_config_change(
+                    state, request.name, self._heard()
+                )
             case messages.ElectLeaders():
                 return None, topic_changes.elect_leaders(
                     state, request.name, request.partitions, unclean=request.unclean
@@ -201,7 +217,9 @@ class Controller:
             request.node_id,
             request.replicas_max,
         )
-        records = broker_changes.register_broker(self.state, registration, self._heard())
+        records = broker_changes.register_broker(
+            self.state, registration, request.held, self._heard()
+        )
         self._heard_s[request.broker] = self._environment.clock.monotonic()
         self._quorum.add_peer(request.broker, request.directory_id, (request.host, request.port))
         self._cluster_stops = False
@@ -238,10 +256,24 @@ class Controller:
     # --- sessions ---------------------------------------------------------------------------
 
     def _heard(self) -> set[int]:
-        """The brokers with a session in this epoch, and those whose absence is settled: fenced."""
-        heard = set(self._heard_s)
-        heard.update(number for number, one in self.state.brokers.items() if not one.live)
-        return heard
+        return set(self._heard_s)
+
+    def _found_late(self, now_s: float) -> None:
+        """New partitions that have waited long enough for a replica that does not start."""
+        waiting = {
+            (topic.topic_id, number)
+            for topic, number, partition in self.state.all_partitions()
+            if partition.value.leader_epoch == 0 and partition.processes
+        }
+        for key in [key for key in self._unfounded_since_s if key not in waiting]:
+            del self._unfounded_since_s[key]
+        for topic_id, number in sorted(waiting):
+            since_s = self._unfounded_since_s.setdefault((topic_id, number), now_s)
+            if now_s - since_s > FOUND_PATIENCE_S:
+                topic = self.state.topics[topic_id]
+                self._append(
+                    broker_changes.found_partition(self.state, topic, number, self._heard())
+                )
 
     async def _watch_sessions(self) -> None:
         """Ends sessions of silent brokers. A pass that comes late (this process was paused, or the
@@ -269,7 +301,8 @@ class Controller:
                         number,
                         now_s - heard_s,
                     )
-                    self._append(broker_changes.fence_broker(self.state, number))
+                    self._append(broker_changes.fence_broker(self.state, number, self._heard()))
+            self._found_late(now_s)
             if self._quorum.commit_index == self._quorum.last_index:
                 voters = broker_changes.next_voters(self.state)
                 if voters:
@@ -304,7 +337,7 @@ class ControllerHost:
     """Hosts a controller in this process whenever the cluster needs one (PROTOCOL 5).
 
     `silent_s()` says for how long no controller was heard. The preferred host has no patience at
-    its start; a stand-in waits `controller_patience_ms` plus up to half of it at random, so that
+    its start (the voters have: see `Quorum.take_over`); a stand-in waits `controller_patience_ms` plus up to half of it at random, so that
     stand-ins seldom race each other.
     """
 
@@ -348,13 +381,16 @@ class ControllerHost:
             )
             try:
                 await controller.take_over(self._known_brokers())
-            except RayqError as error:
+            except Exception as error:
                 controller.end(f"could not take over: {error}")
-                logger.info("controller: %s", error)
+                if isinstance(error, RayqError):
+                    logger.info("controller: %s", error)
+                else:  # A bug of ours: said loudly, but the cluster must not lose its stand-ins.
+                    logger.exception("the controller could not start")
                 # Short and random: two that race must not meet again and again.
                 await asyncio.sleep(self._environment.random.uniform(0.05, 0.5))
-                if not self._is_preferred:
-                    patience_s = self._patience_s()
+                if self._is_preferred:
+                    patience_s = SILENT_HEARTBEATS * self._config.heartbeat_interval_ms / 1000
                 continue
             self.controller = controller
             await controller.ended

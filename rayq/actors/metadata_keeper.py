@@ -41,12 +41,14 @@ class MetadataKeeper:
         directory: DataDirectory,
         log: MetadataLog,
         *,
+        incarnation: str,
         snapshot_records: int,
         on_applied: Callable[[Sequence[MetadataRecord] | None], None],
     ) -> None:
         self._environment = environment
         self._directory = directory
         self._log = log
+        self._incarnation = incarnation
         self._snapshot_records = snapshot_records
         self._on_applied = on_applied
         # The log's methods block on the disk, so they run in threads, one at a time.
@@ -56,7 +58,8 @@ class MetadataKeeper:
         self.changed = Signal()
         self.controller: Endpoint | None = None
         self.controller_epoch = 0
-        self.heard_s = environment.clock.monotonic()
+        self._started_s = environment.clock.monotonic()
+        self._heard_s: float | None = None
         self._voters: tuple[Voter, ...] = ()
         self._hints: dict[int, Endpoint] = {}
         if log.snapshot_index is not None:
@@ -73,7 +76,20 @@ class MetadataKeeper:
 
     def note_heard(self) -> None:
         """The controller answered."""
-        self.heard_s = self._environment.clock.monotonic()
+        self._heard_s = self._environment.clock.monotonic()
+
+    @property
+    def heard_ms_ago(self) -> int | None:
+        """None: no controller was heard since this broker started."""
+        if self._heard_s is None:
+            return None
+        return int((self._environment.clock.monotonic() - self._heard_s) * 1000)
+
+    @property
+    def silent_s(self) -> float:
+        """For how long no controller was heard, at most since the start."""
+        since_s = self._started_s if self._heard_s is None else self._heard_s
+        return self._environment.clock.monotonic() - since_s
 
     def note_controller(self, epoch: int, controller: Endpoint) -> None:
         """Another broker says who the controller is."""
@@ -115,10 +131,12 @@ class MetadataKeeper:
                 meta.broker,
                 meta.directory_id,
                 meta.start_counter,
+                self._incarnation,
                 self._log.promised_epoch,
                 self._log.last_epoch,
                 self._log.last_index,
                 voters,
+                self.heard_ms_ago,
             )
 
     async def read(

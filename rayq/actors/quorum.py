@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -19,6 +19,7 @@ import msgspec
 from rayq.actors.signal import Signal
 from rayq.config import MIB, ClusterConfig
 from rayq.core.metadata_records import (
+    BrokerRegistered,
     EpochStarted,
     MetadataRecord,
     Voter,
@@ -42,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 APPEND_BYTES_MAX = MIB
 RETRY_S = 0.1
+STRAGGLERS_S = 0.1
+"""How long a candidate waits for more answers once it has those of a majority."""
 Entry = tuple[int, int, bytes]
 """`(index, epoch, encoded record)`"""
 Endpoint = tuple[str, int]
@@ -99,16 +102,25 @@ class Quorum:
 
     # --- taking over ------------------------------------------------------------------------
 
-    async def take_over(self, known: Sequence[Endpoint]) -> list[MetadataRecord]:
+    async def take_over(
+        self, known: Sequence[Endpoint], *, silent_s_min: float
+    ) -> list[MetadataRecord]:
         """Wins the log and returns every record in it (from a snapshot on), `EpochStarted` last.
 
-        `known` are addresses of brokers. Raises ControllerUnavailableError (no majority; it names
-        what is missing), FencedEpochError (another controller is ahead).
+        `known` are addresses of brokers. Before it disturbs anyone it asks who could be won: it
+        gives up while a majority of the voters is not there, or while one has heard a controller
+        less than `silent_s_min` ago (Raft's PreVote: a candidate that reaches only some must not
+        depose a controller that works).
+
+        Raises ControllerUnavailableError, which names what is missing or who works, and
+        FencedEpochError (another controller is ahead).
         """
         found = await self._ask(known, epoch=0, is_probe=True)
         if not found:
             raise ControllerUnavailableError(f"None of the brokers at {list(known)} answers.")
         self._set_voters_of(found)
+        self._require_majority(found)
+        self._require_silence(found, silent_s_min)
         self.epoch = max(answer.promised_epoch for answer, _ in found) + 1
         by_voter = {(answer.broker, answer.directory_id): at for answer, at in found}
         promised = await self._ask(
@@ -116,15 +128,17 @@ class Quorum:
             epoch=self.epoch,
             is_probe=False,
         )
-        before = self.voters
         self._require_majority(promised)
         best, best_at = max(promised, key=lambda one: (one[0].last_epoch, one[0].last_index))
         self._set_voters_of([(best, best_at)])
-        if self.voters != before:
-            self._require_majority(promised)
         await self._adopt(best_at)
+        records = self._all_records()
+        old_copies = _old_copies(records, [answer for answer, _ in promised])
+        self._require_majority([one for one in promised if one[0].broker not in old_copies])
         now_s = self._environment.clock.monotonic()
         for answer, (host, port) in found:
+            if answer.broker in old_copies:
+                continue  # It will be told when it registers, and come back as another.
             peer = _Peer(
                 answer.broker,
                 answer.directory_id,
@@ -134,7 +148,6 @@ class Quorum:
                 acknowledged_s=now_s,
             )
             self._peers[answer.broker] = peer
-        records = self._all_records()
         host, port = self._endpoint
         started = EpochStarted(self.epoch, host, port, self._cluster_id)
         self._epoch_index = self.append([started])
@@ -146,27 +159,38 @@ class Quorum:
     async def _ask(
         self, endpoints: Sequence[Endpoint], *, epoch: int, is_probe: bool
     ) -> list[tuple[messages.PrepareResponse, Endpoint]]:
+        """The answers, one for each broker. Does not wait long for the rest once a majority of the
+        voters (those of the best log among the answers) has answered."""
         host, port = self._endpoint
         request = messages.Prepare(self._cluster_id, epoch, host, port, is_probe)
+        found: dict[int, tuple[messages.PrepareResponse, Endpoint]] = {}
 
-        async def ask(at: Endpoint) -> messages.PrepareResponse | RayqError:
-            try:
-                answer, _ = await self._pool.request(*at, request, timeout_s=self._timeout_s / 2)
-            except RayqError as error:
-                return error
+        async def ask(at: Endpoint) -> None:
+            answer, _ = await self._pool.request(*at, request, timeout_s=self._timeout_s / 2)
             assert isinstance(answer, messages.PrepareResponse)
-            return answer
+            found[answer.broker] = (answer, at)
 
-        answers = await asyncio.gather(*(ask(at) for at in dict.fromkeys(endpoints)))
-        for answer in answers:
-            if isinstance(answer, FencedEpochError):
-                raise answer
-        by_broker = {
-            answer.broker: (answer, at)
-            for answer, at in zip(answers, dict.fromkeys(endpoints), strict=True)
-            if isinstance(answer, messages.PrepareResponse)
-        }
-        return list(by_broker.values())
+        waiting = {asyncio.ensure_future(ask(at)) for at in dict.fromkeys(endpoints)}
+        timeout_s = None
+        while waiting:
+            done, waiting = await asyncio.wait(
+                waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                break
+            for task in done:
+                error = task.exception()
+                if isinstance(error, FencedEpochError) or (
+                    error is not None and not isinstance(error, RayqError)
+                ):
+                    _cancel_all(waiting)
+                    raise error
+            if found and timeout_s is None:
+                self._set_voters_of(list(found.values()))
+                if not self._missing_voters(list(found.values()))[1]:
+                    timeout_s = STRAGGLERS_S
+        _cancel_all(waiting)
+        return [found[broker] for broker in sorted(found)]
 
     def _set_voters_of(
         self, answers: Sequence[tuple[messages.PrepareResponse, Endpoint]]
@@ -177,16 +201,39 @@ class Quorum:
     def _voter_keys(self) -> list[tuple[int, str]]:
         return [(voter.broker, voter.directory_id) for voter in self.voters]
 
-    def _require_majority(
-        self, promised: Sequence[tuple[messages.PrepareResponse, Endpoint]]
-    ) -> None:
-        present = {(answer.broker, answer.directory_id) for answer, _ in promised}
+    def _missing_voters(
+        self, answers: Sequence[tuple[messages.PrepareResponse, Endpoint]]
+    ) -> tuple[list[tuple[int, str]], bool]:
+        """The voters that are not among the answers, and whether that is too many."""
+        present = {(answer.broker, answer.directory_id) for answer, _ in answers}
         missing = [key for key in self._voter_keys() if key not in present]
-        if len(self.voters) - len(missing) <= len(self.voters) // 2:
+        return missing, len(self.voters) - len(missing) <= len(self.voters) // 2
+
+    def _require_majority(
+        self, answers: Sequence[tuple[messages.PrepareResponse, Endpoint]]
+    ) -> None:
+        missing, is_too_many = self._missing_voters(answers)
+        if is_too_many:
             names = ", ".join(f"broker {broker} (directory {where})" for broker, where in missing)
             raise ControllerUnavailableError(
                 f"No majority of the {len(self.voters)} voters of the metadata log: waiting for "
                 f"{names or 'a formatted broker'}. Start these brokers with their directories."
+            )
+
+    def _require_silence(
+        self, found: Sequence[tuple[messages.PrepareResponse, Endpoint]], silent_s_min: float
+    ) -> None:
+        """Raises where a majority of the voters hears a controller."""
+        hearing = [
+            answer.broker
+            for answer, _ in found
+            if (answer.broker, answer.directory_id) in self._voter_keys()
+            and answer.heard_ms_ago is not None
+            and answer.heard_ms_ago < silent_s_min * 1000
+        ]
+        if len(hearing) > len(self.voters) // 2:
+            raise ControllerUnavailableError(
+                f"The voters {hearing} hear a controller: it is left in peace."
             )
 
     async def _adopt(self, at: Endpoint) -> None:
@@ -394,3 +441,27 @@ class Quorum:
             self._committed.notify()
             for peer in self._peers.values():
                 peer.wake.notify()
+
+
+def _old_copies(
+    records: Sequence[MetadataRecord], answers: Sequence[messages.PrepareResponse]
+) -> set[int]:
+    """The brokers whose directory is an old copy, by what the log says of their last start: what
+    such a one promised and accepted may be forgotten, so it has no vote."""
+    newest = {one.broker: one for one in records if isinstance(one, BrokerRegistered)}
+    old = set()
+    for answer in answers:
+        known = newest.get(answer.broker)
+        if (
+            known is not None
+            and known.directory_id == answer.directory_id
+            and known.incarnation != answer.incarnation
+            and known.start_counter >= answer.start_counter
+        ):
+            old.add(answer.broker)
+    return old
+
+
+def _cancel_all(tasks: Iterable[asyncio.Future[None]]) -> None:
+    for task in tasks:
+        task.cancel()

@@ -146,6 +146,15 @@ class ReplicaSupervisor:
                 host.changed.notify()
         self._wake.notify()
 
+    def held(self) -> list[Key]:
+        """The partitions whose directories replica processes hold: they outlived the broker's
+        process before."""
+        held = []
+        for meta, path in self._directory.partitions():
+            if DataDirectory.partition_holder(self._environment.disk, path) is not None:
+                held.append((meta.topic_id, meta.partition))
+        return held
+
     # --- what processes ask -----------------------------------------------------------------
 
     def attach(self, request: messages.AttachReplicaHost) -> messages.AttachReplicaHostResponse:

@@ -53,16 +53,20 @@ class ReplicaReport(NamedTuple):
 
 
 def register_broker(
-    state: ClusterState, registration: BrokerRegistered, heard: Collection[int]
+    state: ClusterState,
+    registration: BrokerRegistered,
+    held: Collection[tuple[str, int]],
+    heard: Collection[int],
 ) -> list[MetadataRecord]:
-    """A broker process presents itself. `heard` are the brokers with a session in this controller
-    epoch. Raises StaleBrokerError for an old copy of a directory, WrongClusterError where another
-    directory serves under the same broker id."""
+    """A broker process presents itself. `held` are the partitions, as (topic id, partition), whose
+    directories are held by replica processes that outlived the broker's process before; all others
+    are gone. `heard`: see `_Draft`. Raises StaleBrokerError for an old copy of a directory,
+    WrongClusterError where another directory serves under the same broker id."""
     known = state.brokers.get(registration.broker)
     if known is not None:
         before = known.registration
         if before.incarnation == registration.incarnation:
-            return unfence_broker(state, registration.broker)
+            return hear_broker(state, registration.broker, heard)
         if before.directory_id == registration.directory_id:
             if registration.start_counter <= before.start_counter:
                 raise StaleBrokerError(
@@ -77,30 +81,43 @@ def register_broker(
                 f"(at {before.host}:{before.port}). Stop that one, or give this directory to a "
                 "broker with another id."
             )
-    after = _Draft(state, became_live={registration.broker})
-    if known is not None and known.registration.directory_id != registration.directory_id:
-        after.forget_broker(registration.broker)
-    return [registration, *after.settle_all(state.replicas_on(registration.broker))]
+    broker = registration.broker
+    after = _Draft(state, heard, became_live={broker})
+    records: list[MetadataRecord] = [registration]
+    if known is not None:
+        is_same_disk = known.registration.directory_id == registration.directory_id
+        for topic, number, partition in state.replicas_on(broker):
+            process = partition.processes.get(broker)
+            lives = is_same_disk and (topic.topic_id, number) in held
+            if process is not None and not lives:
+                records.append(
+                    ReplicaGone(topic.topic_id, number, broker, process.incarnation)
+                )
+                after.lose(topic.topic_id, number, broker)
+    return [*records, *after.settle_all(state.replicas_on(broker))]
 
 
-def unfence_broker(state: ClusterState, broker: int) -> list[MetadataRecord]:
-    """The process of a fenced broker is heard again: its replicas live again."""
+def hear_broker(
+    state: ClusterState, broker: int, heard: Collection[int]
+) -> list[MetadataRecord]:
+    """A broker that was fenced, or that this controller epoch had not heard, is heard again: its
+    replicas live, and what waited for it is decided."""
     known = state.brokers[broker]
-    if known.live:
-        return []
-    after = _Draft(state, became_live={broker})
-    return [
-        BrokerUnfenced(broker, known.registration.incarnation),
-        *after.settle_all(state.replicas_on(broker)),
-    ]
+    after = _Draft(state, heard, became_live={broker})
+    records: list[MetadataRecord] = []
+    if not known.live:
+        records.append(BrokerUnfenced(broker, known.registration.incarnation))
+    return [*records, *after.settle_all(state.replicas_on(broker))]
 
 
-def fence_broker(state: ClusterState, broker: int) -> list[MetadataRecord]:
+def fence_broker(
+    state: ClusterState, broker: int, heard: Collection[int]
+) -> list[MetadataRecord]:
     """A session ended: its replicas count as gone until it is heard again."""
     known = state.brokers[broker]
     if not known.live:
         return []
-    after = _Draft(state, became_fenced={broker})
+    after = _Draft(state, heard, became_fenced={broker})
     return [
         BrokerFenced(broker, known.registration.incarnation),
         *after.settle_all(state.replicas_on(broker)),
@@ -120,14 +137,9 @@ def check_broker(state: ClusterState, broker: int, incarnation: str) -> None:
 def register_replicas(
     state: ClusterState, broker: int, reports: Iterable[ReplicaReport], heard: Collection[int]
 ) -> list[MetadataRecord]:
-    """New replica processes of a broker.
-
-    A partition whose leader's broker has not been heard in this controller epoch is passed over
-    (the broker repeats its report): after a loss of power everywhere, the first members to return
-    must not be dropped from the in-sync set as if their leader still went on without them.
-    """
+    """New replica processes of a broker. `heard`: see `_Draft`."""
     directory_id = state.brokers[broker].registration.directory_id
-    after = _Draft(state)
+    after = _Draft(state, heard)
     records: list[MetadataRecord] = []
     for report in reports:
         partition = state.partition(report.topic_id, report.partition)
@@ -135,8 +147,6 @@ def register_replicas(
             continue
         known = partition.processes.get(broker)
         if known is not None and known.incarnation == report.incarnation:
-            continue
-        if _waits_for_leader(partition, broker, heard):
             continue
         process = ReplicaRegistered(
             report.topic_id,
@@ -163,8 +173,9 @@ def fail_replicas(
     failed: Iterable[tuple[str, int, str]],
     heard: Collection[int],
 ) -> list[MetadataRecord]:
-    """Replica processes, as (topic id, partition, incarnation), that are gone."""
-    after = _Draft(state)
+    """Replica processes, as (topic id, partition, incarnation), that are gone. `heard`: see
+    `_Draft`."""
+    after = _Draft(state, heard)
     records: list[MetadataRecord] = []
     for topic_id, number, incarnation in failed:
         partition = state.partition(topic_id, number)
@@ -172,8 +183,6 @@ def fail_replicas(
             continue
         known = partition.processes.get(broker)
         if known is None or known.incarnation != incarnation:
-            continue
-        if _waits_for_leader(partition, broker, heard):
             continue
         records.append(ReplicaGone(topic_id, number, broker, incarnation))
         processes = {at: one for at, one in partition.processes.items() if at != broker}
@@ -183,7 +192,12 @@ def fail_replicas(
 
 
 def stop_broker(
-    state: ClusterState, broker: int, ends: Iterable[ReplicaReport], *, cluster_stops: bool
+    state: ClusterState,
+    broker: int,
+    ends: Iterable[ReplicaReport],
+    heard: Collection[int],
+    *,
+    cluster_stops: bool,
 ) -> list[MetadataRecord]:
     """A controlled stop: each replica's log ended exactly where `ends` says.
 
@@ -192,7 +206,7 @@ def stop_broker(
     """
     known = state.brokers[broker]
     stopped = {(end.topic_id, end.partition): end for end in ends}
-    after = _Draft(state, became_fenced={broker})
+    after = _Draft(state, heard, became_fenced={broker})
     records: list[MetadataRecord] = [BrokerFenced(broker, known.registration.incarnation)]
     for topic, number, partition in state.replicas_on(broker):
         value = partition.value
@@ -279,10 +293,21 @@ def allocate_producer_ids(state: ClusterState) -> list[MetadataRecord]:
     return [ProducerIdsAllocated(state.next_producer_id + PRODUCER_ID_BLOCK)]
 
 
-def settle_topic(state: ClusterState, topic: Topic) -> list[MetadataRecord]:
+def settle_topic(
+    state: ClusterState, topic: Topic, heard: Collection[int]
+) -> list[MetadataRecord]:
     """After a change of config that elections depend on."""
-    after = _Draft(state)
+    after = _Draft(state, heard)
     return after.settle_all((topic, number, one) for number, one in topic.partitions.items())
+
+
+def found_partition(
+    state: ClusterState, topic: Topic, number: int, heard: Collection[int]
+) -> list[MetadataRecord]:
+    """Gives a new partition a leader with those replicas that did start: the others may have a
+    disk that cannot be used. They join when they can."""
+    after = _Draft(state, heard, founds=True)
+    return after.settle_all([(topic, number, topic.partitions[number])])
 
 
 def balance_leaders(state: ClusterState) -> list[MetadataRecord]:
@@ -321,23 +346,34 @@ def next_voters(state: ClusterState) -> list[MetadataRecord]:
 
 
 class _Draft:
-    """Settles partitions as if some brokers' sessions had changed already."""
+    """Settles partitions as if some brokers' sessions had changed already.
+
+    `heard` are the brokers that the controller has heard in its epoch. A partition with a member
+    on a broker that counts as live and has not been heard is not settled: after a loss of power
+    everywhere the metadata still shows processes that are dead, and members that return first
+    would be dropped from the in-sync set as if those went on without them. It is settled when the
+    broker is heard, or its session ends.
+    """
 
     def __init__(
         self,
         state: ClusterState,
+        heard: Collection[int],
         *,
         became_live: Collection[int] = (),
         became_fenced: Collection[int] = (),
+        founds: bool = False,
     ) -> None:
         self._state = state
+        self._heard = heard
         self._became_live = became_live
         self._became_fenced = became_fenced
-        self._forgotten: set[int] = set()
+        self._founds = founds
+        self._lost: set[tuple[str, int, int]] = set()
 
-    def forget_broker(self, broker: int) -> None:
-        """Its registered processes do not count: they used another disk."""
-        self._forgotten.add(broker)
+    def lose(self, topic_id: str, partition: int, broker: int) -> None:
+        """The registered process there is gone."""
+        self._lost.add((topic_id, partition, broker))
 
     def settle_all(
         self, partitions: Iterable[tuple[Topic, int, Partition]]
@@ -360,18 +396,20 @@ class _Draft:
         live = {
             broker: process
             for broker, process in processes.items()
-            if self._is_live(broker) and broker not in self._forgotten
+            if self._is_live(broker) and (topic.topic_id, number, broker) not in self._lost
         }
-        if value.leader_epoch == 0 and any(
+        is_starting = value.leader_epoch == 0 and any(
             self._is_live(broker) and broker not in live for broker in value.replicas
-        ):
-            return []  # A new partition is founded by all that can; they are still starting.
-        settled = election.settle(
-            value,
-            live,
-            min_insync=topic.min_insync,
-            unclean=topic.config.unclean_leader_election,
         )
+        settled = None
+        # A new partition is founded by all that can: wait for those that are still starting.
+        if not (is_starting and not self._founds) and not self._waits_for(value):
+            settled = election.settle(
+                value,
+                live,
+                min_insync=topic.min_insync,
+                unclean=topic.config.unclean_leader_election,
+            )
         changed = settled or value
         if changed == before:
             return []
@@ -379,15 +417,19 @@ class _Draft:
             changed = msgspec.structs.replace(changed, partition_epoch=before.partition_epoch + 1)
         return [PartitionChanged(topic.topic_id, number, changed)]
 
+    def _waits_for(self, value: PartitionValue) -> bool:
+        """Whether the fate of a member is not known yet."""
+        return any(
+            self._is_live(member.broker)
+            and member.broker not in self._heard
+            and member.broker not in self._became_live
+            for member in (*value.isr, *value.elr)
+        )
+
     def _is_live(self, broker: int) -> bool:
         if broker in self._became_live:
             return True
         return broker not in self._became_fenced and self._state.is_live(broker)
-
-
-def _waits_for_leader(partition: Partition, broker: int, heard: Collection[int]) -> bool:
-    leader = partition.value.leader
-    return leader is not None and leader != broker and leader not in heard
 
 
 def _stopped(member: Member, broker: int, end: ReplicaReport) -> Member:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rayq.config import TopicConfig, parse
@@ -166,9 +166,11 @@ def elect_leaders(
     return records
 
 
-def settle_after_config_change(state: ClusterState, name: str) -> list[MetadataRecord]:
+def settle_after_config_change(
+    state: ClusterState, name: str, heard: Collection[int]
+) -> list[MetadataRecord]:
     """A new `min_insync_replicas` or `unclean_leader_election` may decide an election."""
-    return broker_changes.settle_topic(state, _topic(state, name))
+    return broker_changes.settle_topic(state, _topic(state, name), heard)
 
 
 def offline_reason(state: ClusterState, topic: Topic, partition: int) -> str | None:

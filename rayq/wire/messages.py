@@ -481,6 +481,9 @@ class RegisterBroker(Request, frozen=True):
     port: int
     node_id: str
     replicas_max: int
+    held: list[tuple[str, int]]
+    """`(topic id, partition)` of the directories that replica processes hold now: those of an
+    earlier broker process that live on. All others are gone."""
 
 
 class BrokerHeartbeatResponse(Response, frozen=True):
@@ -595,11 +598,14 @@ class PrepareResponse(Response, frozen=True):
     broker: int
     directory_id: str
     start_counter: int
+    incarnation: str
     promised_epoch: int
     last_epoch: int
     last_index: int
     voters: list[tuple[int, str]]
     """`(broker, directory id)` pairs of the last voter set in this log, committed or not."""
+    heard_ms_ago: int | None
+    """How long ago this broker heard a controller; None: not since it started."""
 
 
 class Prepare(Request, frozen=True):

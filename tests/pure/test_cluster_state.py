@@ -57,7 +57,7 @@ def apply(state: ClusterState, records: list[MetadataRecord]) -> None:
 def cluster(brokers: int = 3, **changes: Any) -> ClusterState:
     state = ClusterState()
     for broker in range(brokers):
-        apply(state, broker_changes.register_broker(state, registration(broker, **changes), ()))
+        apply(state, broker_changes.register_broker(state, registration(broker, **changes), (), ()))
     return state
 
 
@@ -83,6 +83,10 @@ def value(state: ClusterState, topic: str = "t") -> Any:
     return state.topics[f"id-{topic}"].partitions[0].value
 
 
+def brokers_of(members: Any) -> list[int]:
+    return sorted(member.broker for member in members)
+
+
 def test_a_topic_is_led_once_all_its_live_replicas_have_started() -> None:
     state = cluster()
     create(state)
@@ -97,7 +101,7 @@ def test_a_topic_starts_without_a_broker_whose_session_ended() -> None:
     state = cluster()
     create(state)
     run_replicas(state, 0, 1)
-    apply(state, broker_changes.fence_broker(state, 2))
+    apply(state, broker_changes.fence_broker(state, 2, EVERYONE))
     assert value(state).leader in (0, 1)
 
 
@@ -147,7 +151,7 @@ def test_an_old_copy_of_a_data_directory_is_refused() -> None:
     state = cluster()
     with pytest.raises(StaleBrokerError, match="old copy"):
         broker_changes.register_broker(
-            state, registration(1, 1, incarnation="other"), EVERYONE
+            state, registration(1, 1, incarnation="other"), (), EVERYONE
         )
 
 
@@ -155,29 +159,64 @@ def test_a_second_directory_under_a_live_brokers_id_is_refused() -> None:
     state = cluster()
     other = registration(1, 9, directory_id="elsewhere", incarnation="other")
     with pytest.raises(WrongClusterError):
-        broker_changes.register_broker(state, other, EVERYONE)
-    apply(state, broker_changes.fence_broker(state, 1))
-    apply(state, broker_changes.register_broker(state, other, ()))
+        broker_changes.register_broker(state, other, (), EVERYONE)
+    apply(state, broker_changes.fence_broker(state, 1, EVERYONE))
+    apply(state, broker_changes.register_broker(state, other, (), ()))
 
 
-def test_members_that_return_first_after_a_power_loss_wait_until_the_leaders_fate_is_known() -> None:
+@pytest.mark.parametrize("gone", [0, 1, 2])
+def test_after_a_power_loss_everywhere_two_of_three_suffice_whoever_stays_away(gone: int) -> None:
+    # The metadata still shows dead processes as live: nobody may be elected, or dropped, on it.
+    state = cluster()
+    create(state)
+    run_replicas(state, 0, 1, 2)
+    heard: set[int] = set()
+    back = [broker for broker in range(3) if broker != gone]
+    for broker in back:
+        records = broker_changes.register_broker(state, registration(broker, 2), (), heard)
+        apply(state, records)
+        heard.add(broker)
+        again = [report(broker, "b", epoch=1, flushed=5 + broker)]
+        apply(state, broker_changes.register_replicas(state, broker, again, heard))
+    assert brokers_of(value(state).isr) == [0, 1, 2]  # It waits for the third to be settled.
+    apply(state, broker_changes.fence_broker(state, gone, heard))
+    assert value(state).leader == back[-1]  # The one that holds the most.
+
+
+def test_a_replica_process_that_outlived_its_broker_stays_in_sync() -> None:
+    state = cluster()
+    create(state)
+    run_replicas(state, 0, 1, 2)
+    before = value(state)
+    apply(state, broker_changes.register_broker(
+        state, registration(0, 2), [("id-t", 0)], EVERYONE))
+    assert value(state) == before
+    apply(state, broker_changes.register_broker(state, registration(0, 3), [], EVERYONE))
+    assert brokers_of(value(state).isr) == [1, 2]
+
+
+def test_nothing_is_settled_before_a_new_controller_has_heard_the_members_brokers() -> None:
     state = cluster()
     create(state)
     run_replicas(state, 0, 1, 2)
     leader = value(state).leader
+    gone = [("id-t", 0, f"{leader}a")]
+    apply(state, broker_changes.fail_replicas(state, leader, gone, {leader}))
+    assert value(state).leader == leader
     others = [broker for broker in range(3) if broker != leader]
-    heard = set(others)
-    for broker in others:
-        apply(state, broker_changes.register_broker(state, registration(broker, 2), heard))
-        again = broker_changes.register_replicas(
-            state, broker, [report(broker, "b", epoch=1, flushed=5)], heard
-        )
-        assert again == []
-    apply(state, broker_changes.fence_broker(state, leader))
-    for broker in others:
-        apply(state, broker_changes.register_replicas(
-            state, broker, [report(broker, "b", epoch=1, flushed=5)], EVERYONE))
+    apply(state, broker_changes.hear_broker(state, others[0], {leader}))
+    apply(state, broker_changes.hear_broker(state, others[1], {leader, others[0]}))
     assert value(state).leader in others
+
+
+def test_a_new_partition_is_founded_without_a_replica_that_does_not_start() -> None:
+    state = cluster()
+    create(state)
+    run_replicas(state, 0, 1)
+    assert value(state).leader is None
+    topic = state.topics["id-t"]
+    apply(state, broker_changes.found_partition(state, topic, 0, EVERYONE))
+    assert value(state).leader in (0, 1)
 
 
 def test_after_a_stop_of_the_whole_cluster_everyone_returns_in_sync() -> None:
@@ -186,9 +225,9 @@ def test_after_a_stop_of_the_whole_cluster_everyone_returns_in_sync() -> None:
     run_replicas(state, 0, 1, 2)
     for broker in range(3):
         apply(state, broker_changes.stop_broker(
-            state, broker, [report(broker, epoch=1, flushed=50)], cluster_stops=True))
+            state, broker, [report(broker, epoch=1, flushed=50)], EVERYONE, cluster_stops=True))
     assert value(state).leader is None and len(value(state).isr) == 3
-    apply(state, broker_changes.register_broker(state, registration(0, 2), {0}))
+    apply(state, broker_changes.register_broker(state, registration(0, 2), (), EVERYONE))
     run_replicas(state, 0, incarnation="b", epoch=1, flushed=50)
     assert value(state).leader == 0
 
@@ -199,7 +238,7 @@ def test_a_broker_that_stops_alone_hands_its_leadership_over() -> None:
     run_replicas(state, 0, 1, 2)
     leader = value(state).leader
     apply(state, broker_changes.stop_broker(
-        state, leader, [report(leader, epoch=1, flushed=50)], cluster_stops=False))
+        state, leader, [report(leader, epoch=1, flushed=50)], EVERYONE, cluster_stops=False))
     assert value(state).leader not in (None, leader)
 
 
@@ -246,9 +285,9 @@ def test_voters_change_one_at_a_time_up_to_three() -> None:
 def test_a_voter_with_a_new_disk_is_dropped_and_then_joins_as_another() -> None:
     state = cluster(3)
     apply(state, [VotersChanged(tuple(Voter(one, f"d{one}") for one in range(3)))])
-    apply(state, broker_changes.fence_broker(state, 2))
+    apply(state, broker_changes.fence_broker(state, 2, EVERYONE))
     other = registration(2, 1, directory_id="new", incarnation="new")
-    apply(state, broker_changes.register_broker(state, other, ()))
+    apply(state, broker_changes.register_broker(state, other, (), ()))
     apply(state, broker_changes.next_voters(state))
     assert [voter.broker for voter in state.voters] == [0, 1]
     apply(state, broker_changes.next_voters(state))
@@ -287,17 +326,17 @@ class Metadata(RuleBasedStateMachine):
     def start_broker(self, broker: int) -> None:
         self.starts[broker] = self.starts.get(broker, 0) + 1
         one = registration(broker, self.starts[broker])
-        self.do(lambda: broker_changes.register_broker(self.state, one, EVERYONE))
+        self.do(lambda: broker_changes.register_broker(self.state, one, (), EVERYONE))
 
     @rule(broker=st.integers(0, 3))
     def silence(self, broker: int) -> None:
         if broker in self.state.brokers:
-            self.do(lambda: broker_changes.fence_broker(self.state, broker))
+            self.do(lambda: broker_changes.fence_broker(self.state, broker, EVERYONE))
 
     @rule(broker=st.integers(0, 3))
     def speak(self, broker: int) -> None:
         if broker in self.state.brokers:
-            self.do(lambda: broker_changes.unfence_broker(self.state, broker))
+            self.do(lambda: broker_changes.hear_broker(self.state, broker, EVERYONE))
 
     @rule(name=st.sampled_from("ab"), factor=st.integers(1, 3))
     def create(self, name: str, factor: int) -> None:
