@@ -337,8 +337,9 @@ class ControllerHost:
     """Hosts a controller in this process whenever the cluster needs one (PROTOCOL 5).
 
     `silent_s()` says for how long no controller was heard. The preferred host has no patience at
-    its start (the voters have: see `Quorum.take_over`); a stand-in waits `controller_patience_ms` plus up to half of it at random, so that
-    stand-ins seldom race each other.
+    its start (the voters have: see `Quorum.take_over`); a stand-in waits
+    `controller_patience_ms` plus up to half of it at random, so that stand-ins seldom race each
+    other.
     """
 
     def __init__(
