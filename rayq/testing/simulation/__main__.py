@@ -18,9 +18,6 @@ from collections.abc import Iterable
 from rayq.testing.simulation.mutations import planted
 from rayq.testing.simulation.run import Outcome, quiet, run_seed
 
-SEEDS_PER_PROCESS = 25
-"""A process is replaced after so many: memory does not come back to the system by itself."""
-
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
@@ -86,9 +83,7 @@ def _outcomes(seeds: list[int], processes: int, verbose: bool) -> Iterable[Outco
             quiet()
         return map(run_seed, seeds)
     context = multiprocessing.get_context("forkserver")
-    pool = concurrent.futures.ProcessPoolExecutor(
-        processes, mp_context=context, initializer=quiet, max_tasks_per_child=SEEDS_PER_PROCESS
-    )
+    pool = concurrent.futures.ProcessPoolExecutor(processes, mp_context=context, initializer=quiet)
     return pool.map(run_seed, seeds)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import random
 import traceback
@@ -75,6 +76,7 @@ def run_seed(seed: int) -> Outcome:
         outcome.virtual_s = world.now_s
         outcome.events = world.loop.events
         outcome.trace = world.trace.digest()
+    gc.collect()  # A world is full of cycles; a thousand of them would not fit.
     return outcome
 
 
