@@ -402,9 +402,10 @@ class Faults:
         await self.calm()
 
     async def _return_with_an_empty_disk(self, number: int) -> None:
+        """Sometimes before anybody has noticed that it was gone."""
         self._begin(f"broker {number} loses its disk")
         self._cluster.hosts[number].power_loss()
-        await self._last()
+        await self._last(*self._rng.choice(((0.05, 1.0), (0.1, 8.0))))
         self._cluster.format_empty_disk(number)
         self._ensure_broker(number)
 
