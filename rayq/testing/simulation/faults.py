@@ -112,7 +112,12 @@ class Faults:
     def _has_failed_replicas(self, number: int) -> bool:
         """Whether a disk error ended a replica: its broker process does not start it again."""
         broker = self._cluster.broker_of.get(self._cluster.broker_processes[number])
-        return broker is not None and bool(broker._replicas._failed)
+        return (broker is not None and bool(broker._replicas._failed)) or any(
+            replica._replica_log.failure is not None
+            for process in self._cluster.replica_processes(number)
+            if (host := self._cluster.replica_hosts.get(process)) is not None
+            for replica in host._replicas.values()
+        )
 
     async def _crash_host(self, number: int) -> None:
         for process in list(self._cluster.hosts[number].processes):
