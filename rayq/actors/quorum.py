@@ -64,6 +64,9 @@ class _Peer:
     next_index: int
     match_index: int = 0
     acknowledged_s: float = 0.0
+    has_vote: bool = True
+    """False for an old copy of a voter's directory: it is told who the controller is, so that it
+    can register and come back as another, and counts for nothing until it has."""
     wake: Signal = field(default_factory=Signal)
     step_back: int = 1
     sent_commit_index: int = -1
@@ -137,8 +140,6 @@ class Quorum:
         self._require_majority([one for one in promised if one[0].broker not in old_copies])
         now_s = self._environment.clock.monotonic()
         for answer, (host, port) in found:
-            if answer.broker in old_copies:
-                continue  # It will be told when it registers, and come back as another.
             peer = _Peer(
                 answer.broker,
                 answer.directory_id,
@@ -146,6 +147,7 @@ class Quorum:
                 port,
                 min(answer.last_index, self.last_index) + 1,
                 acknowledged_s=now_s,
+                has_vote=answer.broker not in old_copies,
             )
             self._peers[answer.broker] = peer
         host, port = self._endpoint
@@ -395,7 +397,8 @@ class Quorum:
             sent_commit_index = commit_index
         assert isinstance(answer, messages.AppendMetadataResponse)
         peer.acknowledged_s = self._environment.clock.monotonic()
-        peer.directory_id = answer.directory_id
+        if answer.directory_id != peer.directory_id:
+            peer.directory_id, peer.has_vote = answer.directory_id, True
         peer.match_index = answer.last_index
         peer.next_index = answer.last_index + 1
         peer.sent_commit_index = sent_commit_index
@@ -425,7 +428,9 @@ class Quorum:
         peers: list[_Peer | None] = []
         for voter in self.voters:
             peer = self._peers.get(voter.broker)
-            is_voter = peer is not None and peer.directory_id == voter.directory_id
+            is_voter = (
+                peer is not None and peer.has_vote and peer.directory_id == voter.directory_id
+            )
             peers.append(peer if is_voter else None)
         return peers
 
