@@ -72,7 +72,7 @@ def test_a_full_disk_of_a_follower_costs_it_its_place_until_space_returns(
         )
         faults.full.add(f"broker-{follower}/")
         producer.send("t", b"1").result(20)
-        assert follower not in partition_of(faulty, "t").isr
+        eventually(lambda: follower not in partition_of(faulty, "t").isr, "it left")
         producer.send("t", b"2").result(20)
         faults.full.clear()
         wait_in_sync(faulty, "t")

@@ -116,9 +116,9 @@ def test_a_producer_whose_answers_are_lost_appends_once_and_in_order(
     monkeypatch.setattr(ReplicaHost, "_handle", lossy)
     lossy_topic = f"{topic}-lossy"
     cluster.create_topic(lossy_topic)
-    with cluster.producer(request_timeout_ms=150, batch_size=500) as producer:
-        futures = [producer.send(lossy_topic, b"%03d" % number) for number in range(300)]
+    with cluster.producer(request_timeout_ms=100, batch_size=500) as producer:
+        futures = [producer.send(lossy_topic, b"%03d" % number) for number in range(150)]
         producer.flush(timeout_s=60)
-    assert produced > 10
-    assert [future.result(0).offset for future in futures] == list(range(300))
-    assert values(read_all(cluster, lossy_topic)) == [b"%03d" % number for number in range(300)]
+    assert produced > 5
+    assert [future.result(0).offset for future in futures] == list(range(150))
+    assert values(read_all(cluster, lossy_topic)) == [b"%03d" % number for number in range(150)]

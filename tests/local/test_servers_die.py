@@ -17,7 +17,7 @@ def test_a_leader_killed_under_load_is_replaced_and_nothing_is_lost(
 ) -> None:
     fragile.create_topic("t", partitions=2)
     with Load(fragile, "t") as load:
-        for _ in range(3):
+        for _ in range(2):
             fragile.kill_replica("t", 0, leader_of(fragile, "t"))
             load.wait_for_more()
             wait_in_sync(fragile, "t")
@@ -42,7 +42,7 @@ def test_a_broker_killed_under_load_comes_back_in_sync(fragile: LocalCluster) ->
 def test_followers_that_die_by_turns_do_not_stop_the_writes(fragile: LocalCluster) -> None:
     fragile.create_topic("t")
     with Load(fragile, "t") as load:
-        for _ in range(4):
+        for _ in range(3):
             leader = leader_of(fragile, "t")
             fragile.kill_replica("t", 0, (leader + 1) % 3)
             load.wait_for_more()
@@ -50,9 +50,8 @@ def test_followers_that_die_by_turns_do_not_stop_the_writes(fragile: LocalCluste
     load.check()
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.05])
 def test_topics_are_created_and_records_flow_while_controllers_die(
-    fragile: LocalCluster, delay_s: float
+    fragile: LocalCluster,
 ) -> None:
     fragile.create_topic("t")
     created: list[str] = []
@@ -65,7 +64,6 @@ def test_topics_are_created_and_records_flow_while_controllers_die(
             created.append(f"new-{number}")
             # A stand-in lives in a broker: it dies with it.
             host = _controllers_broker(fragile)
-            time.sleep(delay_s)
             if host is not None and number == 1:
                 fragile.kill_broker(host)
                 load.wait_for_more(100)
