@@ -200,7 +200,8 @@ def _in_use(path: str, holder: Holder | None) -> DirectoryInUseError:
 
 
 def _lock(path: str, file: File, holder: Holder) -> None:
-    """Takes and signs a lock file; closes it and raises `DirectoryInUseError` when it is held."""
+    """Takes and signs a lock file; closes it and raises `DirectoryInUseError` when it is held, or
+    OSError when the disk fails: nobody may be kept out by a lock that was not given."""
     if not file.try_lock():
         current = _read_holder(file)
         file.close()
