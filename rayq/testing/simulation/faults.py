@@ -25,6 +25,7 @@ from rayq.wire.pool import ConnectionPool
 
 CLOCK_JUMPS_MS = (-1_200_000, -60_000, -1_000, 1_000, 60_000, 1_200_000)
 CALM_LIMIT_S = 30.0
+AFTERMATH_SHARE = 0.3
 
 
 class Faults:
@@ -57,11 +58,18 @@ class Faults:
                 await self._lose_a_disk()
                 continue
             fault = self._rng.choice(ORDINARY)
-            task = asyncio.create_task(fault(self))
+            task = asyncio.create_task(self._with_aftermath(fault))
             running.add(task)
             task.add_done_callback(running.discard)
         if running:
             await asyncio.wait(running)
+
+    async def _with_aftermath(self, fault: Injection) -> None:
+        """A fault, and sometimes another just when its victim is coming back."""
+        await fault(self)
+        if self._rng.random() < AFTERMATH_SHARE:
+            await asyncio.sleep(self._rng.choice((0.02, 0.2, 0.6)) * self._rng.random())
+            await self._rng.choice(AFTERMATHS)(self)
 
     async def heal(self) -> None:
         """Undoes everything: the network, disks, clocks, pauses; all that is dead starts again."""
@@ -370,15 +378,15 @@ class Faults:
         number = self._any_broker()
         disk = self._cluster.hosts[number].disk
         self._begin(f"the disk of broker {number} is full")
+        fault = disk.fail("write", path_part="/orders-", error=errno.ENOSPC, times=20)
+        self._disk_faults.append(fault)
         if self._rng.random() < 0.5:
-            # Below the reserve that is kept for the metadata.
+            # Instead of all writes: below the reserve that is kept for the metadata.
+            fault.heal()
             disk.capacity_bytes = (1 << 40) - disk.free_bytes() + (32 << 20)
-        else:
-            self._disk_faults.append(
-                disk.fail("write", path_part="/orders-", error=errno.ENOSPC, times=20)
-            )
         disk.short_writes = 0.2
-        await self._last(0.5, 5.0)
+        await self._last(0.5, 12.0)
+        fault.heal()
         disk.capacity_bytes, disk.short_writes = None, 0.0
 
     async def disk_stall(self) -> None:
@@ -431,7 +439,16 @@ class Faults:
         self._ensure_broker(number)
 
 
-ORDINARY: list[Callable[[Faults], Coroutine[Any, Any, None]]] = [
+Injection = Callable[[Faults], Coroutine[Any, Any, None]]
+
+AFTERMATHS: list[Injection] = [
+    Faults.kill_a_leader,
+    Faults.kill_a_leader,
+    Faults.power_loss,
+    Faults.kill_the_controller,
+]
+
+ORDINARY: list[Injection] = [
     Faults.kill_a_replica,
     Faults.kill_a_leader,
     Faults.kill_a_broker,
