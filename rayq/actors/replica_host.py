@@ -20,6 +20,7 @@ from rayq.config import ClusterConfig
 from rayq.environment import Environment
 from rayq.errors import (
     DirectoryInUseError,
+    DiskFullError,
     RayqError,
     StaleBrokerError,
     UnknownTopicError,
@@ -34,7 +35,7 @@ from rayq.wire.server import Peer, Result, Server
 logger = logging.getLogger(__name__)
 
 RETRY_S = 0.05
-LOCK_WAIT_S = 10.0
+DISK_FULL_RETRY_S = 1.0
 STOP_GRACE_S = 0.2
 
 Key = tuple[str, int]
@@ -209,39 +210,39 @@ class ReplicaHost:
         self._environment.tasks.spawn(self._open(replica), f"open {replica.where}")
 
     async def _open(self, replica: Replica) -> None:
-        assignment = replica.assignment
-        try:
-            directory = await self._lock_directory(assignment)
-            await replica.open(directory)
-        except (RayqError, OSError) as error:
-            replica.fail(error)
-            return
+        key = (replica.assignment.topic_id, replica.assignment.partition)
+        is_open = False
+        while not is_open:
+            if self._replicas.get(key) is not replica:
+                return  # The topic was deleted meanwhile.
+            try:
+                await replica.open(self._lock_directory(replica.assignment))
+                is_open = True
+            except DirectoryInUseError as error:
+                # The process of before, which the broker has killed or is about to.
+                logger.info("%s", error)
+                await asyncio.sleep(RETRY_S)
+            except DiskFullError as error:  # It heals when space returns.
+                logger.warning("%s", error)
+                await asyncio.sleep(DISK_FULL_RETRY_S)
+            except (RayqError, OSError) as error:
+                replica.fail(error)
+                return
         replica.apply(replica.assignment)
         self._urgent.notify()
 
-    async def _lock_directory(
-        self, assignment: messages.PartitionAssignment
-    ) -> PartitionDirectory:
-        """Waits for the process of before, which the broker has killed, to let go of the lock."""
-        clock = self._environment.clock
-        deadline_s = clock.monotonic() + LOCK_WAIT_S
-        while True:
-            try:
-                return PartitionDirectory.open(
-                    self._environment,
-                    DataDirectory.path_of_partition(
-                        self._spec.data_path, assignment.topic, assignment.partition
-                    ),
-                    topic=assignment.topic,
-                    topic_id=assignment.topic_id,
-                    partition=assignment.partition,
-                    incarnation=self._spec.incarnation,
-                    pid_start_time=self._pid_start_time,
-                )
-            except DirectoryInUseError:
-                if clock.monotonic() > deadline_s:
-                    raise
-                await asyncio.sleep(RETRY_S)
+    def _lock_directory(self, assignment: messages.PartitionAssignment) -> PartitionDirectory:
+        return PartitionDirectory.open(
+            self._environment,
+            DataDirectory.path_of_partition(
+                self._spec.data_path, assignment.topic, assignment.partition
+            ),
+            topic=assignment.topic,
+            topic_id=assignment.topic_id,
+            partition=assignment.partition,
+            incarnation=self._spec.incarnation,
+            pid_start_time=self._pid_start_time,
+        )
 
     async def _propose(self, request: messages.AlterPartition) -> None:
         connection = await self._connect()

@@ -167,6 +167,9 @@ class ReplicaSupervisor:
             if process is None or self._is_stopping:
                 raise StaleBrokerError(f"No process {request.pid} runs on this node.")
             keys = {(status.topic_id, status.partition) for status in request.replicas}
+            if any(keys & one.keys for one in self._hosts.values()):
+                process.kill()  # It held no directory when its successor was started.
+                raise StaleBrokerError("Another process was started for these partitions.")
             host = _Host(request.incarnation, keys, now_s, process)
             self._hosts[request.incarnation] = host
             self._watch(host)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rayq.config import MIB, TopicConfig
 from rayq.environment import Disk
-from rayq.errors import CorruptBatchError, DiskFullError
+from rayq.errors import CorruptBatchError, DiskFullError, StorageError
 from rayq.storage.batch import BatchHeader
 from rayq.storage.segment import Segment
 
@@ -47,6 +47,15 @@ class Room:
 
 def is_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def open_failed(path: str, error: OSError) -> StorageError:
+    """The error of opening what is in a directory: a full disk heals, others do not."""
+    if is_full(error):
+        return DiskFullError(
+            f"{path} cannot be opened: no room on the disk. Free space on it; it is tried again."
+        )
+    return StorageError(f"{path} cannot be opened: {error}")
 
 
 def check_order(

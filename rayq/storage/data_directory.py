@@ -29,6 +29,7 @@ from rayq.errors import (
     WrongClusterError,
 )
 from rayq.storage import checked_file
+from rayq.storage.appending import open_failed
 
 FORMAT_VERSION = 1
 """Of everything in a broker's directory; a change that older versions cannot read raises it."""
@@ -206,7 +207,11 @@ def _lock(path: str, file: File, holder: Holder) -> None:
         current = _read_holder(file)
         file.close()
         raise _in_use(path, current)
-    _sign(file, holder)
+    try:
+        _sign(file, holder)
+    except OSError:
+        file.close()
+        raise
 
 
 # --- a broker's directory -----------------------------------------------------------------------
@@ -401,7 +406,7 @@ class PartitionDirectory:
                 lock.close()
                 raise
         except OSError as error:
-            raise StorageError(f"{path} cannot be opened: {error}") from error
+            raise open_failed(path, error) from error
         return PartitionDirectory(path, wanted, lock)
 
     def close(self) -> None:

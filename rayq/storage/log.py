@@ -14,7 +14,7 @@ from rayq.errors import (
     StorageError,
 )
 from rayq.storage import checked_file
-from rayq.storage.appending import Room, check_order, count_fitting, is_full
+from rayq.storage.appending import Room, check_order, count_fitting, is_full, open_failed
 from rayq.storage.batch import (
     BatchHeader,
     check_body,
@@ -137,7 +137,7 @@ class Log:
                 # A process that died may have cut the file and not synced that.
                 log._segments.active.file.sync_data()
         except OSError as error:
-            raise StorageError(f"{directory}: the log cannot be opened: {error}") from error
+            raise open_failed(directory, error) from error
         if log._last_append_time_ms > now_ms + CLOCK_LEAP_MS:
             logger.warning(
                 "%s: the newest batch is dated %d ms after now; appends keep that time until the "
