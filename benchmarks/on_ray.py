@@ -34,6 +34,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 PRODUCED_MIB = 384
 PROFILES = Path(".bench") / "profiles"
 PROFILED_S = 3
+RATIO_TARGET = 0.8
 MEMORY_REPORTED_S = 4.0
 """After so long a hypervisor has taken back the memory that was freed last."""
 RECORDS_PER_CALL = 2048
@@ -84,14 +85,15 @@ def produce_throughput(cluster: rayq.Cluster, directory: Path) -> list[Row]:
             unit="MB/s",
             samples=onto_disk,
             ratio=statistics.median(ratios),
-            target_ratio=0.8,
+            target_ratio=RATIO_TARGET,
             note="ratio to the raw write of a fresh file",
         ),
         Row(
             name="  or both cores busy",
             unit="%",
             samples=busy,
-            target=90.0,
+            # What counts where the disk is not the limit.
+            target=None if statistics.median(ratios) >= RATIO_TARGET else 90.0,
             note="profiles below and in .bench/profiles",
             details=profile,
         ),

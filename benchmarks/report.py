@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -17,7 +18,7 @@ TABLE_WIDTH = 110
 
 def wide_console() -> Console:
     """As wide as the terminal, but not so narrow that the table folds up."""
-    return Console(width=max(Console().width, TABLE_WIDTH))
+    return Console(width=max(Console().width, TABLE_WIDTH), file=sys.stdout)
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,10 @@ missed a target.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import logging
 import shutil
 import subprocess
 import sys
@@ -18,6 +21,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+import ray
 from rich.console import Console
 
 import rayq
@@ -104,13 +108,32 @@ class Bench:
         if not self.wants(name):
             return
         started_s = time.monotonic()
-        with self._console.status(f"measuring {name}"):
-            try:
-                self.rows += measure(*arguments)
-            except Exception as error:  # noqa: BLE001 - whatever it was, it is reported
-                traceback.print_exc()
-                self.failures.append(f"{name} could not be measured: {error}")
-        self._console.print(f"{name}: {time.monotonic() - started_s:.0f} s")
+        self._console.print(f"measuring {name} ...", end=" ")
+        try:
+            self.rows += measure(*arguments)
+        except Exception as error:  # noqa: BLE001 - whatever it was, it is reported
+            traceback.print_exc()
+            self.failures.append(f"{name} could not be measured: {error}")
+        self._console.print(f"{time.monotonic() - started_s:.0f} s")
+
+
+def run_on_ray(bench: Bench, directory: Path) -> None:
+    """Those sections that share one cluster."""
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+    # Ray tells stdout of each process that dies, and some are made to.
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        rayq.start(str(directory / "ray"), brokers=3) as cluster,
+    ):
+        for name, measure in on_ray.SECTIONS.items():
+            bench.run(name, measure, cluster, directory)
+        cluster.stop()
+        ray.shutdown()
 
 
 def main(chosen: list[str]) -> int:
@@ -127,10 +150,7 @@ def main(chosen: list[str]) -> int:
         for name, measure_alone in ALONE.items():
             bench.run(name, measure_alone, directory)
         if any(bench.wants(name) for name in on_ray.SECTIONS):
-            with rayq.start(str(directory / "ray"), brokers=3) as cluster:
-                for name, measure_on_ray in on_ray.SECTIONS.items():
-                    bench.run(name, measure_on_ray, cluster, directory)
-                cluster.stop()
+            run_on_ray(bench, directory)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     print_all(console, OUTPUT / "results.json", bench.rows, machine.describe(), bench.failures)

@@ -22,6 +22,7 @@ def test_a_target_ratio_judges_the_ratio() -> None:
     assert Row(name="", unit="MB/s", samples=[1.0], ratio=0.8, target_ratio=0.8).met
 
 
-def test_a_profile_names_the_functions_on_top() -> None:
+def test_a_profile_names_the_functions_on_top_and_leaves_out_who_waits() -> None:
     folded = "main (a/run.py:3);read (a/io.py:7) 150\nmain (a/run.py:4) 50\n"
-    assert top_functions(folded, 1) == "busy 100 % of a core: read (io.py) 75 %, main (run.py) 25 %"
+    waiting = "run (a/threading.py:3);Condition.wait (threading.py:9) 400\n"
+    assert top_functions(folded + waiting) == "read (io.py) 75 %, main (run.py) 25 %"
