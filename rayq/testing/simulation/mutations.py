@@ -102,8 +102,9 @@ def empty_disk_trusted() -> list[Patch]:
 
     return [
         (election, "is_same_process", same),
+        (election, "is_same_disk", same),
         (election, "readmit", mutated),
-        (broker_changes._Draft, "forget_broker", lambda self, broker: None),
+        (broker_changes._Draft, "lose", lambda self, topic_id, partition, broker: None),
     ]
 
 
