@@ -120,7 +120,8 @@ def with_isr(
 
 
 def readmit(value: PartitionValue, process: ReplicaRegistered) -> PartitionValue:
-    """A member that returns with exactly the log it was stopped with is the same member."""
+    """A member that returns with exactly the log it was stopped with is the same member. One that
+    led before does not lead until it is elected again, in a new epoch."""
 
     def renewed(member: Member) -> Member:
         returned = (
@@ -130,10 +131,16 @@ def readmit(value: PartitionValue, process: ReplicaRegistered) -> PartitionValue
         )
         return as_member(process) if returned else member
 
+    isr = tuple(renewed(member) for member in value.isr)
+    elr = tuple(renewed(member) for member in value.elr)
+    renews_leader = value.leader == process.broker and isr != value.isr
     return msgspec.structs.replace(
         value,
-        isr=tuple(renewed(member) for member in value.isr),
-        elr=tuple(renewed(member) for member in value.elr),
+        isr=isr,
+        elr=elr,
+        leader=None if renews_leader else value.leader,
+        leader_incarnation=None if renews_leader else value.leader_incarnation,
+        leader_epoch=value.leader_epoch + renews_leader,
     )
 
 

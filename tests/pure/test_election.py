@@ -170,6 +170,15 @@ def test_a_member_that_returns_with_the_log_it_was_stopped_with_is_in_sync_at_on
     assert readmit(value, shorter) == value
 
 
+def test_a_leader_that_returns_as_it_was_stopped_leads_only_when_it_is_elected_again() -> None:
+    stopped = msgspec.structs.replace(member(1), stopped_at=(1, 7))
+    value = msgspec.structs.replace(led_by(1, [1, 2]), isr=(stopped, member(2)))
+    returned = process(1, "b", flushed=7)
+    value = readmit(value, returned)
+    assert value.isr == (as_member(returned), member(2))
+    assert (value.leader, value.leader_incarnation, value.leader_epoch) == (None, None, 6)
+
+
 def test_leadership_moves_to_the_preferred_replica_only_when_it_is_in_sync() -> None:
     moved = elect_preferred(led_by(2, [1, 2]))
     assert moved is not None and moved.leader == 1 and moved.leader_epoch == 6
