@@ -45,6 +45,10 @@ class DiskUser(Protocol):
         """The calling thread waits for the disk."""
         ...
 
+    def ahead_s(self) -> float:
+        """For how long the calling thread has waited already, beyond the loop's time."""
+        ...
+
 
 @dataclass
 class Fault:
@@ -156,12 +160,13 @@ class SimulatedDisk:
                 self.trace.note(f"{self.name}: {operation} of {path} fails")
                 raise _error(fault.error, path)
 
-    def sync_cost_s(self) -> float:
+    def sync_cost_s(self, ahead_s: float) -> float:
+        """For a thread that is so far ahead of the loop's time: it waits for a stall once."""
         least, usual = self.sync_s
         cost = least + (usual - least) * self.rng.random() ** 3
         if self.rng.random() < 0.01:
             cost *= 20
-        return cost + max(0.0, self._stalled_until - self._now())
+        return cost + max(0.0, self._stalled_until - self._now() - ahead_s)
 
     def free_bytes(self) -> int:
         if self.capacity_bytes is None:
@@ -275,7 +280,7 @@ class ProcessDisk:
         return len(content)
 
     def sync(self, file: StoredFile, path: str) -> None:
-        self._user.spend(self.disk.sync_cost_s())
+        self._user.spend(self.disk.sync_cost_s(self._user.ahead_s()))
         try:
             self.operate("sync", path, file.sync)
         except OSError:
@@ -357,7 +362,7 @@ class ProcessDisk:
 
     def sync_dir(self, path: str) -> None:
         directory = self.look().find_directory(path)
-        self._user.spend(self.disk.sync_cost_s())
+        self._user.spend(self.disk.sync_cost_s(self._user.ahead_s()))
         self.operate("sync_dir", path, lambda: self.disk.sync_directory(directory))
 
     def free_bytes(self, path: str) -> int:

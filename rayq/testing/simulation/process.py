@@ -135,6 +135,11 @@ class Process(Owner):
         else:
             self._loop.block(self, seconds)
 
+    def ahead_s(self) -> float:
+        if self._job_s is not None:
+            return self._job_s
+        return max(0.0, self.blocked_until - self._loop.time())
+
     def run_job(self, job: Callable[..., T], *arguments: Any) -> tuple[T, float]:
         """Calls a thread's job; returns also the seconds that it waited for the disk."""
         self._job_s = 0.0
