@@ -43,13 +43,13 @@ def test_a_cluster_with_tls_works_and_lets_in_only_its_own(tmp_path: Path) -> No
             rayq.connect(address, token=token) as without,
             pytest.raises(rayq.RayqError, match="TLS"),
         ):
-            without.admin.list_topics(timeout_s=1)
+            without.admin.list_topics(timeout_s=3)
         strangers = certificates(tmp_path / "strangers", trustme.CA())
         with (
             rayq.connect(address, token=token, **strangers) as stranger,
             pytest.raises(rayq.AuthenticationError, match="TLS"),
         ):
-            stranger.admin.list_topics(timeout_s=1)
+            stranger.admin.list_topics(timeout_s=3)
 
 
 def test_tls_needs_all_of_its_files(tmp_path: Path) -> None:
