@@ -26,15 +26,20 @@ from rayq.wire.pool import ConnectionPool
 CLOCK_JUMPS_MS = (-1_200_000, -60_000, -1_000, 1_000, 60_000, 1_200_000)
 CALM_LIMIT_S = 30.0
 AFTERMATH_SHARE = 0.3
+MOMENT_WAIT_S = 1.0
 
 
 class Faults:
     """Injects faults into a cluster. `count` says how many began; `log` what they were."""
 
-    def __init__(self, cluster: SimulatedCluster, clients: list[Host]) -> None:
+    def __init__(
+        self, cluster: SimulatedCluster, clients: list[Host], acknowledged: Callable[[], int]
+    ) -> None:
+        """`acknowledged()` counts the records that clients know to be written."""
         self.log: list[str] = []
         self._cluster = cluster
         self._clients = clients
+        self._acknowledged = acknowledged
         self._world = cluster.world
         self._rng = cluster.world.new_random("faults")
         self._disk_faults: list[DiskFault] = []
@@ -100,6 +105,15 @@ class Faults:
     async def _last(self, least_s: float = 0.1, most_s: float = 8.0) -> None:
         await asyncio.sleep(least_s + (most_s - least_s) * self._rng.random() ** 2)
 
+    async def _moment(self) -> None:
+        """Now, or just after the next acknowledgement: what has not reached a disk by then, and
+        should have, is lost in what follows."""
+        if self._rng.random() < 0.4:
+            return
+        before, until_s = self._acknowledged(), self._world.now_s + MOMENT_WAIT_S
+        while self._acknowledged() == before and self._world.now_s < until_s:
+            await asyncio.sleep(0.0005)
+
     def _any_broker(self) -> int:
         return self._rng.randrange(len(self._cluster.hosts))
 
@@ -142,6 +156,7 @@ class Faults:
             victim.kill()
 
     async def kill_a_leader(self) -> None:
+        await self._moment()
         leaders = [
             process
             for number in range(len(self._cluster.hosts))
@@ -164,6 +179,7 @@ class Faults:
 
     async def kill_a_host(self) -> None:
         """All processes of a host at once; the page cache survives."""
+        await self._moment()
         number = self._any_broker()
         self._begin(f"kill all of broker {number}")
         await self._crash_host(number)
@@ -171,6 +187,7 @@ class Faults:
         self._ensure_broker(number)
 
     async def power_loss(self) -> None:
+        await self._moment()
         number = self._any_broker()
         self._begin(f"power loss of broker {number}")
         self._cluster.hosts[number].power_loss()
@@ -178,6 +195,7 @@ class Faults:
         self._ensure_broker(number)
 
     async def power_loss_of_all(self) -> None:
+        await self._moment()
         self._begin("power loss of all")
         hosts = [*self._cluster.hosts, self._cluster.controller_host]
         self._rng.shuffle(hosts)
@@ -455,6 +473,7 @@ ORDINARY: list[Injection] = [
     Faults.kill_a_host,
     Faults.power_loss,
     Faults.power_loss,
+    Faults.power_loss_of_all,
     Faults.power_loss_of_all,
     Faults.crash_at_a_disk_operation,
     Faults.crash_at_a_disk_operation,

@@ -83,7 +83,7 @@ def run_seed(seed: int) -> Outcome:
 def _choose_hardware(world: World, rng: random.Random) -> None:
     """Fast or slow: what is under way when something dies is what finds bugs."""
     world.network.delay_s = rng.choice((OTHER_HOST_S, OTHER_HOST_S, (0.001, 0.02)))
-    sync_s = rng.choice((SYNC_S, (0.001, 0.02), (0.005, 0.1)))
+    sync_s = rng.choice((SYNC_S, (0.005, 0.1), (0.02, 0.3)))
     for host in world.hosts:
         host.disk.sync_s = sync_s
         host.disk.writebacks = rng.choice((0.05, 0.5))
@@ -105,7 +105,7 @@ async def _script(
     await workload.create_topics()
     begin_s = world.now_s
     workload.start()
-    faults = Faults(cluster, workload.hosts)
+    faults = Faults(cluster, workload.hosts, lambda: workload.recorder.acknowledged)
     outcome.faults = faults.log
     await faults.inject(begin_s + HEAL_AT_S)
     while faults.count < FAULTS_MIN:
