@@ -111,7 +111,7 @@ class Faults:
         if self._rng.random() < 0.4:
             return
         before, until_s = self._acknowledged(), self._world.now_s + MOMENT_WAIT_S
-        while self._acknowledged() == before and self._world.now_s < until_s:
+        while self._acknowledged() == before and self._world.now_s < until_s:  # noqa: ASYNC110
             await asyncio.sleep(0.0005)
 
     def _any_broker(self) -> int:
