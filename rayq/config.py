@@ -90,7 +90,7 @@ class TopicConfig:
         )
         for name in ("retention_ms", "retention_bytes"):
             value = getattr(self, name)
-            _require(value is None or value >= 0, f"{name} must be None or at least 0, not {value}.")
+            _require(value is None or value >= 0, f"{name} must be None or >= 0, not {value}.")
         _require(
             self.message_timestamp_after_max_ms >= 0,
             "message_timestamp_after_max_ms must be at least 0.",
@@ -122,7 +122,8 @@ class ClusterConfig:
     """How many replicas a broker may carry. None: by memory, one for each 100 MiB of it."""
 
     replicas_per_process: int = 1
-    """Replicas that share a process. More: less memory for many partitions, one crash takes more."""
+    """Replicas that share a process. More: less memory for many partitions, but one crash takes
+    more of them."""
 
     metadata_snapshot_records: int = 10_000
     """The metadata log is cut down to a snapshot after so many records."""

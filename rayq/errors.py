@@ -119,14 +119,16 @@ class BufferFullError(RayqError):
 
 
 class NotLeaderError(RayqError):
-    """The process asked does not lead the partition (any more). The outcome of a write is unknown."""
+    """The process asked does not lead the partition (any more). The outcome of a write is
+    unknown."""
 
     retriable = True
     stale_metadata = True
 
 
 class FencedEpochError(RayqError):
-    """The request carries an epoch or incarnation older than the receiver's: the sender was replaced."""
+    """The request carries an epoch or incarnation older than the receiver's: the sender was
+    replaced."""
 
     retriable = True
     stale_metadata = True
@@ -158,11 +160,13 @@ class ControllerUnavailableError(RayqError):
 
 
 class StalePartitionError(RayqError):
-    """A change to a partition's in-sync set was based on an older partition epoch, and was refused."""
+    """A change to a partition's in-sync set was based on an older partition epoch; it was
+    refused."""
 
 
 class StaleBrokerError(RayqError):
-    """A broker or replica process is not registered under the incarnation it names: register again."""
+    """A broker or replica process is not registered under the incarnation it names: it registers
+    again."""
 
     retriable = True
 
@@ -171,7 +175,8 @@ class StaleBrokerError(RayqError):
 
 
 class NotEnoughReplicasError(RayqError):
-    """Fewer in-sync replicas than `min_insync_replicas`: the write was refused before the append."""
+    """Fewer in-sync replicas than `min_insync_replicas`: the write was refused before the
+    append."""
 
     retriable = True
 
@@ -264,7 +269,8 @@ class UnsupportedFormatError(RayqError):
 
 
 class DisconnectedError(RayqError):
-    """The connection could not be made or broke. A write that was under way may have taken effect."""
+    """The connection could not be made or broke. A write that was under way may have taken
+    effect."""
 
     retriable = True
     stale_metadata = True
@@ -282,7 +288,8 @@ class AuthenticationError(RayqError):
 
 
 class ProtocolError(RayqError):
-    """The peer sent bytes that are not the protocol: garbage, an oversized frame, an unknown type."""
+    """The peer sent bytes that are not the protocol: garbage, an oversized frame, an unknown
+    type."""
 
 
 class UnsupportedVersionError(RayqError):

@@ -184,14 +184,21 @@ class Broker:
             and known.registration.incarnation == self._incarnation
         )
 
-    def offline_partitions(self) -> dict[str, str]:
-        """The partitions without a leader, by name, and why."""
+    def recovering_partitions(self) -> dict[str, str]:
+        """The partitions that are not what they will be once all live brokers' replicas are in
+        sync, by name, and why not."""
         state = self.metadata.state
-        return {
-            f"{topic.name}-{number}": offline_reason(state, topic, number) or ""
-            for topic, number, partition in state.all_partitions()
-            if partition.value.leader is None
-        }
+        found = {}
+        for topic, number, partition in state.all_partitions():
+            value = partition.value
+            in_sync = {member.broker for member in value.isr}
+            behind = [one for one in value.replicas if state.is_live(one) and one not in in_sync]
+            if value.leader is None:
+                reason = offline_reason(state, topic, number)
+                found[f"{topic.name}-{number}"] = f"is offline: it {reason}"
+            elif behind:
+                found[f"{topic.name}-{number}"] = f"waits for brokers {behind} to catch up"
+        return found
 
     def _on_metadata(self, records: Sequence[MetadataRecord] | None) -> None:
         self._replicas.on_metadata(records)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Callable
 
 from rayq.actors.broker import Broker
@@ -29,8 +30,11 @@ from rayq.storage.data_directory import read_secret
 from rayq.wire.messages import PrepareStop
 
 READY_TIMEOUT_S = 30.0
+RECOVERY_TIMEOUT_S = 5.0
+"""How long a start waits for partitions that were there before to be in sync."""
 REPLICAS_MAX = 10_000
 
+logger = logging.getLogger(__name__)
 _process_numbers = itertools.count(1)
 Endpoint = tuple[str, int]
 NewEnvironment = Callable[[str], Environment]
@@ -216,9 +220,13 @@ class LocalServers:
 
         await wait_until(all_registered, READY_TIMEOUT_S, "the brokers to register")
         first = next(iter(self.brokers.values()))
-        deadline_s = asyncio.get_running_loop().time() + READY_TIMEOUT_S
-        while first.offline_partitions() and asyncio.get_running_loop().time() < deadline_s:
-            await asyncio.sleep(0.005)
+        try:
+            await wait_until(
+                lambda: not first.recovering_partitions(), RECOVERY_TIMEOUT_S, "old partitions"
+            )
+        except RayqError:
+            for where, reason in first.recovering_partitions().items():
+                logger.warning("%s %s", where, reason)
 
 
 def open_or_format(

@@ -46,6 +46,8 @@ logger = logging.getLogger(__name__)
 NAMESPACE = "rayq"
 NODE_CHECK_S = 2.0
 START_TIMEOUT_S = 60.0
+RECOVERY_TIMEOUT_S = 30.0
+"""How long a start waits for partitions that were there before to be in sync."""
 Endpoint = tuple[str, int]
 
 
@@ -189,10 +191,10 @@ class BrokerActor:
     async def is_registered(self) -> bool:
         return self._broker is not None and self._broker.is_registered
 
-    async def offline_partitions(self) -> dict[str, str]:
-        """The partitions without a leader, as this broker knows, and why."""
+    async def recovering_partitions(self) -> dict[str, str]:
+        """See `Broker`."""
         assert self._broker is not None
-        return self._broker.offline_partitions()
+        return self._broker.recovering_partitions()
 
     async def stop(self) -> None:
         if self._broker is not None:
@@ -368,7 +370,7 @@ def start_cluster(
         )
         actors.append(controller)
         _wait_registered(actors[:-1])
-        _wait_led(actors[0])
+        _wait_recovered(actors[0])
         info: ConnectionInfo = ray.get(controller.connection_info.remote())
         return info
     except BaseException:
@@ -483,13 +485,13 @@ def _wait_registered(brokers: Sequence[Any]) -> None:
         time.sleep(0.02)
 
 
-def _wait_led(broker: Any) -> None:
-    """Waits until every partition that was there before has a leader; names those that do not."""
-    deadline_s = time.monotonic() + START_TIMEOUT_S
-    while offline := ray.get(broker.offline_partitions.remote()):
+def _wait_recovered(broker: Any) -> None:
+    """Waits until the partitions that were there before are in sync; says which are not in time."""
+    deadline_s = time.monotonic() + RECOVERY_TIMEOUT_S
+    while recovering := ray.get(broker.recovering_partitions.remote()):
         if time.monotonic() > deadline_s:
-            for where, reason in offline.items():
-                logger.warning("%s is offline: it %s", where, reason)
+            for where, reason in recovering.items():
+                logger.warning("%s %s", where, reason)
             return
         time.sleep(0.05)
 

@@ -390,7 +390,8 @@ class PartitionAssignment(msgspec.Struct, array_like=True, frozen=True):
     leader_epoch: int
     partition_epoch: int
     last_unclean_epoch: int | None
-    """The last leader epoch whose leader may have lacked committed records; None: there was none."""
+    """The last leader epoch whose leader may have lacked committed records; None: there was
+    none."""
     isr: list[tuple[int, str]]
     """`(broker, incarnation)` of each in-sync member."""
     replicas: list[tuple[int, str | None]]
@@ -468,7 +469,8 @@ class RegisterBrokerResponse(Response, frozen=True):
 
 class RegisterBroker(Request, frozen=True):
     """A broker process presents itself. Refused with StaleBrokerError when its directory is an old
-    copy (`start_counter` not above the recorded one): it takes a new directory id and tries again."""
+    copy (`start_counter` not above the recorded one): it takes a new directory id and tries
+    again."""
 
     api: ClassVar[int] = 61
     response: ClassVar[type[Response]] = RegisterBrokerResponse
@@ -649,8 +651,9 @@ class AppendMetadataResponse(Response, frozen=True):
 
 
 class AppendMetadata(Request, frozen=True):
-    """Every broker keeps the log; those that are voters count for the majority. Appends the payload's entries after (`previous_index`, `previous_epoch`), cutting what
-    conflicts; synced before the answer. Raises FencedEpochError (a higher epoch was promised) or
+    """Appends the payload's entries after (`previous_index`, `previous_epoch`), cutting what
+    conflicts; synced before the answer. Every broker keeps the log; those that are voters count for
+    the majority. Raises FencedEpochError (a higher epoch was promised) or
     StalePartitionError (the previous record is not there: start further back).
     Without entries it only tells the commit index, and that the controller lives."""
 
