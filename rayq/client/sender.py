@@ -438,10 +438,13 @@ class Sender:
     def _stall(self, flight: Flight, error: RayqError) -> None:
         """Waits before the partition is tried again; a new leader cuts the wait short."""
         flight.last_error = error
+        now = self._client.now
+        is_waiting = flight.is_stalled and flight.resume_at > now
         flight.is_stalled = True
         if error.stale_metadata or isinstance(error, StorageError):
             self._suspect_leader(flight)
-        flight.resume_at = self._client.now + flight.backoff.next_s()
+        if not is_waiting:  # The batches of one window fail together: that is one failure.
+            flight.resume_at = now + flight.backoff.next_s()
         self._pump_at(flight, flight.resume_at)
 
     def _suspect_leader(self, flight: Flight) -> None:
