@@ -7,10 +7,9 @@ finds it.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -21,7 +20,6 @@ from rayq.actors.follower import Follower
 from rayq.actors.leader import Leader
 from rayq.actors.metadata_keeper import MetadataKeeper
 from rayq.actors.quorum import Quorum
-from rayq.actors.replica import Replica
 from rayq.core import broker_changes, election
 from rayq.core.partition_state import PartitionState
 from rayq.storage import recovery, segment
@@ -230,47 +228,6 @@ def end_acknowledged_instead_of_flushed() -> list[Patch]:
     return [(Log, "flushed_offset", property(lambda self: self._end))]
 
 
-@_plants("7", "a flush goes on through a truncation, and its result counts")
-def flush_result_from_before_a_truncation() -> list[Patch]:
-    apply_flush = Log.apply_flush
-
-    def mutated(self: Any, plan: FlushPlan) -> bool:
-        return apply_flush(self, replace(plan, generation=self.generation))
-
-    truncate = Follower._truncate
-
-    async def without_waiting(self: Any, epoch: int | None, end_offset: int) -> None:
-        log = self._replica_log
-        log.flush_lock, held = asyncio.Lock(), log.flush_lock
-        try:
-            await truncate(self, epoch, end_offset)
-        finally:
-            log.flush_lock = held
-
-    return [
-        (Log, "apply_flush", mutated),
-        (Follower, "_truncate", without_waiting),
-        # Appends and flushes are slow against the network here: let them meet.
-        (Follower, "flushed", _flushed_at_once),
-    ]
-
-
-def _flushed_at_once(self: Any, flushed_offset: int) -> None:
-    if self._connection is None or self._connection.closed or self._is_stopped:
-        return
-    log, assignment = self._replica_log, self._assignment
-    self._connection.send(
-        messages.ReplicaFlushed(
-            assignment.topic_id,
-            assignment.partition,
-            log.broker,
-            log.incarnation,
-            assignment.leader_epoch,
-            flushed_offset,
-        )
-    )
-
-
 @_plants("8", "a duplicate is answered at once, committed or not")
 def duplicate_answered_at_once() -> list[Patch]:
     produce = Leader.produce
@@ -383,17 +340,6 @@ def fetch_above_the_high_watermark() -> list[Patch]:
     return [(Leader, "fetch", mutated)]
 
 
-@_plants("B", "requests of other leader epochs are served")
-def leader_epochs_not_compared() -> list[Patch]:
-    leader = Replica.leader
-
-    def mutated(self: Any, leader_epoch: int) -> Any:
-        role = self._role
-        return leader(self, role.leader_epoch if isinstance(role, Leader) else leader_epoch)
-
-    return [(Replica, "leader", mutated)]
-
-
 # --- the log on disk ------------------------------------------------------------------------------
 
 
@@ -409,8 +355,3 @@ def nothing_is_synced() -> list[Patch]:
 @_plants("11", "recovery takes batches with a wrong CRC")
 def body_crc_skipped() -> list[Patch]:
     return [(segment, "check_body", lambda buffer, position, header: None)]
-
-
-@_plants("11", "recovery trusts the page cache after a failed sync")
-def failed_sync_forgotten() -> list[Patch]:
-    return [(recovery, "_write_again", lambda file, start, end: None)]
