@@ -12,7 +12,7 @@ STAMP := $(VENV)/.setup-done
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast bench sim lint lock clean
+.PHONY: help setup demo test test-fast bench sim lint lock clean hunt
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,10 +32,13 @@ demo: $(STAMP) ## Stream 336,776 flights through three brokers and kill a leader
 	@$(BIN)/python -m rayq.demo
 
 test: $(STAMP) ## Run all tests; below 25 minutes on two cores
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -m "not hunt"
 
 test-fast: $(STAMP) ## Run the tests that need no Ray cluster; below 2 minutes
 	@$(BIN)/python -m pytest -m "not real and not slow"
+
+hunt: $(STAMP) ## Plant each bug and let the simulation find it; up to an hour
+	@$(BIN)/python -m pytest -m hunt tests/simulated/test_planted_bugs.py
 
 bench: $(STAMP) ## Measure this disk and rayq on it; below 6 minutes, a table and .bench/results.json
 	@$(BIN)/python -m benchmarks.run

@@ -17,6 +17,7 @@ FIRST_SEEDS: dict[str, int] = {}
 
 
 @pytest.mark.slow
+@pytest.mark.hunt
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_planted_bug_is_found_within_two_hundred_seeds(name: str) -> None:
