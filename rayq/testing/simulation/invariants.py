@@ -201,6 +201,9 @@ class Invariants:
                     f"{where} cut its log to {log.end_offset}; {seen.checked} was committed"
                 )
             seen.generation = log.generation
+        if seen.leader is not None and leader is not seen.leader:
+            # Its last event as leader may have committed something before it ended the role.
+            self._take_over(disk, replica, seen, seen.leader, committed)
         if leader is not None and leader is not seen.leader:
             self._check_new_leader(disk, replica, seen, leader, committed)
         elif leader is not None and high_watermark < seen.high_watermark:
@@ -214,11 +217,7 @@ class Invariants:
             raise InvariantError(f"{where}: high watermark {high_watermark}, end {log.end_offset}")
         if leader is not None:
             leader.validate()
-            self._extend(disk, replica, seen, committed)
-            epoch = leader.leader_epoch
-            committed.end_by_epoch[epoch] = max(
-                committed.end_by_epoch.get(epoch, 0), high_watermark
-            )
+            self._take_over(disk, replica, seen, leader, committed)
         elif high_watermark > committed.end:
             raise InvariantError(
                 f"{where} follows with high watermark {high_watermark}; leaders have "
@@ -254,14 +253,22 @@ class Invariants:
             )
         self._compare(disk, replica, seen, needed)
 
-    def _extend(
-        self, disk: SimulatedDisk, replica: Replica, seen: _Seen, committed: _Committed
+    def _take_over(
+        self,
+        disk: SimulatedDisk,
+        replica: Replica,
+        seen: _Seen,
+        leader: PartitionState,
+        committed: _Committed,
     ) -> None:
         """Compares a leader's log up to its high watermark, and takes over what is new."""
-        self._compare(disk, replica, seen, min(replica._replica_log.high_watermark, committed.end))
-        for start, after, crc in _batches(disk, replica, seen, replica._replica_log.high_watermark):
+        end = min(leader.high_watermark, replica._replica_log.high_watermark)
+        self._compare(disk, replica, seen, min(end, committed.end))
+        for start, after, crc in _batches(disk, replica, seen, end):
             committed.starts.append(start)
             committed.batches.append((after, crc))
+        epoch = leader.leader_epoch
+        committed.end_by_epoch[epoch] = max(committed.end_by_epoch.get(epoch, 0), end)
 
     def _compare(self, disk: SimulatedDisk, replica: Replica, seen: _Seen, limit: int) -> None:
         if seen.checked >= limit:
