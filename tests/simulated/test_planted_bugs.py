@@ -12,7 +12,20 @@ from rayq.testing.simulation.mutations import MUTATIONS, planted
 
 SEEDS_MAX = 200
 
-FIRST_SEEDS: dict[str, int] = {}
+FIRST_SEEDS = {
+    "uncommitted_metadata_applied": 6,
+    "metadata_committed_by_one": 3,
+    "election_outside_the_isr": 4,
+    "isr_joined_at_a_stale_high_watermark": 42,
+    "high_watermark_moves_below_min_isr": 3,
+    "high_watermark_without_followers": 3,
+    "end_acknowledged_instead_of_flushed": 7,
+    "duplicate_answered_at_once": 18,
+    "waiters_outlive_the_epoch": 15,
+    "divergence_by_offset_only": 4,
+    "fetch_above_the_high_watermark": 4,
+    "body_crc_skipped": 7,
+}
 """Where to begin, so that a test need not look for long; where it stands does not matter."""
 
 
