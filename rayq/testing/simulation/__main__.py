@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterable
 
-from rayq.testing.simulation.mutations import planted
+from rayq.testing.simulation.mutations import plant
 from rayq.testing.simulation.run import Outcome, quiet, run_seed
 
 
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
         command = [sys.executable, "-m", "rayq.testing.simulation", *(arguments or sys.argv[1:])]
         os.execve(sys.executable, command, {**os.environ, "PYTHONHASHSEED": "0"})
     if options.mutation is not None:
-        return _hunt(options.mutation, seeds)
+        return _hunt(options.mutation, seeds, options.processes)
     started_s = time.monotonic()
     failed: list[int] = []
     records = faults = 0
@@ -55,17 +55,21 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def _hunt(mutation: str, seeds: list[int]) -> int:
+def _hunt(mutation: str, seeds: list[int], processes: int) -> int:
     """Looks for a planted bug; exit code 1 when it was found, as for any failure."""
-    quiet()
-    with planted(mutation):
-        for count, seed in enumerate(seeds, 1):
-            outcome = run_seed(seed)
+    context = multiprocessing.get_context("forkserver")
+    pool = concurrent.futures.ProcessPoolExecutor(
+        processes, mp_context=context, initializer=plant, initargs=(mutation,)
+    )
+    try:
+        for count, outcome in enumerate(pool.map(run_seed, seeds), 1):
             if outcome.problems:
                 last = outcome.problems[0].strip().splitlines()
                 found = next((line for line in last if "Error: " in line), last[-1])
-                print(f"{mutation}: found by seed {seed}, after {count} seeds: {found}")
+                print(f"{mutation}: found by seed {outcome.seed}, after {count} seeds: {found}")
                 return 1
+    finally:
+        pool.shutdown(cancel_futures=True)
     print(f"{mutation}: not found by {len(seeds)} seeds")
     return 0
 

@@ -8,6 +8,7 @@ finds it.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -62,6 +63,13 @@ def planted(name: str) -> Iterator[None]:
         for target, attribute, instead in MUTATIONS[name].patches():
             stack.enter_context(mock.patch.object(target, attribute, instead))
         yield
+
+
+def plant(name: str) -> None:
+    """Plants a bug for the whole life of this process, which runs seeds for a hunt."""
+    logging.getLogger("rayq").setLevel(logging.CRITICAL + 1)
+    for target, attribute, instead in MUTATIONS[name].patches():
+        setattr(target, attribute, instead)
 
 
 # --- who may lead ---------------------------------------------------------------------------------
