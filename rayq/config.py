@@ -11,7 +11,9 @@ import dataclasses
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args, get_type_hints
+from datetime import timedelta
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from rayq.errors import ConfigError
 
@@ -48,6 +50,25 @@ class TopicConfig:
     """What counts as written: "disk" after fdatasync, "os" once it is in the page cache (a power
     loss of all replicas at once may then lose acknowledged records)."""
 
+    cleanup_policy: Literal["delete", "compact", "compact,delete"] = "delete"
+    """What becomes of old records: deleted by retention, compacted to the latest of each key, or
+    both. Compacted topics refuse records without a key."""
+
+    min_cleanable_dirty_ratio: float = 0.5
+    """Compaction begins when this share of the cleanable log is not compacted yet, 0 to 1. Lower:
+    less disk, more work."""
+
+    min_compaction_lag_ms: int = 0
+    """A record stays as it is for at least so long after its append."""
+
+    max_compaction_lag_ms: int | None = None
+    """A record is compacted at the latest so long after its append, whatever the ratio. None: by
+    the ratio alone."""
+
+    delete_retention_ms: int = DAY_MS
+    """A tombstone (a record without a value) stays for so long after it was compacted: the time a
+    reader from the beginning, or a follower that was away, has to see it."""
+
     retention_ms: int | None = 7 * DAY_MS
     """Closed segments whose newest append is older are deleted. None: never."""
 
@@ -77,6 +98,17 @@ class TopicConfig:
         _check_types(self)
         _positive(self, "segment_ms", "index_interval_bytes", "max_message_bytes")
         _require(
+            0 <= self.min_cleanable_dirty_ratio <= 1,
+            f"min_cleanable_dirty_ratio is from 0 to 1, not {self.min_cleanable_dirty_ratio}.",
+        )
+        _require(self.min_compaction_lag_ms >= 0, "min_compaction_lag_ms must be at least 0.")
+        _require(self.delete_retention_ms >= 0, "delete_retention_ms must be at least 0.")
+        _require(
+            self.max_compaction_lag_ms is None
+            or self.max_compaction_lag_ms >= max(1, self.min_compaction_lag_ms),
+            "max_compaction_lag_ms must be positive and at least min_compaction_lag_ms.",
+        )
+        _require(
             self.min_insync_replicas is None or self.min_insync_replicas >= 1,
             f"min_insync_replicas must be at least 1, not {self.min_insync_replicas}.",
         )
@@ -95,6 +127,14 @@ class TopicConfig:
             self.message_timestamp_after_max_ms >= 0,
             "message_timestamp_after_max_ms must be at least 0.",
         )
+
+    @property
+    def is_compacted(self) -> bool:
+        return self.cleanup_policy != "delete"
+
+    @property
+    def is_deleted_by_retention(self) -> bool:
+        return self.cleanup_policy != "compact"
 
     def min_insync(self, replication_factor: int) -> int:
         """`min_insync_replicas`, or the majority of the factor."""
@@ -133,6 +173,29 @@ class ClusterConfig:
 
     retention_check_interval_ms: int = 30_000
     """How often closed segments are checked against the topic's retention."""
+
+    compaction_check_interval_ms: int = 15_000
+    """How often compacted partitions are looked at whether to compact them."""
+
+    compaction_bytes_per_s: int = 32 * MIB
+    """The most that compaction reads and writes on one broker's disk."""
+
+    compaction_memory_bytes: int = 128 * MIB
+    """The most memory for the keys of one pass; a log with more keys takes several passes."""
+
+    offsets_topic_partitions: int = 1
+    """Partitions of `__consumer_offsets`, fixed when the first group is used: each has a
+    coordinator of its own."""
+
+    offsets_retention_ms: int = 7 * DAY_MS
+    """Positions of a group without members are forgotten after so long."""
+
+    group_disconnect_grace_ms: int = 1000
+    """A member whose connection broke has so long to come back before it counts as gone."""
+
+    group_assignors: dict[str, str] | None = None
+    """Assignors of your own, name to `module:function`, importable where the servers run; see
+    `rayq.core.assignors`."""
 
     max_frame_bytes: int = 80 * MIB
     """The largest frame a server or client accepts, at least the largest batch plus a header."""
@@ -179,6 +242,12 @@ class ClusterConfig:
             "metadata_snapshot_records",
             "flush_checkpoint_bytes",
             "retention_check_interval_ms",
+            "compaction_check_interval_ms",
+            "compaction_bytes_per_s",
+            "compaction_memory_bytes",
+            "offsets_topic_partitions",
+            "offsets_retention_ms",
+            "group_disconnect_grace_ms",
             "max_connections",
             "max_requests_in_flight",
             "idle_connection_ms",
@@ -274,11 +343,37 @@ class ProducerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumerConfig:
-    """How a consumer fetches and where it starts."""
+    """How a consumer fetches, where it starts, and how it takes part in a group."""
 
-    auto_offset_reset: Literal["earliest", "latest", "none"] = "latest"
+    auto_offset_reset: Literal["earliest", "latest", "none"] | timedelta = "latest"
     """Where to start without a position, and where to go when the position fell below the log
-    start; "none" raises `OffsetOutOfRangeError` instead."""
+    start; a duration: that long ago (KIP-1106); "none" raises `OffsetOutOfRangeError` instead."""
+
+    group_instance_id: str | None = None
+    """Makes a static member (KIP-345): a process that comes back under the same id within the
+    session keeps its partitions, without a rebalance."""
+
+    assignor: str = "uniform"
+    """Who gets which partition: "uniform" (balanced within one, sticky), "range" (consecutive
+    partitions, the same of each topic), or one of the cluster's `group_assignors`."""
+
+    group_session_timeout_ms: int = 45_000
+    """A member that is silent for so long is taken out of its group. (One whose process dies is
+    noticed by its connection, within about a second.)"""
+
+    group_heartbeat_interval_ms: int = 3_000
+    """How long a heartbeat is held while nothing changes."""
+
+    max_poll_interval_ms: int = 300_000
+    """The most time between two polls; a member that takes longer loses its partitions."""
+
+    enable_auto_commit: bool = False
+    """Commit by itself what earlier polls returned: every `auto_commit_interval_ms`, when
+    partitions are given up and at `close`. At-least-once only if each record is dealt with before
+    the next poll."""
+
+    auto_commit_interval_ms: int = 5_000
+    """How often, with `enable_auto_commit`."""
 
     max_poll_records: int = 500
     """The most records that one `poll` returns unless it says otherwise."""
@@ -313,9 +408,23 @@ class ConsumerConfig:
             "fetch_max_bytes",
             "fetch_max_wait_ms",
             "fetch_buffer_bytes",
+            "group_session_timeout_ms",
+            "group_heartbeat_interval_ms",
+            "max_poll_interval_ms",
+            "auto_commit_interval_ms",
             "request_timeout_ms",
             "default_api_timeout_ms",
             "retry_backoff_ms",
+        )
+        _require(
+            self.group_session_timeout_ms >= 2 * self.group_heartbeat_interval_ms,
+            "group_session_timeout_ms must be at least twice group_heartbeat_interval_ms, or one "
+            "late heartbeat ends a session.",
+        )
+        _require(
+            not isinstance(self.auto_offset_reset, timedelta)
+            or self.auto_offset_reset >= timedelta(0),
+            "auto_offset_reset cannot be a negative duration.",
         )
 
 
@@ -356,11 +465,16 @@ def _check_types(config: Any) -> None:
 
 
 def _is_of_type(value: Any, hint: Any) -> bool:
-    arguments = get_args(hint)
-    if getattr(hint, "__origin__", None) is Literal:
+    arguments, origin = get_args(hint), get_origin(hint)
+    if origin is Literal:
         return any(type(value) is type(choice) and value == choice for choice in arguments)
-    if arguments and any(argument is type(None) for argument in arguments):
+    if origin in (Union, UnionType):
         return any(_is_of_type(value, argument) for argument in arguments)
+    if origin is dict:
+        return type(value) is dict and all(
+            _is_of_type(key, arguments[0]) and _is_of_type(item, arguments[1])
+            for key, item in value.items()
+        )
     if hint is type(None):
         return value is None
     if isinstance(hint, type):
@@ -369,11 +483,13 @@ def _is_of_type(value: Any, hint: Any) -> bool:
 
 
 def _describe(hint: Any) -> str:
-    arguments = get_args(hint)
-    if getattr(hint, "__origin__", None) is Literal:
+    arguments, origin = get_args(hint), get_origin(hint)
+    if origin is Literal:
         return " or ".join(repr(choice) for choice in arguments)
-    if arguments and any(argument is type(None) for argument in arguments):
+    if origin in (Union, UnionType):
         return " or ".join(_describe(argument) for argument in arguments)
+    if origin is dict:
+        return f"a dict of {_describe(arguments[0])} to {_describe(arguments[1])}"
     if hint is type(None):
         return "None"
     return hint.__name__ if isinstance(hint, type) else "a function"

@@ -229,6 +229,55 @@ class ProducerFencedError(RayqError):
     """A newer producer with the same id took over."""
 
 
+# --- groups -------------------------------------------------------------------------------------
+
+
+class CoordinatorLoadingError(RayqError):
+    """A group's new coordinator is still reading what its predecessors wrote."""
+
+    retriable = True
+
+
+class UnknownMemberError(RayqError):
+    """The coordinator does not know this member of the group (any more): it was silent for a
+    session, or has left. It joins anew, without its partitions."""
+
+
+class FencedMemberError(RayqError):
+    """The member's epoch is older than the coordinator's, or another process joined under its
+    `group_instance_id`: what it does is refused."""
+
+
+class CommitRefusedError(RayqError):
+    """Positions were not committed: the partitions were taken from this member meanwhile, so
+    another may have gone on from the last commit. The message says why and what to change."""
+
+
+class MaxPollIntervalError(RayqError):
+    """The time between two polls was longer than `max_poll_interval_ms`, so the member lost its
+    partitions. Poll fewer records at a time, or raise the limit."""
+
+
+class UnknownGroupError(RayqError, KeyError):
+    """No such group."""
+
+
+class GroupNotEmptyError(RayqError):
+    """The group has members: stop them first."""
+
+
+class UnknownAssignorError(RayqError, ValueError):
+    """No assignor of that name: `uniform`, `range`, or one of the cluster's `group_assignors`."""
+
+
+class InvalidAssignmentError(RayqError):
+    """A user's assignor failed or gave a partition twice, not at all, or to nobody it knows."""
+
+
+class NullKeyError(RayqError, ValueError):
+    """A record without a key was sent to a compacted topic, which keeps the latest of each key."""
+
+
 # --- bytes --------------------------------------------------------------------------------------
 
 

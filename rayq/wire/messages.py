@@ -20,6 +20,8 @@ Offset = Annotated[int, msgspec.Meta(ge=0)]
 Epoch = Annotated[int, msgspec.Meta(ge=0)]
 Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=249)]
+GroupName = Annotated[str, msgspec.Meta(min_length=1, max_length=249)]
+CommitMetadata = Annotated[str, msgspec.Meta(max_length=4096)]
 Partition = Annotated[int, msgspec.Meta(ge=0, lt=1_000_000)]
 Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=3_600_000)]
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
@@ -168,6 +170,14 @@ class ElectLeaders(Request, frozen=True):
     unclean: bool
 
 
+class EnsureOffsetsTopic(Request, frozen=True):
+    """Creates `__consumer_offsets` unless it is there already: the first use of a group asks for
+    it. Any broker forwards this to the controller."""
+
+    api: ClassVar[int] = 8
+    response: ClassVar[type[Response]] = ChangeResponse
+
+
 # --- what clients ask a partition's leader ------------------------------------------------------
 
 
@@ -295,6 +305,198 @@ class CheckRange(Request, frozen=True):
     offset: Offset
 
 
+# --- what group members ask their coordinator ---------------------------------------------------
+#
+# The coordinator of a group is the leader of one partition of `__consumer_offsets`: partition
+# crc32(group) % partitions. `topic_id`, `partition` and `leader_epoch` name that partition, as in
+# every request to a leader; it answers NotLeader, FencedEpoch, UnknownEpoch, UnknownTopic as there,
+# and CoordinatorLoading (retriable) until it has read what its predecessors wrote.
+
+MEMBER_EPOCH_JOIN = 0
+MEMBER_EPOCH_LEAVE = -1
+MEMBER_EPOCH_LEAVE_STATIC = -2
+"""A static member goes away and keeps its partitions until its session ends (KIP-345)."""
+
+
+class TopicPartitionId(Response, frozen=True):
+    """A partition that a member may own. The id tells apart a topic deleted and created anew."""
+
+    topic: str
+    topic_id: str
+    partition: int
+
+
+class GroupHeartbeatResponse(Response, frozen=True):
+    member_epoch: int
+    """The epoch to send from now on; 0 after leaving."""
+    assigned: list[TopicPartitionId]
+    """What the member may own now, whole. What it owns beyond that it gives up at its next poll,
+    then says so by a heartbeat with the smaller `owned`; only then is it given to another."""
+
+
+class GroupHeartbeat(Request, frozen=True):
+    """Joins (`member_epoch` 0), stays in, or leaves (-1, -2) a group. Held up to `wait_ms`,
+    answered at once when what the member may own changes, or when a newer heartbeat of the same
+    member arrives. Raises UnknownMember (join anew), FencedMember (an epoch of before, or another
+    process took over the `instance`), UnknownAssignor, InvalidRequest (a pattern that does not
+    compile)."""
+
+    api: ClassVar[int] = 30
+    response: ClassVar[type[Response]] = GroupHeartbeatResponse
+    topic_id: Id
+    partition: Partition
+    leader_epoch: Epoch
+    group: GroupName
+    member: Id
+    """Chosen at random by the member when it is made (KIP-848)."""
+    member_epoch: Annotated[int, msgspec.Meta(ge=-2)]
+    instance: Name | None
+    """`group_instance_id` of a static member."""
+    client: str
+    """Who it is, for operators: host and process."""
+    topics: list[Name]
+    pattern: str | None
+    """A regular expression over topic names (whole match), beside `topics`."""
+    assignor: Name
+    session_timeout_ms: Milliseconds
+    max_poll_interval_ms: Annotated[int, msgspec.Meta(ge=1)]
+    """How long the member may take to give up a partition before it is taken out of the group."""
+    owned: list[tuple[Id, Partition]]
+    """`(topic id, partition)` pairs the member reads now."""
+    wait_ms: Milliseconds
+    reason: str = ""
+    """Why it leaves."""
+
+
+class CommitOffsetsResponse(Response, frozen=True):
+    refused: list[tuple[str, int, str, str]]
+    """`(topic id, partition, error code, message)` of what was not committed; the rest was."""
+
+
+class CommitOffsets(Request, frozen=True):
+    """Commits positions, answered once they are in `__consumer_offsets` under acks=all.
+
+    Of a member: its `member_epoch` is the current or the previous one, and it owns (or is giving
+    up) each partition; `sequence` grows with each commit of the member, a lower one than the last
+    is dropped (answered as done: a newer one is there). With `member` empty: of a consumer with
+    partitions assigned by hand, while the group has no members. Raises UnknownMember,
+    FencedMember, GroupNotEmpty."""
+
+    api: ClassVar[int] = 31
+    response: ClassVar[type[Response]] = CommitOffsetsResponse
+    topic_id: Id
+    partition: Partition
+    leader_epoch: Epoch
+    group: GroupName
+    member: str
+    member_epoch: int
+    sequence: int
+    offsets: list[tuple[Id, Partition, Offset, int | None, CommitMetadata]]
+    """`(topic id, partition, offset of the next record, leader epoch of the last one, metadata)`"""
+
+
+class CommittedOffset(Response, frozen=True):
+    topic_id: str
+    partition: int
+    offset: int
+    last_epoch: int | None
+    metadata: str
+    commit_time_ms: int
+
+
+class FetchCommittedResponse(Response, frozen=True):
+    offsets: list[CommittedOffset]
+    """Partitions without a commit are missing."""
+
+
+class FetchCommitted(Request, frozen=True):
+    api: ClassVar[int] = 32
+    response: ClassVar[type[Response]] = FetchCommittedResponse
+    topic_id: Id
+    partition: Partition
+    leader_epoch: Epoch
+    group: GroupName
+    partitions: list[tuple[Id, Partition]] | None
+    """None: all of the group."""
+
+
+class GroupSummary(Response, frozen=True):
+    group: str
+    state: str
+    """"empty", "stable" or "rebalancing"."""
+    members: int
+
+
+class ListGroupsResponse(Response, frozen=True):
+    groups: list[GroupSummary]
+
+
+class ListGroups(Request, frozen=True):
+    """The groups of one partition of `__consumer_offsets`."""
+
+    api: ClassVar[int] = 33
+    response: ClassVar[type[Response]] = ListGroupsResponse
+    topic_id: Id
+    partition: Partition
+    leader_epoch: Epoch
+
+
+class GroupMemberDescription(Response, frozen=True):
+    member: str
+    instance: str | None
+    client: str
+    member_epoch: int
+    assigned: list[TopicPartitionId]
+    revoking: list[TopicPartitionId]
+    """What it has been asked to give up and still owns."""
+
+
+class DescribeGroupResponse(Response, frozen=True):
+    group: str
+    state: str
+    epoch: int
+    assignor: str
+    members: list[GroupMemberDescription]
+    offsets: list[CommittedOffset]
+    rebalance_reason: str
+    """Of the last rebalance."""
+    rebalance_time_ms: int
+
+
+class DescribeGroup(Request, frozen=True):
+    """Raises UnknownGroup."""
+
+    api: ClassVar[int] = 34
+    response: ClassVar[type[Response]] = DescribeGroupResponse
+    topic_id: Id
+    partition: Partition
+    leader_epoch: Epoch
+    group: GroupName
+
+
+class DeleteGroup(Request, frozen=True):
+    """Forgets a group and its offsets. Raises UnknownGroup, GroupNotEmpty."""
+
+    api: ClassVar[int] = 35
+    response: ClassVar[type[Response]] = Done
+    topic_id: Id
+    partition: Partition
+    leader_epoch: Epoch
+    group: GroupName
+
+
+class SetGroupOffsets(Request, frozen=True):
+    """Sets positions of a group without members, whatever they were. Raises GroupNotEmpty."""
+
+    api: ClassVar[int] = 36
+    response: ClassVar[type[Response]] = Done
+    topic_id: Id
+    partition: Partition
+    leader_epoch: Epoch
+    group: GroupName
+    offsets: list[tuple[Id, Partition, Offset]]
+
+
 # --- between replicas ---------------------------------------------------------------------------
 
 
@@ -310,8 +512,10 @@ class ReplicaFetchResponse(Response, frozen=True):
     diverging_epoch: int | None = None
     diverging_end: int | None = None
     reset_to: int | None = None
-    """The follower lies below the leader's log start: copy the leader's `ReplicaSnapshot`, restart
-    the log at this offset."""
+    """The follower lies below the leader's log start, or below its tombstone horizon: copy the
+    leader's `ReplicaSnapshot`, restart the log at this offset."""
+    cleaned_offset: int = 0
+    """Below it gaps between offsets are legal (compaction)."""
 
 
 class ReplicaFetch(Request, frozen=True):
