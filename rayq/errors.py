@@ -266,6 +266,11 @@ class GroupNotEmptyError(RayqError):
     """The group has members: stop them first."""
 
 
+class GroupLimitError(RayqError):
+    """One group, member or committed position more than a coordinator keeps; the message says which
+    limit."""
+
+
 class UnknownAssignorError(RayqError, ValueError):
     """No assignor of that name: `uniform`, `range`, or one of the cluster's `group_assignors`."""
 

@@ -42,6 +42,7 @@ Endpoint = tuple[str, int]
 
 _FOR_CONTROLLER = (
     messages.CreateTopic,
+    messages.EnsureOffsetsTopic,
     messages.DeleteTopic,
     messages.CreatePartitions,
     messages.AlterTopicConfig,

@@ -183,6 +183,12 @@ class Controller:
                     replication_factor=request.replication_factor,
                     options=request.config,
                 )
+            case messages.EnsureOffsetsTopic():
+                return None, topic_changes.ensure_offsets_topic(
+                    state,
+                    topic_id=self._environment.new_id(),
+                    partitions=self._config.offsets_topic_partitions,
+                )
             case messages.DeleteTopic():
                 return None, topic_changes.delete_topic(state, request.name)
             case messages.CreatePartitions():

@@ -11,11 +11,19 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from rayq.actors.follower import Follower
+from rayq.actors.group_coordinator import GroupCoordinator
 from rayq.actors.leader import Leader
 from rayq.actors.replica_log import ReplicaLog
 from rayq.config import ClusterConfig
+from rayq.core.topic_changes import OFFSETS_TOPIC
 from rayq.environment import Environment
-from rayq.errors import FencedEpochError, NotLeaderError, StorageError, UnknownEpochError
+from rayq.errors import (
+    FencedEpochError,
+    InvalidRequestError,
+    NotLeaderError,
+    StorageError,
+    UnknownEpochError,
+)
 from rayq.storage.data_directory import PartitionDirectory
 from rayq.wire import messages
 from rayq.wire.pool import ConnectionPool
@@ -42,15 +50,20 @@ class Replica:
         has_lease: Callable[[], bool],
         propose: Callable[[messages.AlterPartition], Awaitable[None]],
         on_failure: Callable[[], None],
+        ask_broker: Callable[[messages.Request], Awaitable[messages.Response]],
+        metadata_version: Callable[[], int],
     ) -> None:
         """`propose` sends a new in-sync set to the controller; `on_failure()` is called when the
-        replica stops for good, with the reason in its status."""
+        replica stops for good, with the reason in its status. `ask_broker` asks this node's broker,
+        whose metadata this process knows up to `metadata_version()`."""
         self._environment = environment
         self._config = config
         self._pool = pool
         self._has_lease = has_lease
         self._propose = propose
         self._on_failure = on_failure
+        self._ask_broker = ask_broker
+        self._metadata_version = metadata_version
         self.assignment = assignment
         self._replica_log = ReplicaLog(
             environment,
@@ -63,6 +76,7 @@ class Replica:
         )
         self.where = self._replica_log.where
         self._role: Leader | Follower | None = None
+        self._coordinator: GroupCoordinator | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._last_wall_ms = environment.clock.wall_ms()
         self._last_look_s = environment.clock.monotonic()
@@ -136,6 +150,14 @@ class Replica:
                     has_lease=self._has_lease,
                 )
             role.committed(assignment)
+            if assignment.topic == OFFSETS_TOPIC and self._coordinator is None:
+                self._coordinator = GroupCoordinator(
+                    self._replica_log,
+                    role,
+                    assignment,
+                    ask_broker=self._ask_broker,
+                    metadata_version=self._metadata_version(),
+                )
         elif not isinstance(role, Follower) or not role.is_for(assignment):
             self._end_role(
                 f"broker {assignment.leader} leads {self.where} in epoch {assignment.leader_epoch}"
@@ -145,6 +167,9 @@ class Replica:
                 self._role.start()
 
     def _end_role(self, reason: str) -> None:
+        coordinator, self._coordinator = self._coordinator, None
+        if coordinator is not None:
+            coordinator.end(reason)
         role, self._role = self._role, None
         if role is not None:
             role.end(reason)
@@ -172,6 +197,16 @@ class Replica:
                 f"{self.where}, the request is in {leader_epoch}: try again."
             )
         return role
+
+    def coordinator(self, leader_epoch: int) -> GroupCoordinator:
+        """The groups' coordinator, for a request in that epoch. Raises what `leader` raises, and
+        InvalidRequestError for a topic that has none."""
+        self.leader(leader_epoch)
+        if self._coordinator is None:
+            raise InvalidRequestError(
+                f"{self.where} coordinates no groups: that is for partitions of {OFFSETS_TOPIC}."
+            )
+        return self._coordinator
 
     # --- what any replica answers -----------------------------------------------------------
 

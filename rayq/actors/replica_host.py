@@ -12,11 +12,13 @@ import logging
 from collections.abc import Awaitable
 from typing import Any
 
+from rayq.actors.group_coordinator import GroupCoordinator
 from rayq.actors.hosting import ReplicaHostSpec
 from rayq.actors.leader import Leader
 from rayq.actors.replica import Replica
 from rayq.actors.signal import Signal
 from rayq.config import ClusterConfig
+from rayq.core.topic_changes import check_not_internal
 from rayq.environment import Environment
 from rayq.errors import (
     DirectoryInUseError,
@@ -37,6 +39,8 @@ logger = logging.getLogger(__name__)
 RETRY_S = 0.05
 DISK_FULL_RETRY_S = 1.0
 STOP_GRACE_S = 0.2
+BROKER_TIMEOUT_S = 5.0
+"""For a question that the broker may hold for a while."""
 
 Key = tuple[str, int]
 ToLeader = (
@@ -47,6 +51,15 @@ ToLeader = (
     | messages.ListOffsets
     | messages.DeleteRecords
     | messages.ReplicaSnapshot
+)
+ToCoordinator = (
+    messages.GroupHeartbeat
+    | messages.CommitOffsets
+    | messages.FetchCommitted
+    | messages.ListGroups
+    | messages.DescribeGroup
+    | messages.DeleteGroup
+    | messages.SetGroupOffsets
 )
 
 
@@ -205,6 +218,8 @@ class ReplicaHost:
             has_lease=self.has_lease,
             propose=self._propose,
             on_failure=self._urgent.notify,
+            ask_broker=self._ask_broker,
+            metadata_version=lambda: self._version,
         )
         self._replicas[key] = replica
         self._environment.tasks.spawn(self._open(replica), f"open {replica.where}")
@@ -248,6 +263,12 @@ class ReplicaHost:
         connection = await self._connect()
         await connection.request(request, timeout_s=self._session_s)
 
+    async def _ask_broker(self, request: messages.Request) -> messages.Response:
+        connection = await self._connect()
+        response: messages.Response
+        response, _ = await connection.request(request, timeout_s=BROKER_TIMEOUT_S)
+        return response
+
     # --- requests ---------------------------------------------------------------------------
 
     def _handle(self, peer: Peer, request: messages.Request, payload: memoryview) -> Result | (
@@ -255,7 +276,7 @@ class ReplicaHost:
     ):
         match request:
             case messages.Produce():
-                return self._leader(request).produce(request, payload)
+                return self._writable(request).produce(request, payload)
             case messages.Fetch():
                 return self._leader(request).fetch(request)
             case messages.ReplicaFetch():
@@ -266,19 +287,42 @@ class ReplicaHost:
             case messages.ListOffsets():
                 return self._leader(request).list_offsets(request)
             case messages.DeleteRecords():
-                return self._leader(request).delete_records(request)
+                return self._writable(request).delete_records(request)
             case messages.ReplicaSnapshot():
                 return self._leader(request).replica_snapshot(request)
             case messages.DescribeReplica():
                 return self._replica(request.topic_id, request.partition).describe()
             case messages.CheckRange():
                 return self._replica(request.topic_id, request.partition).check_range(request)
+            case messages.GroupHeartbeat():
+                return self._coordinator(request).heartbeat(peer, request)
+            case messages.CommitOffsets():
+                return self._coordinator(request).commit(request)
+            case messages.FetchCommitted():
+                return self._coordinator(request).fetch_committed(request)
+            case messages.ListGroups():
+                return self._coordinator(request).list_groups(request)
+            case messages.DescribeGroup():
+                return self._coordinator(request).describe(request)
+            case messages.DeleteGroup():
+                return self._coordinator(request).delete(request)
+            case messages.SetGroupOffsets():
+                return self._coordinator(request).set_offsets(request)
             case messages.StopReplicaHost():
                 return self._stop()
         raise UnknownTopicError(f"A replica process does not answer {type(request).__name__}.")
 
     def _leader(self, request: ToLeader) -> Leader:
         return self._replica(request.topic_id, request.partition).leader(request.leader_epoch)
+
+    def _writable(self, request: messages.Produce | messages.DeleteRecords) -> Leader:
+        replica = self._replica(request.topic_id, request.partition)
+        check_not_internal(replica.assignment.topic)
+        return replica.leader(request.leader_epoch)
+
+    def _coordinator(self, request: ToCoordinator) -> GroupCoordinator:
+        replica = self._replica(request.topic_id, request.partition)
+        return replica.coordinator(request.leader_epoch)
 
     def _replica(self, topic_id: str, partition: int) -> Replica:
         replica = self._replicas.get((topic_id, partition))

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from rayq.config import TopicConfig, parse
+from rayq.config import MIB, TopicConfig, parse
 from rayq.core import broker_changes, election
 from rayq.core.cluster_state import ClusterState, Topic
 from rayq.core.metadata_records import (
@@ -37,6 +37,21 @@ from rayq.errors import (
 TOPIC_NAME_LENGTH_MAX = 200
 PARTITIONS_MAX = 10_000
 DEFAULT_REPLICATION_FACTOR = 3
+OFFSETS_TOPIC = "__consumer_offsets"
+"""Rayq's own topic of what groups committed: clients may read it, not change it."""
+OFFSETS_TOPIC_OPTIONS = {
+    "cleanup_policy": "compact",
+    "segment_bytes": 16 * MIB,
+    "max_message_bytes": 64 * MIB,
+}
+OFFSETS_TOPIC_FIXED = {
+    "cleanup_policy",
+    "max_message_bytes",
+    "retention_ms",
+    "retention_bytes",
+    "unclean_leader_election",
+}
+"""Keys of its config that cannot be changed."""
 _LEGAL_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -73,6 +88,36 @@ def create_topic(
     check_topic_name(name)
     if name in state.topic_ids:
         raise TopicExistsError(f"Topic {name!r} exists already.")
+    return _create(state, topic_id, name, partitions, replication_factor, options)
+
+
+def ensure_offsets_topic(
+    state: ClusterState, *, topic_id: str, partitions: int
+) -> list[MetadataRecord]:
+    """`__consumer_offsets`, unless it is there. Raises InvalidReplicationFactorError while too few
+    brokers live, ReplicaLimitError."""
+    if OFFSETS_TOPIC in state.topic_ids:
+        return []
+    return _create(state, topic_id, OFFSETS_TOPIC, partitions, None, OFFSETS_TOPIC_OPTIONS)
+
+
+def check_not_internal(name: str) -> None:
+    """Raises InvalidTopicError for a topic that only rayq itself may change."""
+    if name == OFFSETS_TOPIC:
+        raise InvalidTopicError(
+            f"{name!r} is rayq's own: it cannot be written to, grown, reconfigured or deleted by "
+            "clients. Use the group calls of the admin instead."
+        )
+
+
+def _create(
+    state: ClusterState,
+    topic_id: str,
+    name: str,
+    partitions: int,
+    replication_factor: int | None,
+    options: Mapping[str, Any],
+) -> list[MetadataRecord]:
     _check_partitions(partitions)
     nodes = _live_nodes(state)
     if replication_factor is None:
@@ -97,13 +142,15 @@ def create_topic(
 
 
 def delete_topic(state: ClusterState, name: str) -> list[MetadataRecord]:
-    """Raises UnknownTopicError."""
+    """Raises UnknownTopicError, InvalidTopicError."""
+    check_not_internal(name)
     return [TopicDeleted(_topic(state, name).topic_id)]
 
 
 def create_partitions(state: ClusterState, name: str, total: int) -> list[MetadataRecord]:
     """More partitions, up to `total`. Keys may then hash elsewhere. Raises UnknownTopicError,
-    InvalidPartitionsError, ReplicaLimitError, InvalidReplicationFactorError."""
+    InvalidPartitionsError, ReplicaLimitError, InvalidReplicationFactorError, InvalidTopicError."""
+    check_not_internal(name)  # A group's partition follows from their number.
     topic = _topic(state, name)
     _check_partitions(total)
     count = len(topic.partitions)
@@ -128,7 +175,10 @@ def create_partitions(state: ClusterState, name: str, total: int) -> list[Metada
 def alter_topic_config(
     state: ClusterState, name: str, changes: Mapping[str, Any]
 ) -> list[MetadataRecord]:
-    """Changes single keys of a topic's config. Raises UnknownTopicError, ConfigError."""
+    """Changes single keys of a topic's config. Raises UnknownTopicError, ConfigError,
+    InvalidTopicError for what rayq's own topic depends on."""
+    if any(key.replace(".", "_") in OFFSETS_TOPIC_FIXED for key in changes):
+        check_not_internal(name)
     topic = _topic(state, name)
     options = dict(topic.options)
     for key, value in changes.items():

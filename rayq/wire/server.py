@@ -7,7 +7,7 @@ import errno
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rayq.config import ClusterConfig
@@ -58,12 +58,14 @@ Result = Response | tuple[Response, Payload] | None
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who sent a request."""
+    """Who sent a request. Each connection has one of its own."""
 
     role: Role
     broker: int | None
     """The broker id that a server gave."""
     address: str
+    closed: asyncio.Future[None] = field(compare=False, repr=False)
+    """Done when the connection has ended, whichever side ended it."""
 
 
 Handler = Callable[[Peer, Request, memoryview], "Result | Awaitable[Result]"]
@@ -216,7 +218,12 @@ class _ServerStream(FrameStream):
         self.write_frame(0, HANDSHAKE_API, 0, accepted)
         self.flush()
         self.accept(handshake.version, self._server.config.max_frame_bytes)
-        self._peer = Peer(handshake.hello.role, handshake.hello.broker, self.address)
+        self._peer = Peer(
+            handshake.hello.role,
+            handshake.hello.broker,
+            self.address,
+            self._loop.create_future(),
+        )
         self._handshake = None
         self._stop_handshake_timer()
 
@@ -366,6 +373,8 @@ class _ServerStream(FrameStream):
     def stream_ended(self, cause: BaseException | None) -> None:
         self._stop_handshake_timer()
         self._server.disconnected(self)
+        if self._peer is not None and not self._peer.closed.done():
+            self._peer.closed.set_result(None)
         if isinstance(cause, ProtocolError):
             logger.info("closed %s: %s", self.address, cause)
 

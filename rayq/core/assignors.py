@@ -1,0 +1,239 @@
+"""Who gets which partition: the assignors `uniform` and `range`, and a user's own.
+
+An assignor is a pure, quick function; it runs on the event loop of the group's coordinator::
+
+    def assign(
+        members: Mapping[str, MemberSubscription],
+        partitions: Mapping[str, int],
+        current: Mapping[str, Collection[TopicPartition]],
+    ) -> Mapping[str, Collection[TopicPartition]]: ...
+
+`members` are those of the group by member id, in sorted order; `partitions` gives the number of
+partitions of each topic that any of them subscribes to; `current` is what each member has now, of
+partitions that still exist (empty for one that just joined). The answer gives every partition of
+every topic to exactly one member that subscribes to it; members may be missing from it. One of your
+own is named in `ClusterConfig.group_assignors` as `module:function`, and chosen by a consumer's
+`assignor`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import importlib
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
+
+from rayq.errors import InvalidAssignmentError, UnknownAssignorError
+from rayq.records import TopicPartition
+
+
+class MemberSubscription(NamedTuple):
+    """What a member subscribes to, patterns resolved, and its `group_instance_id`."""
+
+    topics: frozenset[str]
+    instance: str | None = None
+
+
+Assignment = Mapping[str, Collection[TopicPartition]]
+Assignor = Callable[[Mapping[str, MemberSubscription], Mapping[str, int], Assignment], Assignment]
+
+
+def load_assignors(named: Mapping[str, str] | None) -> dict[str, Assignor | str]:
+    """The assignors by name; one that cannot be loaded is there as the reason why."""
+    found: dict[str, Assignor | str] = {"uniform": uniform, "range": range_}
+    for name, path in (named or {}).items():
+        module, _, function = path.partition(":")
+        try:
+            assignor = getattr(importlib.import_module(module), function)
+        except Exception as error:  # noqa: BLE001 - a user's module may raise anything
+            found[name] = f"{path!r} could not be loaded: {type(error).__name__}: {error}"
+        else:
+            found[name] = assignor if callable(assignor) else f"{path!r} is no function."
+    return found
+
+
+def find_assignor(assignors: Mapping[str, Assignor | str], name: str) -> Assignor:
+    """Raises UnknownAssignorError."""
+    found = assignors.get(name)
+    if found is None:
+        raise UnknownAssignorError(
+            f"There is no assignor {name!r}: {', '.join(sorted(assignors))}, or one of your own "
+            "in the cluster's group_assignors."
+        )
+    if isinstance(found, str):
+        raise UnknownAssignorError(f"The assignor {name!r} cannot be used: {found}")
+    return found
+
+
+def run_assignor(
+    name: str,
+    assignor: Assignor,
+    members: Mapping[str, MemberSubscription],
+    partitions: Mapping[str, int],
+    current: Assignment,
+) -> dict[str, frozenset[TopicPartition]]:
+    """The checked answer of an assignor, every member in it. Raises InvalidAssignmentError."""
+    try:
+        answer = assignor(members, partitions, current)
+        given = {
+            member: [TopicPartition(topic, number) for topic, number in answer.get(member, ())]
+            for member in members
+        }
+        strangers = set(answer) - set(members)
+    except Exception as error:
+        raise InvalidAssignmentError(
+            f"The assignor {name!r} failed: {type(error).__name__}: {error}"
+        ) from error
+    if strangers:
+        raise InvalidAssignmentError(
+            f"The assignor {name!r} assigned to {sorted(map(str, strangers))}, who are no members."
+        )
+    missing = {TopicPartition(topic, one) for topic, n in partitions.items() for one in range(n)}
+    for member, owned in given.items():
+        for one in owned:
+            if one.topic not in members[member].topics:
+                raise InvalidAssignmentError(
+                    f"The assignor {name!r} gave {one} to {member}, which does not subscribe to "
+                    f"{one.topic!r}."
+                )
+            if one not in missing:
+                raise InvalidAssignmentError(
+                    f"The assignor {name!r} gave {one} twice, or it does not exist."
+                )
+            missing.discard(one)
+    if missing:
+        raise InvalidAssignmentError(
+            f"The assignor {name!r} gave {min(missing)} to nobody ({len(missing)} in all)."
+        )
+    return {member: frozenset(owned) for member, owned in given.items()}
+
+
+# --- range --------------------------------------------------------------------------------------
+
+
+def range_(
+    members: Mapping[str, MemberSubscription], partitions: Mapping[str, int], current: Assignment
+) -> dict[str, list[TopicPartition]]:
+    """Consecutive partitions of each topic, the same numbers of topics of one size: members in the
+    order of their instance id, else of their member id."""
+    found: dict[str, list[TopicPartition]] = {member: [] for member in members}
+    order = sorted(members, key=lambda one: (members[one].instance or one, one))
+    for topic, count in sorted(partitions.items()):
+        readers = [member for member in order if topic in members[member].topics]
+        start = 0
+        for place, member in enumerate(readers):
+            share = count // len(readers) + (place < count % len(readers))
+            found[member] += [TopicPartition(topic, one) for one in range(start, start + share)]
+            start += share
+    return found
+
+
+# --- uniform ------------------------------------------------------------------------------------
+
+
+def uniform(
+    members: Mapping[str, MemberSubscription], partitions: Mapping[str, int], current: Assignment
+) -> dict[str, set[TopicPartition]]:
+    """Sticky, and balanced: among members of one subscription the shares differ by one at most;
+    where subscriptions differ, no chain of hand-overs could level two shares further.
+
+    Everybody keeps what they have; what is free goes to the least loaded; then partitions move,
+    one by one, from the most to the least loaded.
+    """
+    shares = _Shares(members, partitions)
+    free: dict[str, list[int]] = {topic: list(range(n)) for topic, n in partitions.items()}
+    kept: set[TopicPartition] = set()
+    for member in sorted(members):
+        for one in sorted(current.get(member, ())):
+            is_there = one.partition < partitions.get(one.topic, 0)
+            if is_there and one not in kept and one.topic in members[member].topics:
+                kept.add(one)
+                shares.give(member, one)
+    for topic in free:
+        free[topic] = [one for one in free[topic] if TopicPartition(topic, one) not in kept]
+    shares.give_free(free)
+    shares.level()
+    return shares.owned()
+
+
+class _Shares:
+    """Who has which partitions of which topic while `uniform` works."""
+
+    def __init__(
+        self, members: Mapping[str, MemberSubscription], partitions: Mapping[str, int]
+    ) -> None:
+        self._load = dict.fromkeys(sorted(members), 0)
+        self._has: dict[str, dict[str, set[int]]] = {member: {} for member in self._load}
+        self._readers = {
+            topic: [member for member in self._load if topic in members[member].topics]
+            for topic in sorted(partitions)
+        }
+
+    def owned(self) -> dict[str, set[TopicPartition]]:
+        return {
+            member: {TopicPartition(topic, one) for topic, found in has.items() for one in found}
+            for member, has in self._has.items()
+        }
+
+    def give(self, member: str, one: TopicPartition) -> None:
+        self._load[member] += 1
+        self._has[member].setdefault(one.topic, set()).add(one.partition)
+
+    def give_free(self, free: Mapping[str, list[int]]) -> None:
+        """Each to the least loaded reader; topics with the fewest readers first."""
+        for topic, readers in sorted(self._readers.items(), key=lambda pair: len(pair[1])):
+            heap = [(self._load[member], member) for member in readers]
+            heapq.heapify(heap)
+            for number in free[topic] if heap else ():
+                load, member = heap[0]
+                self.give(member, TopicPartition(topic, number))
+                heapq.heapreplace(heap, (load + 1, member))
+
+    def level(self) -> None:
+        has_moved = True
+        while has_moved:
+            has_moved = False
+            for member in sorted(self._load, key=lambda one: (-self._load[one], one)):
+                while path := self._path_down(member):
+                    has_moved = True
+                    for giver, topic, taker in path:
+                        self._move(giver, topic, taker)
+
+    def _move(self, giver: str, topic: str, taker: str) -> None:
+        number = max(self._has[giver][topic])
+        self._has[giver][topic].discard(number)
+        self._load[giver] -= 1
+        self.give(taker, TopicPartition(topic, number))
+
+    def _path_down(self, start: str) -> list[tuple[str, str, str]]:
+        """The shortest chain of hand-overs `(giver, topic, taker)` from `start` to a member with
+        at least two partitions fewer; [] where there is none."""
+        limit = self._load[start] - 2
+        if limit < 0:
+            return []
+        came: dict[str, tuple[str, str]] = {}
+        seen_topics: set[str] = set()
+        level = deque([start])
+        while level:
+            found = [one for one in level if self._load[one] <= limit]
+            if found:
+                at = min(found, key=lambda one: (self._load[one], one))
+                path = []
+                while at != start:
+                    giver, topic = came[at]
+                    path.append((giver, topic, at))
+                    at = giver
+                return path
+            reached: deque[str] = deque()
+            for giver in level:
+                for topic in sorted(self._has[giver]):
+                    if topic in seen_topics or not self._has[giver][topic]:
+                        continue
+                    seen_topics.add(topic)
+                    for taker in self._readers[topic]:
+                        if taker != start and taker not in came:
+                            came[taker] = (giver, topic)
+                            reached.append(taker)
+            level = reached
+        return []

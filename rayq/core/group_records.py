@@ -1,0 +1,280 @@
+"""The records of `__consumer_offsets`: nothing else changes what a coordinator durably knows.
+
+The topic is compacted, so each record is the whole value of its key and stands for itself; None as
+value (a tombstone) ends the key. Key and value are msgpack arrays:
+
+- key: `[kind, ...]` with kind "group", "member" or "offset", then what it names;
+- value: `[version, ...]`. Fields may be appended with a default; a change that an older rayq must
+  not misread raises the version, and a higher one than this rayq's is refused.
+
+Partitions inside a value are grouped by topic: `[[topic id, [partition, ...]], ...]`, sorted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import msgspec
+
+from rayq.errors import CorruptBatchError, UnsupportedFormatError
+
+VERSION = 1
+
+TopicIdPartition = tuple[str, int]
+"""`(topic id, partition)`"""
+Partitions = frozenset[TopicIdPartition]
+NOTHING: Partitions = frozenset()
+
+
+class GroupValue(msgspec.Struct, frozen=True):
+    """A group. `epoch` grows with each change of who may own what; `reason` and
+    `rebalance_time_ms` tell of the last rebalance; `empty_since_ms` is None while it has members.
+    """
+
+    assignor: str = "uniform"
+    epoch: int = 0
+    reason: str = ""
+    rebalance_time_ms: int = 0
+    empty_since_ms: int | None = None
+
+
+class MemberValue(msgspec.Struct, frozen=True):
+    """A member, what it asked for and what it has.
+
+    `target` is what the assignor gave it, `assigned` what it may own now, `revoking` what it may
+    own no more but has not given up yet. `member_epoch` changes with each change of `assigned`;
+    commits are also accepted under `previous_epoch`.
+    """
+
+    instance: str | None
+    client: str
+    topics: tuple[str, ...]
+    pattern: str | None
+    assignor: str
+    session_timeout_ms: int
+    max_poll_interval_ms: int
+    member_epoch: int = 0
+    previous_epoch: int = 0
+    target: Partitions = NOTHING
+    assigned: Partitions = NOTHING
+    revoking: Partitions = NOTHING
+
+    @property
+    def owned(self) -> Partitions:
+        """What no other member may have."""
+        return self.assigned | self.revoking if self.revoking else self.assigned
+
+
+class OffsetValue(msgspec.Struct, frozen=True):
+    """A committed position: the offset of the next record and the leader epoch of the last one."""
+
+    offset: int
+    last_epoch: int | None
+    metadata: str
+    commit_time_ms: int
+
+
+class GroupRecord(NamedTuple):
+    group: str
+    value: GroupValue | None
+
+
+class MemberRecord(NamedTuple):
+    group: str
+    member: str
+    value: MemberValue | None
+
+
+class OffsetRecord(NamedTuple):
+    group: str
+    topic_id: str
+    partition: int
+    value: OffsetValue | None
+
+
+Record = GroupRecord | MemberRecord | OffsetRecord
+
+
+# --- bytes --------------------------------------------------------------------------------------
+
+
+class _GroupKey(msgspec.Struct, tag="group", array_like=True, frozen=True):
+    group: str
+
+
+class _MemberKey(msgspec.Struct, tag="member", array_like=True, frozen=True):
+    group: str
+    member: str
+
+
+class _OffsetKey(msgspec.Struct, tag="offset", array_like=True, frozen=True):
+    group: str
+    topic_id: str
+    partition: int
+
+
+_Grouped = list[tuple[str, list[int]]]
+
+
+class _StoredGroup(msgspec.Struct, array_like=True, frozen=True):
+    version: int
+    assignor: str
+    epoch: int
+    reason: str
+    rebalance_time_ms: int
+    empty_since_ms: int | None
+
+
+class _StoredMember(msgspec.Struct, array_like=True, frozen=True):
+    version: int
+    instance: str | None
+    client: str
+    topics: tuple[str, ...]
+    pattern: str | None
+    assignor: str
+    session_timeout_ms: int
+    max_poll_interval_ms: int
+    member_epoch: int
+    previous_epoch: int
+    target: _Grouped
+    assigned: _Grouped
+    revoking: _Grouped
+
+
+class _StoredOffset(msgspec.Struct, array_like=True, frozen=True):
+    version: int
+    offset: int
+    last_epoch: int | None
+    metadata: str
+    commit_time_ms: int
+
+
+class _Versioned(msgspec.Struct, array_like=True, frozen=True):
+    """The part of a value that every version has."""
+
+    version: int
+
+
+_encoder = msgspec.msgpack.Encoder()
+_key_decoder = msgspec.msgpack.Decoder(_GroupKey | _MemberKey | _OffsetKey)
+_version_decoder = msgspec.msgpack.Decoder(_Versioned)
+_group_decoder = msgspec.msgpack.Decoder(_StoredGroup)
+_member_decoder = msgspec.msgpack.Decoder(_StoredMember)
+_offset_decoder = msgspec.msgpack.Decoder(_StoredOffset)
+
+
+def encode(record: Record) -> tuple[bytes, bytes | None]:
+    """`(key, value)` of the log's record."""
+    if isinstance(record, OffsetRecord):
+        key = _encoder.encode(_OffsetKey(record.group, record.topic_id, record.partition))
+        one = record.value
+        if one is None:
+            return key, None
+        return key, _encoder.encode(
+            _StoredOffset(VERSION, one.offset, one.last_epoch, one.metadata, one.commit_time_ms)
+        )
+    if isinstance(record, MemberRecord):
+        key = _encoder.encode(_MemberKey(record.group, record.member))
+        return key, None if record.value is None else _encoder.encode(_stored(record.value))
+    key = _encoder.encode(_GroupKey(record.group))
+    group = record.value
+    if group is None:
+        return key, None
+    return key, _encoder.encode(
+        _StoredGroup(
+            VERSION,
+            group.assignor,
+            group.epoch,
+            group.reason,
+            group.rebalance_time_ms,
+            group.empty_since_ms,
+        )
+    )
+
+
+def decode(key: bytes | None, value: bytes | None) -> Record:
+    """What `encode` gave. Raises CorruptBatchError for other bytes, UnsupportedFormatError for a
+    newer rayq's."""
+    try:
+        named = _key_decoder.decode(key or b"")
+        if value is not None:
+            version = _version_decoder.decode(value).version
+            if version > VERSION:
+                raise UnsupportedFormatError(
+                    f"A record of __consumer_offsets has version {version}, this rayq reads up to "
+                    f"{VERSION}: it was written by a newer one."
+                )
+        if isinstance(named, _OffsetKey):
+            return OffsetRecord(
+                named.group,
+                named.topic_id,
+                named.partition,
+                None if value is None else _offset(_offset_decoder.decode(value)),
+            )
+        if isinstance(named, _MemberKey):
+            member = None if value is None else _member(_member_decoder.decode(value))
+            return MemberRecord(named.group, named.member, member)
+        return GroupRecord(
+            named.group, None if value is None else _group(_group_decoder.decode(value))
+        )
+    except msgspec.DecodeError as error:
+        raise CorruptBatchError(
+            f"A record of __consumer_offsets with key {key!r} is not a group's: {error}"
+        ) from error
+
+
+def _stored(one: MemberValue) -> _StoredMember:
+    return _StoredMember(
+        VERSION,
+        one.instance,
+        one.client,
+        one.topics,
+        one.pattern,
+        one.assignor,
+        one.session_timeout_ms,
+        one.max_poll_interval_ms,
+        one.member_epoch,
+        one.previous_epoch,
+        _grouped(one.target),
+        _grouped(one.assigned),
+        _grouped(one.revoking),
+    )
+
+
+def _member(one: _StoredMember) -> MemberValue:
+    return MemberValue(
+        one.instance,
+        one.client,
+        one.topics,
+        one.pattern,
+        one.assignor,
+        one.session_timeout_ms,
+        one.max_poll_interval_ms,
+        one.member_epoch,
+        one.previous_epoch,
+        _flat(one.target),
+        _flat(one.assigned),
+        _flat(one.revoking),
+    )
+
+
+def _group(one: _StoredGroup) -> GroupValue:
+    return GroupValue(
+        one.assignor, one.epoch, one.reason, one.rebalance_time_ms, one.empty_since_ms
+    )
+
+
+def _offset(one: _StoredOffset) -> OffsetValue:
+    return OffsetValue(one.offset, one.last_epoch, one.metadata, one.commit_time_ms)
+
+
+def _grouped(partitions: Collection[TopicIdPartition]) -> _Grouped:
+    found: dict[str, list[int]] = {}
+    for topic_id, partition in sorted(partitions):
+        found.setdefault(topic_id, []).append(partition)
+    return list(found.items())
+
+
+def _flat(grouped: _Grouped) -> Partitions:
+    return frozenset((topic_id, one) for topic_id, numbers in grouped for one in numbers)

@@ -1,0 +1,163 @@
+"""What the coordinator of one `__consumer_offsets` partition knows of its groups.
+
+Durable state comes from records alone: only `replay` changes it, start-up is the same replay over
+the compacted log. `group_changes` reads it and returns records. Soft state (who was heard when, the
+topics of the cluster) is rebuilt by each coordinator: every member then has a full session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from rayq.core.assignors import Assignor
+from rayq.core.group_records import (
+    GroupRecord,
+    GroupValue,
+    MemberRecord,
+    MemberValue,
+    OffsetRecord,
+    OffsetValue,
+    Partitions,
+    Record,
+    TopicIdPartition,
+)
+
+
+class TopicInfo(NamedTuple):
+    topic_id: str
+    partitions: int
+
+
+@dataclass(slots=True)
+class Session:
+    """What is known of a member since this coordinator began. Times on the monotonic clock."""
+
+    heard_s: float | None = None
+    """None: not looked at yet."""
+    is_acked: bool = False
+    """A heartbeat came under the member's present epoch: it knows what it may own. Until then
+    nothing about that changes, so that each epoch means one assignment."""
+    disconnected_s: float | None = None
+    revoking_since_s: float | None = None
+    last_sequence: int | None = None
+
+
+@dataclass(slots=True)
+class Group:
+    value: GroupValue = field(default_factory=GroupValue)
+    members: dict[str, MemberValue] = field(default_factory=dict)
+    offsets: dict[TopicIdPartition, OffsetValue] = field(default_factory=dict)
+    sessions: dict[str, Session] = field(default_factory=dict)
+    settled: bool | None = None
+    """Whether every member has its target; None: to be computed."""
+
+    @property
+    def is_settled(self) -> bool:
+        if self.settled is None:
+            self.settled = all(
+                not one.revoking and one.assigned == one.target for one in self.members.values()
+            )
+        return self.settled
+
+    @property
+    def name_of_state(self) -> str:
+        """As `messages.GroupSummary` says it."""
+        if not self.members:
+            return "empty"
+        return "stable" if self.is_settled else "rebalancing"
+
+    def member_of_instance(self, instance: str | None) -> str | None:
+        if instance is None:
+            return None
+        return next((key for key, one in self.members.items() if one.instance == instance), None)
+
+
+class GroupState:
+    """See the module. `assignors` are those that members may name (`load_assignors`)."""
+
+    def __init__(self, assignors: Mapping[str, Assignor | str]) -> None:
+        self.assignors = assignors
+        self.groups: dict[str, Group] = {}
+        self.topics: dict[str, TopicInfo] = {}
+        self.topic_names: dict[str, str] = {}
+        """By topic id, of all topics seen."""
+        self.topics_gone: dict[str, float] = {}
+        """Topic ids of committed offsets that are no topic's, and since when."""
+
+    def name_of_topic(self, topic_id: str) -> str:
+        return self.topic_names.get(topic_id, topic_id)
+
+    def all_members(self) -> Iterator[tuple[str, Group, str, MemberValue]]:
+        for name, group in self.groups.items():
+            for member, value in group.members.items():
+                yield name, group, member, value
+
+    # --- the only change --------------------------------------------------------------------
+
+    def replay(self, record: Record) -> None:
+        """Applies one record. Those of different keys may come in any order (compaction)."""
+        group = self.groups.get(record.group)
+        if group is None:
+            if record.value is None:
+                return
+            group = self.groups[record.group] = Group()
+        if isinstance(record, OffsetRecord):
+            at = (record.topic_id, record.partition)
+            if record.value is None:
+                group.offsets.pop(at, None)
+            else:
+                group.offsets[at] = record.value
+        elif isinstance(record, MemberRecord):
+            group.settled = None
+            self._replay_member(group, record.member, record.value)
+        else:
+            assert isinstance(record, GroupRecord)
+            if record.value is not None:
+                group.value = record.value
+            elif group.members or group.offsets:
+                group.value = GroupValue()
+            else:
+                del self.groups[record.group]
+
+    def _replay_member(self, group: Group, member: str, value: MemberValue | None) -> None:
+        if value is None:
+            group.members.pop(member, None)
+            group.sessions.pop(member, None)
+            return
+        before = group.members.get(member)
+        group.members[member] = value
+        session = group.sessions.setdefault(member, Session())
+        if before is None or before.member_epoch != value.member_epoch:
+            session.is_acked = False
+
+    # --- for tests --------------------------------------------------------------------------
+
+    def validate(self) -> None:
+        """Asserts what must hold after each decision."""
+        for name, group in self.groups.items():
+            owner: dict[TopicIdPartition, str] = {}
+            aimed: dict[TopicIdPartition, str] = {}
+            for member, one in group.members.items():
+                where = (name, member)
+                assert not one.assigned & one.revoking, where
+                assert one.assigned <= one.target, where
+                assert not one.revoking & one.target or not group.sessions[member].is_acked, where
+                assert one.previous_epoch <= one.member_epoch <= group.value.epoch, where
+                for partition in one.owned:
+                    assert partition not in owner, (where, partition, owner[partition])
+                    owner[partition] = member
+                for partition in one.target:
+                    assert partition not in aimed, (where, partition, aimed[partition])
+                    aimed[partition] = member
+            assert (group.value.empty_since_ms is None) == bool(group.members), name
+
+
+def partitions_of(topic_ids: Mapping[str, TopicInfo]) -> Partitions:
+    """Every partition of the topics."""
+    return frozenset(
+        (topic.topic_id, number)
+        for topic in topic_ids.values()
+        for number in range(topic.partitions)
+    )
