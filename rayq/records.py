@@ -51,6 +51,23 @@ class OffsetRange(NamedTuple):
     end: int
 
 
+class OffsetAndMetadata(NamedTuple):
+    """A position to commit, or committed: the offset of the next record, and a text of the user's
+    own (up to 4096 characters)."""
+
+    offset: int
+    metadata: str = ""
+
+
+class GroupMembership(NamedTuple):
+    """A consumer's place in its group. `member_epoch` is 0 while it is not in."""
+
+    group: str
+    member: str
+    member_epoch: int
+    instance: str | None
+
+
 class ReplicaInfo(msgspec.Struct, frozen=True):
     """One replica of a partition as it answered just now; the offsets and pid are None when it did
     not answer."""
@@ -103,3 +120,57 @@ class ClusterInfo(msgspec.Struct, frozen=True):
     controller: str | None
     controller_epoch: int
     voters: list[int]
+
+
+class GroupListing(msgspec.Struct, frozen=True):
+    """A group in a list: `state` is "empty", "stable" or "rebalancing"."""
+
+    group: str
+    state: str
+    members: int
+
+
+class GroupMemberInfo(msgspec.Struct, frozen=True):
+    """A member of a group: `client` names its host and process, `instance` is the
+    `group_instance_id` of a static member. `revoking` are partitions that it has been asked to give
+    up and still holds."""
+
+    member: str
+    client: str
+    instance: str | None
+    member_epoch: int
+    assigned: list[TopicPartition]
+    revoking: list[TopicPartition]
+
+
+class GroupOffset(msgspec.Struct, frozen=True):
+    """How far a group is in one partition. `offset` (and with it `lag`) is None before the first
+    commit, `end_offset` and `lag` while the partition's leader cannot be asked. `member` owns it
+    now, None: nobody."""
+
+    offset: int | None
+    end_offset: int | None
+    lag: int | None
+    metadata: str
+    commit_time_ms: int | None
+    member: str | None
+
+
+class GroupInfo(msgspec.Struct, frozen=True):
+    """A group. `epoch` grows with each rebalance; reason and time (Unix, milliseconds) are of the
+    last one."""
+
+    group: str
+    state: str
+    epoch: int
+    assignor: str
+    members: list[GroupMemberInfo]
+    partitions: dict[TopicPartition, GroupOffset]
+    """Every partition that is assigned or has a committed offset, sorted."""
+    rebalance_reason: str
+    rebalance_time_ms: int
+
+    @property
+    def lag(self) -> int:
+        """Over all partitions whose lag is known."""
+        return sum(one.lag for one in self.partitions.values() if one.lag is not None)

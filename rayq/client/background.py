@@ -52,6 +52,13 @@ class BackgroundLoop:
             future.cancel()
             raise
 
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Runs a coroutine on the loop, without waiting for it."""
+        if self._is_lost:
+            work.close()
+            self.check_callable()
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
     def check_callable(self) -> None:
         """Raises where waiting for the loop would never end."""
         if self._is_lost:

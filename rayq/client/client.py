@@ -91,10 +91,13 @@ class Client:
         identity: Identity,
         bootstrap: Sequence[Address],
         config: ClusterConfig,
+        name: str | None = None,
     ) -> None:
+        """`name` says to operators who this is: host and process."""
         if not bootstrap:
             raise InvalidRequestError("A cluster needs at least one bootstrap address.")
         self.env = env
+        self.name = name or f"process {env.pid}"
         self.metadata = MetadataCache()
         self.pool = ConnectionPool(env, identity, config)
         self._cluster_id = identity.cluster_id
@@ -402,6 +405,7 @@ class Client:
         *,
         timeout_s: float,
         attempt_timeout_s: float,
+        patience_s: float = LEADER_PATIENCE_S,
         retry_backoff_s: float = BACKOFF_FIRST_S,
     ) -> Any:
         """Asks whoever leads, with retries and new metadata in between, until `timeout_s` is over.
@@ -426,7 +430,7 @@ class Client:
                     leader,
                     build(topic_id, leader),
                     timeout_s=min(attempt_timeout_s, max(deadline - self.now, 0.001)),
-                    patience_s=LEADER_PATIENCE_S,
+                    patience_s=patience_s,
                 )
                 return response
             except RayqError as caught:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -13,9 +14,10 @@ from typing import Any, ClassVar, Protocol, Self
 from rayq.client.admin import Admin
 from rayq.client.background import BackgroundLoop, background_loop
 from rayq.client.client import Address, Client
-from rayq.client.consumer import AsyncConsumer, Consumer
+from rayq.client.consumer import AsyncConsumer, Consumer, check_callbacks
 from rayq.client.consumer_core import ConsumerCore
-from rayq.client.environment import system_environment
+from rayq.client.environment import process_name, system_environment
+from rayq.client.group_consumer import Callback, Callbacks
 from rayq.client.producer import AsyncProducer, Producer
 from rayq.config import ClusterConfig, ConsumerConfig, ProducerConfig, parse
 from rayq.errors import ClosedError, ConfigError, InvalidRequestError, NoClusterError, RayqError
@@ -165,7 +167,7 @@ class Cluster:
         """A client for the running loop."""
         identity = Identity(role="client", key=self._key, cluster_id=self._cluster_id, broker=None)
         env = system_environment(self._config)
-        return Client(env, identity, self._bootstrap, self._config)
+        return Client(env, identity, self._bootstrap, self._config, process_name())
 
     def _client(self) -> tuple[Client, BackgroundLoop]:
         """The client on this process's background loop."""
@@ -200,19 +202,33 @@ class Cluster:
         self._made.add(producer)
         return producer
 
-    def consumer(self, *topics: str, group: str | None = None, **config: Any) -> Consumer:
-        """A consumer for one thread; keywords as in `ConsumerConfig`. It reads all partitions of
-        `topics`; without topics, call `subscribe` or `assign`. Raises ConfigError,
-        UnknownTopicError."""
+    def consumer(
+        self,
+        *topics: str,
+        group: str | None = None,
+        pattern: str | re.Pattern[str] | None = None,
+        on_assigned: Callback | None = None,
+        on_revoked: Callback | None = None,
+        on_lost: Callback | None = None,
+        **config: Any,
+    ) -> Consumer:
+        """A consumer for one thread; further keywords as in `ConsumerConfig`. In a `group` it reads
+        its share of `topics` and of those that `pattern` matches, from the group's last commit on,
+        and is told by the callbacks (see `Consumer.subscribe`); without one, all partitions of
+        `topics`. Without topics, call `subscribe` or `assign`. Raises ConfigError,
+        UnknownTopicError, InvalidRequestError."""
         checked = parse(ConsumerConfig, config)
-        _refuse_group(group)
+        callbacks = Callbacks(on_assigned, on_revoked, on_lost)
+        check_callbacks(callbacks)
         client, background = self._client()
 
         async def make() -> ConsumerCore:
-            core = ConsumerCore(client, checked, lambda: None)
+            core = ConsumerCore(client, checked, lambda: None, group)
             try:
-                if topics:
-                    await core.subscribe(topics)
+                if topics or pattern is not None:
+                    await core.subscribe(topics, pattern, callbacks)
+                else:
+                    core.keep_callbacks(callbacks)
             except BaseException:
                 core.close()
                 raise
@@ -230,14 +246,33 @@ class Cluster:
         return AsyncProducer(client, checked, release)
 
     def async_consumer(
-        self, *topics: str, group: str | None = None, **config: Any
+        self,
+        *topics: str,
+        group: str | None = None,
+        pattern: str | re.Pattern[str] | None = None,
+        on_assigned: Callback | None = None,
+        on_revoked: Callback | None = None,
+        on_lost: Callback | None = None,
+        **config: Any,
     ) -> AsyncConsumer:
-        """A consumer for the running event loop; its methods are coroutines."""
+        """A consumer for the running event loop; its methods are coroutines, and its callbacks may
+        be. A group's heartbeats run on the same loop: do not block it."""
         checked = parse(ConsumerConfig, config)
-        _refuse_group(group)
         self._check_async("async_consumer")
         client, release = _acquire(self)
-        return AsyncConsumer(client, checked, topics, release)
+        try:
+            return AsyncConsumer(
+                client,
+                checked,
+                topics,
+                release,
+                group=group,
+                pattern=pattern,
+                callbacks=Callbacks(on_assigned, on_revoked, on_lost),
+            )
+        except BaseException:
+            release()
+            raise
 
     def _check_async(self, what: str) -> None:
         self._check_open()
@@ -336,14 +371,6 @@ def _unpickled(
         lifecycle=lifecycle,
         config=config,
     )
-
-
-def _refuse_group(group: str | None) -> None:
-    if group is not None:
-        raise InvalidRequestError(
-            f"group={group!r}: this version of rayq has no consumer groups yet. Leave group out to "
-            "read every partition of the topics, and keep positions with position() and seek()."
-        )
 
 
 def parse_address(address: str | Address) -> Address:

@@ -1,14 +1,19 @@
-"""Consumers without groups: `AsyncConsumer` on the caller's event loop, `Consumer` for a thread.
+"""Consumers: `AsyncConsumer` on the caller's event loop, `Consumer` for a thread.
 
-Fetching runs ahead on the client's loop; records are decoded by the thread that polls.
+Fetching runs ahead on the client's loop, and so do the heartbeats of a group's member; records are
+decoded, and partitions taken and given up, by the thread that polls.
 """
 
 from __future__ import annotations
 
 import asyncio
 import builtins
+import concurrent.futures
+import inspect
+import re
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import closing
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -16,8 +21,9 @@ from rayq.client.arrow import load_pyarrow, table_of
 from rayq.client.background import BackgroundLoop
 from rayq.client.client import Client
 from rayq.client.consumer_core import ConsumerCore
+from rayq.client.group_consumer import Call, Callback, Callbacks, Offsets, Steps
 from rayq.config import ConsumerConfig
-from rayq.records import Record, TopicPartition
+from rayq.records import GroupMembership, OffsetAndMetadata, Record, TopicPartition
 from rayq.wire.messages import EARLIEST, LATEST
 
 T = TypeVar("T")
@@ -36,30 +42,48 @@ class AsyncConsumer:
         config: ConsumerConfig,
         topics: tuple[str, ...] = (),
         on_close: Callable[[], None] = lambda: None,
+        *,
+        group: str | None = None,
+        pattern: str | re.Pattern[str] | None = None,
+        callbacks: Callbacks | None = None,
     ) -> None:
         self.config = config
-        self._core = ConsumerCore(client, config, on_close)
+        self._core = ConsumerCore(client, config, on_close, group)
         self._topics = topics
+        self._pattern = pattern
+        self._callbacks = callbacks
         self._starting = asyncio.Lock()
         self._news = asyncio.Event()
         self._core.fetcher.add_listener(self._news.set)
 
     async def _start(self) -> ConsumerCore:
         """Subscribes to the topics it was made with, before anything else is done."""
-        if self._topics:
+        if self._topics or self._pattern is not None:
             async with self._starting:
-                if self._topics:
-                    await self._core.subscribe(self._topics)
-                    self._topics = ()
+                if self._topics or self._pattern is not None:
+                    await self._core.subscribe(self._topics, self._pattern, self._callbacks)
+                    self._topics, self._pattern = (), None
         self._core.check_open()
         return self._core
 
-    async def subscribe(self, topics: Iterable[str]) -> None:
-        self._topics = ()
-        await self._core.subscribe(topics)
+    async def subscribe(
+        self,
+        topics: Iterable[str] = (),
+        *,
+        pattern: str | re.Pattern[str] | None = None,
+        on_assigned: Callback | None = None,
+        on_revoked: Callback | None = None,
+        on_lost: Callback | None = None,
+    ) -> None:
+        callbacks = Callbacks(on_assigned, on_revoked, on_lost)
+        callbacks = callbacks.or_those_of(self._callbacks or Callbacks())
+        self._topics, self._pattern = (), None
+        await self._core.subscribe(topics, pattern, callbacks)
 
     async def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        self._topics = ()
+        self._topics, self._pattern = (), None
+        if self._core.group is not None:
+            await self._carry_out(self._core.group.give_up_steps())
         await self._core.assign_by_hand(partitions)
 
     async def assignment(self) -> set[TopicPartition]:
@@ -67,21 +91,47 @@ class AsyncConsumer:
         core.look_for_new_partitions()
         return set(core.subscription.assigned)
 
+    async def group_membership(self) -> GroupMembership:
+        return (await self._start()).committing_group().membership()
+
+    async def _carry_out(self, steps: Steps) -> None:
+        with closing(steps):
+            for step in steps:
+                if not isinstance(step, Call):
+                    await step
+                elif (waiting := step.callback(step.partitions)) is not None:
+                    await waiting
+
     async def _wait(self, take: Callable[[], T], timeout_s: float) -> T:
+        group = self._core.group
+        if group is None:
+            return await self._wait_for_records(take, timeout_s)
+        group.poll_began()
+        try:
+            return await self._wait_for_records(take, timeout_s)
+        finally:
+            group.poll_ended()
+
+    async def _wait_for_records(self, take: Callable[[], T], timeout_s: float) -> T:
         loop = asyncio.get_running_loop()
+        group = self._core.group
         deadline = loop.time() + timeout_s
         while True:
             self._news.clear()
+            if group is not None and group.is_due:
+                await self._carry_out(group.poll_steps())
             if taken := take():
                 return taken
             left_s = deadline - loop.time()
             if left_s <= 0:
                 return taken
+            patience_s = left_s if group is None else group.patience_s(left_s)
             try:
-                async with asyncio.timeout(left_s):
+                async with asyncio.timeout(patience_s):
                     await self._news.wait()
             except builtins.TimeoutError:
-                return take()
+                if patience_s == left_s:
+                    return take()
 
     async def poll(self, timeout_s: float = 1.0, max_records: int | None = None) -> list[Record]:
         core = await self._start()
@@ -100,6 +150,13 @@ class AsyncConsumer:
 
     async def __anext__(self) -> Record:
         core = await self._start()
+        if core.group is not None and core.ahead:
+            core.group.poll_began()
+            try:
+                if core.group.is_due:
+                    await self._carry_out(core.group.poll_steps())
+            finally:
+                core.group.poll_ended()
         while not core.ahead:
             core.ahead.extend(await self.poll())
         return core.ahead.popleft()
@@ -117,13 +174,20 @@ class AsyncConsumer:
     async def position(self, partition: TopicPartition) -> int:
         return await (await self._start()).position(partition)
 
-    async def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
-        raise (await self._start()).refuse_commit()
+    async def commit(self, offsets: Offsets | None = None) -> None:
+        group = (await self._start()).committing_group()
+        await group.commit(*group.wanted(offsets))
 
     async def committed(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, int | None]:
-        raise (await self._start()).refuse_commit()
+        found = await self.committed_with_metadata(partitions)
+        return {place: None if one is None else one.offset for place, one in found.items()}
+
+    async def committed_with_metadata(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        return await (await self._start()).committing_group().committed(partitions)
 
     async def pause(self, *partitions: TopicPartition) -> None:
         (await self._start()).set_paused(partitions, True)
@@ -148,7 +212,17 @@ class AsyncConsumer:
         return await self._core.offsets(times, by_time=True)
 
     async def close(self, timeout_s: float | None = None) -> None:
-        self._core.close()
+        group = self._core.group
+        if self._core.is_closed:
+            return
+        try:
+            if group is not None:
+                try:
+                    await self._carry_out(group.give_up_steps())
+                finally:
+                    await group.leave(timeout_s)
+        finally:
+            self._core.close()
 
     async def __aenter__(self) -> Self:
         await self._start()
@@ -164,10 +238,12 @@ class AsyncConsumer:
 
 
 class Consumer:
-    """Consumes in one thread at a time; made by `cluster.consumer(*topics, **config)`.
+    """Consumes in one thread at a time; made by `cluster.consumer(*topics, group=..., **config)`.
 
-    Without a group it reads every partition of its topics (or those of `assign`), and keeps its
-    positions itself. Iterating yields records for ever.
+    In a group it shares the partitions of its topics with the group's other members: each is read
+    by one of them, from the last commit on. Partitions come and go only inside `poll` (iterating
+    polls) and `close`. Without a group it reads every partition of its topics (or those of
+    `assign`), and keeps its positions itself. Iterating yields records for ever.
     """
 
     def __init__(self, core: ConsumerCore, background: BackgroundLoop) -> None:
@@ -181,14 +257,37 @@ class Consumer:
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._background.run(work)
 
-    def subscribe(self, topics: Iterable[str]) -> None:
-        """Reads all partitions of these topics instead of what was read before, also partitions
-        that are added later (from their beginning). Raises UnknownTopicError."""
-        self._run(self._core.subscribe(topics))
+    def subscribe(
+        self,
+        topics: Iterable[str] = (),
+        *,
+        pattern: str | re.Pattern[str] | None = None,
+        on_assigned: Callback | None = None,
+        on_revoked: Callback | None = None,
+        on_lost: Callback | None = None,
+    ) -> None:
+        """Reads these topics instead of what was read before, also partitions that are added later.
+
+        In a group: its share of them, and of all topics whose whole name matches `pattern`, now or
+        later. The callbacks are called inside `poll` and `close` with a set of partitions:
+        `on_assigned` before their first record (`seek` works there), `on_revoked` while they can
+        still be committed, `on_lost` when it is too late for that, because the member was out of
+        its group. One that is not given stays as it was.
+
+        Without a group: all partitions of the topics (added ones from their beginning). Raises
+        UnknownTopicError, InvalidRequestError.
+        """
+        callbacks = Callbacks(on_assigned, on_revoked, on_lost)
+        check_callbacks(callbacks)
+        self._run(self._core.subscribe(topics, pattern, callbacks))
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Reads exactly these partitions; those that were read before keep their position. Raises
+        """Reads exactly these partitions; those that were read before keep their position. With a
+        group: begins at its commits, and commits without being a member, while it has none. Raises
         UnknownTopicError, InvalidRequestError (no such partition)."""
+        self._core.check_open()
+        if self._core.group is not None:
+            self._carry_out(self._core.group.give_up_steps())
         self._run(self._core.assign_by_hand(list(partitions)))
 
     def assignment(self) -> set[TopicPartition]:
@@ -197,16 +296,47 @@ class Consumer:
         self._core.look_for_new_partitions()
         return set(self._core.subscription.assigned)
 
+    def group_membership(self) -> GroupMembership:
+        """Who this consumer is in its group: member id and epoch. Raises InvalidRequestError
+        without a group."""
+        return self._core.committing_group().membership()
+
+    def _carry_out(self, steps: Steps) -> None:
+        with closing(steps):
+            for step in steps:
+                if isinstance(step, Call):
+                    step.callback(step.partitions)
+                else:
+                    self._run(step)
+
     def _wait(self, take: Callable[[], T], timeout_s: float) -> T:
+        group = self._core.group
+        if group is None:
+            return self._wait_for_records(take, timeout_s)
+        group.poll_began()
+        try:
+            return self._wait_for_records(take, timeout_s)
+        finally:
+            group.poll_ended()
+
+    def _wait_for_records(self, take: Callable[[], T], timeout_s: float) -> T:
+        group = self._core.group
         now = self._core.client.env.clock.monotonic
         deadline = now() + timeout_s
         while True:
             self._news.clear()
+            if group is not None and group.is_due:
+                self._carry_out(group.poll_steps())
             if taken := take():
                 return taken
             left_s = deadline - now()
-            if left_s <= 0 or not self._news.wait(left_s):
+            if left_s <= 0:
                 return taken
+            if group is None:
+                if not self._news.wait(left_s):
+                    return taken
+            else:
+                self._news.wait(group.patience_s(left_s))
 
     def poll(self, timeout_s: float = 1.0, max_records: int | None = None) -> list[Record]:
         """The next records, as soon as there is one; [] after `timeout_s` seconds without any.
@@ -215,7 +345,9 @@ class Consumer:
         below the log start, or none at all, and auto_offset_reset is "none"), LogTruncatedError
         (records read before are gone: seek to go on), UnknownTopicError (the topic was deleted),
         CorruptBatchError (the leader keeps sending damaged bytes), ClosedError; the partition stays
-        where it is.
+        where it is. In a group also MaxPollIntervalError (too long since the last poll; the next
+        one goes on), FencedMemberError (another process took over the `group_instance_id`),
+        UnknownAssignorError, and what a callback raises.
         """
         records_max = self._core.records_max(max_records)
         return self._wait(lambda: self._core.take_records(records_max), timeout_s)
@@ -234,7 +366,14 @@ class Consumer:
 
     def __next__(self) -> Record:
         """Waits for the next record, for ever. `position` counts only what was yielded."""
-        ahead = self._core.ahead
+        ahead, group = self._core.ahead, self._core.group
+        if group is not None and ahead:
+            group.poll_began()
+            try:
+                if group.is_due:
+                    self._carry_out(group.poll_steps())
+            finally:
+                group.poll_ended()
         while not ahead:
             ahead.extend(self.poll())
         return ahead.popleft()
@@ -256,13 +395,40 @@ class Consumer:
         OffsetOutOfRangeError (there is none, and auto_offset_reset is "none"), TimeoutError."""
         return self._run(self._core.position(partition))
 
-    def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
-        """Needs a group: raises InvalidRequestError."""
-        raise self._core.refuse_commit()
+    def commit(self, offsets: Offsets | None = None) -> None:
+        """Commits where the group goes on after this consumer: the given offsets (of the *next*
+        record; `OffsetAndMetadata(offset, metadata)` keeps a text with it), by default the
+        positions of all its partitions, which follow the last record that `poll` returned (or that
+        iteration yielded). Returns once they are on the disks of the in-sync replicas; without
+        anything new, at once.
+
+        Retries while the group's coordinator moves, up to `default_api_timeout_ms`, then raises
+        TimeoutError. Raises CommitRefusedError (partitions are no longer this member's: another may
+        have gone on from the last commit), GroupNotEmptyError (partitions assigned by hand, and the
+        group has members), InvalidRequestError (no group).
+        """
+        group = self._core.committing_group()
+        wanted, generation = group.wanted(offsets)
+        if wanted:
+            self._run(group.commit(wanted, generation))
+
+    def commit_async(self, offsets: Offsets | None = None) -> concurrent.futures.Future[None]:
+        """As `commit`, without waiting: the future raises what `commit` raises. Commits take effect
+        in the order of the calls. `close` waits for them."""
+        group = self._core.committing_group()
+        return self._background.submit(group.commit(*group.wanted(offsets)))
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
-        """Needs a group: raises InvalidRequestError."""
-        raise self._core.refuse_commit()
+        """What the group has committed, whoever did it: the offset of the next record, None where
+        there is no commit. Raises InvalidRequestError without a group."""
+        found = self.committed_with_metadata(partitions)
+        return {place: None if one is None else one.offset for place, one in found.items()}
+
+    def committed_with_metadata(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """As `committed`, with the text that was committed along."""
+        return self._run(self._core.committing_group().committed(list(partitions)))
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Polls return nothing of these until `resume`; what was fetched already is kept."""
@@ -291,12 +457,24 @@ class Consumer:
         return self._run(self._core.offsets(dict(times), by_time=True))
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Stops fetching. Idempotent. Without a group there is nothing to wait for."""
-        if not self._core.is_closed:
-            self._run(self._close())
+        """Stops reading. Idempotent. In a group: commits first with `enable_auto_commit`, calls
+        `on_revoked`, and leaves at once, so that others go on (a static member keeps its partitions
+        until its session ends). If the coordinator cannot be told within `timeout_s` (5 s), the
+        session tells it."""
+        if self._core.is_closed:
+            return
+        try:
+            if self._core.group is not None:
+                self._carry_out(self._core.group.give_up_steps())
+        finally:
+            self._run(self._close(timeout_s))
 
-    async def _close(self) -> None:
-        self._core.close()
+    async def _close(self, timeout_s: float | None) -> None:
+        try:
+            if self._core.group is not None:
+                await self._core.group.leave(timeout_s)
+        finally:
+            self._core.close()
 
     def _forked(self) -> None:
         self._core.is_closed = True
@@ -311,3 +489,12 @@ class Consumer:
         _traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def check_callbacks(callbacks: Callbacks) -> None:
+    """Of a consumer for threads. Raises TypeError."""
+    if any(inspect.iscoroutinefunction(callback) for callback in callbacks.given):
+        raise TypeError(
+            "The callbacks of a synchronous consumer are plain functions; async_consumer() takes "
+            "coroutines too."
+        )

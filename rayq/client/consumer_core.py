@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from itertools import repeat
@@ -13,6 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 from rayq.client.arrow import load_pyarrow, table_of
 from rayq.client.client import Client, check_partition
 from rayq.client.fetcher import Fetcher
+from rayq.client.group_consumer import Callbacks, GroupConsumer, check_group, pattern_text
+from rayq.client.group_member import Interest
 from rayq.client.subscription import (
     START_OF_NEW_PARTITIONS,
     Assigned,
@@ -20,9 +23,17 @@ from rayq.client.subscription import (
     Start,
     Stream,
     Subscription,
+    as_partition,
 )
 from rayq.config import ConsumerConfig
-from rayq.errors import ClosedError, CorruptBatchError, InvalidRequestError, RayqError, TimeoutError
+from rayq.errors import (
+    ClosedError,
+    CorruptBatchError,
+    InvalidRequestError,
+    RayqError,
+    TimeoutError,
+    UnknownTopicError,
+)
 from rayq.records import Headers, Record, TopicPartition
 from rayq.storage.batch import Columns
 from rayq.wire.messages import EARLIEST, LATEST
@@ -50,12 +61,19 @@ class ConsumerCore:
     """What both consumers do without waiting."""
 
     def __init__(
-        self, client: Client, config: ConsumerConfig, on_close: Callable[[], None]
+        self,
+        client: Client,
+        config: ConsumerConfig,
+        on_close: Callable[[], None],
+        group: str | None = None,
     ) -> None:
         self.client = client
         self.config = config
         self.subscription = Subscription()
         self.fetcher = Fetcher(client, config, self.subscription)
+        self.group: GroupConsumer | None = None
+        if group is not None:
+            self.group = GroupConsumer(self, client, config, check_group(group))
         self.is_closed = False
         self.ahead: deque[Record] = deque()
         """Records that iteration has taken and not yet yielded."""
@@ -71,6 +89,8 @@ class ConsumerCore:
         if self.is_closed:
             return
         self.is_closed = True
+        if self.group is not None:
+            self.group.close()
         self.fetcher.close()
         for topic in self.subscription.topics or ():
             self.client.drop_interest(topic)
@@ -78,9 +98,15 @@ class ConsumerCore:
 
     # --- what is read ---------------------------------------------------------------------------
 
-    def assign(self, partitions: Iterable[TopicPartition], start: Start = None) -> list[Stream]:
+    def assign(
+        self,
+        partitions: Iterable[TopicPartition],
+        start: Start = None,
+        topic_ids: Mapping[TopicPartition, str] | None = None,
+    ) -> list[Stream]:
+        """From now on these are read; those that are read already go on as they are."""
         self.give_back()
-        fresh = self.subscription.replace(partitions, start)
+        fresh = self.subscription.replace(partitions, start, topic_ids)
         self.fetcher.stop_stale()
         self.fetcher.start(fresh)
         return fresh
@@ -109,7 +135,8 @@ class ConsumerCore:
 
     def restart(self, partition: TopicPartition, start: Start) -> Stream:
         self.give_back()
-        fresh = Stream(partition, start)
+        topic_id = self.subscription.get(partition).stream.topic_id
+        fresh = Stream(partition, start, topic_id=topic_id)
         self.subscription.restart(partition, fresh)
         self.fetcher.stop_stale()
         self.fetcher.start([fresh])
@@ -134,7 +161,7 @@ class ConsumerCore:
         for assigned in self.subscription.in_turn():
             stream = assigned.stream
             if not stream.has_records:
-                if stream.error is not None:
+                if stream.error is not None and not self._will_be_revoked(stream.error):
                     failed.append(stream.error)
                 continue
             for batch, records in self._peek(assigned, records_max):
@@ -146,6 +173,11 @@ class ConsumerCore:
             raise type(failed[0])(failed[0].message)
         return pieces
 
+    def _will_be_revoked(self, error: RayqError) -> bool:
+        """The topic is gone: the group's coordinator takes its partitions back."""
+        in_group = self.group is not None and self.group.member is not None
+        return in_group and isinstance(error, UnknownTopicError)
+
     def _peek(self, assigned: Assigned, records_max: int) -> list[tuple[Any, Slice]]:
         stream = assigned.stream
         try:
@@ -153,7 +185,7 @@ class ConsumerCore:
         except CorruptBatchError as error:
             offset = stream.position
             assert offset is not None
-            fresh = Stream(stream.partition, offset, stream.consumed_epoch)
+            fresh = Stream(stream.partition, offset, stream.position_epoch, stream.topic_id)
             assigned.stream = fresh
             self.fetcher.replace_corrupt(stream, fresh, offset, error)
             return []
@@ -220,6 +252,19 @@ class ConsumerCore:
             )
             self.subscription.get(place).stream.give_back(columns)
 
+    def positions(self) -> dict[TopicPartition, tuple[int, int | None]]:
+        """Where each partition is that has a position, and the leader epoch of the record before.
+        What iteration has taken and not yielded does not count."""
+        ahead: dict[tuple[str, int], int] = {}
+        for record in self.ahead:
+            ahead.setdefault((record.topic, record.partition), record.offset)
+        found: dict[TopicPartition, tuple[int, int | None]] = {}
+        for place, assigned in self.subscription.assigned.items():
+            offset = ahead.get(place, assigned.stream.position)
+            if offset is not None:
+                found[place] = (offset, assigned.stream.position_epoch)
+        return found
+
     def records_max(self, given: int | None) -> int:
         if given is None:
             return self.config.max_poll_records
@@ -229,14 +274,29 @@ class ConsumerCore:
 
     # --- answers over the network ---------------------------------------------------------------
 
-    async def subscribe(self, topics: Iterable[str]) -> None:
+    async def subscribe(
+        self,
+        topics: Iterable[str],
+        pattern: str | re.Pattern[str] | None = None,
+        callbacks: Callbacks | None = None,
+    ) -> None:
         self.check_open()
         if isinstance(topics, str):
             raise TypeError("subscribe takes a list of topics: subscribe([topic]).")
         wanted = tuple(dict.fromkeys(topics))
+        if callbacks is not None:
+            self.keep_callbacks(callbacks)
+        if self.group is None and pattern is not None:
+            raise InvalidRequestError("A pattern needs a group: consumer(group=...).")
+        text = None if pattern is None else pattern_text(pattern)
         timeout_s = self.config.default_api_timeout_ms / 1000
         for topic in wanted:
             await self.client.topic(topic, timeout_s=timeout_s)
+        if self.group is not None:
+            if self.group.member is None:
+                self.assign([])  # what was assigned by hand
+            self.group.subscribe(Interest(wanted, text))
+            return
         for topic in wanted:
             self.client.add_interest(topic)
         for topic in self.subscription.topics or ():
@@ -245,19 +305,32 @@ class ConsumerCore:
         self._seen_version = self.client.metadata.version
         await self._started(self.assign(self.partitions_of(wanted)))
 
+    def keep_callbacks(self, callbacks: Callbacks) -> None:
+        """Keeps those that are given. Raises InvalidRequestError without a group."""
+        if self.group is not None:
+            self.group.callbacks = callbacks.or_those_of(self.group.callbacks)
+        elif callbacks.given:
+            raise InvalidRequestError(
+                "on_assigned, on_revoked and on_lost need a group: consumer(group=...)."
+            )
+
     async def assign_by_hand(self, partitions: Iterable[TopicPartition]) -> None:
         self.check_open()
         wanted = [as_partition(one) for one in partitions]
         timeout_s = self.config.default_api_timeout_ms / 1000
         for topic, partition in wanted:
             check_partition(await self.client.topic(topic, timeout_s=timeout_s), partition)
+        if self.group is not None:
+            await self.group.leave()
         for topic in self.subscription.topics or ():
             self.client.drop_interest(topic)
         self.subscription.topics = None
         await self._started(self.assign(dict.fromkeys(wanted)))
 
     async def _started(self, streams: list[Stream]) -> None:
-        if self.config.auto_offset_reset == "latest":
+        """A consumer without a group reads what is produced from now on; in a group there may be a
+        commit to begin at."""
+        if self.config.auto_offset_reset == "latest" and self.group is None:
             await self.resolved(streams)
 
     async def resolved(self, streams: list[Stream]) -> None:
@@ -352,9 +425,12 @@ class ConsumerCore:
             self.subscription.get(place)
         return [self.restart(place, start) for place in places]
 
-    def refuse_commit(self) -> RayqError:
+    def committing_group(self) -> GroupConsumer:
+        """Raises InvalidRequestError without a group."""
         self.check_open()
-        return InvalidRequestError(
+        if self.group is not None:
+            return self.group
+        raise InvalidRequestError(
             "This consumer has no group, so there is nowhere to commit to. Keep positions of your "
             "own with position() and seek()."
         )
@@ -379,13 +455,6 @@ def records_of(part: Slice) -> list[Record]:
             headers,
         )
     )
-
-
-def as_partition(given: TopicPartition) -> TopicPartition:
-    """Takes a plain tuple too. Raises TypeError."""
-    if not isinstance(given, tuple) or len(given) != 2:
-        raise TypeError(f"A partition is a TopicPartition(topic, partition), not {given!r}.")
-    return TopicPartition(*given)
 
 
 def _all_known(found: Mapping[TopicPartition, int | None]) -> dict[TopicPartition, int]:

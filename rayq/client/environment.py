@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 
 from rayq.config import ClusterConfig
 from rayq.environment import Environment, LoopTasks, SystemClock, ThreadPool
@@ -27,6 +28,11 @@ def system_environment(config: ClusterConfig | None = None) -> Environment:
         pid=os.getpid(),
         boot_id=_boot_id(),
     )
+
+
+def process_name() -> str:
+    """This process, for people who look at a cluster."""
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def _boot_id() -> str:

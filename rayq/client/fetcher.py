@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
 
 from rayq.client.client import LEADER_PATIENCE_S, Backoff, Client, epoch_of, may_retry
 from rayq.client.metadata import Leader
@@ -26,13 +27,15 @@ from rayq.errors import (
 )
 from rayq.records import TopicPartition
 from rayq.storage.batch import split_batches
-from rayq.wire.messages import EARLIEST, LATEST, CheckRange, Fetch, ListOffsets
+from rayq.wire.messages import EARLIEST, LATEST, CheckRange, CommittedOffset, Fetch, ListOffsets
 
 logger = logging.getLogger(__name__)
 
 FETCH_BYTES_MIN = 1024
 """Each partition asks for at least so much, however many there are."""
 BACKOFF_MAX_S = 1.0
+Lookup = Callable[[TopicPartition, str], Awaitable[CommittedOffset | None]]
+"""Where a group is in a partition of the topic of that id."""
 CORRUPT_TRIES_MAX = 5
 """So often in a row may one batch arrive with a wrong CRC before the consumer is told."""
 
@@ -55,6 +58,8 @@ class Fetcher:
         self._streams: dict[Stream, None] = {}
         """A set with an order."""
         self._closed = False
+        self.committed: Lookup | None = None
+        """Where streams without a start begin if there is a commit; of a group."""
 
     # --- any thread -----------------------------------------------------------------------------
 
@@ -97,7 +102,7 @@ class Fetcher:
         self._closed = True
         for stream in list(self._streams):
             self._stop(stream)
-        self._tell()
+        self.tell()
 
     def _start(self, streams: list[Stream]) -> None:
         if self._closed:
@@ -125,7 +130,7 @@ class Fetcher:
             if self._may_fetch(stream) and not waiting.done():
                 waiting.set_result(None)
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
         """Whoever waits looks again."""
         for listener in list(self._listeners):
             listener()
@@ -148,16 +153,13 @@ class Fetcher:
         except Exception as error:
             logger.exception("fetching %s failed", stream.partition)
             stream.error = UnknownServerError(f"The fetcher failed: {error!r}.")
-        self._tell()
+        self.tell()
 
     async def _fetch_for_ever(self, stream: Stream) -> None:
-        topic = await self._topic_id(stream)
+        topic = stream.topic_id or await self._topic_id(stream)
         backoff = Backoff(self._client.env, self._config.retry_backoff_ms / 1000, BACKOFF_MAX_S)
-        if stream.start is not None and stream.start >= 0:
-            stream.offset_known(stream.start)
-        else:
-            stream.offset_known(await self._resolve(stream, stream.start))
-        self._tell()
+        await self._begin(stream, topic)
+        self.tell()
         while True:
             while not self._may_fetch(stream):
                 waiting = self._waiting[stream] = self._loop.create_future()
@@ -179,6 +181,18 @@ class Fetcher:
             except RayqError as error:
                 await self._recover(stream, topic, leader, error, backoff.next_s())
 
+    async def _begin(self, stream: Stream, topic_id: str) -> None:
+        """Finds out where reading begins."""
+        if stream.start is not None and stream.start >= 0:
+            stream.offset_known(stream.start)
+            return
+        if stream.start is None and self.committed is not None:
+            found = await self.committed(stream.partition, topic_id)
+            if found is not None:
+                stream.offset_known(found.offset, found.last_epoch)
+                return
+        stream.offset_known(await self._resolve(stream, stream.start))
+
     def _place(self, stream: Stream, topic_id: str) -> tuple[str, str, int]:
         return stream.partition.topic, topic_id, stream.partition.partition
 
@@ -194,19 +208,28 @@ class Fetcher:
     async def _resolve(self, stream: Stream, start: Start) -> int:
         """The offset where reading begins. Retries for as long as nobody can tell."""
         if start is None:
-            if self._config.auto_offset_reset == "none":
-                raise OffsetOutOfRangeError(
-                    f"{stream.partition.topic}-{stream.partition.partition} has no position, and "
-                    'auto_offset_reset is "none": seek to an offset first.'
-                )
-            start = EARLIEST if self._config.auto_offset_reset == "earliest" else LATEST
+            start = self._reset_to(stream.partition)
         while True:
             try:
                 offset = await self.list_offset(stream.partition, start)
-                assert offset is not None, "the ends of a log exist"
-                return offset
+                if offset is not None:
+                    return offset
+                start = LATEST  # no record is so late
             except TimeoutError as error:
                 logger.warning("no offset of %s yet: %s", stream.partition, error)
+
+    def _reset_to(self, partition: TopicPartition) -> int:
+        """What `auto_offset_reset` says, as a timestamp to list offsets by."""
+        reset = self._config.auto_offset_reset
+        if isinstance(reset, timedelta):
+            ago_ms = reset // timedelta(milliseconds=1)
+            return max(self._client.env.clock.wall_ms() - ago_ms, 0)
+        if reset == "none":
+            raise OffsetOutOfRangeError(
+                f"{partition.topic}-{partition.partition} has no position, and "
+                'auto_offset_reset is "none": seek to an offset first.'
+            )
+        return EARLIEST if reset == "earliest" else LATEST
 
     async def list_offset(
         self, partition: TopicPartition, timestamp_ms: int, *, timeout_s: float | None = None
@@ -258,7 +281,7 @@ class Fetcher:
         is_news = bool(batches) or next_offset > stream.fetch_offset
         if is_news:
             stream.received(Fetched(payload, batches, next_offset), response.high_watermark)
-            self._tell()
+            self.tell()
         else:
             stream.high_watermark = response.high_watermark
 
@@ -295,7 +318,7 @@ class Fetcher:
         self._stop(stream)
         if tries >= CORRUPT_TRIES_MAX:
             fresh.error = error
-            self._tell()
+            self.tell()
             return
         self._streams[fresh] = None
         fresh.task = self._client.env.tasks.spawn(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from rayq.errors import InvalidRequestError, RayqError
@@ -22,7 +22,8 @@ from rayq.storage.batch import BatchHeader, Columns, decode_columns
 from rayq.wire.messages import EARLIEST
 
 Start = int | None
-"""An offset from 0; EARLIEST or LATEST; None: where `auto_offset_reset` says."""
+"""An offset from 0; EARLIEST or LATEST; None: where the group's last commit says, without one (or
+without a group) where `auto_offset_reset` says."""
 
 
 class Fetched(NamedTuple):
@@ -64,8 +65,16 @@ class _Decoded:
 class Stream:
     """One run of reading a partition from `start`."""
 
-    def __init__(self, partition: TopicPartition, start: Start, last_epoch: int | None = None):
+    def __init__(
+        self,
+        partition: TopicPartition,
+        start: Start,
+        last_epoch: int | None = None,
+        topic_id: str | None = None,
+    ) -> None:
         self.partition = partition
+        self.topic_id = topic_id
+        """Which topic of that name; None: the one there is when reading begins."""
         self.start = start
         self.task: asyncio.Task[None] | None = None
         # Written by the loop.
@@ -93,8 +102,18 @@ class Stream:
     def has_records(self) -> bool:
         return bool(self._decoded or self.fetched)
 
-    def offset_known(self, offset: int) -> None:
-        """By the loop, before anything is fetched: the start is this offset."""
+    @property
+    def position_epoch(self) -> int | None:
+        """The leader epoch of the record before `position`, as far as it is known."""
+        if self._decoded and self._decoded[0].first > 0:
+            return self._decoded[0].last_epoch
+        return self.consumed_epoch
+
+    def offset_known(self, offset: int, last_epoch: int | None = None) -> None:
+        """By the loop, before anything is fetched: the start is this offset, and the record before
+        it was of `last_epoch`."""
+        if last_epoch is not None:
+            self.last_epoch = self.consumed_epoch = last_epoch
         self.fetch_offset = offset
         self.position = offset
 
@@ -226,8 +245,14 @@ class Subscription:
         """Replaced, never changed, so that other threads see one assignment or the next."""
         self._rotation = 0
 
-    def replace(self, partitions: Iterable[TopicPartition], start: Start) -> list[Stream]:
+    def replace(
+        self,
+        partitions: Iterable[TopicPartition],
+        start: Start,
+        topic_ids: Mapping[TopicPartition, str] | None = None,
+    ) -> list[Stream]:
         """Makes this the assignment; partitions that stay keep their stream. The new streams."""
+        known_ids = topic_ids or {}
         kept = self.assigned
         fresh: list[Stream] = []
         assigned: dict[TopicPartition, Assigned] = {}
@@ -235,7 +260,7 @@ class Subscription:
             if partition in kept:
                 assigned[partition] = kept[partition]
             else:
-                stream = Stream(partition, start)
+                stream = Stream(partition, start, topic_id=known_ids.get(partition))
                 fresh.append(stream)
                 assigned[partition] = Assigned(stream)
         self.assigned = assigned
@@ -269,6 +294,13 @@ class Subscription:
             return reading
         self._rotation = (self._rotation + 1) % len(reading)
         return reading[self._rotation :] + reading[: self._rotation]
+
+
+def as_partition(given: TopicPartition) -> TopicPartition:
+    """Takes a plain tuple too. Raises TypeError."""
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise TypeError(f"A partition is a TopicPartition(topic, partition), not {given!r}.")
+    return TopicPartition(*given)
 
 
 START_OF_NEW_PARTITIONS = EARLIEST

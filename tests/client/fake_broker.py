@@ -49,6 +49,7 @@ from rayq.wire import messages as m
 from rayq.wire.authentication import Identity, client_key
 from rayq.wire.network import AsyncioNetwork
 from rayq.wire.server import Peer, Server
+from tests.client.fake_groups import FakeGroups
 
 SECRET = b"the secret of the played cluster"
 T = TypeVar("T")
@@ -183,6 +184,7 @@ class FakeCluster:
         self.append_time_ms = 5_000_000
         self.checked: list[m.CheckRange] = []
         self.deleted: set[str] = set()
+        self.groups = FakeGroups(self)
         self._faults: list[Fault] = []
         self._changed = asyncio.Event()
         self._loop = asyncio.new_event_loop()
@@ -485,6 +487,13 @@ class FakeCluster:
             case m.CheckRange():
                 self.checked.append(request)
                 return m.Done()
+            case m.EnsureOffsetsTopic():
+                if "__consumer_offsets" not in self.topics:
+                    self._create_topic("__consumer_offsets", 1, {})
+                return m.ChangeResponse(self.version)
+        if 30 <= request.api < 40:
+            self._led(broker, request)
+            return self.groups.apply(request)
         raise AssertionError(f"the fake broker does not know {request}")
 
     def _partition(self, request: Any) -> FakePartition:

@@ -11,6 +11,12 @@ from rayq import errors
 
 NAMES = {
     "Cluster",
+    "GroupInfo",
+    "GroupListing",
+    "GroupMemberInfo",
+    "GroupMembership",
+    "GroupOffset",
+    "OffsetAndMetadata",
     "OffsetRange",
     "Record",
     "RecordMetadata",

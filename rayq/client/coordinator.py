@@ -1,0 +1,72 @@
+"""The way to a group's coordinator: the leader of the group's partition of `__consumer_offsets`.
+
+The topic is created at the first use of a group. From then on a coordinator is found, and found
+again after it moved, as every partition's leader is: by the cluster's metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from zlib import crc32
+
+from rayq.client.client import LEADER_PATIENCE_S, Client
+from rayq.config import ConsumerConfig
+from rayq.wire.messages import EnsureOffsetsTopic, Request
+
+OFFSETS_TOPIC = "__consumer_offsets"
+
+Build = Callable[[str, int, int], Request]
+"""Makes a request from the topic id, partition and leader epoch of the coordinator."""
+
+
+def partition_of_group(group: str, partitions: int) -> int:
+    """Which partition of `__consumer_offsets` holds a group, for ever: their number is fixed."""
+    return crc32(group.encode()) % partitions
+
+
+async def offsets_partitions(client: Client, *, create: bool, timeout_s: float) -> int:
+    """How many partitions `__consumer_offsets` has; 0 when there is none, and `create` is not
+    set."""
+    deadline = client.now + timeout_s
+    if OFFSETS_TOPIC not in client.metadata.topics:
+        await client.refresh([OFFSETS_TOPIC], timeout_s=timeout_s)
+    if OFFSETS_TOPIC not in client.metadata.topics:
+        if not create:
+            return 0
+        left_s = max(deadline - client.now, 0.001)
+        response = await client.change(EnsureOffsetsTopic(), timeout_s=left_s)
+        client.metadata.require(response.version)
+        await client.topic(OFFSETS_TOPIC, timeout_s=max(deadline - client.now, 0.001))
+    return len(client.metadata.topics[OFFSETS_TOPIC].partitions)
+
+
+class Coordinator:
+    """Asks whoever coordinates one group."""
+
+    def __init__(self, client: Client, group: str, config: ConsumerConfig) -> None:
+        self.client = client
+        self.group = group
+        self._config = config
+
+    async def ask(
+        self, build: Build, *, timeout_s: float | None = None, hold_s: float = 0.0
+    ) -> Any:
+        """The answer, with retries while coordinators load, move or cannot be reached, for at most
+        `timeout_s` (default: `default_api_timeout_ms`). The coordinator may take `hold_s` longer
+        than otherwise. Raises TimeoutError, and what the coordinator answers."""
+        client = self.client
+        if timeout_s is None:
+            timeout_s = self._config.default_api_timeout_ms / 1000
+        deadline = client.now + timeout_s
+        count = await offsets_partitions(client, create=True, timeout_s=timeout_s)
+        partition = partition_of_group(self.group, count)
+        return await client.ask_leader(
+            OFFSETS_TOPIC,
+            partition,
+            lambda topic_id, leader: build(topic_id, partition, leader.epoch),
+            timeout_s=max(deadline - client.now, 0.001),
+            attempt_timeout_s=hold_s + self._config.request_timeout_ms / 1000,
+            patience_s=hold_s + LEADER_PATIENCE_S,
+            retry_backoff_s=self._config.retry_backoff_ms / 1000,
+        )

@@ -1,0 +1,364 @@
+"""The consumer's half of a group: what happens inside `poll`, `commit` and `close`.
+
+Runs in the consumer's thread. Both consumers share it, though one waits by blocking and the other
+by awaiting: what takes time or calls the user is a *step*, which a generator yields and the
+consumer carries out in its own way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rayq.client.client import Client, check_partition
+from rayq.client.coordinator import Coordinator
+from rayq.client.group_member import LEAVE_TIMEOUT_S, GroupMember, Interest, Partitions
+from rayq.client.group_offsets import METADATA_CHARACTERS_MAX, GroupOffsets, Position, refusal
+from rayq.client.subscription import as_partition
+from rayq.config import ConsumerConfig
+from rayq.errors import InvalidRequestError, RayqError
+from rayq.records import GroupMembership, OffsetAndMetadata, TopicPartition
+
+if TYPE_CHECKING:
+    from rayq.client.consumer_core import ConsumerCore
+
+logger = logging.getLogger(__name__)
+
+Callback = Callable[[set[TopicPartition]], Awaitable[None] | None]
+"""Told partitions, inside poll or close. The async consumer awaits what it returns."""
+Offsets = Mapping[TopicPartition, int | OffsetAndMetadata]
+
+GROUP_NAME_MAX = 249
+
+
+class Call(NamedTuple):
+    """A step: tell the user."""
+
+    callback: Callback
+    partitions: set[TopicPartition]
+
+
+Step = Call | Coroutine[Any, Any, None]
+Steps = Generator[Step, None, None]
+
+
+class Callbacks(NamedTuple):
+    """What a user wants to be told."""
+
+    on_assigned: Callback | None = None
+    on_revoked: Callback | None = None
+    on_lost: Callback | None = None
+
+    def or_those_of(self, other: Callbacks) -> Callbacks:
+        return Callbacks(*(mine or theirs for mine, theirs in zip(self, other, strict=True)))
+
+    @property
+    def given(self) -> list[Callback]:
+        return [callback for callback in self if callback is not None]
+
+
+class _Wanted(NamedTuple):
+    """A position to commit, perhaps of a topic whose id has to be looked up."""
+
+    topic_id: str | None
+    offset: int
+    last_epoch: int | None
+    metadata: str
+
+
+Wanted = dict[TopicPartition, _Wanted]
+
+
+class GroupConsumer:
+    """See the module."""
+
+    def __init__(
+        self, core: ConsumerCore, client: Client, config: ConsumerConfig, group: str
+    ) -> None:
+        self.group = group
+        self.callbacks = Callbacks()
+        self.member: GroupMember | None = None
+        """None: partitions are assigned by hand, or nothing is subscribed to yet."""
+        self._core = core
+        self._client = client
+        self._config = config
+        self._coordinator = Coordinator(client, group, config)
+        self._offsets = GroupOffsets(self._coordinator, config)
+        core.fetcher.committed = self._offsets.lookup
+        self._generation = 0
+        """Of the member, when what is read now was assigned."""
+        self._commit_due = client.now + config.auto_commit_interval_ms / 1000
+        self._is_busy = False
+
+    # --- who it is ------------------------------------------------------------------------------
+
+    def subscribe(self, interest: Interest) -> None:
+        """On the loop."""
+        if self.member is not None:
+            self.member.subscribe(interest)
+            return
+        self.member = self._offsets.member = GroupMember(
+            self._coordinator, self._config, interest, self._core.fetcher.tell
+        )
+        self._generation = 0
+
+    def membership(self) -> GroupMembership:
+        instance = self._config.group_instance_id
+        if self.member is None:
+            return GroupMembership(self.group, "", 0, instance)
+        return GroupMembership(self.group, self.member.member_id, self.member.epoch, instance)
+
+    async def leave(self, timeout_s: float | None = None) -> None:
+        """On the loop, after `give_up_steps`: the member leaves its group."""
+        member = self.member
+        if member is not None:
+            try:
+                await self._offsets.settle(LEAVE_TIMEOUT_S if timeout_s is None else timeout_s)
+                await member.leave(timeout_s)
+            finally:
+                self.member = self._offsets.member = None
+                member.stop()
+
+    def close(self) -> None:
+        """On the loop, at the very end. Without `leave` before it, the end of the session tells."""
+        if self.member is not None:
+            self.member.stop()
+        self._offsets.close()
+
+    # --- polls ----------------------------------------------------------------------------------
+
+    def poll_began(self) -> None:
+        if self._is_busy:
+            raise InvalidRequestError("A callback of a consumer cannot poll it: commit or seek.")
+        if self.member is not None:
+            self.member.poll_began()
+
+    def poll_ended(self) -> None:
+        if self.member is not None:
+            self.member.poll_ended()
+
+    @property
+    def is_due(self) -> bool:
+        """There are steps to take before records are handed out."""
+        member = self.member
+        return (member is not None and member.has_news) or self._commit_is_due()
+
+    def patience_s(self, left_s: float) -> float:
+        """How long a poll may wait until there may be steps again."""
+        if not self._config.enable_auto_commit:
+            return left_s
+        return min(left_s, max(self._commit_due - self._client.now, 0.001))
+
+    def poll_steps(self) -> Steps:
+        """Gives up and takes partitions, commits what earlier polls returned."""
+        self._is_busy = True
+        try:
+            if self.member is not None:
+                yield from self._follow(self.member)
+            if self._commit_is_due():
+                self._commit_due = self._client.now + self._config.auto_commit_interval_ms / 1000
+                wanted = self._new_positions()
+                if wanted:
+                    yield self._commit_in_background(wanted, self._generation)
+        finally:
+            self._is_busy = False
+
+    def _follow(self, member: GroupMember) -> Steps:
+        """Does what the coordinator says."""
+        loss, self._generation = member.take_loss()
+        if loss is not None:
+            yield from self._lost(loss.partitions)
+            if loss.is_late:
+                raise member.late_error()
+        if member.failure is not None:
+            raise type(member.failure)(member.failure.message)
+        member.come_back()
+        while revoked := member.revoked():
+            places = set(revoked)
+            yield from self._commit_before_revocation(places)
+            try:
+                yield from self._tell_revoked(places)
+            finally:
+                self._forget(revoked)
+                member.gave_up(revoked)
+        if added := member.take_added():
+            self._take(added)
+            if self.callbacks.on_assigned is not None:
+                yield Call(self.callbacks.on_assigned, set(added))
+
+    def _lost(self, partitions: Partitions) -> Steps:
+        self._forget(partitions)
+        if partitions and self.callbacks.on_lost is not None:
+            yield Call(self.callbacks.on_lost, set(partitions))
+
+    def _commit_before_revocation(self, places: set[TopicPartition]) -> Steps:
+        if self._config.enable_auto_commit and (wanted := self._new_positions(places)):
+            yield self._commit_if_possible(wanted, self._generation)
+
+    def _tell_revoked(self, places: set[TopicPartition]) -> Steps:
+        if places and self.callbacks.on_revoked is not None:
+            yield Call(self.callbacks.on_revoked, places)
+
+    def _take(self, added: Partitions) -> None:
+        assigned = self._core.subscription.assigned
+        for place in added:
+            self._offsets.known.pop(place, None)
+        self._core.assign([*assigned, *added], topic_ids=added)
+
+    def _forget(self, partitions: Partitions) -> None:
+        assigned = self._core.subscription.assigned
+        if any(place in assigned for place in partitions):
+            self._core.assign([place for place in assigned if place not in partitions])
+        for place in partitions:
+            self._offsets.known.pop(place, None)
+
+    def give_up_steps(self) -> Steps:
+        """Before a consumer closes or assigns by hand; `leave` is the end of it."""
+        member = self.member
+        places = set(self._core.subscription.assigned)
+        if member is not None:
+            loss, self._generation = member.take_loss()
+            if loss is not None:
+                yield from self._lost(loss.partitions)
+                places.difference_update(loss.partitions)
+        yield from self._commit_before_revocation(places)
+        if member is not None:
+            yield from self._tell_revoked(places)
+
+    # --- commits --------------------------------------------------------------------------------
+
+    def _commit_is_due(self) -> bool:
+        return self._config.enable_auto_commit and self._client.now >= self._commit_due
+
+    def _new_positions(self, among: Iterable[TopicPartition] | None = None) -> Wanted:
+        """Positions that are not committed yet."""
+        known = self._offsets.known
+        assigned = self._core.subscription.assigned
+        places = assigned if among is None else set(among)
+        wanted: Wanted = {}
+        for place, (offset, epoch) in self._core.positions().items():
+            if place in places and known.get(place) != offset:
+                wanted[place] = _Wanted(assigned[place].stream.topic_id, offset, epoch, "")
+        return wanted
+
+    def wanted(self, offsets: Offsets | None) -> tuple[Wanted, int]:
+        """What a commit is about, and the generation it belongs to. Raises CommitRefusedError for
+        partitions that this member does not own."""
+        if offsets is None:
+            return self._new_positions(), self._generation
+        member = self.member
+        assigned = self._core.subscription.assigned
+        positions = self._core.positions()
+        refused: dict[TopicPartition, str] = {}
+        wanted: Wanted = {}
+        for given, value in offsets.items():
+            place = as_partition(given)
+            offset, metadata = _checked(value)
+            topic_id: str | None = None
+            epoch: int | None = None
+            if place in assigned:
+                topic_id = assigned[place].stream.topic_id
+                known_offset, known_epoch = positions.get(place, (None, None))
+                epoch = known_epoch if known_offset == offset else None
+            elif member is not None:
+                refused[place] = "this member does not own it"
+            wanted[place] = _Wanted(topic_id, offset, epoch, metadata)
+        if refused:
+            raise refusal(refused)
+        return wanted, self._generation
+
+    async def commit(self, wanted: Wanted, generation: int) -> None:
+        """On the loop. Raises CommitRefusedError, GroupNotEmptyError, TimeoutError."""
+        if not wanted:
+            return
+        timeout_s = self._config.default_api_timeout_ms / 1000
+        positions: dict[TopicPartition, Position] = {}
+        for place, one in wanted.items():
+            topic_id = one.topic_id
+            if topic_id is None:
+                topic = await self._client.topic(place.topic, timeout_s=timeout_s)
+                check_partition(topic, place.partition)
+                topic_id = topic.topic_id
+            positions[place] = Position(topic_id, one.offset, one.last_epoch, one.metadata)
+        await self._offsets.submit(positions, generation)
+
+    async def _commit_if_possible(self, wanted: Wanted, generation: int) -> None:
+        """Of partitions that are given up: without it records are only handled twice."""
+        try:
+            async with asyncio.timeout(self._config.group_session_timeout_ms / 1000):
+                await self.commit(wanted, generation)
+        except (RayqError, TimeoutError) as error:
+            logger.warning("positions in group %r were not committed: %s", self.group, error)
+
+    async def _commit_in_background(self, wanted: Wanted, generation: int) -> None:
+        self._client.env.tasks.spawn(
+            self._commit_if_possible(wanted, generation), f"auto commit of group {self.group}"
+        )
+
+    async def committed(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """On the loop: what the group has committed, whoever did it."""
+        timeout_s = self._config.default_api_timeout_ms / 1000
+        keys: dict[TopicPartition, tuple[str, int]] = {}
+        for given in partitions:
+            place = as_partition(given)
+            topic = await self._client.topic(place.topic, timeout_s=timeout_s)
+            check_partition(topic, place.partition)
+            keys[place] = (topic.topic_id, place.partition)
+        found = await self._offsets.fetch(keys.values()) if keys else {}
+        return {
+            place: OffsetAndMetadata(found[key].offset, found[key].metadata)
+            if key in found
+            else None
+            for place, key in keys.items()
+        }
+
+
+def check_group(group: object) -> str:
+    """Raises TypeError, InvalidRequestError."""
+    if not isinstance(group, str):
+        raise TypeError(f"A group is named by a str, not {type(group).__name__}.")
+    if not 0 < len(group) <= GROUP_NAME_MAX:
+        raise InvalidRequestError(
+            f"The name of a group has 1 to {GROUP_NAME_MAX} characters, not {len(group)}."
+        )
+    return group
+
+
+def pattern_text(pattern: str | re.Pattern[str]) -> str:
+    """A pattern as the coordinator takes it. Raises InvalidRequestError when it does not
+    compile."""
+    if isinstance(pattern, re.Pattern):
+        if not isinstance(pattern.pattern, str):
+            raise TypeError("A pattern of topics is one of str, not of bytes.")
+        letters = {re.I: "i", re.M: "m", re.S: "s", re.X: "x", re.A: "a"}
+        flags = "".join(letter for flag, letter in letters.items() if pattern.flags & flag)
+        return f"(?{flags}:{pattern.pattern})" if flags else pattern.pattern
+    if not isinstance(pattern, str):
+        raise TypeError(f"A pattern is a str or re.compile(...), not {type(pattern).__name__}.")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise InvalidRequestError(f"The pattern {pattern!r} does not compile: {error}.") from error
+    return pattern
+
+
+def _checked(value: int | OffsetAndMetadata) -> OffsetAndMetadata:
+    found = value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
+    if type(found.offset) is not int or not isinstance(found.metadata, str):
+        raise TypeError(
+            "What is committed for a partition is an int (the offset of the next record) or "
+            f"OffsetAndMetadata(offset, metadata), not {value!r}."
+        )
+    if not 0 <= found.offset < 2**62:
+        raise InvalidRequestError(f"Offsets count from 0: {found.offset} is none.")
+    if len(found.metadata) > METADATA_CHARACTERS_MAX:
+        raise InvalidRequestError(
+            f"Commit metadata has up to {METADATA_CHARACTERS_MAX} characters, not "
+            f"{len(found.metadata)}."
+        )
+    return found
