@@ -18,7 +18,7 @@ from types import FrameType
 
 from rich.console import Console
 
-from rayq.testing.chaos.faults import DRAWN, Kind
+from rayq.testing.chaos.faults import DRAWN
 from rayq.testing.chaos.report import as_json, show
 from rayq.testing.chaos.run import RECORDS_PER_S, Plan, run
 
