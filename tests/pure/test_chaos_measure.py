@@ -26,7 +26,7 @@ def acknowledged(*times_s: tuple[float, float]) -> Acknowledged:
 
 
 def injected(kind: Kind, partitions: list[int], *phases_s: float) -> Injected:
-    return Injected(Target(kind, [1], partitions, None, "somebody"), *phases_s)
+    return Injected(Target(kind, [1], partitions, None, "somebody", 3.0), *phases_s)
 
 
 def test_an_answer_that_was_under_way_does_not_end_the_wait_for_the_next_write() -> None:

@@ -24,6 +24,11 @@ CONTROLLER_NODE_LIMIT_S = 9.0
 """The controller falls silent with a broker: 3 to 4.5 s until a voter stands in, then a session."""
 
 
+AWAY_S = (0.0, 15.0)
+"""A lost node returns so much later than a fault has to last: before Ray has noticed its loss,
+which takes 12 s, or after."""
+
+
 class Kind(StrEnum):
     """Whom it hits. Nodes: the raylet and every process below it."""
 
@@ -58,7 +63,7 @@ class Kind(StrEnum):
 
     @property
     def lasts_s(self) -> float:
-        """How long until it is healed, or left to heal itself: beyond the limit."""
+        """How long at least until it is healed, or left to heal itself: beyond the limit."""
         return self.limit_s + 2
 
 
@@ -76,6 +81,7 @@ class Target(NamedTuple):
     broker: int | None
     """Whose node it is, for nodes."""
     what: str
+    lasts_s: float
 
 
 @dataclass
@@ -119,12 +125,12 @@ def choose(cluster: ChaosCluster, kind: Kind, rng: random.Random) -> Target | No
             if place is None:
                 return None
             broker = _leading_broker(cluster, rng, place.broker)
-            return _node(cluster, kind, broker)
+            return _node(cluster, kind, broker, rng)
         case Kind.KILL_CONTROLLER_NODE | Kind.STOP_CONTROLLER_NODE:
             place = cluster.controller()
             if place is None or place.broker is None:
                 return None
-            return _node(cluster, kind, place.broker)
+            return _node(cluster, kind, place.broker, rng)
 
 
 def _replica(cluster: ChaosCluster, kind: Kind, leads: bool, rng: random.Random) -> Target | None:
@@ -138,7 +144,7 @@ def _replica(cluster: ChaosCluster, kind: Kind, leads: bool, rng: random.Random)
         return None
     role = "leader" if leads else "follower"
     what = f"{role} of partition {partition.partition} on broker {broker} (pid {pid})"
-    return Target(kind, [pid], [partition.partition], None, what)
+    return Target(kind, [pid], [partition.partition], None, what, kind.lasts_s)
 
 
 def _leading_broker(cluster: ChaosCluster, rng: random.Random, avoided: int | None) -> int:
@@ -148,10 +154,11 @@ def _leading_broker(cluster: ChaosCluster, rng: random.Random, avoided: int | No
     return rng.choice([broker for broker in allowed if broker in leaders] or allowed)
 
 
-def _node(cluster: ChaosCluster, kind: Kind, broker: int) -> Target:
+def _node(cluster: ChaosCluster, kind: Kind, broker: int, rng: random.Random) -> Target:
     pids = cluster.node_pids(broker)
-    what = f"the node of broker {broker}, {len(pids)} processes"
-    return _of_all(cluster, kind, pids, broker, what)
+    away_s = 0.0 if kind.stops else rng.choice(AWAY_S)
+    target = _of_all(cluster, kind, pids, broker, f"the node of broker {broker}")
+    return target._replace(lasts_s=kind.lasts_s + away_s)
 
 
 def _of_all(
@@ -159,7 +166,7 @@ def _of_all(
 ) -> Target:
     """Every broker has a replica of every partition here."""
     partitions = [one.partition for one in cluster.partitions()]
-    return Target(kind, pids, partitions, broker, what)
+    return Target(kind, pids, partitions, broker, what, kind.lasts_s)
 
 
 class Injector:

@@ -162,8 +162,9 @@ def _break(
         target = _draw(cluster, deck, rng)
         injected = injector.inject(target, time.monotonic)
         result.faults.append(injected)
-        say(f"{injected.started_s - started_s:6.1f} s  {target.kind}: {target.what}")
-        time.sleep(target.kind.lasts_s)
+        at_s = injected.started_s - started_s
+        say(f"{at_s:6.1f} s  {target.kind}: {target.what}, for {target.lasts_s:g} s")
+        time.sleep(target.lasts_s)
         injected.healed_s = injected.settled_s = time.monotonic()
         injector.heal(injected)
         cluster.wait_settled()
