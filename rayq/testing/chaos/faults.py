@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Callable
+import time
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -22,8 +22,6 @@ SILENT_LIMIT_S = 5.0
 """A process or node that falls silent is given up after one session of 3 s."""
 CONTROLLER_NODE_LIMIT_S = 9.0
 """The controller falls silent with a broker: 3 to 4.5 s until a voter stands in, then a session."""
-
-
 AWAY_S = (0.0, 15.0)
 """A lost node returns so much later than a fault has to last: before Ray has noticed its loss,
 which takes 12 s, or after."""
@@ -176,18 +174,16 @@ class Injector:
         self._cluster = cluster
         self._stopped: list[Victim] = []
 
-    def inject(self, target: Target, now_s: Callable[[], float]) -> Injected:
+    def inject(self, target: Target) -> Injected:
+        """Raises ProcessLookupError when nobody was hit."""
         victims = hold(target.pids)
-        # Of a node the raylet goes first, and starts nothing any more.
-        injected = Injected(target, now_s())
+        injected = Injected(target, time.monotonic())
         number = signal.SIGSTOP if target.kind.stops else signal.SIGKILL
-        for victim in victims:
-            victim.send(number)
-        if target.kind.stops:
-            self._stopped = victims
-        else:
-            for victim in victims:
-                victim.close()
+        self._stopped = victims  # Before the first signal: an interrupt may come at any time.
+        # Of a node the raylet goes first, and starts nothing any more.
+        hit = [victim.pid for victim in victims if victim.send(number)]
+        if not hit:
+            raise ProcessLookupError(f"{target.what}: gone before {target.kind} could hit it")
         return injected
 
     def heal(self, injected: Injected) -> None:

@@ -86,7 +86,7 @@ def run(plan: Plan, say: Callable[[str], None]) -> Result:
     is_kept = False
     try:
         _run(plan, directory, result, say)
-    except (RayqError, TimeoutError) as error:
+    except (RayqError, TimeoutError, ProcessLookupError) as error:
         result.problems.append(f"The run ended early: {type(error).__name__}: {error}")
         is_kept = (directory / HISTORY).exists()
     else:
@@ -160,7 +160,7 @@ def _break(
             deck = rng.sample(plan.kinds, len(plan.kinds))
         time.sleep(STEADY_S)
         target = _draw(cluster, deck, rng)
-        injected = injector.inject(target, time.monotonic)
+        injected = injector.inject(target)
         result.faults.append(injected)
         at_s = injected.started_s - started_s
         say(f"{at_s:6.1f} s  {target.kind}: {target.what}, for {target.lasts_s:g} s")
