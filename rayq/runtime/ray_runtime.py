@@ -27,7 +27,13 @@ from rayq.actors.replica_host import ReplicaHost
 from rayq.client.environment import system_environment
 from rayq.config import ClusterConfig
 from rayq.core.metadata_records import Voter
-from rayq.errors import ControllerUnavailableError, RayqError, from_wire, to_wire
+from rayq.errors import (
+    ControllerUnavailableError,
+    DirectoryInUseError,
+    RayqError,
+    from_wire,
+    to_wire,
+)
 from rayq.runtime.layout import (
     Directory,
     check_broker_count,
@@ -51,6 +57,10 @@ logger = logging.getLogger(__name__)
 
 NAMESPACE = "rayq"
 NODE_CHECK_S = 2.0
+LOCK_PATIENCE_S = 2.0
+"""How long a broker waits for its directory's lock: its dead predecessor's may take a moment to go,
+and who looks whether a directory is idle takes the lock for an instant."""
+LOCK_RETRY_S = 0.05
 START_TIMEOUT_S = 60.0
 RECOVERY_TIMEOUT_S = 30.0
 """How long a start waits for partitions that were there before to be in sync."""
@@ -187,7 +197,14 @@ class BrokerActor:
             replicas_max=replicas_max_of(config, _memory_bytes(), spec.brokers_on_node),
             peers=spec.peers,
         )
-        return await self._broker.start()
+        give_up_s = time.monotonic() + LOCK_PATIENCE_S
+        while True:
+            try:
+                return await self._broker.start()
+            except DirectoryInUseError:
+                if time.monotonic() > give_up_s:
+                    raise
+                await asyncio.sleep(LOCK_RETRY_S)
 
     async def endpoint(self) -> tuple[str, int | str, str]:
         """Where it listens, or why it does not: see `_checked`. An error is returned as a value,
