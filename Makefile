@@ -12,7 +12,7 @@ STAMP := $(VENV)/.setup-done
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast bench sim lint lock clean hunt
+.PHONY: help setup demo test test-fast bench sim chaos lint lock clean hunt
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,10 @@ bench: $(STAMP) ## Measure this disk and rayq on it; below 6 minutes, a table an
 SEEDS ?= 0:200
 sim: $(STAMP) ## Run seeds of the simulation: make sim SEEDS=0:2000 (half open); a seed takes seconds
 	@$(BIN)/python -m rayq.testing.simulation $(SEEDS)
+
+MINUTES ?= 5
+chaos: $(STAMP) ## Kill and stop real processes at load: make chaos MINUTES=5; a table, exit 1 on loss
+	@$(BIN)/python -m rayq.testing.chaos --minutes $(MINUTES)
 
 lint: $(STAMP) ## Check style, types, and who imports whom
 	$(BIN)/ruff check .

@@ -8,7 +8,7 @@ way leaves no cluster that could ever start; the next start formats anew.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from rayq.core.broker_changes import VOTERS_MAX
@@ -48,6 +48,31 @@ def find_directories(environment: Environment, root: str) -> list[Directory]:
         found.append(Directory(broker, path, meta.cluster_id, meta.directory_id))
     check_one_cluster(found, root)
     return found
+
+
+def directories_to_serve(
+    found: Sequence[Directory],
+    *,
+    cluster_id: str,
+    node_id: str,
+    placed: Mapping[int, str],
+    live: Collection[str],
+    idle: Collection[Directory],
+) -> list[Directory] | None:
+    """Of the directories `found` on a node that joined, those whose brokers are to start there;
+    None while that cannot be told.
+
+    `placed` says on which node each broker is, `live` which nodes Ray takes for live, `idle` which
+    directories no broker holds. A broker that serves on a live node stays there: the path may be
+    one that nodes share, and to a controller that was restarted nodes are new that joined before.
+    But a node may also return before Ray has noticed its loss (12 s): the directory of its broker
+    is idle, and waits for Ray.
+    """
+    known = [one for one in found if one.cluster_id == cluster_id]
+    lost = [one for one in known if placed.get(one.broker) not in live]
+    if lost or node_id in placed.values():
+        return lost
+    return None if any(one in idle for one in known) else []
 
 
 def check_one_cluster(found: Sequence[Directory], root: str) -> None:

@@ -27,24 +27,40 @@ from rayq.actors.replica_host import ReplicaHost
 from rayq.client.environment import system_environment
 from rayq.config import ClusterConfig
 from rayq.core.metadata_records import Voter
-from rayq.errors import ControllerUnavailableError, RayqError, from_wire, to_wire
+from rayq.errors import (
+    ControllerUnavailableError,
+    DirectoryInUseError,
+    RayqError,
+    from_wire,
+    to_wire,
+)
 from rayq.runtime.layout import (
     Directory,
     check_broker_count,
     check_one_cluster,
+    directories_to_serve,
     directory_path,
     find_directories,
     voter_count,
     write_first_record,
 )
 from rayq.runtime.processes import adopt_process, process_start_time
-from rayq.storage.data_directory import format_directory, read_secret
+from rayq.storage.data_directory import (
+    BROKER_LOCK,
+    format_directory,
+    lock_holder,
+    read_secret,
+)
 from rayq.wire.messages import PrepareStop
 
 logger = logging.getLogger(__name__)
 
 NAMESPACE = "rayq"
 NODE_CHECK_S = 2.0
+LOCK_PATIENCE_S = 2.0
+"""How long a broker waits for its directory's lock: its dead predecessor's may take a moment to go,
+and who looks whether a directory is idle takes the lock for an instant."""
+LOCK_RETRY_S = 0.05
 START_TIMEOUT_S = 60.0
 RECOVERY_TIMEOUT_S = 30.0
 """How long a start waits for partitions that were there before to be in sync."""
@@ -181,7 +197,14 @@ class BrokerActor:
             replicas_max=replicas_max_of(config, _memory_bytes(), spec.brokers_on_node),
             peers=spec.peers,
         )
-        return await self._broker.start()
+        give_up_s = time.monotonic() + LOCK_PATIENCE_S
+        while True:
+            try:
+                return await self._broker.start()
+            except DirectoryInUseError:
+                if time.monotonic() > give_up_s:
+                    raise
+                await asyncio.sleep(LOCK_RETRY_S)
 
     async def endpoint(self) -> tuple[str, int | str, str]:
         """Where it listens, or why it does not: see `_checked`. An error is returned as a value,
@@ -256,26 +279,29 @@ class ControllerActor:
             try:
                 nodes = await asyncio.to_thread(live_nodes)
                 for node_id in sorted(set(nodes) - self._nodes):
-                    await self._serve_node(node_id, nodes)
-                    self._nodes.add(node_id)
+                    if await self._serve_node(node_id, nodes):
+                        self._nodes.add(node_id)
                 self._nodes &= set(nodes)  # One that leaves and returns is served anew.
             except (RayError, RayqError, OSError) as error:
                 logger.warning("looking after new nodes: %s", error)
 
-    async def _serve_node(self, node_id: str, live: Collection[str]) -> None:
+    async def _serve_node(self, node_id: str, live: Collection[str]) -> bool:
         """Starts the brokers whose directories the node holds; a new one where it holds none.
-
-        A broker that serves on a live node stays there: the path may be one that nodes share, and
-        to a controller that was restarted nodes are new that joined before.
-        """
+        False: it is too early to tell, look again (see `directories_to_serve`)."""
         spec = self._spec
         self._placed.update(await self._server.broker_nodes())
-        found = await _remote_find(node_id, spec.root)
-        ours = [
-            one
-            for one in found
-            if one.cluster_id == spec.cluster_id and self._placed.get(one.broker) not in live
-        ]
+        found, idle = await _remote_survey(node_id, spec.root)
+        ours = directories_to_serve(
+            found,
+            cluster_id=spec.cluster_id,
+            node_id=node_id,
+            placed=self._placed,
+            live=live,
+            idle=idle,
+        )
+        if ours is None:
+            logger.info("node %s holds directories of brokers placed on other nodes", node_id)
+            return False
         is_served = node_id in self._placed.values()
         is_another_clusters = any(one.cluster_id != spec.cluster_id for one in found)
         if not ours and not is_served and not is_another_clusters:
@@ -300,6 +326,7 @@ class ControllerActor:
             )
             self._placed[directory.broker] = node_id
             self._endpoints[directory.broker] = _checked(await actor.endpoint.remote())
+        return True
 
 
 # --- starting and stopping a cluster --------------------------------------------------------------
@@ -518,6 +545,14 @@ def _find(root: str) -> list[Directory]:
     return find_directories(system_environment(None), root)
 
 
+def _survey(root: str) -> tuple[list[Directory], list[Directory]]:
+    """The directories on a node, and those of them that no broker holds."""
+    disk = system_environment(None).disk
+    found = _find(root)
+    idle = [one for one in found if lock_holder(disk, f"{one.path}/{BROKER_LOCK}") is None]
+    return found, idle
+
+
 def _format_on(node_id: str, root: str, cluster_id: str, broker: int, secret: bytes) -> Any:
     return ray.remote(_format).options(**_on(node_id)).remote(root, cluster_id, broker, secret)
 
@@ -546,9 +581,11 @@ def _write_first(path: str, voters: tuple[Voter, ...]) -> None:
     write_first_record(system_environment(None), path, voters)
 
 
-async def _remote_find(node_id: str, root: str) -> list[Directory]:
-    found: list[Directory] = await _find_on(node_id, root)
-    return found
+async def _remote_survey(node_id: str, root: str) -> tuple[list[Directory], list[Directory]]:
+    survey: tuple[list[Directory], list[Directory]] = await (
+        ray.remote(_survey).options(**_on(node_id)).remote(root)
+    )
+    return survey
 
 
 async def _remote_format(

@@ -408,3 +408,22 @@ def test_an_append_only_file_keeps_its_synced_part(
             expected, synced = content, len(content)
             disk = host.process("next").environment.disk
     world.close()
+
+
+def test_the_disk_knows_what_a_power_loss_would_leave() -> None:
+    world, host, _, disk = new()
+    disk.make_dirs("/d")
+    file = disk.open("/d/f", create=True)
+    file.pwrite(b"0123456789", 0)
+    file.sync_data()
+    assert not host.disk.is_durable("/d/f", 0, 10)  # its name is not
+    disk.sync_dir("/d")
+    assert host.disk.is_durable("/d/f", 0, 10)
+    file.pwrite(b"x", 8)
+    assert host.disk.is_durable("/d/f", 0, 8) and not host.disk.is_durable("/d/f", 0, 9)
+    file.truncate(4)
+    file.pwrite(b"4567", 4)
+    assert host.disk.is_durable("/d/f", 0, 4) and not host.disk.is_durable("/d/f", 4, 8)
+    file.sync_data()
+    assert host.disk.is_durable("/d/f", 0, 8) and not host.disk.is_durable("/d/f", 0, 9)
+    world.close()

@@ -57,19 +57,26 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _hunt(mutation: str, seeds: list[int], processes: int) -> int:
     """Looks for a planted bug; exit code 1 when it was found, as for any failure."""
-    context = multiprocessing.get_context("forkserver")
-    pool = concurrent.futures.ProcessPoolExecutor(
-        processes, mp_context=context, initializer=plant, initargs=(mutation,)
-    )
+    pool = None
+    if processes == 1:
+        plant(mutation)
+        outcomes: Iterable[Outcome] = map(run_seed, seeds)
+    else:
+        context = multiprocessing.get_context("forkserver")
+        pool = concurrent.futures.ProcessPoolExecutor(
+            processes, mp_context=context, initializer=plant, initargs=(mutation,)
+        )
+        outcomes = pool.map(run_seed, seeds)
     try:
-        for count, outcome in enumerate(pool.map(run_seed, seeds), 1):
+        for count, outcome in enumerate(outcomes, 1):
             if outcome.problems:
-                last = outcome.problems[0].strip().splitlines()
-                found = next((line for line in last if "Error: " in line), last[-1])
+                lines = outcome.problems[0].strip().splitlines()
+                found = next((line for line in lines if "Error: " in line), lines[-1])
                 print(f"{mutation}: found by seed {outcome.seed}, after {count} seeds: {found}")
                 return 1
     finally:
-        pool.shutdown(cancel_futures=True)
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
     print(f"{mutation}: not found by {len(seeds)} seeds")
     return 0
 

@@ -146,6 +146,19 @@ class SimulatedDisk:
         """A file's bytes as processes see them."""
         return bytes(self.find_file(path).current)
 
+    def checksum(self, path: str, start: int, stop: int) -> int:
+        """CRC-32 of a part of a file as processes see it."""
+        with memoryview(self.find_file(path).current) as view, view[start:stop] as part:
+            return zlib.crc32(part)
+
+    def is_durable(self, path: str, start: int, stop: int) -> bool:
+        """Whether a power loss now would leave this part of a file as processes see it."""
+        node: Directory | StoredFile | None = self._root
+        for part in _parts(path):
+            node = node.durable.get(part) if isinstance(node, Directory) else None
+        file = self.find_file(path)
+        return node is file and file.is_durable(start, stop)
+
     def paths(self) -> list[str]:
         """The paths of all files, sorted by directory."""
         return [path for path, _ in self._root.walk()]

@@ -377,9 +377,15 @@ class Faults:
 
     async def disk_errors(self) -> None:
         """EIO for one broker's partitions: such a replica stops, and is started again later."""
+        await self._fail_disk(self._rng.choice(("write", "read", "rename")))
+
+    async def failed_syncs(self) -> None:
+        """As `disk_errors`; afterwards the page cache shows what the disk does not hold."""
+        await self._fail_disk("sync")
+
+    async def _fail_disk(self, operation: str) -> None:
         number = self._any_broker()
         host = self._cluster.hosts[number]
-        operation = self._rng.choice(("write", "sync", "read", "rename"))
         times = self._rng.choice((1, 1, 3, None))
         topic = self._rng.choice(("/orders-", "/payments-"))
         self._begin(f"disk errors of broker {number}: {operation} below {topic}")
@@ -489,6 +495,7 @@ ORDINARY: list[Injection] = [
     Faults.reset_connections,
     Faults.jump_a_clock,
     Faults.disk_errors,
+    Faults.failed_syncs,
     Faults.disk_full,
     Faults.disk_stall,
 ]

@@ -97,6 +97,15 @@ class StoredFile:
         low, high = sorted((self._durable_size, new_size))
         self._durable_size = rng.choice((low, high, rng.randint(low, high)))
 
+    def is_durable(self, start: int, stop: int) -> bool:
+        """Whether a power loss now would leave these bytes as they are seen."""
+        is_cut = self._cut is not None and self._cut < stop
+        return (
+            not is_cut
+            and self._durable_size >= stop
+            and self._durable[start:stop] == self.current[start:stop]
+        )
+
     def flip(self, position: int, mask: int) -> None:
         self.current[position] ^= mask
         if position < len(self._durable):

@@ -1,11 +1,15 @@
 """What must hold of a cluster after every event: checked from outside, by whoever's event it was.
 
-- one leader for each (partition, leader epoch), one controller for each controller epoch;
+- one leader for each (partition, leader epoch), one controller for each controller epoch, one
+  process that has a partition's directory open;
 - committed metadata is the same record at the same index everywhere, and valid after each record;
 - leader and partition epochs of the metadata never go back, nor does the high watermark of a
   replica within a role;
 - replicas agree byte for byte below the lower high watermark, and never cut what they know to be
   committed;
+- what a replica calls flushed would survive a power loss now: the disk knows;
+- when the high watermark moves, enough replicas are in sync, and each of them that lives has
+  flushed the very bytes below it;
 - a new leader holds, byte for byte, all that leaders of earlier epochs had committed.
 
 Each check reads only what has changed since the last one. The bytes are read from the simulated
@@ -14,9 +18,9 @@ disks directly, so that looking changes nothing.
 
 from __future__ import annotations
 
-import zlib
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rayq.actors.broker import Broker
 from rayq.actors.controller_server import ControllerServer
@@ -27,6 +31,7 @@ from rayq.core.cluster_state import ClusterState
 from rayq.core.metadata_records import PartitionChanged, decode_record
 from rayq.core.partition_state import PartitionState
 from rayq.storage.batch import read_header
+from rayq.storage.log import Log
 from rayq.testing.simulation.cluster import SimulatedCluster
 from rayq.testing.simulation.disk import SimulatedDisk
 from rayq.testing.simulation.owner import Owner
@@ -55,17 +60,70 @@ class _Committed:
         return self.batches[-1][0] if self.batches else 0
 
 
+class _Batch(NamedTuple):
+    """A batch in a log file."""
+
+    path: str
+    start: int
+    stop: int
+    base_offset: int
+    next_offset: int
+
+
+@dataclass(slots=True)
+class _Batches:
+    """Where the batches of a log are, in one generation of it."""
+
+    generation: int
+    found: list[_Batch] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    """Their next offsets."""
+    segment: int = 0
+    position: int = 0
+    """Where to go on: in the segment of this base offset, at this byte."""
+
+    def between(self, disk: SimulatedDisk, log: Log, start: int, end: int) -> list[_Batch]:
+        """Those from the one that ends above `start` to the one that reaches `end`."""
+        if not self.ends or self.ends[-1] < end:
+            self._find(disk, log, end)
+        first, last = bisect_right(self.ends, start), bisect_left(self.ends, end)
+        return self.found[first : last + 1] if start < end else []
+
+    def _find(self, disk: SimulatedDisk, log: Log, end: int) -> None:
+        segments = log._segments
+        number = bisect_right(segments, self.segment, key=lambda one: one.base_offset) - 1
+        for segment in segments[max(number, 0) :]:
+            if segment.base_offset != self.segment:
+                self.segment, self.position = segment.base_offset, 0
+            content = disk.find_file(segment.path).current
+            while self.position < segment.size:
+                header = read_header(content, self.position)
+                start, self.position = self.position, self.position + header.length
+                self.found.append(
+                    _Batch(
+                        *(segment.path, start, self.position),
+                        *(header.base_offset, header.next_offset),
+                    )
+                )
+                self.ends.append(header.next_offset)
+                if header.next_offset >= end:
+                    return
+
+
 @dataclass(slots=True)
 class _Seen:
-    """A replica as it was when last looked at. Below `checked` its log was compared."""
+    """A replica as it was when last looked at."""
 
     leader: PartitionState | None = None
     high_watermark: int = 0
     generation: int = -1
-    checked: int = 0
-    segment: int = 0
-    position: int = 0
-    """Where the batch at `checked` begins: in the segment of this base offset, at this byte."""
+    flushed_offset: int = -1
+    flushed_generation: int = -1
+    compared: int = 0
+    """Below it the log was compared with what is committed."""
+    durable: int = 0
+    """Below it the log was found on disk."""
+    batches: _Batches = field(default_factory=lambda: _Batches(-1))
 
 
 class Invariants:
@@ -74,6 +132,10 @@ class Invariants:
     def __init__(self, cluster: SimulatedCluster) -> None:
         self._cluster = cluster
         self._replicas: dict[Replica, _Seen] = {}
+        self._hosts: dict[str, tuple[Process, ReplicaHost]] = {}
+        """By incarnation."""
+        self._holders: dict[tuple[int, Key], tuple[Process, Replica]] = {}
+        """Who opened the partition's directory on a broker last."""
         self._committed: dict[Key, _Committed] = {}
         self._leaders: dict[tuple[str, int, int], tuple[int, str]] = {}
         self._controllers: dict[int, object] = {}
@@ -173,6 +235,13 @@ class Invariants:
             seen = self._replicas.get(replica)
             if seen is None:
                 seen = self._replicas[replica] = _Seen()
+                self._hosts[host._spec.incarnation] = (process, host)
+                self._check_holder(process, replica)
+            if (
+                seen.flushed_offset != log.flushed_offset
+                or seen.flushed_generation != log.generation
+            ):
+                self._check_flushed(process, replica, seen, log)
             role = replica._role
             leader = role.state if isinstance(role, Leader) else None
             if (
@@ -182,6 +251,40 @@ class Invariants:
             ):
                 continue
             self._check_replica(process.host.disk, replica, seen, leader)
+
+    def _check_holder(self, process: Process, replica: Replica) -> None:
+        place = (replica._replica_log.broker, _key(replica))
+        before, other = self._holders.get(place, (None, replica))
+        self._holders[place] = (process, replica)
+        if before is not None and before.alive and other._replica_log._directory is not None:
+            raise InvariantError(
+                f"{process.name} opened the directory of {_where(replica)}, which {before.name} "
+                "has open"
+            )
+
+    def _check_flushed(self, process: Process, replica: Replica, seen: _Seen, log: Log) -> None:
+        """Compares what counts as flushed since with what the disk holds for certain."""
+        if not process.alive or not replica._replica_log.is_open or log.config.flush == "os":
+            return
+        if log.failure is not None:
+            return  # It stopped on the way; nobody hears of its offsets any more.
+        if seen.flushed_generation != log.generation:
+            seen.durable = 0
+        seen.flushed_offset, seen.flushed_generation = log.flushed_offset, log.generation
+        if log.flushed_offset > log.end_offset:
+            raise InvariantError(
+                f"{_where(replica)} has flushed up to {log.flushed_offset}, says its log, which "
+                f"ends at {log.end_offset}"
+            )
+        disk = process.host.disk
+        for batch in _batches(disk, log, seen, seen.durable, log.flushed_offset):
+            if not disk.is_durable(batch.path, batch.start, batch.stop):
+                raise InvariantError(
+                    f"{_where(replica)} has flushed up to {log.flushed_offset}, says its log; a "
+                    f"power loss now could cost the batch {batch.base_offset} to "
+                    f"{batch.next_offset}"
+                )
+            seen.durable = batch.next_offset
 
     def _check_replica(
         self,
@@ -196,9 +299,9 @@ class Invariants:
         high_watermark = replica._replica_log.high_watermark
         committed = self._committed.setdefault(_key(replica), _Committed())
         if log.generation != seen.generation:
-            if log.end_offset < seen.checked:
+            if log.end_offset < seen.compared:
                 raise InvariantError(
-                    f"{where} cut its log to {log.end_offset}; {seen.checked} was committed"
+                    f"{where} cut its log to {log.end_offset}; {seen.compared} was committed"
                 )
             seen.generation = log.generation
         if seen.leader is not None and leader is not seen.leader:
@@ -210,6 +313,15 @@ class Invariants:
             raise InvariantError(
                 f"the high watermark of {where} goes back from {seen.high_watermark} to "
                 f"{high_watermark} in leader epoch {leader.leader_epoch}"
+            )
+        elif (
+            leader is not None
+            and high_watermark > seen.high_watermark
+            and len(leader.isr) < leader.min_insync
+        ):
+            raise InvariantError(
+                f"the high watermark of {where} moves from {seen.high_watermark} to "
+                f"{high_watermark}; {len(leader.isr)} are in sync, {leader.min_insync} have to be"
             )
         seen.leader = leader
         seen.high_watermark = high_watermark
@@ -264,18 +376,52 @@ class Invariants:
         """Compares a leader's log up to its high watermark, and takes over what is new."""
         end = min(leader.high_watermark, replica._replica_log.high_watermark)
         self._compare(disk, replica, seen, min(end, committed.end))
-        for start, after, crc in _batches(disk, replica, seen, end):
-            committed.starts.append(start)
-            committed.batches.append((after, crc))
+        log = replica._replica_log._log
+        assert log is not None
+        for batch in _batches(disk, log, seen, seen.compared, end):
+            crc = disk.checksum(batch.path, batch.start, batch.stop)
+            committed.starts.append(batch.base_offset)
+            committed.batches.append((batch.next_offset, crc))
+            seen.compared = batch.next_offset
         epoch = leader.leader_epoch
-        committed.end_by_epoch[epoch] = max(committed.end_by_epoch.get(epoch, 0), end)
+        before = committed.end_by_epoch.get(epoch, 0)
+        committed.end_by_epoch[epoch] = max(before, end)
+        if end > before:
+            self._check_in_sync(replica, leader, end)
+
+    def _check_in_sync(self, replica: Replica, leader: PartitionState, end: int) -> None:
+        """What was committed just now is flushed by every member of the in-sync set, as leader and
+        metadata know it: those that live, that is; a disk may be lost with its broker."""
+        partition = self._state.partition(*_key(replica))
+        if partition is None or partition.value.leader_epoch != leader.leader_epoch:
+            return  # Deposed: what it knew of its followers may be history.
+        if partition.value.partition_epoch < leader.partition_epoch:
+            return
+        for member in partition.value.isr:
+            process, host = self._hosts.get(member.incarnation, (None, None))
+            other = None if host is None else host._replicas.get(_key(replica))
+            if process is None or other is None or not process.alive:
+                continue
+            log = other._replica_log._log
+            if log is None or not other._replica_log.is_open:
+                continue
+            if log.flushed_offset < end:
+                raise InvariantError(
+                    f"{_where(replica)} takes {end} for committed in epoch {leader.leader_epoch}; "
+                    f"broker {member.broker} is in sync and has flushed {log.flushed_offset}"
+                )
+            self._compare(process.host.disk, other, self._replicas[other], end)
 
     def _compare(self, disk: SimulatedDisk, replica: Replica, seen: _Seen, limit: int) -> None:
-        if seen.checked >= limit:
+        if seen.compared >= limit:
             return
         committed = self._committed[_key(replica)]
-        number = bisect_right(committed.starts, seen.checked) - 1
-        for start, after, crc in _batches(disk, replica, seen, limit):
+        number = bisect_right(committed.starts, seen.compared) - 1
+        log = replica._replica_log._log
+        assert log is not None
+        for batch in _batches(disk, log, seen, seen.compared, limit):
+            start, after = batch.base_offset, batch.next_offset
+            crc = disk.checksum(batch.path, batch.start, batch.stop)
             expected = (committed.starts[number], *committed.batches[number])
             if (start, after, crc) != expected:
                 raise InvariantError(
@@ -284,8 +430,11 @@ class Invariants:
                     f"{expected[2]:08x})"
                 )
             number += 1
-        if seen.checked < limit:
-            raise InvariantError(f"{_where(replica)} ends at {seen.checked}; {limit} was committed")
+            seen.compared = after
+        if seen.compared < limit:
+            raise InvariantError(
+                f"{_where(replica)} ends at {seen.compared}; {limit} was committed"
+            )
 
 
 def _where(replica: Replica) -> str:
@@ -296,29 +445,8 @@ def _key(replica: Replica) -> Key:
     return replica.assignment.topic_id, replica.assignment.partition
 
 
-def _batches(
-    disk: SimulatedDisk, replica: Replica, seen: _Seen, end: int
-) -> list[tuple[int, int, int]]:
-    """`(base offset, next offset, CRC)` of the batches of a log between what was looked at before
-    and `end`; moves `seen` on."""
-    found: list[tuple[int, int, int]] = []
-    log = replica._replica_log._log
-    assert log is not None
-    segments = log._segments
-    number = max(bisect_right(segments, seen.segment, key=lambda one: one.base_offset) - 1, 0)
-    for segment in segments[number:]:
-        if segment.base_offset != seen.segment:
-            seen.segment, seen.position = segment.base_offset, 0
-        view = memoryview(disk.find_file(segment.path).current)
-        while seen.checked < end and seen.position < segment.size:
-            header = read_header(view, seen.position)
-            stop = seen.position + header.length
-            if header.next_offset > seen.checked:
-                crc = zlib.crc32(view[seen.position : stop])
-                found.append((header.base_offset, header.next_offset, crc))
-                seen.checked = header.next_offset
-            seen.position = stop
-        view.release()
-        if seen.checked >= end:
-            break
-    return found
+def _batches(disk: SimulatedDisk, log: Log, seen: _Seen, start: int, end: int) -> list[_Batch]:
+    """The batches of a log from the one that ends above `start` to the one that reaches `end`."""
+    if seen.batches.generation != log.generation:
+        seen.batches = _Batches(log.generation)
+    return seen.batches.between(disk, log, start, end)

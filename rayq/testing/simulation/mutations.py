@@ -7,10 +7,11 @@ finds it.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -21,9 +22,16 @@ from rayq.actors.follower import Follower
 from rayq.actors.leader import Leader
 from rayq.actors.metadata_keeper import MetadataKeeper
 from rayq.actors.quorum import Quorum
+from rayq.actors.replica import Replica
+from rayq.client import metadata as client_metadata
+from rayq.client import sender
+from rayq.client.metadata import MetadataCache
+from rayq.client.sender import Sender
 from rayq.core import broker_changes, election
 from rayq.core.partition_state import PartitionState
-from rayq.storage import recovery, segment
+from rayq.storage import data_directory, recovery, segment
+from rayq.storage.appending import is_full
+from rayq.storage.data_directory import DataDirectory
 from rayq.storage.log import Log
 from rayq.storage.metadata_log import MetadataLog
 from rayq.storage.plans import FlushPlan
@@ -231,6 +239,91 @@ def high_watermark_without_followers() -> list[Patch]:
     return [(PartitionState, "_advance", advance)]
 
 
+@_plants("6", "a proposal is accepted whatever it was built upon")
+def proposal_without_compare_and_swap() -> list[Patch]:
+    alter = broker_changes.alter_partition
+
+    def mutated(state: Any, **request: Any) -> Any:
+        known = state.partition(request["topic_id"], request["partition"])
+        if known is not None:
+            request["partition_epoch"] = known.value.partition_epoch
+        return alter(state, **request)
+
+    return [(broker_changes, "alter_partition", mutated)]
+
+
+@_plants("6", "a proposal whose answer is lost is forgotten")
+def undecided_proposal_forgotten() -> list[Patch]:
+    def unknown(self: Any, proposed: Any) -> None:
+        self._in_flight = False
+        if proposed in self.undecided:
+            self.undecided.remove(proposed)
+        self._advance()
+
+    return [(PartitionState, "proposal_unknown", unknown)]
+
+
+@_plants("6", "what any process of a broker says counts for the one that is registered")
+def incarnations_not_checked() -> list[Patch]:
+    current = PartitionState._current
+
+    def mutated(self: Any, broker: int, incarnation: str) -> Any:
+        known = self._followers.get(broker)
+        return current(self, broker, incarnation if known is None else known.incarnation)
+
+    return [(PartitionState, "_current", mutated)]
+
+
+@_plants("6, 7", "a leader serves requests of any leader epoch")
+def leader_epochs_not_checked() -> list[Patch]:
+    leader = Replica.leader
+
+    def mutated(self: Any, leader_epoch: int) -> Any:
+        role = self._role
+        return leader(self, role.leader_epoch if isinstance(role, Leader) else leader_epoch)
+
+    return [(Replica, "leader", mutated)]
+
+
+@_plants("7", "a truncation does not wait for the flush that runs, whose result then counts")
+def flush_result_from_before_a_truncation() -> list[Patch]:
+    truncate, apply_flush = Follower._truncate, Log.apply_flush
+
+    async def mutated(self: Any, epoch: int | None, end_offset: int) -> None:
+        held = self._replica_log.flush_lock
+        self._replica_log.flush_lock = asyncio.Lock()
+        try:
+            await truncate(self, epoch, end_offset)
+        finally:
+            self._replica_log.flush_lock = held
+
+    def count_anyway(self: Any, plan: FlushPlan) -> bool:
+        return apply_flush(self, replace(plan, generation=self.generation))
+
+    return [(Follower, "_truncate", mutated), (Log, "apply_flush", count_anyway)]
+
+
+@_plants("7", "a follower says what it has flushed before its log agrees with the leader's")
+def flushed_before_the_logs_agree() -> list[Patch]:
+    flushed = Follower.flushed
+
+    def mutated(self: Any, flushed_offset: int) -> None:
+        self._agrees = True
+        flushed(self, flushed_offset)
+
+    return [(Follower, "flushed", mutated)]
+
+
+@_plants("7", "after a roll neither the old segment nor the directory is synced")
+def closed_segment_not_synced() -> list[Patch]:
+    run = FlushPlan.run
+
+    def mutated(self: Any) -> None:
+        run(replace(self, files=(), syncs_directory=False))
+
+    return [(FlushPlan, "run", mutated)]
+
+
 @_plants("7", "replicas acknowledge the end of their log, flushed or not")
 def end_acknowledged_instead_of_flushed() -> list[Patch]:
     return [(Log, "flushed_offset", property(lambda self: self._end))]
@@ -285,6 +378,18 @@ def producers_forgotten_in_recovery() -> list[Patch]:
     return [(ProducerState, "check", mutated), (recovery, "load_producers", forget)]
 
 
+@_plants("8", "a truncation leaves the producer state as it was")
+def producers_kept_over_truncation() -> list[Patch]:
+    truncate = Log._truncate
+
+    def mutated(self: Any, offset: int) -> None:
+        producers = self.producers
+        truncate(self, offset)
+        self.producers = producers
+
+    return [(Log, "_truncate", mutated)]
+
+
 @_plants("9", "a follower cuts its log at its high watermark")
 def truncation_to_the_high_watermark() -> list[Patch]:
     fetch = Follower._fetch
@@ -312,24 +417,17 @@ def divergence_by_offset_only() -> list[Patch]:
     return [(Leader, "_check_follower", mutated)]
 
 
-@_plants("9", "a follower cuts committed records where a clean leader lacks them")
+@_plants("9", "a follower that diverges drops its last epoch, committed records too")
 def committed_records_cut() -> list[Patch]:
-    settle = election.settle
-
-    def elect_anybody(value: Any, live: Any, *, min_insync: int, unclean: bool) -> Any:
-        return settle(value, live, min_insync=1, unclean=unclean)
-
     truncate = Follower._truncate
 
     async def mutated(self: Any, epoch: int | None, end_offset: int) -> None:
+        log = self._replica_log.log
         self._assignment = msgspec.structs.replace(self._assignment, last_unclean_epoch=1 << 30)
-        await truncate(self, epoch, end_offset)
+        start = log.start_offset if log.last_epoch is None else log.epochs.start_of(log.last_epoch)
+        await truncate(self, epoch, min(end_offset, start or 0))
 
-    return [
-        (Follower, "_truncate", mutated),
-        (election, "settle", elect_anybody),
-        (PartitionState, "_advance", high_watermark_without_followers()[0][2]),
-    ]
+    return [(Follower, "_truncate", mutated)]
 
 
 @_plants("10", "readers get what is not committed")
@@ -348,6 +446,11 @@ def fetch_above_the_high_watermark() -> list[Patch]:
     return [(Leader, "fetch", mutated)]
 
 
+@_plants("10", "a new leader says where the log ends before it knows")
+def end_told_before_it_is_known() -> list[Patch]:
+    return [(PartitionState, "may_serve", property(lambda self: True))]
+
+
 # --- the log on disk ------------------------------------------------------------------------------
 
 
@@ -363,3 +466,73 @@ def nothing_is_synced() -> list[Patch]:
 @_plants("11", "recovery takes batches with a wrong CRC")
 def body_crc_skipped() -> list[Patch]:
     return [(segment, "check_body", lambda buffer, position, header: None)]
+
+
+@_plants("11", "a sync that failed is tried again, and believed")
+def failed_sync_tried_again() -> list[Patch]:
+    run = FlushPlan.run
+
+    def mutated(self: Any) -> None:
+        try:
+            run(self)
+        except OSError:
+            run(self)
+
+    return [(FlushPlan, "run", mutated)]
+
+
+@_plants("11", "recovery trusts a page cache that a failed sync left behind")
+def page_cache_trusted_in_recovery() -> list[Patch]:
+    return [(recovery, "_write_again", lambda file, start, end: None)]
+
+
+@_plants("12", "a directory's lock keeps nobody out")
+def lock_ignored() -> list[Patch]:
+    return [
+        (data_directory, "_lock", lambda path, file, holder: data_directory._sign(file, holder)),
+        (DataDirectory, "partition_holder", staticmethod(lambda disk, path: None)),
+    ]
+
+
+@_plants("18", "a short write counts as a whole one")
+def short_write_believed() -> list[Patch]:
+    def write(self: Any, data: Any, position: int) -> None:
+        try:
+            self._segments.active.file.pwrite(data, position)
+        except OSError as error:
+            if is_full(error):
+                raise self._room.refusal(str(error)) from error
+            raise self._fail("write", error) from error
+
+    return [(Log, "_write", write)]
+
+
+@_plants("17", "clients take older metadata and older leader epochs")
+def older_metadata_taken() -> list[Patch]:
+    return [
+        (MetadataCache, "is_acceptable", lambda self, response: True),
+        (client_metadata, "_newest", lambda known, answered: answered),
+    ]
+
+
+# --- producers ------------------------------------------------------------------------------------
+
+
+@_plants("19", "batches in doubt are numbered anew")
+def batch_in_doubt_numbered_anew() -> list[Patch]:
+    start = Sender._start_new_epoch
+
+    def mutated(self: Any, flight: Any) -> None:
+        doubted = [shipment for shipment in flight.retries if shipment.in_doubt]
+        for shipment in doubted:
+            shipment.in_doubt = False
+        start(self, flight)
+        for shipment in doubted:
+            shipment.in_doubt = True
+
+    return [(Sender, "_start_new_epoch", mutated)]
+
+
+@_plants("19", "a batch whose outcome is unknown is said to have failed")
+def unknown_outcome_called_a_failure() -> list[Patch]:
+    return [(sender, "_unknown", lambda flight, error: error)]

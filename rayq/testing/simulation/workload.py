@@ -1,12 +1,14 @@
 """The ordinary clients of a simulated cluster, and the history of what they did and saw.
 
 Three producers (acks="all", idempotent, keyed records) and two consumers, each a process on a host
-of its own. Consumers read all partitions from the beginning; the second begins anew now and then.
+of its own. Consumers read all partitions from the beginning; the second begins anew now and then. A
+watcher asks where the partitions end: that never goes back.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -35,6 +37,8 @@ ROUND_S = 0.4
 ROUND_RECORDS_MAX = 8
 AGAIN_S = (8.0, 25.0)
 """After so long the second consumer begins anew."""
+WATCH_S = 0.5
+"""The watcher asks about so often for the end of each partition."""
 DELIVERY_TIMEOUTS_MS = (4_000, 15_000, 120_000)
 Work = Callable[[str, Process, random.Random], Coroutine[Any, Any, None]]
 
@@ -73,6 +77,7 @@ class Workload:
             self._start(f"producer-{number}", self._produce)
         for number in range(CONSUMERS):
             self._start(f"consumer-{number}", self._consume)
+        self._start("watcher", self._watch_ends)
 
     async def stop_sending(self) -> None:
         """Returns once every record that was sent has an outcome."""
@@ -82,6 +87,7 @@ class Workload:
     async def stop_reading(self) -> None:
         self._is_reading = False
         await self._end("consumer")
+        await self._end("watcher")
 
     async def read_all(self, limit_s: float) -> int:
         """One more consumer reads each partition up to its end; returns how many records. Raises
@@ -195,5 +201,22 @@ class Workload:
                 for place in PLACES:
                     self.recorder.assigned(name, *place)
             self.recorder.polled(name, await consumer.poll(0.5))
+        await consumer.close()
+        client.close()
+
+    async def _watch_ends(self, name: str, process: Process, rng: random.Random) -> None:
+        client = self._client(process)
+        consumer = AsyncConsumer(client, ConsumerConfig())
+
+        async def watch(place: TopicPartition) -> None:
+            highest = 0
+            while self._is_reading:
+                with contextlib.suppress(RayqError):  # No leader for so long: asked again.
+                    end = (await consumer.end_offsets([place]))[place]
+                    assert end >= highest, f"the end of {place} goes back from {highest} to {end}"
+                    highest = end
+                await asyncio.sleep(rng.uniform(0, 2 * WATCH_S))
+
+        await asyncio.gather(*(watch(place) for place in PLACES))
         await consumer.close()
         client.close()

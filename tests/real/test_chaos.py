@@ -1,0 +1,48 @@
+"""A slice of `make chaos`: real processes die and hang under load, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+KINDS = ("kill-leader", "stop-leader", "kill-broker", "kill-controller", "kill-node")
+"""Whether a lost node returns before Ray has noticed its loss, or after, is the seed's choice."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(420)
+def test_a_minute_of_chaos_loses_nothing_and_stops_nobody(tmp_path: Path) -> None:
+    file = tmp_path / "chaos.json"
+    command = ["--minutes", "1", "--seed", "3", "--kinds", ",".join(KINDS), "--json", str(file)]
+    ran = subprocess.run(
+        [sys.executable, "-m", "rayq.testing.chaos", *command],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "CHAOS_TEST": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    result = json.loads(file.read_text())
+    assert set(result["injected"]) == set(KINDS)
+    assert result["problems"] == [] and result["checker_faults"] == []
+    assert (result["lost"], result["duplicated"]) == (0, 0)
+    assert result["acknowledged"] > 20_000
+    assert processes_started_with(f"CHAOS_TEST={tmp_path}\0") == []
+
+
+def processes_started_with(setting: str) -> list[str]:
+    """Everything that inherited an environment variable from the run."""
+    left = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdecimal() and setting in (entry / "environ").read_text("latin-1"):
+                left.append((entry / "cmdline").read_text("latin-1"))
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+    return left
