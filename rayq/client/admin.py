@@ -6,11 +6,12 @@ A change that a broker confirmed is waited for: what follows sees it, whichever 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 from rayq.client.background import BackgroundLoop
 from rayq.client.client import Client, check_partition
+from rayq.client.group_admin import GroupAdmin, Target
 from rayq.client.metadata import leader_of
 from rayq.config import TopicConfig, parse
 from rayq.errors import (
@@ -23,6 +24,8 @@ from rayq.errors import (
 from rayq.records import (
     BrokerInfo,
     ClusterInfo,
+    GroupInfo,
+    GroupListing,
     PartitionInfo,
     ReplicaInfo,
     TopicInfo,
@@ -50,6 +53,8 @@ DESCRIBE_TIMEOUT_S = 2.0
 READY_POLL_MS = 500
 """How long a broker holds a question for newer metadata while a topic gets ready."""
 NOT_READY_PAUSE_S = 0.02
+INTERNAL_PREFIX = "__"
+"""What the names of rayq's own topics begin with."""
 
 
 class AsyncAdmin:
@@ -118,7 +123,8 @@ class AsyncAdmin:
 
     async def list_topics(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> list[str]:
         response = await self._client.fetch_all(timeout_s=timeout_s)
-        return sorted(topic.name for topic in response.topics)
+        names = (topic.name for topic in response.topics)
+        return sorted(name for name in names if not name.startswith(INTERNAL_PREFIX))
 
     async def describe_topic(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> TopicInfo:
         client = self._client
@@ -227,6 +233,32 @@ class AsyncAdmin:
         )
         start: int = response.log_start_offset
         return start
+
+    # --- groups ---------------------------------------------------------------------------------
+
+    async def list_groups(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> list[GroupListing]:
+        return await GroupAdmin(self._client, timeout_s).list_groups()
+
+    async def describe_group(self, group: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> GroupInfo:
+        return await GroupAdmin(self._client, timeout_s).describe_group(group)
+
+    async def set_group_offsets(
+        self,
+        group: str,
+        topics: str | Iterable[str | TopicPartition] | None = None,
+        *,
+        to: Target | None = None,
+        timestamp_ms: int | None = None,
+        shift: int | None = None,
+        dry_run: bool = False,
+        timeout_s: float = ADMIN_TIMEOUT_S,
+    ) -> dict[TopicPartition, int]:
+        return await GroupAdmin(self._client, timeout_s).set_group_offsets(
+            group, topics, to=to, timestamp_ms=timestamp_ms, shift=shift, dry_run=dry_run
+        )
+
+    async def delete_group(self, group: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
+        await GroupAdmin(self._client, timeout_s).delete_group(group)
 
     # --- changes --------------------------------------------------------------------------------
 
@@ -341,7 +373,7 @@ class Admin:
         self._run(lambda admin: admin.delete_topic(name, timeout_s=timeout_s))
 
     def list_topics(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> list[str]:
-        """The names of all topics, sorted."""
+        """The names of all topics, sorted; rayq's own, which begin with `__`, are left out."""
         return self._run(lambda admin: admin.list_topics(timeout_s=timeout_s))
 
     def describe_topic(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> TopicInfo:
@@ -375,6 +407,52 @@ class Admin:
         """Deletes the records below an offset (None: all that are committed) of each partition, on
         every in-sync replica. Answers where each log starts now."""
         return self._run(lambda admin: admin.delete_records(dict(before), timeout_s=timeout_s))
+
+    def list_groups(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> list[GroupListing]:
+        """All consumer groups, by name: their state and number of members."""
+        return self._run(lambda admin: admin.list_groups(timeout_s=timeout_s))
+
+    def describe_group(self, group: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> GroupInfo:
+        """A group: its state, its members and what they own, how far it is in each partition and
+        how far behind, and why it was last rebalanced. Raises UnknownGroupError."""
+        return self._run(lambda admin: admin.describe_group(group, timeout_s=timeout_s))
+
+    def set_group_offsets(
+        self,
+        group: str,
+        topics: str | Iterable[str | TopicPartition] | None = None,
+        *,
+        to: Target | None = None,
+        timestamp_ms: int | None = None,
+        shift: int | None = None,
+        dry_run: bool = False,
+        timeout_s: float = ADMIN_TIMEOUT_S,
+    ) -> dict[TopicPartition, int]:
+        """Sets where a group without members goes on, and answers where that is.
+
+        `topics`: a name, or several names or partitions; None: all that the group has committed.
+        One of: `to` "earliest", "latest", an offset, or `{partition: offset}` (without `topics`);
+        `timestamp_ms`, the first record at or after that time; `shift`, so many records forward
+        (or, negative, back) from the committed offset. What lies outside the log goes to its
+        nearer end. `dry_run` only answers. Raises GroupNotEmptyError, UnknownTopicError,
+        InvalidRequestError.
+        """
+        return self._run(
+            lambda admin: admin.set_group_offsets(
+                group,
+                topics,
+                to=to,
+                timestamp_ms=timestamp_ms,
+                shift=shift,
+                dry_run=dry_run,
+                timeout_s=timeout_s,
+            )
+        )
+
+    def delete_group(self, group: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
+        """Forgets a group without members, and its offsets. Raises UnknownGroupError,
+        GroupNotEmptyError."""
+        self._run(lambda admin: admin.delete_group(group, timeout_s=timeout_s))
 
     def elect_leaders(
         self,

@@ -12,9 +12,8 @@ from zlib import crc32
 
 from rayq.client.client import LEADER_PATIENCE_S, Client
 from rayq.config import ConsumerConfig
+from rayq.core.topic_changes import OFFSETS_TOPIC
 from rayq.wire.messages import EnsureOffsetsTopic, Request
-
-OFFSETS_TOPIC = "__consumer_offsets"
 
 Build = Callable[[str, int, int], Request]
 """Makes a request from the topic id, partition and leader epoch of the coordinator."""

@@ -20,8 +20,9 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from rayq.client.client import Client
-from rayq.client.coordinator import OFFSETS_TOPIC, Coordinator
+from rayq.client.coordinator import Coordinator
 from rayq.config import ConsumerConfig
+from rayq.core.topic_changes import OFFSETS_TOPIC
 from rayq.errors import (
     FencedMemberError,
     MaxPollIntervalError,

@@ -21,7 +21,12 @@ from rayq.client.accumulator import (
 from rayq.client.futures import DeliveryFuture, Part
 from rayq.client.partitioner import call_partitioner, next_sticky_partition
 from rayq.config import ProducerConfig, TopicConfig, parse
-from rayq.errors import InvalidRequestError, InvalidTimestampError, RecordTooLargeError
+from rayq.errors import (
+    InvalidRequestError,
+    InvalidTimestampError,
+    NullKeyError,
+    RecordTooLargeError,
+)
 from rayq.records import Headers
 from rayq.storage.batch import encode_batch
 from rayq.wire.messages import TopicMetadata
@@ -38,6 +43,7 @@ class TopicQueues:
         topic_config = parse(TopicConfig, metadata.config)
         self.metadata = metadata
         self.topic_id = metadata.topic_id
+        self.needs_keys = topic_config.is_compacted
         self.max_message_bytes = topic_config.max_message_bytes
         room_bytes = max(self.max_message_bytes - BATCH_OVERHEAD_BYTES, 1)
         self.limit_bytes = min(config.batch_size, room_bytes)
@@ -134,6 +140,8 @@ class Intake:
             if not isinstance(key, bytes):
                 raise _not_bytes("key", key)
             size_bytes += len(key)
+        elif known.needs_keys:
+            raise _no_key(topic)
         checked: Headers | None = None
         if headers:
             checked, headers_bytes = _check_headers(headers)
@@ -207,6 +215,8 @@ class Intake:
                 raise InvalidRequestError(
                     f"send_many got {len(values)} values and {len(keys)} keys: it needs one each."
                 )
+        if known.needs_keys and values and (keys is None or None in keys):
+            raise _no_key(topic)
         ends = running_sizes(values, keys)
         longest = max(map(int.__sub__, ends[1:], ends), default=0) + RECORD_OVERHEAD_BYTES
         if longest > known.limit_bytes:
@@ -292,6 +302,13 @@ def _queue_of(known: TopicQueues, topic: str, partition: int) -> PartitionQueue:
             f"Topic {topic!r} has partitions 0 to {known.count - 1}, not {partition}."
         )
     return known.queues[partition]
+
+
+def _no_key(topic: str) -> NullKeyError:
+    return NullKeyError(
+        f"A record without a key was sent to {topic!r}, which is compacted (cleanup_policy): it "
+        "keeps the latest record of each key, so every record needs one."
+    )
 
 
 def _not_bytes(what: str, found: object) -> TypeError:
