@@ -191,14 +191,21 @@ class _Shares:
                 heapq.heapreplace(heap, (load + 1, member))
 
     def level(self) -> None:
+        """The most loaded gives first, so that nobody gives who need not."""
         has_moved = True
         while has_moved:
             has_moved = False
-            for member in sorted(self._load, key=lambda one: (-self._load[one], one)):
-                while path := self._path_down(member):
+            heap = [(-load, member) for member, load in self._load.items()]
+            heapq.heapify(heap)
+            while heap:
+                load, member = heapq.heappop(heap)
+                path = self._path_down(member) if -load == self._load[member] else []
+                for giver, topic, taker in path:
+                    self._move(giver, topic, taker)
+                if path:
                     has_moved = True
-                    for giver, topic, taker in path:
-                        self._move(giver, topic, taker)
+                    for changed in (member, path[0][2]):
+                        heapq.heappush(heap, (-self._load[changed], changed))
 
     def _move(self, giver: str, topic: str, taker: str) -> None:
         number = max(self._has[giver][topic])

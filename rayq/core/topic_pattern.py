@@ -1,34 +1,310 @@
-"""Regular expressions over topic names, as members subscribe by them."""
+"""Regular expressions over topic names, as members of groups subscribe by them.
+
+A pattern comes from a client and is matched on a server's event loop, so its cost is bounded: it
+becomes a finite automaton, and a match takes time in proportion to the length of the name, whatever
+the pattern. (Python's `re` backtracks: 30 characters can keep it busy for ever.) What needs
+backtracking, references and look-around, is therefore not there; the rest is as in `re`:
+characters, `.`, `[...]`, `\\d \\w \\s` and their opposites, groups, `|`, `* + ? {m,n}`; a match is
+always one of the whole name, with or without `^` and `$` around the pattern.
+"""
 
 from __future__ import annotations
 
 import functools
-import re
+import string
 from collections.abc import Iterable
 
 from rayq.errors import InvalidRequestError
 
 PATTERN_LENGTH_MAX = 1024
+DEPTH_MAX = 20
+"""Groups within groups."""
+REPEATS_MAX = 249
+"""A topic's name is no longer."""
+STATES_MAX = 2_000
+PARTS_MAX = 10_000
+"""Of an automaton while it is built, those that take no state included."""
+CACHE_MAX = 4_096
+"""Steps of one automaton that are remembered."""
+
+Chars = frozenset[str]
+
+_DIGITS = frozenset(string.digits)
+_WORD = frozenset(string.ascii_letters + string.digits + "_")
+LEGAL = _WORD | frozenset(".-")
+"""The characters of topic names."""
+_CLASSES: dict[str, Chars] = {
+    "d": _DIGITS,
+    "w": _WORD,
+    "s": frozenset(),
+    "D": LEGAL - _DIGITS,
+    "W": LEGAL - _WORD,
+    "S": LEGAL,
+}
 
 
 def check_pattern(pattern: str) -> None:
     """Raises InvalidRequestError."""
+    _automaton(pattern)
+
+
+def matches(pattern: str, names: Iterable[str]) -> set[str]:
+    """The names that match as a whole; rayq's own topics never do. Raises InvalidRequestError."""
+    automaton = _automaton(pattern)
+    return {name for name in names if not name.startswith("__") and automaton.matches(name)}
+
+
+@functools.lru_cache(256)
+def _automaton(pattern: str) -> _Automaton:
     if len(pattern) > PATTERN_LENGTH_MAX:
         raise InvalidRequestError(
             f"A pattern has up to {PATTERN_LENGTH_MAX} characters, not {len(pattern)}."
         )
-    _compiled(pattern)
+    return _Automaton(_Parser(pattern))
 
 
-def matches(pattern: str, names: Iterable[str]) -> set[str]:
-    """The names that match as a whole; rayq's own topics never do."""
-    compiled = _compiled(pattern)
-    return {name for name in names if not name.startswith("__") and compiled.fullmatch(name)}
+# --- what was written ---------------------------------------------------------------------------
 
 
-@functools.lru_cache(256)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise InvalidRequestError(f"The pattern {pattern!r} does not compile: {error}") from error
+class _Set:
+    """One character of several."""
+
+    def __init__(self, chars: Chars) -> None:
+        self.chars = chars
+
+
+class _Sequence:
+    def __init__(self, parts: list[_Node]) -> None:
+        self.parts = parts
+
+
+class _Choice:
+    def __init__(self, options: list[_Node]) -> None:
+        self.options = options
+
+
+class _Repeat:
+    """`most` None: any number."""
+
+    def __init__(self, part: _Node, least: int, most: int | None) -> None:
+        self.part = part
+        self.least = least
+        self.most = most
+
+
+_Node = _Set | _Sequence | _Choice | _Repeat
+
+
+class _Parser:
+    """Reads a pattern into `tree`."""
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+        self._text = pattern.removeprefix("^")
+        is_escaped = (len(pattern) - len(pattern.removesuffix("$").rstrip("\\"))) % 2 == 0
+        if self._text.endswith("$") and not is_escaped:
+            self._text = self._text[:-1]
+        self._at = 0
+        self._depth = 0
+        self.tree = self._choice()
+        if self._at < len(self._text):
+            raise self.error("an unbalanced ')'")
+
+    def error(self, what: str) -> InvalidRequestError:
+        return InvalidRequestError(
+            f"The pattern {self.pattern!r} has {what}. Topics are matched by characters, '.', "
+            "[...], groups, '|' and the repeats * + ? {m,n}; a pattern stands for the whole name."
+        )
+
+    def _next(self) -> str:
+        """The next character, '' at the end."""
+        return self._text[self._at : self._at + 1]
+
+    def _take(self, what: str) -> bool:
+        if not self._text.startswith(what, self._at):
+            return False
+        self._at += len(what)
+        return True
+
+    def _choice(self) -> _Node:
+        options = [self._sequence()]
+        while self._take("|"):
+            options.append(self._sequence())
+        return options[0] if len(options) == 1 else _Choice(options)
+
+    def _sequence(self) -> _Node:
+        parts: list[_Node] = []
+        while self._next() not in ("", "|", ")"):
+            parts.append(self._repeats(self._atom()))
+        return _Sequence(parts)
+
+    def _repeats(self, part: _Node) -> _Node:
+        bounds = self._bounds()
+        if bounds is None:
+            return part
+        self._take("?")  # Lazy or not: the same names match.
+        if self._bounds() is not None:
+            raise self.error("a repeat of a repeat")
+        return _Repeat(part, *bounds)
+
+    def _bounds(self) -> tuple[int, int | None] | None:
+        if self._take("*"):
+            return 0, None
+        if self._take("+"):
+            return 1, None
+        if self._take("?"):
+            return 0, 1
+        if not self._take("{"):
+            return None
+        inside, closing, _ = self._text[self._at :].partition("}")
+        least, comma, most = inside.partition(",")
+        numbers = [one for one in (least, most) if one]
+        if not closing or not numbers or any(set(one) - _DIGITS for one in numbers):
+            raise self.error("a '{' that is no repeat")
+        if any(len(one) > 3 or int(one) > REPEATS_MAX for one in numbers):
+            raise self.error(f"a repeat above {REPEATS_MAX}")
+        self._at += len(inside) + 1
+        low = int(least or 0)
+        high = low if not comma else int(most) if most else None
+        if high is not None and high < low:
+            raise self.error("a repeat whose bounds are the wrong way round")
+        return low, high
+
+    def _atom(self) -> _Node:
+        if self._take("("):
+            return self._group()
+        if self._take("["):
+            return _Set(self._class())
+        if self._take("."):
+            return _Set(LEGAL)
+        if self._take("\\"):
+            return _Set(self._escaped())
+        one = self._next()
+        if one in "*+?{^$":
+            raise self.error(f"{one!r} where it means nothing")
+        self._at += 1
+        return _Set(frozenset(one))
+
+    def _group(self) -> _Node:
+        if self._take("?") and not self._take(":"):
+            raise self.error("a look-around, flag or named group, which are not supported,")
+        self._depth += 1
+        if self._depth > DEPTH_MAX:
+            raise self.error(f"more than {DEPTH_MAX} groups within each other")
+        inside = self._choice()
+        if not self._take(")"):
+            raise self.error("an unbalanced '('")
+        self._depth -= 1
+        return inside
+
+    def _escaped(self) -> Chars:
+        """What stands behind a backslash."""
+        one = self._next()
+        self._at += 1
+        if one in _CLASSES:
+            return _CLASSES[one]
+        if one == "" or one.isalnum():
+            raise self.error(f"the escape '\\{one}', which is not supported,")
+        return frozenset(one)
+
+    def _class(self) -> Chars:
+        is_negated = self._take("^")
+        found: set[str] = set()
+        is_first = True
+        while is_first or self._next() != "]":
+            is_first = False
+            low = self._member_of_class()
+            is_range = self._next() == "-" and self._text[self._at + 1 : self._at + 2] != "]"
+            if is_range:
+                self._at += 1
+                high = self._member_of_class()
+                if len(low) != 1 or len(high) != 1 or min(low) > min(high):
+                    raise self.error("a range that is none")
+                found |= {one for one in LEGAL if min(low) <= one <= min(high)}
+            else:
+                found |= low
+        self._at += 1
+        return LEGAL - found if is_negated else frozenset(found)
+
+    def _member_of_class(self) -> Chars:
+        if self._take("\\"):
+            return self._escaped()
+        one = self._next()
+        if not one:
+            raise self.error("an unbalanced '['")
+        self._at += 1
+        return frozenset(one)
+
+
+# --- the automaton ------------------------------------------------------------------------------
+
+
+class _Automaton:
+    """States are numbers; `_steps[state]` is `(chars, next)` and `_jumps[state]` lists where one
+    may go on without a character. It is built from the end: a node gets the state behind it and
+    gives the one before it."""
+
+    def __init__(self, parser: _Parser) -> None:
+        self._error = parser.error
+        self._steps: list[tuple[Chars, int] | None] = []
+        self._jumps: list[list[int]] = []
+        self._parts = 0
+        self._end = self._state(None, [])
+        start = self._build(parser.tree, self._end)
+        self._start = self._closure([start])
+        self._cache: dict[tuple[frozenset[int], str], frozenset[int]] = {}
+
+    def matches(self, name: str) -> bool:
+        states = self._start
+        for one in name:
+            if not states:
+                return False
+            found = self._cache.get((states, one))
+            if found is None:
+                steps = [self._steps[state] for state in states]
+                found = self._closure([step[1] for step in steps if step and one in step[0]])
+                if len(self._cache) >= CACHE_MAX:
+                    self._cache.clear()
+                self._cache[states, one] = found
+            states = found
+        return self._end in states
+
+    def _state(self, step: tuple[Chars, int] | None, jumps: list[int]) -> int:
+        if len(self._steps) >= STATES_MAX:
+            raise self._error(f"repeats that come to more than {STATES_MAX} states")
+        self._steps.append(step)
+        self._jumps.append(jumps)
+        return len(self._steps) - 1
+
+    def _build(self, node: _Node, behind: int) -> int:
+        self._parts += 1
+        if self._parts > PARTS_MAX:
+            raise self._error(f"repeats that come to more than {PARTS_MAX} parts")
+        if isinstance(node, _Set):
+            return self._state((node.chars, behind), [])
+        if isinstance(node, _Sequence):
+            for part in reversed(node.parts):
+                behind = self._build(part, behind)
+            return behind
+        if isinstance(node, _Choice):
+            return self._state(None, [self._build(one, behind) for one in node.options])
+        if node.most is None:
+            loop = self._state(None, [behind])
+            self._jumps[loop].append(self._build(node.part, loop))
+            behind = loop
+        else:
+            end = behind
+            for _ in range(node.most - node.least):
+                behind = self._state(None, [end, self._build(node.part, behind)])
+        for _ in range(node.least):
+            behind = self._build(node.part, behind)
+        return behind
+
+    def _closure(self, states: list[int]) -> frozenset[int]:
+        found = set(states)
+        while states:
+            for one in self._jumps[states.pop()]:
+                if one not in found:
+                    found.add(one)
+                    states.append(one)
+        return frozenset(found)
