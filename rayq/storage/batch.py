@@ -12,7 +12,8 @@ into the body. Little endian::
     body
 
 `length` counts the whole batch, header included. Attributes: bits 0-2 compression (0 none, 1 lz4),
-bit 3 records carry the append time, bit 4 transactional, bit 5 control.
+bit 3 records carry the append time, bit 4 transactional, bit 5 control, bit 6 some record has no
+key.
 
 The body is a msgpack array of columns, compressed as one lz4 block (with its plain size in front)
 only when that is smaller::
@@ -20,6 +21,8 @@ only when that is smaller::
     [offset_deltas | nil, timestamp_deltas | nil, keys | nil, values, headers | nil]
 
 `nil` stands for the usual case: offsets without gaps, one timestamp for all, no keys, no headers.
+Compaction takes records out of a batch and leaves the others at their offsets; its first and last
+offset stay, also when no record does.
 
 A torn write is noticed by one of the two CRCs; what follows a bad batch has no meaning.
 """
@@ -67,7 +70,8 @@ _LZ4 = 1
 _APPEND_TIME = 1 << 3
 _TRANSACTIONAL = 1 << 4
 _CONTROL = 1 << 5
-_KNOWN_ATTRIBUTES = _LZ4 | _APPEND_TIME | _TRANSACTIONAL | _CONTROL
+_NULL_KEYS = 1 << 6
+_KNOWN_ATTRIBUTES = _LZ4 | _APPEND_TIME | _TRANSACTIONAL | _CONTROL | _NULL_KEYS
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(
@@ -135,6 +139,11 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
         return self.attributes & _CONTROL != 0
 
     @property
+    def has_null_keys(self) -> bool:
+        """Whether some record has no key: compacted topics refuse such a batch."""
+        return self.attributes & _NULL_KEYS != 0
+
+    @property
     def newest_timestamp_ms(self) -> int:
         """The greatest timestamp that a reader sees in this batch."""
         return self.append_time_ms if self.has_append_time else self.max_timestamp_ms
@@ -173,23 +182,89 @@ def encode_batch(
     assert count > 0
     assert keys is None or len(keys) == count
     assert headers is None or len(headers) == count
-    if keys is not None and keys[0] is None and all(key is None for key in keys):
-        keys = None
+    attributes = _APPEND_TIME if append_time else 0
+    # Whether all keys are true is asked at C speed; only an empty or missing one needs a look.
+    if keys is None or (not all(keys) and any(key is None for key in keys)):
+        attributes |= _NULL_KEYS
+        if keys is not None and keys[0] is None and all(key is None for key in keys):
+            keys = None
     if headers is not None and not any(headers):
         headers = None
-    deltas: list[int] | None = None
+    first, newest, deltas = _time_column(timestamps_ms, count)
+    return _pack(
+        (None, deltas, keys, values, headers),
+        is_compressed=compression == "lz4",
+        stamped=(0, 0, 0),
+        attributes=attributes,
+        count=count,
+        last_offset_delta=count - 1,
+        times=(first, newest),
+        producer=(producer_id, producer_epoch, base_sequence),
+    )
+
+
+def keep_records(header: BatchHeader, columns: Columns, kept: Sequence[int]) -> bytearray:
+    """The batch with only the records at the places `kept` (ascending, perhaps none), as compaction
+    leaves it: offsets, stamp, producer and sequences as they were.
+
+    Raises `RecordTooLargeError` where the column of offsets makes the largest batch too large.
+    """
+    keys, headers = columns.keys, columns.headers
+    timestamps_ms = [columns.timestamps_ms[place] for place in kept]
+    first, newest, deltas = _time_column(timestamps_ms, len(kept))
+    if header.has_append_time or not kept:
+        # Readers see the append time, or nothing: the producer's times need not be known.
+        first, newest, deltas = header.first_timestamp_ms, header.first_timestamp_ms, None
+    offset_deltas = [columns.offsets[place] - header.base_offset for place in kept]
+    return _pack(
+        (
+            offset_deltas,
+            deltas,
+            None if keys is None else [keys[place] for place in kept],
+            [columns.values[place] for place in kept],
+            None if headers is None else [headers[place] for place in kept],
+        ),
+        is_compressed=header.is_compressed,
+        stamped=(header.base_offset, header.leader_epoch, header.append_time_ms),
+        attributes=header.attributes & ~_COMPRESSION_MASK,
+        count=len(kept),
+        last_offset_delta=header.last_offset_delta,
+        times=(first, newest),
+        producer=(header.producer_id, header.producer_epoch, header.base_sequence),
+    )
+
+
+def _time_column(
+    timestamps_ms: int | Sequence[int], count: int
+) -> tuple[int, int, list[int] | None]:
+    """First and greatest timestamp, and the column: None when all are the same."""
     if isinstance(timestamps_ms, int):
-        first = newest = timestamps_ms
-    else:
-        assert len(timestamps_ms) == count
-        first, newest = timestamps_ms[0], max(timestamps_ms)
-        if newest != first or min(timestamps_ms) != first:
-            deltas = [timestamp - first for timestamp in timestamps_ms]
-    body = _encoder.encode((None, deltas, keys, values, headers))
-    attributes = _APPEND_TIME if append_time else 0
+        return timestamps_ms, timestamps_ms, None
+    assert len(timestamps_ms) == count
+    if not timestamps_ms:
+        return 0, 0, None
+    first, newest = timestamps_ms[0], max(timestamps_ms)
+    if newest == first and min(timestamps_ms) == first:
+        return first, newest, None
+    return first, newest, [timestamp - first for timestamp in timestamps_ms]
+
+
+def _pack(
+    columns: tuple[object, ...],
+    *,
+    is_compressed: bool,
+    stamped: tuple[int, int, int],
+    attributes: int,
+    count: int,
+    last_offset_delta: int,
+    times: tuple[int, int],
+    producer: tuple[int | None, int, int | None],
+) -> bytearray:
+    """The bytes of a batch with these columns; `stamped` is (base offset, epoch, append time)."""
+    body = _encoder.encode(columns)
     if len(body) > PLAIN_BODY_BYTES_MAX:
         raise _too_large(len(body))
-    if compression == "lz4":
+    if is_compressed:
         packed = lz4.block.compress(body, store_size=True)
         if len(packed) < len(body):
             body = packed
@@ -197,16 +272,17 @@ def encode_batch(
     length = HEADER_BYTES + len(body)
     if length > BATCH_BYTES_MAX:
         raise _too_large(length)
+    base_offset, leader_epoch, append_time_ms = stamped
+    producer_id, producer_epoch, base_sequence = producer
     batch = bytearray(HEADER_BYTES)
     _HEADER.pack_into(
         batch,
         0,
-        *(0, length, 0, MAGIC, 0, 0, 0),
+        *(base_offset, length, leader_epoch, MAGIC, append_time_ms, 0, 0),
         attributes,
         count,
-        count - 1,
-        first,
-        newest,
+        last_offset_delta,
+        *times,
         -1 if producer_id is None else producer_id,
         producer_epoch,
         -1 if base_sequence is None else base_sequence,

@@ -23,6 +23,8 @@ from rayq.storage.batch import (
     stamp,
 )
 from rayq.storage.checkpoint import Checkpoint, write_checkpoint
+from rayq.storage.clean_state import CleanState, write_clean_state
+from rayq.storage.cleaner import CleaningJob, CleaningResult
 from rayq.storage.epochs import EpochCache
 from rayq.storage.plans import (
     CheckpointJob,
@@ -52,6 +54,7 @@ from rayq.storage.segment import (
     segment_path,
 )
 from rayq.storage.segment_list import RecentBatches, SegmentList
+from rayq.storage.swap import Cleaning, SwapPlan, cleanable, grouped, is_due, swap_of
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +74,8 @@ class Log:
     would touch the disk raises `StorageError` from then on. A full disk (`DiskFullError`) does not:
     the log is as it was before the append.
 
-    Files, in the partition's directory: segments, `checkpoint`, `leader-epochs`, `*.snapshot`.
+    Files, in the partition's directory: segments, `checkpoint`, `leader-epochs`, `*.snapshot`; of
+    compaction `cleaned`, `cleaning/` and, during a swap, `swap`.
     Nothing but what `flushed_offset` covers is sure to survive a power loss.
     """
 
@@ -93,6 +97,7 @@ class Log:
         """Grows whenever batches are cut off."""
         self.epochs: EpochCache = recovered.epochs
         self.producers: ProducerState = recovered.producers
+        self._clean = recovered.clean_state
         self._segments = SegmentList(recovered.segments)
         self._start = recovered.log_start
         self._end = self._segments.active.next_offset
@@ -191,6 +196,16 @@ class Log:
         """The append time of the newest batch, None in an empty log."""
         return self._last_append_time_ms or None
 
+    @property
+    def cleaned_offset(self) -> int:
+        """Below it offsets may be missing: compaction took what was superseded."""
+        return self._clean.cleaned_offset
+
+    @property
+    def tombstone_horizon(self) -> int:
+        """Below it tombstones may be missing: see `CleanState`."""
+        return self._clean.tombstone_horizon
+
     # --- appending --------------------------------------------------------------------------------
 
     def append_as_leader(
@@ -221,10 +236,10 @@ class Log:
         self._appended(stamped)
         return stamped
 
-    def append_as_follower(self, payload: Buffer, *, allow_gaps_below: int = 0) -> int:
+    def append_as_follower(self, payload: Buffer) -> int:
         """Appends a leader's batches as they are; returns the new end.
 
-        Offsets must follow on (gaps only below `allow_gaps_below`, the leader's cleaned offset) and
+        Offsets must follow on (gaps only below `cleaned_offset`: learn the leader's before) and
         epochs must not go back. An empty log also takes the batch that its start lies in; no flush
         plan may be running then. Raises `CorruptBatchError` or `UnsupportedFormatError` before
         anything is written; `DiskFullError` when only the first of them, or none, found room.
@@ -237,7 +252,7 @@ class Log:
         first = batches[0][1]
         is_restart = self._size_bytes == 0 and first.base_offset < self._end <= first.last_offset
         end = first.base_offset if is_restart else self._end
-        check_order(self.directory, batches, end, self.epochs.epoch_of(end - 1), allow_gaps_below)
+        check_order(self.directory, batches, end, self.epochs.epoch_of(end - 1), self.cleaned_offset)
         for position, header in batches:
             check_body(view, position, header)
         self._make_room(len(view))
@@ -297,10 +312,14 @@ class Log:
     def _appended(self, header: BatchHeader) -> None:
         """Takes a batch into account that was written at the end of the active segment."""
         active = self._segments.active
+        if header.base_offset != self._end:
+            self._recent.clear()  # It knows of no gaps: the index does.
         self._recent.add(header.base_offset, active.size)
         active.appended(header, self._config.index_interval_bytes)
         if header.leader_epoch != self.epochs.latest():
-            self.epochs.assign(header.leader_epoch, header.base_offset)
+            # After a gap it is where the epoch began for sure: compaction keeps the last batch of
+            # the epoch before.
+            self.epochs.assign(header.leader_epoch, self._end)
         self.producers.update(header)
         self._end = header.next_offset
         self._size_bytes += header.length
@@ -490,6 +509,8 @@ class Log:
         if place is None:
             raise CorruptBatchError(f"{segment.path}: no batch leads to offset {offset}.")
         end = place.header.base_offset
+        if end > offset:  # In a gap: what stays ends before it.
+            end = segment.view().end_before(offset, pread)
         lowered = Checkpoint(
             recovery_point=min(self._checkpoint.recovery_point, end),
             high_watermark=min(self._checkpoint.high_watermark, end),
@@ -504,13 +525,16 @@ class Log:
         while self._segments.active is not segment:
             dropped = self._segments.pop_last()
             remove_segment(self._disk, self.directory, dropped.base_offset)
-        segment.truncate(place, self._config.index_interval_bytes)
+        segment.truncate(place, end, self._config.index_interval_bytes)
         for unsynced in self._unsynced:
             if unsynced.base_offset < segment.base_offset:
                 unsynced.file.sync_data()
         self._disk.sync_dir(self.directory)
         self._become(segment.next_offset)
         self.producers = load_producers(self._disk, self.directory, self._segments, self._end)
+        if self._clean != (state := self._clean.cut(self._end)):
+            write_clean_state(self._disk, self.directory, state)
+            self._clean = state
 
     def reset(
         self, start_offset: int, epochs: list[tuple[int, int]], producer_snapshot: bytes
@@ -532,8 +556,16 @@ class Log:
         self.epochs.truncate_to_end(end_offset)
         producers = self.producers
         producers.forget_from(end_offset)
-        reset = Reset(end_offset, log_start, self.epochs.entries(), producers.snapshot())
-        self._reset(reset, producers)
+        self._reset(
+            Reset(
+                end_offset,
+                log_start,
+                self.epochs.entries(),
+                producers.snapshot(),
+                self._clean.cut(end_offset),
+            ),
+            producers,
+        )
 
     def _reset(self, reset: Reset, producers: ProducerState) -> None:
         self._segments = SegmentList([reset_log(self._disk, self.directory, reset)])
@@ -544,6 +576,7 @@ class Log:
         )
         self._start = reset.log_start
         self.epochs = EpochCache(reset.epochs)
+        self._clean = reset.clean_state
         self._become(reset.end_offset)
         self.producers = producers
 
@@ -566,6 +599,8 @@ class Log:
     def retention_start(self, now_ms: int, high_watermark: int) -> int:
         """The log start that retention_ms and retention_bytes call for: a segment's base offset at
         most `high_watermark`, or the present start. Closed segments only, by append time."""
+        if not self._config.is_deleted_by_retention:
+            return self._start
         start = self._segments.retention_start(self._config, now_ms, high_watermark)
         return self._start if start is None else max(start, self._start)
 
@@ -607,6 +642,111 @@ class Log:
         for path in paths:
             if disk.exists(path):
                 disk.remove(path)
+
+    # --- compaction -------------------------------------------------------------------------------
+
+    def wants_checkpoint_to_clean(self, high_watermark: int) -> bool:
+        """Whether closed segments wait for a checkpoint that says they are on disk and committed:
+        only what a crash cannot take back is cleaned."""
+        known = min(self._checkpoint.high_watermark, self._checkpoint.recovery_point)
+        return any(known < segment.next_offset <= high_watermark for segment in self._segments[:-1])
+
+    def roll_to_clean(self, now_ms: int) -> bool:
+        """Closes the active segment when its first record is older than max_compaction_lag_ms.
+        Raises `DiskFullError`, `StorageError`."""
+        self._check_usable()
+        lag_ms = self._config.max_compaction_lag_ms
+        first_ms = self._segments.active.first_append_time_ms
+        if lag_ms is None or first_ms is None or first_ms > now_ms - lag_ms:
+            return False
+        self._roll()
+        return True
+
+    def plan_cleaning(
+        self, now_ms: int, *, memory_bytes: int, bytes_per_s: int, at_once: bool = False
+    ) -> Cleaning | None:
+        """The pass of the cleaner that is due, None when none is; `at_once`: as soon as anything
+        is dirty. Let `cleaner.clean` do its job anywhere, then `plan_swap`.
+
+        Only closed segments below the high watermark and the recovery point of the last checkpoint.
+        """
+        self._check_usable()
+        if not self._config.is_compacted:
+            return None
+        limit_offset = min(self._checkpoint.high_watermark, self._checkpoint.recovery_point)
+        segments = cleanable(self._config, self._segments, limit_offset, now_ms)
+        if not segments:
+            return None
+        is_dirty = segments[-1].next_offset > self._clean.clean_until
+        if not is_due(self._config, segments, self._clean, now_ms) and not (at_once and is_dirty):
+            return None
+        job = CleaningJob(
+            directory=self.directory,
+            groups=grouped(self._config, segments),
+            dirty_offset=self._clean.clean_until,
+            tombstones_below=self._clean.removable_below(now_ms, self._config.delete_retention_ms),
+            producer_batches=self.producers.batches_below(segments[-1].next_offset),
+            index_interval_bytes=self._config.index_interval_bytes,
+            memory_bytes=memory_bytes,
+            bytes_per_s=bytes_per_s,
+        )
+        return Cleaning(job, self.generation, tuple(segments))
+
+    def plan_swap(self, cleaning: Cleaning, result: CleaningResult, now_ms: int) -> SwapPlan | None:
+        """How the log takes over what a pass has made; None when the log was truncated or lost
+        segments meanwhile, so that the result is about another one."""
+        self._check_usable()
+        if cleaning.generation != self.generation:
+            return None
+        by_base = {segment.base_offset: segment for segment in self._segments[:-1]}
+        if any(by_base.get(old.base_offset) is not old for old in cleaning.segments):
+            return None
+        state = self._clean.after_pass(
+            result.end_offset,
+            removed_below=cleaning.job.tombstones_below,
+            horizon=result.horizon,
+            tombstones=result.tombstones,
+            now_ms=now_ms,
+            delete_retention_ms=self._config.delete_retention_ms,
+        )
+        swap = swap_of(result, state)
+        replaced = tuple(tuple(by_base[base] for base in one.base_offsets) for one in swap.groups)
+        assert not any(
+            old.offsets.pending or old.times.pending for group in replaced for old in group
+        ), "below the recovery point all index entries are in the files"
+        return SwapPlan(
+            self._disk, self.directory, swap, replaced, cleaning.job.index_interval_bytes
+        )
+
+    def apply_swap(self, plan: SwapPlan, segments: list[Segment]) -> None:
+        """Puts the segments that `plan.prepare` returned in the place of the old ones; a running
+        read goes on with those. Raises `StorageError`."""
+        self._check_usable()
+        try:
+            for old, new in zip(plan.replaced, segments, strict=True):
+                new.move_to(self.directory)
+                new.release()
+                self._segments.replace(old, new)
+        except OSError as error:
+            raise self._fail("take over compacted segments", error) from error
+        self._size_bytes = self._segments.size_bytes
+        self._clean = plan.swap.state
+
+    def plan_learning(
+        self, offset: int, cleaned_offset: int, tombstone_horizon: int
+    ) -> CleanState | None:
+        """What a follower has to remember before it appends from `offset` on: how far the leader
+        has compacted what it copies. None when that is known; else write it with
+        `write_clean_state`, in a thread, then `learned`."""
+        state = self._clean.learned(
+            cleaned_offset if offset < cleaned_offset else 0,
+            tombstone_horizon if offset < tombstone_horizon else 0,
+        )
+        return None if state == self._clean else state
+
+    def learned(self, state: CleanState) -> None:
+        """`state`, from `plan_learning`, is on disk."""
+        self._clean = state
 
     # --- the end ----------------------------------------------------------------------------------
 

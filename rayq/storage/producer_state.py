@@ -156,6 +156,19 @@ class ProducerState:
             )
         )
 
+    def batches_below(self, offset: int) -> tuple[int, ...]:
+        """Base offsets of the remembered batches that end there or before: compaction keeps their
+        headers, so that whoever copies the log knows of them."""
+        return tuple(
+            sorted(
+                batch.base_offset
+                for producer in self._producers.values()
+                if not self._expired(producer)
+                for batch in producer.batches
+                if batch.last_offset < offset
+            )
+        )
+
     def clear(self) -> None:
         self._producers.clear()
         self._newest_append_time_ms = 0

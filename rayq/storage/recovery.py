@@ -19,6 +19,7 @@ from rayq.environment import Disk, File
 from rayq.errors import CorruptBatchError, StorageError
 from rayq.storage import checked_file
 from rayq.storage.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from rayq.storage.clean_state import CleanState, read_clean_state, write_clean_state
 from rayq.storage.epochs import EpochCache, read_epochs, write_epochs
 from rayq.storage.producer_state import ProducerState, snapshot_offsets, snapshot_path
 from rayq.storage.segment import (
@@ -32,6 +33,7 @@ from rayq.storage.segment import (
     scan,
     segment_path,
 )
+from rayq.storage.swap import finish_swap
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,7 @@ class Reset(msgspec.Struct, array_like=True, frozen=True):
     log_start: int
     epochs: list[tuple[int, int]]
     producer_snapshot: bytes
+    clean_state: CleanState = CleanState()
 
 
 class Recovered(msgspec.Struct):
@@ -59,6 +62,7 @@ class Recovered(msgspec.Struct):
     """Those with batches above the recovery point."""
     epochs: EpochCache
     producers: ProducerState
+    clean_state: CleanState
     is_changed: bool
     """Something was above the recovery point, cut or made anew: sync, then write a checkpoint."""
 
@@ -69,6 +73,7 @@ def recover(disk: Disk, directory: str, config: TopicConfig) -> Recovered:
     Raises `StorageError`, `UnsupportedFormatError`, or OSError from the disk.
     """
     _finish_reset(disk, directory)
+    finish_swap(disk, directory)
     checkpoint = read_checkpoint(disk, directory)
     bases = base_offsets(disk.list(directory), LOG_SUFFIX)
     if checkpoint is None:
@@ -158,6 +163,7 @@ class _Recovery:
         self._segments: list[Segment] = []
         self._unsynced: list[Segment] = []
         self._epochs = EpochCache()
+        self._clean_state = read_clean_state(disk, directory)
         self._is_changed = False
 
     def run(self, bases: list[int]) -> Recovered:
@@ -179,6 +185,7 @@ class _Recovery:
             self._unsynced,
             self._epochs,
             self._producers,
+            self._clean_state.cut(self._segments[-1].next_offset),
             self._is_changed or self._start != self._checkpoint.log_start,
         )
 
@@ -210,9 +217,11 @@ class _Recovery:
             epochs = None
         if epochs is None:
             epochs = EpochCache()
-            first = self._segments[0].base_offset
+            end_offset = first = self._segments[0].base_offset
             for header in headers_between(self._segments, first, self._recovery_point):
-                epochs.assign(header.leader_epoch, header.base_offset)
+                # Where compaction left a gap: the last batch of an epoch stays, the first may go.
+                epochs.assign(header.leader_epoch, end_offset)
+                end_offset = header.next_offset
         epochs.truncate_to_end(self._recovery_point)
         return epochs
 
@@ -249,17 +258,20 @@ class _Recovery:
         )
         start = segment.size
         interval = self._config.index_interval_bytes
-        reason = "its offset or epoch goes back"
+        reason = "its offset or epoch does not follow on"
+        gaps_below = self._clean_state.cleaned_offset
         try:
             for _, header in places:
-                latest = self._epochs.latest()
-                if header.base_offset < segment.next_offset or (
-                    latest is not None and header.leader_epoch < latest
+                latest, end_offset = self._epochs.latest(), segment.next_offset
+                if (
+                    header.base_offset < end_offset
+                    or (header.base_offset > end_offset and header.base_offset > gaps_below)
+                    or (latest is not None and header.leader_epoch < latest)
                 ):
                     break
                 segment.appended(header, interval)
                 if header.leader_epoch != latest:
-                    self._epochs.assign(header.leader_epoch, header.base_offset)
+                    self._epochs.assign(header.leader_epoch, end_offset)
                 self._producers.update(header)
         except CorruptBatchError as error:
             reason = str(error)
@@ -343,6 +355,7 @@ def _apply_reset(disk: Disk, directory: str, reset: Reset) -> Segment:
     for offset in snapshot_offsets(disk, directory):
         disk.remove(snapshot_path(directory, offset))
     disk.sync_dir(directory)
+    write_clean_state(disk, directory, reset.clean_state)
     write_epochs(disk, directory, EpochCache(reset.epochs).encode())
     if reset.producer_snapshot:
         path = snapshot_path(directory, reset.end_offset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -148,6 +149,15 @@ class SegmentView:
         if header.base_offset != self.base_offset + relative:
             raise DamagedIndexError(f"an entry for {relative} points to {header.base_offset}")
 
+    def end_before(self, offset: int, read: Reader) -> int:
+        """Where the batches end that begin before `offset`."""
+        end = self.base_offset
+        for place in scan(self.file, 0, self.size, read, path=self.path):
+            if place.header.base_offset >= offset:
+                break
+            end = place.header.next_offset
+        return end
+
     def _find(self, start: int, offset: int, read: Reader) -> Place | None:
         for place in scan(self.file, start, self.size, read, path=self.path):
             if place.header.next_offset > offset:
@@ -199,6 +209,19 @@ class Segment:
         self.first_append_time_ms: int | None = None
         self.last_append_time_ms: int | None = None
         self._unindexed_bytes = 0
+
+    @property
+    def paths(self) -> tuple[str, str, str]:
+        return self.path, self.offsets.path, self.times.path
+
+    def move_to(self, directory: str) -> None:
+        """Renames the files into another directory, over what is there under their names; durable
+        after a sync of both. Open files stay open. Raises OSError."""
+        for holder in (self.offsets, self.times, self):
+            target = f"{directory}/{os.path.basename(holder.path)}"
+            self._disk.rename(holder.path, target)
+            holder.path = target
+        self.directory = directory
 
     @property
     def file(self) -> File:
@@ -282,14 +305,14 @@ class Segment:
                 self.seal()
         return loaded
 
-    def truncate(self, place: Place, index_interval_bytes: int) -> None:
-        """Cuts the batch at `place` and all that follow; durable when it returns.
+    def truncate(self, place: Place, until: int, index_interval_bytes: int) -> None:
+        """Cuts the batch at `place` and all that follow, so that `until` is the end; durable when
+        it returns.
 
         Raises OSError, or `StorageError` when what stays turns out to be damaged.
         """
         self.file.truncate(place.position)
         self.file.sync_data()
-        until = place.header.base_offset
         relative = until - self.base_offset
         entries = bisect_left(self.offsets.pending, relative, key=itemgetter(0))
         try:

@@ -62,6 +62,15 @@ class SegmentList(Sequence[Segment]):
         self._segments.append(segment)
         self.active = segment
 
+    def replace(self, old: Sequence[Segment], new: Segment) -> None:
+        """One closed segment instead of some that follow on each other."""
+        first = self._segments.index(old[0])
+        assert self._segments[first : first + len(old)] == list(old)
+        assert old[-1] is not self.active
+        self._segments[first : first + len(old)] = [new]
+        for segment in old:
+            self._opened.pop(segment.base_offset, None)
+
     def pop_first(self) -> Segment:
         assert len(self._segments) > 1
         segment = self._segments.pop(0)

@@ -89,7 +89,7 @@ def test_the_header_is_as_documented() -> None:
     stamp(data, 0, base_offset=4, leader_epoch=2, append_time_ms=1234)
     body = msgspec.msgpack.encode([None, [0, 4], None, [b"a", b"b"], None])
     head = struct.pack("<QIIBq", 4, 73 + len(body), 2, 1, 1234)
-    tail = struct.pack("<HIIqqqHi", 0, 2, 1, 5, 9, 77, 3, 10) + body
+    tail = struct.pack("<HIIqqqHi", 1 << 6, 2, 1, 5, 9, 77, 3, 10) + body
     crcs = struct.pack("<II", google_crc32c.value(head), google_crc32c.value(tail))
     assert data == head + crcs + tail
     assert HEADER_BYTES == 73
@@ -270,7 +270,7 @@ def test_a_newer_magic_or_unknown_attributes_are_an_unsupported_format() -> None
     with pytest.raises(UnsupportedFormatError):
         decode(sealed({"attributes": 2}, GOOD))
     with pytest.raises(UnsupportedFormatError):
-        check_produced(read_header(sealed({"attributes": 64}, GOOD)))
+        check_produced(read_header(sealed({"attributes": 128}, GOOD)))
 
 
 def test_a_leader_takes_dense_batches_with_records_only() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from rayq.config import GIB, TopicConfig
 from rayq.environment import Buffer
 from rayq.storage.batch import BatchHeader, decode_columns, encode_batch, read_header, split_batches
+from rayq.storage.clean_state import write_clean_state
 from rayq.storage.disk import LocalDisk, LocalFile
 from rayq.storage.log import Log
 
@@ -69,6 +70,14 @@ def flush(log: Log, *, checkpoint: bool = False, high_watermark: int = 0) -> Non
     if plan is not None:
         plan.run()
         assert log.apply_flush(plan)
+
+
+def learn(log: Log, cleaned_offset: int, tombstone_horizon: int = 0) -> None:
+    """What a leader says of the records that come next."""
+    state = log.plan_learning(log.end_offset, cleaned_offset, tombstone_horizon)
+    if state is not None:
+        write_clean_state(LocalDisk(), log.directory, state)
+        log.learned(state)
 
 
 def read_bytes(log: Log, start: int | None = None, bytes_max: int = 1 << 20) -> bytes:
