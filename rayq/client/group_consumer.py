@@ -19,6 +19,7 @@ from rayq.client.group_member import LEAVE_TIMEOUT_S, GroupMember, Interest, Par
 from rayq.client.group_offsets import METADATA_CHARACTERS_MAX, GroupOffsets, Position, refusal
 from rayq.client.subscription import as_partition
 from rayq.config import ConsumerConfig
+from rayq.core.topic_pattern import check_pattern
 from rayq.errors import InvalidRequestError, RayqError
 from rayq.records import GroupMembership, OffsetAndMetadata, TopicPartition
 
@@ -330,21 +331,17 @@ def check_group(group: object) -> str:
 
 
 def pattern_text(pattern: str | re.Pattern[str]) -> str:
-    """A pattern as the coordinator takes it. Raises InvalidRequestError when it does not
-    compile."""
-    if isinstance(pattern, re.Pattern):
-        if not isinstance(pattern.pattern, str):
-            raise TypeError("A pattern of topics is one of str, not of bytes.")
-        letters = {re.I: "i", re.M: "m", re.S: "s", re.X: "x", re.A: "a"}
-        flags = "".join(letter for flag, letter in letters.items() if pattern.flags & flag)
-        return f"(?{flags}:{pattern.pattern})" if flags else pattern.pattern
-    if not isinstance(pattern, str):
-        raise TypeError(f"A pattern is a str or re.compile(...), not {type(pattern).__name__}.")
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise InvalidRequestError(f"The pattern {pattern!r} does not compile: {error}.") from error
-    return pattern
+    """A pattern as the coordinator takes it. Raises TypeError, InvalidRequestError."""
+    text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
+    if not isinstance(text, str):
+        raise TypeError(f"A pattern is a str or re.compile(str), not {pattern!r}.")
+    if isinstance(pattern, re.Pattern) and pattern.flags & ~re.UNICODE:
+        raise InvalidRequestError(
+            f"The pattern {text!r} has flags ({re.RegexFlag(pattern.flags & ~re.UNICODE)}), which "
+            "a group's coordinator does not know: say it without, such as [Aa] for a."
+        )
+    check_pattern(text)
+    return text
 
 
 def _checked(value: int | OffsetAndMetadata) -> OffsetAndMetadata:

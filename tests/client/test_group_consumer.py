@@ -357,11 +357,12 @@ def test_a_topic_made_anew_is_read_from_its_own_commit(two: FakeCluster, cluster
 def test_patterns_go_to_the_coordinator(two: FakeCluster, cluster: Cluster) -> None:
     two.create_topic("orders-eu")
     two.write("orders-eu", [b"v"])
-    for pattern in (r"orders-.*", re.compile(r"ORDERS-.*", re.IGNORECASE)):
+    for pattern in (r"orders-.*", re.compile(r"[Oo]rders-.*")):
         with cluster.consumer(group="g", pattern=pattern, **FAST) as consumer:
             assert [one.topic for one in read(consumer, 1)] == ["orders-eu"]
-    with pytest.raises(InvalidRequestError, match="compile"):
-        cluster.consumer(group="g", pattern="(")
+    for wrong in ("(", re.compile("a", re.IGNORECASE)):
+        with pytest.raises(InvalidRequestError, match="pattern"):
+            cluster.consumer(group="g", pattern=wrong)
     with pytest.raises(InvalidRequestError, match="needs a group"):
         cluster.consumer(pattern=".*")
     with pytest.raises(InvalidRequestError, match="need a group"):
