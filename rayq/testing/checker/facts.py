@@ -8,9 +8,16 @@ from typing import NamedTuple
 
 from rayq.testing.checker.history import (
     Assigned,
+    CommitsSeen,
+    CommitsSet,
+    Committed,
+    Committing,
     Event,
+    GroupOpened,
+    Killed,
     Polled,
     ProducerOpened,
+    Released,
     Sending,
     Sent,
 )
@@ -67,6 +74,8 @@ class Facts:
     places_of: dict[str, set[tuple[str, int, int]]] = field(default_factory=dict)
     """Where each polled value stood: `(topic, partition, offset)`."""
     records_polled: int = 0
+    group_events: list[Event] = field(default_factory=list)
+    """All that concerns groups, in order, for `rayq.testing.checker.groups`."""
 
     def promises_durability(self, send: Send) -> bool:
         opened = self.producers.get(send.producer)
@@ -86,6 +95,7 @@ def gather(events: Iterable[Event]) -> Facts:
     facts = Facts()
     open_sends: dict[tuple[str, int], Send] = {}
     current: dict[tuple[str, Place], Reading] = {}
+    members: set[str] = set()
     for event in events:
         match event:
             case ProducerOpened():
@@ -102,6 +112,9 @@ def gather(events: Iterable[Event]) -> Facts:
             case Assigned():
                 place = (event.topic, event.partition)
                 current[event.consumer, place] = _new_reading(facts, event.consumer, place)
+                if event.group is not None:
+                    members.add(event.consumer)
+                    facts.group_events.append(event)
             case Polled():
                 place = (event.topic, event.partition)
                 reading = current.get((event.consumer, place))
@@ -109,6 +122,18 @@ def gather(events: Iterable[Event]) -> Facts:
                     reading = _new_reading(facts, event.consumer, place)
                     current[event.consumer, place] = reading
                 _poll(facts, reading, event)
+                if event.consumer in members:
+                    facts.group_events.append(event)
+            case (
+                GroupOpened()
+                | Released()
+                | Killed()
+                | Committing()
+                | Committed()
+                | CommitsSeen()
+                | CommitsSet()
+            ):
+                facts.group_events.append(event)
     return facts
 
 

@@ -51,11 +51,14 @@ class Sent(_Event, frozen=True, tag="sent"):
 
 class Assigned(_Event, frozen=True, tag="assigned"):
     """A consumer begins to read a partition, or begins anew (another assignment, a seek): what it
-    polled of it before says nothing about what comes next."""
+    polled of it before says nothing about what comes next. With a `group`: it owns the partition
+    in it from now on, as a member of this `epoch`."""
 
     consumer: str
     topic: str
     partition: int
+    group: str | None = None
+    epoch: int | None = None
 
 
 class Polled(_Event, frozen=True, tag="polled"):
@@ -68,7 +71,78 @@ class Polled(_Event, frozen=True, tag="polled"):
     values: list[str]
 
 
-Event = ProducerOpened | Sending | Sent | Assigned | Polled
+class GroupOpened(_Event, frozen=True, tag="group"):
+    """A group reads these topics from their beginning; its members commit only what they have
+    dealt with."""
+
+    group: str
+    topics: list[str]
+
+
+class Released(_Event, frozen=True, tag="released"):
+    """A member is about to own a partition no more: it gives it up ("revoked"), leaves ("closed"),
+    or notices that it was taken away some time ago ("lost")."""
+
+    consumer: str
+    topic: str
+    partition: int
+    how: Literal["revoked", "closed", "lost"]
+
+
+class Killed(_Event, frozen=True, tag="killed"):
+    """A member's process is killed now; written before the signal, by whoever sends it."""
+
+    consumer: str
+
+
+class Committing(_Event, frozen=True, tag="committing"):
+    """A member commits: the offsets of the next records. `number` counts its commits."""
+
+    consumer: str
+    group: str
+    number: int
+    offsets: list[tuple[str, int, int]]
+    """`(topic, partition, offset)`"""
+
+
+class Committed(_Event, frozen=True, tag="committed"):
+    """What became of it: "ok", or "unknown" (all, some or nothing of it is committed)."""
+
+    consumer: str
+    number: int
+    outcome: Literal["ok", "unknown"]
+    error: str | None = None
+
+
+class CommitsSeen(_Event, frozen=True, tag="commits-seen"):
+    """The owner of these partitions, before its first commit, reads what is committed."""
+
+    consumer: str
+    group: str
+    offsets: list[tuple[str, int, int | None]]
+
+
+class CommitsSet(_Event, frozen=True, tag="commits-set"):
+    """Somebody set a group's offsets on purpose."""
+
+    group: str
+    offsets: list[tuple[str, int, int]]
+
+
+Event = (
+    ProducerOpened
+    | Sending
+    | Sent
+    | Assigned
+    | Polled
+    | GroupOpened
+    | Released
+    | Killed
+    | Committing
+    | Committed
+    | CommitsSeen
+    | CommitsSet
+)
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Event)

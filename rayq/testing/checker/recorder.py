@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import BinaryIO, Literal
 
 from rayq.errors import RayqError
-from rayq.records import Record, RecordMetadata
+from rayq.records import Record, RecordMetadata, TopicPartition
 from rayq.testing.checker.history import (
     Assigned,
+    CommitsSeen,
+    CommitsSet,
+    Committed,
+    Committing,
     Event,
+    GroupOpened,
+    Killed,
     Polled,
     ProducerOpened,
+    Released,
     Sending,
     Sent,
     encode_event,
@@ -30,6 +37,7 @@ class Recorder:
         self._file = file
         self._lock = threading.Lock()
         self._numbers: dict[str, int] = {}
+        self._commits: dict[str, int] = {}
 
     def opened(
         self, producer: str, *, acks: Literal["all", "1", "0"] = "all", idempotent: bool = True
@@ -65,6 +73,53 @@ class Recorder:
             values.append(as_text(record.value or b""))
         for (topic, partition), (offsets, values) in by_place.items():
             self._note(Polled(consumer, topic, partition, offsets, values))
+
+    # --- groups ---------------------------------------------------------------------------------
+
+    def group_opened(self, group: str, topics: Iterable[str]) -> None:
+        """Call it before the first member joins."""
+        self._note(GroupOpened(group, list(topics)))
+
+    def owns(self, consumer: str, group: str, epoch: int, places: Iterable[TopicPartition]) -> None:
+        """Call it from `on_assigned`."""
+        for topic, partition in sorted(places):
+            self._note(Assigned(consumer, topic, partition, group, epoch))
+
+    def released(
+        self,
+        consumer: str,
+        places: Iterable[TopicPartition],
+        how: Literal["revoked", "closed", "lost"],
+    ) -> None:
+        """Call it at the end of `on_revoked`, and from `on_lost`."""
+        for topic, partition in sorted(places):
+            self._note(Released(consumer, topic, partition, how))
+
+    def killed(self, consumer: str) -> None:
+        """Call it just before the kill."""
+        self._note(Killed(consumer))
+
+    def committing(self, consumer: str, group: str, offsets: Mapping[TopicPartition, int]) -> int:
+        """Call it before the commit; returns the commit's number."""
+        number = self._commits[consumer] = self._commits.get(consumer, 0) + 1
+        self._note(Committing(consumer, group, number, [(*p, o) for p, o in offsets.items()]))
+        return number
+
+    def committed(self, consumer: str, number: int) -> None:
+        self._note(Committed(consumer, number, "ok"))
+
+    def not_committed(self, consumer: str, number: int, error: BaseException) -> None:
+        self._note(Committed(consumer, number, "unknown", f"{type(error).__name__}: {error}"))
+
+    def commits_seen(
+        self, consumer: str, group: str, offsets: Mapping[TopicPartition, int | None]
+    ) -> None:
+        """What `consumer.committed` answered in `on_assigned`."""
+        self._note(CommitsSeen(consumer, group, [(*p, o) for p, o in offsets.items()]))
+
+    def commits_set(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """What `admin.set_group_offsets` answered."""
+        self._note(CommitsSet(group, [(*p, o) for p, o in offsets.items()]))
 
     def _note(self, event: Event) -> None:
         if self._file is None:

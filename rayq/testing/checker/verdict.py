@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rayq.testing.checker.facts import Facts, Fault, gather
+from rayq.testing.checker.groups import judge_groups
 from rayq.testing.checker.history import Event
 from rayq.testing.checker.order import check_keys, check_sends
 from rayq.testing.checker.polls import check_polls
@@ -39,6 +40,8 @@ class Verdict:
     failed: int
     unknown: int
     polled: int
+    repeated: int = 0
+    """Records that a group polled more than once."""
 
     @property
     def is_clean(self) -> bool:
@@ -49,6 +52,8 @@ class Verdict:
             f"{self.sent} records sent: {self.acknowledged} acknowledged, {self.failed} failed, "
             f"{self.unknown} of unknown outcome; {self.polled} polled"
         ]
+        if self.repeated:
+            lines.append(f"{self.repeated} polled again by their group")
         by_kind = Counter(fault.kind for fault in self.faults)
         for kind, count in by_kind.items():
             lines.append(f"{kind}: {count}")
@@ -65,13 +70,15 @@ def check(events: Iterable[Event]) -> Verdict:
     history that contradicts itself."""
     facts = gather(events)
     outcomes = Counter(send.outcome for send in facts.sends)
+    groups = judge_groups(facts)
     return Verdict(
-        faults=[fault for judge in CHECKS for fault in judge(facts)],
+        faults=[*(fault for judge in CHECKS for fault in judge(facts)), *groups.faults],
         sent=len(facts.sends),
         acknowledged=outcomes["ok"],
         failed=outcomes["failed"],
         unknown=outcomes["unknown"],
         polled=facts.records_polled,
+        repeated=groups.repeated,
     )
 
 
