@@ -45,6 +45,7 @@ class Follower:
         self._connection: Connection | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_stopped = False
+        self._is_known_whole = False
         self._agrees = False
         """The leader found no divergence: from then on, what is flushed here is flushed of its log.
         A notice from before could arrive late, by a connection that was given up, and would count
@@ -118,6 +119,9 @@ class Follower:
         log = replica.log
         connection = await self._pool.get(assignment.leader_host, assignment.leader_port)
         self._connection = connection
+        if not self._is_known_whole:
+            await self._begin_anew_unless_whole(connection)
+            self._is_known_whole = True
         request = messages.ReplicaFetch(
             assignment.topic_id,
             assignment.partition,
@@ -134,13 +138,17 @@ class Follower:
         answer, payload = await connection.request(request, timeout_s=FETCH_TIMEOUT_S)
         assert isinstance(answer, messages.ReplicaFetchResponse)
         if answer.diverging_end is not None:
-            await self._truncate(answer.diverging_epoch, answer.diverging_end)
+            await self._truncate(connection, answer.diverging_epoch, answer.diverging_end)
             return
         if answer.reset_to is not None:
             await self._reset(connection)
             return
         self._agrees = True
         if len(payload):
+            if request.offset < max(answer.cleaned_offset, answer.tombstone_horizon):
+                await replica.learn(
+                    request.offset, answer.cleaned_offset, answer.tombstone_horizon
+                )
             try:
                 log.append_as_follower(payload)
             except CorruptBatchError as error:
@@ -159,7 +167,24 @@ class Follower:
         if answer.log_start_offset > log.start_offset:
             await replica.advance_log_start(answer.log_start_offset)
 
-    async def _truncate(self, epoch: int | None, end_offset: int) -> None:
+    @property
+    def _may_lose(self) -> bool:
+        """Whether an unclean election since the log's last record may have taken away what it knew
+        to be committed."""
+        unclean, last_epoch = self._assignment.last_unclean_epoch, self._replica_log.log.last_epoch
+        return unclean is not None and (last_epoch is None or last_epoch < unclean)
+
+    async def _begin_anew_unless_whole(self, connection: Connection) -> None:
+        """A log that was being copied from a compacted one lacks, up to its leader's cleaned
+        offset, what had a later record there. Every leader that was elected cleanly has that
+        record; after an unclean election it may be gone, and only the new leader's log is whole."""
+        log = self._replica_log.log
+        if log.end_offset < log.cleaned_offset and self._may_lose:
+            await self._reset(connection)
+
+    async def _truncate(
+        self, connection: Connection, epoch: int | None, end_offset: int
+    ) -> None:
         """Cuts what the leader does not have: down to where the last common epoch ends, here or
         there (KIP-279)."""
         replica, assignment = self._replica_log, self._assignment
@@ -172,11 +197,8 @@ class Follower:
             own_epoch, own_end = log.epochs.end_for(epoch, mine)
             cut = min(end_offset, own_end if own_epoch is not None else log.start_offset)
         cut = max(cut, log.start_offset)
-        last_epoch = log.last_epoch
-        unclean = assignment.last_unclean_epoch
-        may_lose = unclean is not None and (last_epoch is None or last_epoch < unclean)
         committed = max(replica.high_watermark, log.persisted_high_watermark)
-        if cut < committed and not may_lose:
+        if cut < committed and not self._may_lose:
             raise DivergedLogError(
                 f"{replica.where} on broker {replica.broker} holds committed records up to "
                 f"{committed}, its leader (broker {assignment.leader}, epoch "
@@ -184,16 +206,28 @@ class Follower:
                 "Nothing was cut. A disk was changed from outside or this is a bug: keep both "
                 "data directories and report it."
             )
+        if cut < log.cleaned_offset:
+            # Only after an unclean election. What the records to be cut had superseded is gone
+            # here and is the latest again there.
+            await self._reset(connection)
+            return
         logger.info(
             "%s on broker %d cuts its log from %d to %d", replica.where, replica.broker, mine, cut
         )
-        async with replica.flush_lock:
+        async with replica.files_lock, replica.flush_lock:
             log.truncate(cut)
-            replica.high_watermark = min(replica.high_watermark, cut)
+            replica.high_watermark = min(replica.high_watermark, log.end_offset)
 
     async def _reset(self, connection: Connection) -> None:
-        """This log lies wholly below the leader's start: begin anew there, with its producer state
-        and epochs."""
+        """This log lies below the leader's start or its tombstone horizon: begin anew at that
+        start, with the leader's producer state and epochs below it.
+
+        No acknowledged record is lost by that. What was acknowledged is on the disks of at least
+        min_insync members of the ISR and the ELR, and of all that were in the ISR then; each of
+        them reaches to the high watermark, below which both the log start and the horizon lie. So
+        a replica that ends below either is none of them, and nothing was ever promised on its
+        account. (The leader refuses to say so to a member of its ISR.)
+        """
         replica, assignment = self._replica_log, self._assignment
         answer, payload = await connection.request(
             messages.ReplicaSnapshot(
@@ -208,6 +242,6 @@ class Follower:
             replica.broker,
             answer.log_start_offset,
         )
-        async with replica.flush_lock:
+        async with replica.files_lock, replica.flush_lock:
             replica.log.reset(answer.log_start_offset, answer.epochs, bytes(payload))
             replica.high_watermark = answer.log_start_offset

@@ -1,4 +1,4 @@
-"""What actors ask of the runtime that hosts them: replica processes."""
+"""What actors ask of the runtime that hosts them: replica processes, and helpers for those."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
+
+from rayq.storage.cleaner import CleaningJob, CleaningResult
 
 
 class ReplicaHostSpec(msgspec.Struct, frozen=True):
@@ -42,6 +44,16 @@ class Runtime(Protocol):
 
     def adopt(self, pid: int, pid_start_time: int) -> HostProcess | None:
         """A process that an earlier broker process started; None when it is gone."""
+        ...
+
+
+class RunCleaner(Protocol):
+    """Runs one pass of `storage.cleaner` at low priority, so that neither the caller's event loop
+    nor anybody's writes wait for it. Cancelling it stops the pass."""
+
+    async def __call__(self, job: CleaningJob) -> CleaningResult:
+        """Raises DirectoryInUseError when another pass runs on that disk, CorruptBatchError,
+        DiskFullError, and RayqError when the helper could not be started or was killed."""
         ...
 
 

@@ -25,6 +25,7 @@ from rayq.errors import (
     NotEnoughReplicasAfterAppendError,
     NotEnoughReplicasError,
     NotLeaderError,
+    NullKeyError,
     OffsetNotAvailableError,
     OffsetOutOfRangeError,
     RayqError,
@@ -217,6 +218,11 @@ class Leader:
         header = read_header(payload)
         if header.length != len(payload) or header.record_count == 0:
             raise InvalidRequestError("A produce request carries exactly one batch with records.")
+        if header.has_null_keys and config.is_compacted:
+            raise NullKeyError(
+                f"{self.where} is compacted: it keeps the latest record of each key, and a record "
+                "of this batch has none. Nothing was written; give every record a key."
+            )
         if header.base_offset != 0 or header.last_offset_delta != header.record_count - 1:
             raise InvalidRequestError("The offsets of a new batch are its leader's to give.")
         check_body(payload, 0, header)
@@ -295,11 +301,13 @@ class Leader:
                     request.offset, limit, min(request.bytes_max, CLIENT_FETCH_BYTES_MAX)
                 )
                 self.check()
-                return messages.FetchResponse(limit, log.start_offset, 0, next_offset), data
+                return self._read_answer(log, limit, next_offset), data
             remaining_s = deadline_s - clock.monotonic()
             if remaining_s <= 0 or not await self._replica_log.committed.wait(remaining_s):
-                answer = messages.FetchResponse(limit, log.start_offset, 0, request.offset)
-                return answer, b""
+                return self._read_answer(log, limit, request.offset), b""
+
+    def _read_answer(self, log: Log, limit: int, next_offset: int) -> messages.FetchResponse:
+        return messages.FetchResponse(limit, log.start_offset, log.cleaned_offset, next_offset)
 
     def _truncated(self, offset: int) -> LogTruncatedError:
         return LogTruncatedError(
@@ -379,6 +387,9 @@ class Leader:
                     min(request.bytes_max, REPLICA_FETCH_BYTES_MAX),
                 )
                 self.check()
+                if self._is_below_horizon(leader, log, request):
+                    # Tombstones above its end went while it waited.
+                    return self._fetch_answer(leader, reset_to=log.start_offset), b""
                 return self._fetch_answer(leader), data
             remaining_s = deadline_s - clock.monotonic()
             if remaining_s <= 0 or not await self._replica_log.appended.wait(remaining_s):
@@ -399,6 +410,8 @@ class Leader:
                     f"{request.offset}, below the log start {log.start_offset} of its leader."
                 )
             return self._fetch_answer(leader, reset_to=log.start_offset)
+        if self._is_below_horizon(leader, log, request):
+            return self._fetch_answer(leader, reset_to=log.start_offset)
         if request.last_epoch is not None:
             epoch, end = log.epochs.end_for(request.last_epoch, log.end_offset)
             if epoch != request.last_epoch or end < request.offset:
@@ -417,6 +430,21 @@ class Leader:
         self.propose_isr()
         return None
 
+    def _is_below_horizon(
+        self, leader: PartitionState, log: Log, request: messages.ReplicaFetch
+    ) -> bool:
+        """Whether the follower may hold records whose tombstones are gone here: it would keep them
+        for ever (PROTOCOL 14). An empty log holds none."""
+        if not request.log_start_offset < request.offset < log.tombstone_horizon:
+            return False
+        if (request.broker, request.incarnation) in leader.isr:
+            raise DivergedLogError(
+                f"{self.where} on broker {request.broker} is in sync and yet its log ends at "
+                f"{request.offset}, below the tombstone horizon {log.tombstone_horizon} of its "
+                "leader."
+            )
+        return True
+
     def _fetch_answer(
         self,
         leader: PartitionState,
@@ -432,6 +460,8 @@ class Leader:
             epoch,
             end,
             reset_to,
+            self._replica_log.log.cleaned_offset,
+            self._replica_log.log.tombstone_horizon,
         )
 
     def replica_flushed(self, request: messages.ReplicaFlushed) -> None:

@@ -10,8 +10,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from rayq.actors.clock_watch import ClockWatch
+from rayq.actors.compactor import Compactor, cleaner_in_steps
 from rayq.actors.follower import Follower
 from rayq.actors.group_coordinator import GroupCoordinator
+from rayq.actors.hosting import RunCleaner
 from rayq.actors.leader import Leader
 from rayq.actors.replica_log import ReplicaLog
 from rayq.config import ClusterConfig
@@ -31,7 +34,6 @@ from rayq.wire.pool import ConnectionPool
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.1
-CLOCK_LEAP_MS = 60_000
 
 
 class Replica:
@@ -52,10 +54,12 @@ class Replica:
         on_failure: Callable[[], None],
         ask_broker: Callable[[messages.Request], Awaitable[messages.Response]],
         metadata_version: Callable[[], int],
+        run_cleaner: RunCleaner | None = None,
     ) -> None:
         """`propose` sends a new in-sync set to the controller; `on_failure()` is called when the
         replica stops for good, with the reason in its status. `ask_broker` asks this node's broker,
-        whose metadata this process knows up to `metadata_version()`."""
+        whose metadata this process knows up to `metadata_version()`. Without `run_cleaner` logs are
+        compacted by threads of this process."""
         self._environment = environment
         self._config = config
         self._pool = pool
@@ -78,8 +82,10 @@ class Replica:
         self._role: Leader | Follower | None = None
         self._coordinator: GroupCoordinator | None = None
         self._ticker: asyncio.Task[None] | None = None
-        self._last_wall_ms = environment.clock.wall_ms()
-        self._last_look_s = environment.clock.monotonic()
+        self._clock_watch = ClockWatch(environment.clock)
+        self._compactor = Compactor(
+            self._replica_log, run_cleaner or cleaner_in_steps(environment)
+        )
 
     # --- life -------------------------------------------------------------------------------
 
@@ -117,6 +123,7 @@ class Replica:
 
     def _stop(self, reason: str) -> None:
         self._end_role(reason)
+        self._compactor.stop()
         if self._ticker is not None:
             self._ticker.cancel()
 
@@ -249,6 +256,7 @@ class Replica:
         while True:
             await asyncio.sleep(TICK_S)
             role, now_s = self._role, clock.monotonic()
+            self._compactor.tick(now_s)
             if not isinstance(role, Leader) or not self._replica_log.is_open:
                 continue
             role.expire_waiters(now_s)
@@ -257,7 +265,7 @@ class Replica:
                 role.propose_isr()
             if now_s - retention_s >= self._config.retention_check_interval_ms / 1000:
                 retention_s = now_s
-                if not self._clock_leapt(now_s):
+                if not self._clock_watch.leapt():
                     await self._keep_retention()
 
     async def _keep_retention(self) -> None:
@@ -269,15 +277,3 @@ class Replica:
             logger.info("retention moves the log start of %s to %d", self.where, start)
             await replica_log.advance_log_start(start)
             replica_log.appended.notify()  # Followers hear of it with their next fetch.
-
-    def _clock_leapt(self, now_s: float) -> bool:
-        """Whether wall and monotonic clock disagree since the last look: retention then waits."""
-        wall_ms = self._environment.clock.wall_ms()
-        leap_ms = (wall_ms - self._last_wall_ms) - (now_s - self._last_look_s) * 1000
-        self._last_wall_ms, self._last_look_s = wall_ms, now_s
-        if abs(leap_ms) < CLOCK_LEAP_MS:
-            return False
-        logger.warning(
-            "the wall clock leapt by %.0f s: retention of %s pauses", leap_ms / 1000, self.where
-        )
-        return True

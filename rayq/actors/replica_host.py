@@ -13,7 +13,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 from rayq.actors.group_coordinator import GroupCoordinator
-from rayq.actors.hosting import ReplicaHostSpec
+from rayq.actors.hosting import ReplicaHostSpec, RunCleaner
 from rayq.actors.leader import Leader
 from rayq.actors.replica import Replica
 from rayq.actors.signal import Signal
@@ -74,11 +74,13 @@ class ReplicaHost:
         *,
         host: str,
         pid_start_time: int,
+        run_cleaner: RunCleaner | None = None,
     ) -> None:
         self._environment = environment
         self._config = config
         self._spec = spec
         self._pid_start_time = pid_start_time
+        self._run_cleaner = run_cleaner
         meta = read_meta(environment.disk, spec.data_path)
         assert meta is not None, spec.data_path
         secret = read_secret(environment.disk, spec.data_path)
@@ -218,6 +220,7 @@ class ReplicaHost:
             has_lease=self.has_lease,
             propose=self._propose,
             on_failure=self._urgent.notify,
+            run_cleaner=self._run_cleaner,
             ask_broker=self._ask_broker,
             metadata_version=lambda: self._version,
         )

@@ -8,17 +8,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from rayq.actors.signal import Signal
 from rayq.config import ClusterConfig, TopicConfig, parse
 from rayq.environment import Environment
 from rayq.errors import NotLeaderError, StorageError
+from rayq.storage.appending import open_failed
+from rayq.storage.clean_state import write_clean_state
+from rayq.storage.cleaner import CleaningResult
 from rayq.storage.data_directory import PartitionDirectory
 from rayq.storage.log import Log
+from rayq.storage.swap import Cleaning
 from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 FLUSH_WAIT_S = 60.0
 
@@ -55,6 +61,9 @@ class ReplicaLog:
         """The high watermark moved, or the role ended."""
         self.flush_lock = asyncio.Lock()
         """Held while a flush runs; who truncates holds it too."""
+        self.files_lock = asyncio.Lock()
+        """Held while compacted segments are put in place: who truncates, resets or moves the log
+        start holds it too, before the flush lock."""
         self._on_flushed = on_flushed
         self._on_failure = on_failure
         self._log: Log | None = None
@@ -66,6 +75,7 @@ class ReplicaLog:
         self._is_closed = False
         self._flusher: asyncio.Task[None] | None = None
         self._flush: asyncio.Future[None] | None = None
+        self._files_job: asyncio.Future[Any] | None = None
 
     # --- life -------------------------------------------------------------------------------
 
@@ -127,7 +137,8 @@ class ReplicaLog:
         """Flushes and closes the log; then `ends` says exactly where it ends."""
         log = self._log
         self._is_closed = True
-        async with self.flush_lock:  # No flush is under way now, and none begins.
+        # No swap and no flush is under way now, and none begins.
+        async with self.files_lock, self.flush_lock:
             self._stop_flusher()
             if log is not None and self.failure is None:
                 try:
@@ -143,11 +154,15 @@ class ReplicaLog:
         self._stop_flusher()
         if is_opening and self.failure is None:
             return  # A thread works in the directory: `open` lets go of it.
-        if self._flush is not None and not self._flush.done():
-            # A thread still writes: nobody else may open the directory before it is done.
-            self._flush.add_done_callback(lambda _: self._release())
-        else:
-            self._release()
+        self._release_when_idle()
+
+    def _release_when_idle(self) -> None:
+        for job in (self._flush, self._files_job):
+            if job is not None and not job.done():
+                # A thread still writes: nobody else may open the directory before it is done.
+                job.add_done_callback(lambda _: self._release_when_idle())
+                return
+        self._release()
 
     def _stop_flusher(self) -> None:
         if self._flusher is not None:
@@ -250,17 +265,78 @@ class ReplicaLog:
         log = self.log
         if offset <= log.start_offset:
             return
-        try:
-            paths = log.advance_start(min(offset, log.end_offset))
-        except StorageError as error:
-            self.fail(error)
-            raise
+        async with self.files_lock:
+            log = self.log
+            try:
+                paths = log.advance_start(min(offset, log.end_offset))
+            except StorageError as error:
+                self.fail(error)
+                raise
         await self.checkpoint()
         if paths:
             try:
                 await self.environment.threads.run(Log.remove_files, self.environment.disk, paths)
             except OSError as error:  # Old files stay until the next start.
                 logger.warning("%s: old segments could not be removed: %s", self.where, error)
+
+    # --- compaction -------------------------------------------------------------------------
+
+    async def swap(self, cleaning: Cleaning, result: CleaningResult) -> bool:
+        """Puts compacted segments in place. False: nothing was changed, the log is another by now.
+
+        Cancelled half-way (so the replica stops) it leaves the rest to the next start.
+        """
+        async with self.files_lock:
+            if not self.is_open:
+                return False
+            log = self.log
+            plan = log.plan_swap(cleaning, result, self.environment.clock.wall_ms())
+            if plan is None:
+                logger.info("%s changed while it was compacted: dropped", self.where)
+                return False
+            try:
+                segments = await self._files_step(plan.prepare)
+            except (OSError, StorageError) as error:
+                logger.warning("compacted segments of %s are not used: %s", self.where, error)
+                try:
+                    await self._files_step(plan.cancel)
+                except OSError as failure:  # The next start may yet use them.
+                    self.fail(failure)
+                return False
+            if self.failure is not None or self._is_closed:
+                return False  # The next start finishes it.
+            try:
+                log.apply_swap(plan, segments)
+                await self._files_step(plan.finish)
+            except (OSError, StorageError) as error:
+                self.fail(StorageError(f"Compacting {self.where} failed: {error}"))
+                return False
+        return True
+
+    async def _files_step(self, job: Callable[[], T]) -> T:
+        """Runs a job in a thread, to its end also when the caller is cancelled."""
+        step = self._files_job = asyncio.ensure_future(self.environment.threads.run(job))
+        try:
+            return await asyncio.shield(step)
+        except asyncio.CancelledError:
+            await asyncio.wait((step,))
+            raise
+
+    async def learn(self, offset: int, cleaned_offset: int, tombstone_horizon: int) -> None:
+        """What the leader says of the records from `offset` on, durable before they are appended.
+        Raises StorageError."""
+        async with self.files_lock:
+            log = self.log
+            state = log.plan_learning(offset, cleaned_offset, tombstone_horizon)
+            if state is None:
+                return
+            try:
+                await self._files_step(
+                    partial(write_clean_state, self.environment.disk, log.directory, state)
+                )
+            except OSError as error:
+                raise open_failed(log.directory, error) from error
+            log.learned(state)
 
 
 def _open_log(

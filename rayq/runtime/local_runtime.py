@@ -19,6 +19,7 @@ from rayq.actors.replica_host import ReplicaHost
 from rayq.config import ClusterConfig
 from rayq.environment import Environment
 from rayq.errors import RayqError
+from rayq.runtime.cleaner_process import run_cleaner_process
 from rayq.runtime.layout import (
     Directory,
     directory_path,
@@ -88,7 +89,12 @@ class LocalRuntime:
         environment = self._new_environment(f"replica {spec.broker}/{spec.names[0]}")
         number = next(_process_numbers)
         host = ReplicaHost(
-            environment, self._config, spec, host=self._host, pid_start_time=number
+            environment,
+            self._config,
+            spec,
+            host=self._host,
+            pid_start_time=number,
+            run_cleaner=run_cleaner_process,
         )
         process = LocalHostProcess(host, environment, spec.names)
         self.processes[number] = process

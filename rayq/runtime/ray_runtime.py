@@ -34,6 +34,7 @@ from rayq.errors import (
     from_wire,
     to_wire,
 )
+from rayq.runtime.cleaner_process import run_cleaner_process
 from rayq.runtime.layout import (
     Directory,
     check_broker_count,
@@ -136,6 +137,7 @@ class ReplicaHostActor:
             spec,
             host=_bind_host(config),
             pid_start_time=started,
+            run_cleaner=run_cleaner_process,
         )
         self._task = asyncio.get_running_loop().create_task(self._run())
         return pid, started

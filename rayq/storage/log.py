@@ -252,7 +252,8 @@ class Log:
         first = batches[0][1]
         is_restart = self._size_bytes == 0 and first.base_offset < self._end <= first.last_offset
         end = first.base_offset if is_restart else self._end
-        check_order(self.directory, batches, end, self.epochs.epoch_of(end - 1), self.cleaned_offset)
+        last_epoch = self.epochs.epoch_of(end - 1)
+        check_order(self.directory, batches, end, last_epoch, self.cleaned_offset)
         for position, header in batches:
             check_body(view, position, header)
         self._make_room(len(view))
@@ -692,14 +693,18 @@ class Log:
         )
         return Cleaning(job, self.generation, tuple(segments))
 
+    def is_current(self, cleaning: Cleaning) -> bool:
+        """Whether the log still has the segments that a pass was planned for."""
+        by_base = {segment.base_offset: segment for segment in self._segments[:-1]}
+        return cleaning.generation == self.generation and all(
+            by_base.get(segment.base_offset) is segment for segment in cleaning.segments
+        )
+
     def plan_swap(self, cleaning: Cleaning, result: CleaningResult, now_ms: int) -> SwapPlan | None:
         """How the log takes over what a pass has made; None when the log was truncated or lost
         segments meanwhile, so that the result is about another one."""
         self._check_usable()
-        if cleaning.generation != self.generation:
-            return None
-        by_base = {segment.base_offset: segment for segment in self._segments[:-1]}
-        if any(by_base.get(old.base_offset) is not old for old in cleaning.segments):
+        if not self.is_current(cleaning):
             return None
         state = self._clean.after_pass(
             result.end_offset,
@@ -710,6 +715,7 @@ class Log:
             delete_retention_ms=self._config.delete_retention_ms,
         )
         swap = swap_of(result, state)
+        by_base = {segment.base_offset: segment for segment in self._segments}
         replaced = tuple(tuple(by_base[base] for base in one.base_offsets) for one in swap.groups)
         assert not any(
             old.offsets.pending or old.times.pending for group in replaced for old in group

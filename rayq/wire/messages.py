@@ -516,6 +516,9 @@ class ReplicaFetchResponse(Response, frozen=True):
     leader's `ReplicaSnapshot`, restart the log at this offset."""
     cleaned_offset: int = 0
     """Below it gaps between offsets are legal (compaction)."""
+    tombstone_horizon: int = 0
+    """Below it tombstones may be missing: who copies from below remembers that, for the time when
+    it leads."""
 
 
 class ReplicaFetch(Request, frozen=True):
