@@ -1,0 +1,443 @@
+"""Single decisions of a coordinator about members and positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rayq.core import group_changes
+from rayq.core.assignors import load_assignors
+from rayq.core.group_changes import Beat, Commit
+from rayq.core.group_records import OffsetRecord, Record
+from rayq.core.group_state import GroupState, TopicInfo
+from rayq.errors import (
+    FencedMemberError,
+    GroupLimitError,
+    GroupNotEmptyError,
+    InvalidAssignmentError,
+    InvalidRequestError,
+    RayqError,
+    UnknownAssignorError,
+    UnknownGroupError,
+    UnknownMemberError,
+)
+
+P0, P1, P2, P3 = (("T", number) for number in range(4))
+
+
+def failing(members: Any, partitions: Any, current: Any) -> Any:
+    raise RuntimeError("boom")
+
+
+class Coordinator:
+    """A state with its clock; every decision is replayed at once."""
+
+    def __init__(self, partitions: int = 3) -> None:
+        self.state = GroupState({**load_assignors(None), "failing": failing})
+        self.now_s = 0.0
+        self.topics = {"t": TopicInfo("T", partitions)}
+        self.apply(group_changes.set_topics(self.state, self.topics, now_ms=0))
+
+    @property
+    def now(self) -> dict[str, Any]:
+        return {"now_s": self.now_s, "now_ms": int(self.now_s * 1000)}
+
+    def apply(self, records: list[Record]) -> list[Record]:
+        for record in records:
+            self.state.replay(record)
+        self.state.validate()
+        return records
+
+    def beat(
+        self, member: str, epoch: int | None = None, owned: Any = None, **changes: Any
+    ) -> list[Record]:
+        """Owns what it was told to, unless said otherwise; `epoch` None: the present one."""
+        known = self.members.get(member)
+        values = {
+            "member": member, "member_epoch": 0 if known is None else known.member_epoch,
+            "instance": None, "client": "", "topics": ("t",), "pattern": None, "assignor": "uniform",
+            "session_timeout_ms": 10_000, "max_poll_interval_ms": 60_000,
+            "owned": frozenset() if known is None else known.assigned,
+        }
+        if epoch is not None:
+            values["member_epoch"] = epoch
+        if owned is not None:
+            values["owned"] = frozenset(owned)
+        beat = Beat(**{**values, **changes})
+        return self.apply(group_changes.heartbeat(self.state, "g", beat, **self.now))
+
+    def join(self, *members: str, **changes: Any) -> None:
+        """They join and everything settles."""
+        for member in members:
+            self.beat(member, **changes)
+        for _ in range(3):
+            for member in self.members:
+                self.beat(member, instance=self.members[member].instance)
+
+    @property
+    def members(self) -> Any:
+        return self.state.groups["g"].members if "g" in self.state.groups else {}
+
+    def commit(self, member: str, epoch: int, offset: int, *at: Any, sequence: int = 1) -> Any:
+        records, refused = group_changes.commit(
+            self.state, "g", member=member, member_epoch=epoch, sequence=sequence,
+            offsets=[Commit(*one, offset, None, "") for one in at], now_ms=self.now["now_ms"],
+        )
+        self.apply(list(records))
+        return refused
+
+    def offset(self, at: Any) -> int:
+        return self.state.groups["g"].offsets[at].offset
+
+    def pass_time(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.apply(group_changes.end_sessions(self.state, disconnect_grace_ms=1000, **self.now))
+
+    @property
+    def reason(self) -> str:
+        return self.state.groups["g"].value.reason
+
+
+def test_members_whose_partitions_do_not_move_see_no_change_when_another_joins() -> None:
+    one = Coordinator(partitions=3)
+    one.join("c1", "c2")
+    assert {len(one.members[name].assigned) for name in ("c1", "c2")} == {1, 2}
+    before = dict(one.members)
+    records = one.beat("c3")
+    gives = max(before, key=lambda name: len(before[name].assigned))
+    (stays,) = set(before) - {gives}
+    assert one.members[stays] is before[stays]
+    assert not any(record[1] == stays for record in records)
+    assert len(one.members[gives].revoking) == 1
+    assert not one.members["c3"].assigned
+
+
+def test_a_partition_is_given_on_only_when_its_owner_says_it_gave_it_up() -> None:
+    one = Coordinator(partitions=2)
+    one.join("a")
+    one.beat("b")
+    (moving,) = one.members["a"].revoking
+    one.beat("b")
+    one.beat("a", owned=(P0, P1))  # It knows, but still owns it.
+    assert not one.members["b"].assigned
+    one.beat("a")
+    assert one.members["b"].assigned == {moving}
+    assert not one.members["a"].revoking
+
+
+def test_an_old_heartbeat_gives_nothing_up() -> None:
+    one = Coordinator(partitions=2)
+    one.beat("a")
+    epoch = one.members["a"].member_epoch
+    one.beat("a", epoch, owned=())  # It has not taken them yet.
+    one.beat("b")
+    assert one.members["a"].revoking
+    one.beat("a", epoch, owned=())  # That of before once more, late: it may have taken them since.
+    assert one.members["a"].revoking
+    one.beat("a", owned=one.members["a"].assigned)
+    assert not one.members["a"].revoking
+
+
+def test_an_assignment_stays_until_the_member_knows_it() -> None:
+    """So that each epoch of a member means one assignment."""
+    one = Coordinator(partitions=2)
+    one.beat("a")
+    before = one.members["a"]
+    one.beat("b")
+    assert (one.members["a"].member_epoch, one.members["a"].assigned) == (
+        before.member_epoch, before.assigned,
+    )
+    one.beat("a")
+    assert one.members["a"].member_epoch > before.member_epoch
+    assert one.members["a"].previous_epoch == before.member_epoch
+
+
+def test_a_partition_that_is_to_stay_after_all_goes_back_to_its_owner() -> None:
+    one = Coordinator(partitions=2)
+    one.join("a")
+    one.beat("b")
+    one.apply(group_changes.leave(one.state, "g", "b", "", now_ms=0))
+    one.beat("a", owned=(P0, P1))
+    assert one.members["a"].assigned == {P0, P1}
+    assert not one.members["a"].revoking
+
+
+def test_commits_count_under_the_present_and_the_previous_epoch() -> None:
+    one = Coordinator(partitions=2)
+    one.join("a")
+    epoch = one.members["a"].member_epoch
+    one.beat("b")
+    (moving,) = one.members["a"].revoking
+    assert one.commit("a", epoch, 5, moving) == []  # Being given up, the answer not heard yet.
+    assert one.commit("a", one.members["a"].member_epoch, 6, P0, P1, sequence=2) == []
+    assert one.offset(moving) == 6
+    with pytest.raises(FencedMemberError):
+        one.commit("a", epoch - 1, 7, P0)
+    with pytest.raises(UnknownMemberError):
+        one.commit("stranger", 1, 7, P0)
+
+
+def test_a_commit_for_what_was_taken_away_is_refused_and_the_rest_is_done() -> None:
+    one = Coordinator(partitions=2)
+    one.join("a")
+    one.join("b")
+    (kept,) = one.members["a"].assigned
+    (gone,) = one.members["b"].assigned
+    refused = one.commit("a", one.members["a"].member_epoch, 9, kept, gone)
+    assert [(*at, code) for *at, code, _ in refused] == [(*gone, "CommitRefusedError")]
+    assert "t-" in refused[0][3]
+    assert one.offset(kept) == 9
+    assert gone not in one.state.groups["g"].offsets
+
+
+def test_a_late_commit_of_an_earlier_life_is_refused() -> None:
+    one = Coordinator(partitions=1)
+    one.join("a")
+    epoch = one.members["a"].member_epoch
+    one.commit("a", epoch, 5, P0)
+    one.pass_time(0.1)
+    one.pass_time(11)  # Its session ends.
+    one.join("b")
+    one.commit("b", one.members["b"].member_epoch, 50, P0)
+    one.apply(group_changes.leave(one.state, "g", "b", "", now_ms=0))
+    one.join("a")
+    with pytest.raises(FencedMemberError):
+        one.commit("a", epoch, 6, P0, sequence=9)
+    assert one.offset(P0) == 50
+
+
+def test_who_begins_anew_is_not_bound_by_its_commits_of_before() -> None:
+    one = Coordinator(partitions=1)
+    one.join("a")
+    epoch = one.members["a"].member_epoch
+    one.beat("a", 0, owned=())
+    assert one.members["a"].member_epoch > epoch
+    with pytest.raises(FencedMemberError):
+        one.commit("a", epoch, 6, P0)
+
+
+def test_a_join_whose_answer_was_lost_may_be_repeated() -> None:
+    one = Coordinator()
+    one.beat("a", 0)
+    before = one.members["a"]
+    assert one.beat("a", 0, owned=()) == []
+    assert one.members["a"] is before
+
+
+def test_a_commit_that_was_overtaken_is_dropped() -> None:
+    one = Coordinator(partitions=1)
+    one.join("a")
+    epoch = one.members["a"].member_epoch
+    one.commit("a", epoch, 10, P0, sequence=2)
+    assert one.commit("a", epoch, 5, P0, sequence=1) == []
+    assert one.offset(P0) == 10
+    one.commit("a", epoch, 3, P0, sequence=3)  # It sought back: that is its own affair.
+    assert one.offset(P0) == 3
+
+
+def test_a_silent_member_is_out_after_its_session() -> None:
+    one = Coordinator()
+    one.join("a", "b")
+    one.pass_time(6)
+    one.beat("a")
+    one.pass_time(6)
+    assert set(one.members) == {"a"}
+    assert "silent for 12.0 s" in one.reason
+    with pytest.raises(UnknownMemberError, match="join"):
+        one.beat("b", 1)
+    one.beat("a")
+    assert one.members["a"].assigned == {P0, P1, P2}
+
+
+def test_a_broken_connection_gives_a_dynamic_member_a_short_grace() -> None:
+    one = Coordinator()
+    one.join("a", "b")
+    one.join("s", instance="i")
+    for member in ("a", "b", "s"):
+        group_changes.disconnected(one.state, "g", member, now_s=one.now_s)
+    one.pass_time(0.9)
+    one.beat("b")  # It is back, on another connection.
+    one.pass_time(0.2)
+    assert set(one.members) == {"b", "s"}
+    assert "connection broke" in one.reason
+
+
+def test_who_does_not_give_up_in_time_is_out() -> None:
+    one = Coordinator(partitions=2)
+    one.join("a")
+    one.beat("b")
+    for _ in range(14):
+        one.beat("a", owned=(P0, P1))
+        one.beat("b")
+        one.pass_time(5)
+    assert set(one.members) == {"b"}
+    assert "max_poll_interval_ms = 60000" in one.reason
+    one.beat("b")
+    assert one.members["b"].assigned == {P0, P1}
+
+
+def test_time_in_which_nobody_could_be_heard_does_not_count() -> None:
+    one = Coordinator()
+    one.join("a")
+    one.pass_time(0.1)
+    group_changes.prolong_sessions(one.state, 30)
+    one.pass_time(30)
+    assert set(one.members) == {"a"}
+
+
+def test_a_static_member_comes_back_to_what_it_had() -> None:
+    one = Coordinator(partitions=4)
+    one.join("a")
+    one.join("s1", instance="i")
+    had, others = one.members["s1"].assigned, one.members["a"]
+    one.apply(group_changes.leave_static(one.state, "g", "s1", **one.now))
+    assert one.state.groups["g"].name_of_state == "stable"
+    one.beat("s2", 0, instance="i")
+    assert one.members["s2"].assigned == had
+    assert one.members["a"] is others
+    assert "s1" not in one.members
+    with pytest.raises(FencedMemberError, match="group_instance_id"):
+        one.beat("s1", 1, instance="i")
+
+
+def test_a_static_member_that_stays_away_loses_its_partitions_with_its_session() -> None:
+    one = Coordinator(partitions=2)
+    one.join("a")
+    one.join("s", instance="i")
+    one.apply(group_changes.leave_static(one.state, "g", "s", **one.now))
+    one.pass_time(9)
+    one.beat("a")
+    assert "s" in one.members
+    one.pass_time(2)
+    one.beat("a")
+    assert one.members["a"].assigned == {P0, P1}
+
+
+def test_a_group_follows_its_topics() -> None:
+    one = Coordinator(partitions=2)
+    one.beat("a", topics=("later",), pattern="t|new-.*")
+    one.beat("a", topics=("later",), pattern="t|new-.*")
+    assert one.members["a"].assigned == {P0, P1}
+    topics = {"t": TopicInfo("T2", 1), "new-1": TopicInfo("N", 1), "later": TopicInfo("L", 1)}
+    one.apply(group_changes.set_topics(one.state, topics, now_ms=0))
+    assert one.members["a"].assigned == {("T2", 0), ("N", 0), ("L", 0)}
+    assert one.members["a"].revoking == {P0, P1}
+    assert "later" in one.reason
+
+
+def test_positions_in_a_deleted_topic_are_forgotten_after_a_while() -> None:
+    one = Coordinator(partitions=1)
+    one.commit("", 0, 5, P0, ("new", 0))
+    for seconds in (0, 5, 6):
+        one.now_s += seconds
+        one.apply(group_changes.forget_topics(one.state, now_s=one.now_s))
+    assert set(one.state.groups["g"].offsets) == {P0}
+
+
+def test_positions_without_members_are_set_only_while_there_are_none() -> None:
+    one = Coordinator()
+    one.commit("", 0, 5, P0)
+    one.apply(group_changes.set_offsets(one.state, "g", [Commit(*P0, 2, None, "")], now_ms=0))
+    assert one.offset(P0) == 2
+    one.join("a")
+    with pytest.raises(GroupNotEmptyError):
+        one.commit("", 0, 6, P0)
+    with pytest.raises(GroupNotEmptyError):
+        group_changes.set_offsets(one.state, "g", [], now_ms=0)
+    with pytest.raises(GroupNotEmptyError):
+        group_changes.delete_group(one.state, "g")
+    one.apply(group_changes.leave(one.state, "g", "a", "done", now_ms=0))
+    assert one.reason == "member a left: done"
+    records = one.apply(group_changes.delete_group(one.state, "g"))
+    assert all(record.value is None for record in records)
+    assert one.state.groups == {}
+    with pytest.raises(UnknownGroupError):
+        group_changes.delete_group(one.state, "g")
+
+
+def test_positions_of_an_idle_group_expire_and_the_group_with_them() -> None:
+    one = Coordinator()
+    one.commit("", 0, 5, P0)
+    one.now_s = 8
+    one.commit("", 0, 5, P1)
+
+    def expire(now_ms: int) -> int:
+        records = group_changes.expire_offsets(one.state, now_ms=now_ms, retention_ms=10_000)
+        one.apply(records)
+        return sum(isinstance(record, OffsetRecord) for record in records)
+
+    assert expire(10_000) == 0
+    assert expire(10_001) == 1
+    assert expire(18_001) == 1
+    assert one.state.groups == {}
+    one.join("a")
+    one.commit("a", one.members["a"].member_epoch, 5, P0)
+    assert expire(10**9) == 0
+
+
+def test_the_assignor_that_most_members_name_is_used() -> None:
+    one = Coordinator(partitions=4)
+    one.join("a", "b")
+    assert one.state.groups["g"].value.assignor == "uniform"
+    one.beat("b", assignor="range")
+    assert one.state.groups["g"].value.assignor == "uniform"
+    one.beat("a", assignor="range")
+    assert one.state.groups["g"].value.assignor == "range"
+
+
+def test_a_failing_assignor_refuses_the_join_and_never_strands_the_others() -> None:
+    one = Coordinator()
+    with pytest.raises(InvalidAssignmentError, match="boom"):
+        one.beat("a", assignor="failing")
+    assert not one.members
+    good = one.state.assignors
+    one.state.assignors = {**good, "failing": good["uniform"]}
+    one.beat("a", assignor="failing")
+    one.beat("a", assignor="failing")
+    one.state.assignors = {**good, "failing": failing}
+    one.apply(group_changes.set_topics(one.state, {"t": TopicInfo("T", 4)}, now_ms=0))
+    assert one.members["a"].target == {P0, P1, P2, P3}
+    assert "uniform instead of 'failing'" in one.reason
+
+
+@pytest.mark.parametrize(
+    "changes, error",
+    [
+        ({"assignor": "nobodys"}, UnknownAssignorError),
+        ({"pattern": "("}, InvalidRequestError),
+        ({"pattern": "x" * 2000}, InvalidRequestError),
+        ({"topics": tuple(f"t{n}" for n in range(1001))}, InvalidRequestError),
+        ({"topics": tuple("x" * 240 + str(n) for n in range(100))}, InvalidRequestError),
+        ({"client": "x" * 257}, InvalidRequestError),
+        ({"session_timeout_ms": 1}, InvalidRequestError),
+    ],
+)
+def test_a_member_that_asks_for_the_impossible_is_refused(
+    changes: dict[str, Any], error: type[RayqError]
+) -> None:
+    one = Coordinator()
+    with pytest.raises(error):
+        one.beat("a", **changes)
+    assert "g" not in one.state.groups
+
+
+def test_there_is_a_limit_on_members_and_groups_and_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MEMBERS_MAX", "GROUPS_MAX", "OFFSETS_MAX"):
+        monkeypatch.setattr(group_changes, name, 2)
+    one = Coordinator()
+    one.join("a", "b")
+    with pytest.raises(GroupLimitError, match="2 members"):
+        one.beat("c")
+    group_changes.commit(one.state, "g", member="a", member_epoch=one.members["a"].member_epoch,
+                         sequence=1, offsets=[], now_ms=0)
+    empty = [Commit(*P0, 1, None, "")]
+    one.apply(group_changes.set_offsets(one.state, "h", empty, now_ms=0))
+    with pytest.raises(GroupLimitError, match="2 groups"):
+        group_changes.set_offsets(one.state, "i", empty, now_ms=0)
+    three = [Commit(*at, 1, None, "") for at in (P0, P1, P2)]
+    with pytest.raises(GroupLimitError, match="3 positions"):
+        group_changes.set_offsets(one.state, "h", three, now_ms=0)
+    with pytest.raises(InvalidRequestError, match="metadata"):
+        group_changes.commit(one.state, "h", member="", member_epoch=0, sequence=0, now_ms=0,
+                             offsets=[Commit(*P0, 1, None, "x" * (2**20 + 1))])
