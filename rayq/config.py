@@ -193,7 +193,7 @@ class ClusterConfig:
     group_disconnect_grace_ms: int = 1000
     """A member whose connection broke has so long to come back before it counts as gone."""
 
-    group_assignors: dict[str, str] | None = None
+    group_assignors: dict[str, str] | None = dataclasses.field(default=None, hash=False)
     """Assignors of your own, name to `module:function`, importable where the servers run; see
     `rayq.core.assignors`."""
 

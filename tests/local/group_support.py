@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import zlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from rayq import Cluster
+from rayq import Cluster, TopicPartition
 from rayq.client.client import Client
 from rayq.client.environment import system_environment
 from rayq.client.metadata import Leader
 from rayq.config import ClusterConfig
+from rayq.core.assignors import Assignment, MemberSubscription
 from rayq.wire import messages
 from rayq.wire.authentication import Identity, key_of_token
 
@@ -34,8 +35,12 @@ class Coordinator:
         self.attempt_timeout_s = attempt_timeout_s
 
     async def ask(
-        self, kind: Callable[..., messages.Request], group: str, *arguments: Any,
-        timeout_s: float = 20.0, **named: Any,
+        self,
+        kind: Callable[..., messages.Request],
+        group: str,
+        *arguments: Any,
+        timeout_s: float = 20.0,
+        **named: Any,
     ) -> Any:
         """`arguments` follow topic id, partition, leader epoch and group."""
         topic = await self.client.topic(OFFSETS_TOPIC, timeout_s=timeout_s)
@@ -45,7 +50,10 @@ class Coordinator:
             return kind(topic_id, partition, leader.epoch, group, *arguments, **named)
 
         return await self.client.ask_leader(
-            OFFSETS_TOPIC, partition, build, timeout_s=timeout_s,
+            OFFSETS_TOPIC,
+            partition,
+            build,
+            timeout_s=timeout_s,
             attempt_timeout_s=self.attempt_timeout_s,
         )
 
@@ -64,15 +72,22 @@ class Member:
     what it owns changes only by `obey` (or by hand)."""
 
     def __init__(
-        self, coordinator: Coordinator, group: str, topics: Sequence[str] = (),
-        *, name: str | None = None, instance: str | None = None, pattern: str | None = None,
-        assignor: str = "uniform", session_timeout_ms: int = 45_000,
+        self,
+        coordinator: Coordinator,
+        group: str,
+        topics: Sequence[str] = (),
+        *,
+        name: str | None = None,
+        instance: str | None = None,
+        pattern: str | None = None,
+        assignor: str = "uniform",
+        session_timeout_ms: int = 45_000,
         max_poll_interval_ms: int = 300_000,
     ) -> None:
         self.coordinator = coordinator
         self.group = group
         self.topics = list(topics)
-        self.member = name or f"m{next(_numbers):05d}"
+        self.member = f"m{next(_numbers):05d}" if name is None else name
         self.instance = instance
         self.pattern = pattern
         self.assignor = assignor
@@ -87,12 +102,24 @@ class Member:
     def partitions(self) -> list[int]:
         return sorted(partition for _, partition in self.assigned)
 
-    async def beat(self, *, wait_ms: int = 0, epoch: int | None = None, timeout_s: float = 20.0) -> None:
+    async def beat(
+        self, *, wait_ms: int = 0, epoch: int | None = None, timeout_s: float = 20.0
+    ) -> None:
         answer = await self.coordinator.ask(
-            messages.GroupHeartbeat, self.group, self.member,
-            self.epoch if epoch is None else epoch, self.instance, "a test", self.topics,
-            self.pattern, self.assignor, self.session_timeout_ms, self.max_poll_interval_ms,
-            sorted(self.owned), wait_ms, timeout_s=timeout_s,
+            messages.GroupHeartbeat,
+            self.group,
+            self.member,
+            self.epoch if epoch is None else epoch,
+            self.instance,
+            "a test",
+            self.topics,
+            self.pattern,
+            self.assignor,
+            self.session_timeout_ms,
+            self.max_poll_interval_ms,
+            sorted(self.owned),
+            wait_ms,
+            timeout_s=timeout_s,
         )
         self.epoch = answer.member_epoch
         self.assigned = {(one.topic_id, one.partition) for one in answer.assigned}
@@ -120,14 +147,19 @@ class Member:
         await self.beat(epoch=epoch)
         self.owned = set()
 
-    async def commit(self, offset: int, *partitions: int, epoch: int | None = None, sequence: int | None = None) -> list[Any]:
+    async def commit(
+        self, offset: int, *partitions: int, epoch: int | None = None, sequence: int | None = None
+    ) -> list[Any]:
         if sequence is None:
             self.sequence += 1
             sequence = self.sequence
         chosen = [one for one in sorted(self.owned) if not partitions or one[1] in partitions]
         answer = await self.coordinator.ask(
-            messages.CommitOffsets, self.group, self.member,
-            self.epoch if epoch is None else epoch, sequence,
+            messages.CommitOffsets,
+            self.group,
+            self.member,
+            self.epoch if epoch is None else epoch,
+            sequence,
             [(*one, offset, None, "") for one in chosen],
         )
         refused: list[Any] = answer.refused
@@ -147,8 +179,12 @@ async def settle(*members: Member) -> None:
 @asynccontextmanager
 async def coordinators(cluster: Cluster, **options: Any) -> AsyncIterator[Coordinator]:
     """A client of its own, with connections of its own."""
-    endpoints = [(one.host, one.port) for one in cluster.admin.describe_cluster().brokers if one.live]
-    identity = Identity(role="client", key=key_of_token(cluster.token), cluster_id=None, broker=None)
+    endpoints = [
+        (one.host, one.port) for one in cluster.admin.describe_cluster().brokers if one.live
+    ]
+    identity = Identity(
+        role="client", key=key_of_token(cluster.token), cluster_id=None, broker=None
+    )
     client = Client(system_environment(None), identity, endpoints, ClusterConfig())
     try:
         await client.change(messages.EnsureOffsetsTopic(), timeout_s=20)
@@ -156,3 +192,19 @@ async def coordinators(cluster: Cluster, **options: Any) -> AsyncIterator[Coordi
     finally:
         client.close()
         await asyncio.sleep(0)
+
+
+# --- assignors of a user's own --------------------------------------------------------------------
+
+
+def all_to_the_first(
+    members: Mapping[str, MemberSubscription], partitions: Mapping[str, int], current: Assignment
+) -> Assignment:
+    first = min(members)
+    return {first: [TopicPartition(t, one) for t, n in partitions.items() for one in range(n)]}
+
+
+def fails(
+    members: Mapping[str, MemberSubscription], partitions: Mapping[str, int], current: Assignment
+) -> Assignment:
+    raise RuntimeError("boom")
