@@ -145,7 +145,9 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def newest_timestamp_ms(self) -> int:
-        """The greatest timestamp that a reader sees in this batch."""
+        """The greatest timestamp that a reader sees in this batch, -1 when it has no records."""
+        if self.record_count == 0:
+            return -1
         return self.append_time_ms if self.has_append_time else self.max_timestamp_ms
 
 

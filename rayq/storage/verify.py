@@ -13,6 +13,7 @@ from rayq.errors import RayqError
 from rayq.storage import checked_file
 from rayq.storage.batch import BatchHeader, decode_columns
 from rayq.storage.checkpoint import Checkpoint, read_checkpoint
+from rayq.storage.clean_state import read_clean_state
 from rayq.storage.data_directory import BROKER_LOCK, META, PARTITION_META, lock_holder, read_meta
 from rayq.storage.epochs import read_epochs
 from rayq.storage.index import DamagedIndexError
@@ -29,6 +30,7 @@ from rayq.storage.segment import (
     scan,
     segment_path,
 )
+from rayq.storage.swap import SWAP
 
 DEPTH_MAX = 4
 """How far below the given directory broker and partition directories are looked for."""
@@ -44,6 +46,8 @@ class Report:
     start_offset: int | None = None
     end_offset: int | None = None
     recovery_point: int | None = None
+    cleaned_offset: int = 0
+    """Below it compaction may have left gaps."""
     batches: int = 0
     records: int = 0
     size_bytes: int = 0
@@ -121,6 +125,11 @@ def _partition(disk: Disk, path: str) -> Report:
             report.notes.append("a reset of the log is under way; the next start finishes it")
         checkpoint = read_checkpoint(disk, path)
         read_epochs(disk, path)
+        report.cleaned_offset = read_clean_state(disk, path).cleaned_offset
+        if disk.exists(f"{path}/{SWAP}"):
+            report.notes.append(
+                "compacted segments are being put in place; the next start finishes it"
+            )
     except RayqError as error:
         report.damage.append(str(error))
     for offset in snapshot_offsets(disk, path):
@@ -176,7 +185,7 @@ def _segment(disk: Disk, path: str, base: int, following: int | None, report: Re
             bodies=True,
             chunk_bytes=BODY_SCAN_BYTES,
         ):
-            problem = _check(segment, position, header, epoch)
+            problem = _check(segment, position, header, epoch, report.cleaned_offset)
             if problem is not None:
                 _tell(report, segment.next_offset, problem)
                 return segment.next_offset
@@ -191,10 +200,17 @@ def _segment(disk: Disk, path: str, base: int, following: int | None, report: Re
     return segment.next_offset
 
 
-def _check(segment: Segment, position: int, header: BatchHeader, epoch: int) -> str | None:
+def _check(
+    segment: Segment, position: int, header: BatchHeader, epoch: int, cleaned_offset: int
+) -> str | None:
     where = f"{segment.path}, position {position}"
     if header.base_offset < segment.next_offset:
         return f"{where}: offset {header.base_offset} after {segment.next_offset}"
+    if header.base_offset > max(segment.next_offset, cleaned_offset):
+        return (
+            f"{where}: offsets {segment.next_offset} to {header.base_offset - 1} are missing, "
+            f"which compaction did not take (it came as far as {cleaned_offset})"
+        )
     if header.leader_epoch < epoch:
         return f"{where}: leader epoch {header.leader_epoch} after {epoch}"
     try:
