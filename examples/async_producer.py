@@ -1,6 +1,6 @@
 """The same log from asyncio: the methods of producer and consumer, as coroutines.
 
-    python examples/async_producer.py
+python examples/async_producer.py
 """
 
 from __future__ import annotations

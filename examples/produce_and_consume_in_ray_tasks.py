@@ -1,6 +1,6 @@
 """Ray tasks that write to a log, and an actor that reads it: the cluster is passed like any value.
 
-    python examples/produce_and_consume_in_ray_tasks.py
+python examples/produce_and_consume_in_ray_tasks.py
 """
 
 from __future__ import annotations

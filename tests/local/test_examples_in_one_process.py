@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,18 @@ def test_async_producer_sells_and_ships_every_order() -> None:
     printed = run("examples/async_producer.py")
     assert "sold 100, the last at offset 99" in printed
     assert "shipped 100" in printed
+
+
+def test_at_least_once_books_every_order_after_a_crash() -> None:
+    printed = run("examples/at_least_once.py")
+    assert "the first worker died with 25 orders booked" in printed
+    assert re.search(r"booked 100 of 100 orders; \d+ records came twice", printed), printed
+    assert "the group is 0 records behind" in printed
+
+
+def test_at_most_once_rings_no_bell_twice() -> None:
+    printed = run("examples/at_most_once.py")
+    assert re.search(r"rung (9\d|100) of 100 bells, 0 of them twice", printed), printed
 
 
 def test_in_a_pytest_passes_under_pytest() -> None:
