@@ -192,15 +192,16 @@ def _chunks(
 ) -> Iterator[tuple[bytes, list[tuple[int, BatchHeader]]]]:
     """The segment in pieces of whole batches, with their places. Bodies are not checked."""
     path = segment_path(directory, source.base_offset, LOG_SUFFIX)
-    with closing(disk.open(path, writable=False)) as file:
-        position = 0
-        while position < source.size_bytes:
-            try:
-                data, batches, length = _chunk(file, position, source.size_bytes)
-            except CorruptBatchError as error:
-                raise CorruptBatchError(f"{path}, from position {position}: {error}") from error
-            yield data, batches
-            position += length
+    file = disk.open(path, writable=False)
+    position = 0
+    while position < source.size_bytes:
+        try:
+            data, batches, length = _chunk(file, position, source.size_bytes)
+        except CorruptBatchError as error:
+            raise CorruptBatchError(f"{path}, from position {position}: {error}") from error
+        yield data, batches
+        position += length
+    file.close()  # Of a pass that is given up it closes by itself.
 
 
 def _chunk(file: File, start: int, end: int) -> tuple[bytes, list[tuple[int, BatchHeader]], int]:
