@@ -502,10 +502,10 @@ class GroupCoordinator:
         self._is_writing = True
 
         def done(future: asyncio.Future[messages.ProduceResponse]) -> None:
+            error = future.exception()
             if generation != self._generation or self._ended is not None:
                 return
             self._is_writing = False
-            error = future.exception()
             if error is None:
                 self._written(index)
             else:
