@@ -26,6 +26,7 @@ from rich.console import Console
 
 import rayq
 from benchmarks import machine, on_ray
+from benchmarks.groups import groups, groups_local
 from benchmarks.reopen import reopen
 from benchmarks.report import Row, print_all, wide_console
 from rayq.testing import LocalCluster
@@ -89,7 +90,9 @@ ALONE: dict[str, Callable[[Path], list[Row]]] = {
     "local-start": local_start,
     "client-speed": client_speed,
     "reopen": reopen,
+    "groups-local": groups_local,
 }
+ON_RAY = {**on_ray.SECTIONS, "groups": groups}
 
 
 class Bench:
@@ -130,16 +133,16 @@ def run_on_ray(bench: Bench, directory: Path) -> None:
         contextlib.redirect_stdout(io.StringIO()),
         rayq.start(str(directory / "ray"), brokers=3) as cluster,
     ):
-        for name, measure in on_ray.SECTIONS.items():
+        for name, measure in ON_RAY.items():
             bench.run(name, measure, cluster, directory)
         cluster.stop()
         ray.shutdown()
 
 
 def main(chosen: list[str]) -> int:
-    unknown = set(chosen) - ALONE.keys() - on_ray.SECTIONS.keys()
+    unknown = set(chosen) - ALONE.keys() - ON_RAY.keys()
     if unknown:
-        known = ", ".join([*ALONE, *on_ray.SECTIONS])
+        known = ", ".join([*ALONE, *ON_RAY])
         print(f"No such section: {', '.join(unknown)}. Known: {known}")
         return 2
     console = wide_console()
@@ -149,7 +152,7 @@ def main(chosen: list[str]) -> int:
     try:
         for name, measure_alone in ALONE.items():
             bench.run(name, measure_alone, directory)
-        if any(bench.wants(name) for name in on_ray.SECTIONS):
+        if any(bench.wants(name) for name in ON_RAY):
             run_on_ray(bench, directory)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
