@@ -437,14 +437,14 @@ class GroupCoordinator:
         if not records:
             return
         for record in records:
+            if isinstance(record, GroupRecord) and record.value is not None:
+                self._log_rebalance(record.group, record.value)
             self._state.replay(record)
             if isinstance(record, MemberRecord):
                 key = (record.group, record.member)
                 self._release(key)
                 if record.value is None:
                     self._connections.pop(key, None)
-            elif isinstance(record, GroupRecord) and record.value is not None:
-                self._log_rebalance(record.group, record.value)
         if any(isinstance(record, MemberRecord) for record in records):
             self._pending.append(records)
             self._decided += 1
@@ -458,8 +458,10 @@ class GroupCoordinator:
             asyncio.get_running_loop().call_soon(self._write)
 
     def _log_rebalance(self, group: str, value: GroupValue) -> None:
-        if value.rebalance_time_ms and value.reason:
-            logger.debug("group %s, epoch %d: %s", group, value.epoch, value.reason)
+        known = self._state.groups.get(group)
+        before = GroupValue() if known is None else known.value
+        if (value.rebalance_time_ms, value.reason) != (before.rebalance_time_ms, before.reason):
+            logger.info("group %s, epoch %d: %s", group, value.epoch, value.reason)
 
     async def _until_committed(self) -> None:
         """Returns when all that is decided by now is committed, and this still coordinates."""
