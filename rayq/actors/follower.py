@@ -120,7 +120,7 @@ class Follower:
         connection = await self._pool.get(assignment.leader_host, assignment.leader_port)
         self._connection = connection
         if not self._is_known_whole:
-            await self._begin_anew_unless_whole(connection)
+            await self._begin_anew_unless_whole()
             self._is_known_whole = True
         request = messages.ReplicaFetch(
             assignment.topic_id,
@@ -138,10 +138,10 @@ class Follower:
         answer, payload = await connection.request(request, timeout_s=FETCH_TIMEOUT_S)
         assert isinstance(answer, messages.ReplicaFetchResponse)
         if answer.diverging_end is not None:
-            await self._truncate(connection, answer.diverging_epoch, answer.diverging_end)
+            await self._truncate(answer.diverging_epoch, answer.diverging_end)
             return
         if answer.reset_to is not None:
-            await self._reset(connection)
+            await self._reset()
             return
         self._agrees = True
         if len(payload):
@@ -174,17 +174,15 @@ class Follower:
         unclean, last_epoch = self._assignment.last_unclean_epoch, self._replica_log.log.last_epoch
         return unclean is not None and (last_epoch is None or last_epoch < unclean)
 
-    async def _begin_anew_unless_whole(self, connection: Connection) -> None:
+    async def _begin_anew_unless_whole(self) -> None:
         """A log that was being copied from a compacted one lacks, up to its leader's cleaned
         offset, what had a later record there. Every leader that was elected cleanly has that
         record; after an unclean election it may be gone, and only the new leader's log is whole."""
         log = self._replica_log.log
         if log.end_offset < log.cleaned_offset and self._may_lose:
-            await self._reset(connection)
+            await self._reset()
 
-    async def _truncate(
-        self, connection: Connection, epoch: int | None, end_offset: int
-    ) -> None:
+    async def _truncate(self, epoch: int | None, end_offset: int) -> None:
         """Cuts what the leader does not have: down to where the last common epoch ends, here or
         there (KIP-279)."""
         replica, assignment = self._replica_log, self._assignment
@@ -209,7 +207,7 @@ class Follower:
         if cut < log.cleaned_offset:
             # Only after an unclean election. What the records to be cut had superseded is gone
             # here and is the latest again there.
-            await self._reset(connection)
+            await self._reset()
             return
         logger.info(
             "%s on broker %d cuts its log from %d to %d", replica.where, replica.broker, mine, cut
@@ -218,7 +216,7 @@ class Follower:
             log.truncate(cut)
             replica.high_watermark = min(replica.high_watermark, log.end_offset)
 
-    async def _reset(self, connection: Connection) -> None:
+    async def _reset(self) -> None:
         """This log lies below the leader's start or its tombstone horizon: begin anew at that
         start, with the leader's producer state and epochs below it.
 
@@ -229,7 +227,8 @@ class Follower:
         account. (The leader refuses to say so to a member of its ISR.)
         """
         replica, assignment = self._replica_log, self._assignment
-        answer, payload = await connection.request(
+        assert self._connection is not None
+        answer, payload = await self._connection.request(
             messages.ReplicaSnapshot(
                 assignment.topic_id, assignment.partition, assignment.leader_epoch
             ),
