@@ -555,3 +555,29 @@ def test_sockets_on_both_sides_notice_a_machine_that_vanished(run: Any, wire: An
             assert used.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
 
     run(scenario)
+
+
+# --- the end of a connection ----------------------------------------------------------------------
+
+
+def test_a_handler_learns_when_the_connection_of_a_peer_has_ended(run: Any, wire: Any) -> None:
+    async def scenario() -> None:
+        peers: list[Any] = []
+
+        def handler(peer: Any, request: Any, payload: memoryview) -> Any:
+            peers.append(peer)
+            return ProduceResponse(0, 0, 0)
+
+        server = await wire.serve(handler)
+        first, second = await wire.connect(server), await wire.connect(server)
+        for client in (first, first, second):
+            await client.request(Produce("t", 0, 0, -1, 1000), b"", timeout_s=5)
+        assert peers[0] is peers[1]
+        assert peers[0].closed is not peers[2].closed
+        first.close()
+        await asyncio.wait_for(asyncio.shield(peers[0].closed), 5)
+        assert not peers[2].closed.done()
+        server.close()
+        await asyncio.wait_for(asyncio.shield(peers[2].closed), 5)
+
+    run(scenario)
