@@ -339,6 +339,8 @@ class Client:
             await self.refresh([name], timeout_s=max(deadline - self.now, 0.001))
             if name in self.metadata.topics:
                 return self.metadata.topics[name]
+            if self.metadata.controller is None:
+                start = self.now  # A broker that has heard no controller yet may know of nothing.
             wait_s = backoff.next_s()
             if self.now + wait_s > min(deadline, start + UNKNOWN_TOPIC_PATIENCE_S):
                 raise UnknownTopicError(

@@ -13,10 +13,11 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
-from rayq.testing.simulation.mutations import plant
-from rayq.testing.simulation.run import Outcome, quiet, run_seed
+from rayq.testing.simulation.mutations import MUTATIONS, plant
+from rayq.testing.simulation.run import SCENARIOS, Outcome, quiet, run_seed
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -24,6 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m rayq.testing.simulation", description="Run seeds of the simulation."
     )
     parser.add_argument("seeds", help="one seed, or FIRST:END (END is not run)")
+    parser.add_argument("--scenario", choices=SCENARIOS, default="ordinary")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--mutation", help="plant this bug, and stop at the first seed to find it")
     parser.add_argument("--verbose", action="store_true", help="print rayq's log too")
@@ -35,10 +37,11 @@ def main(arguments: list[str] | None = None) -> int:
         os.execve(sys.executable, command, {**os.environ, "PYTHONHASHSEED": "0"})
     if options.mutation is not None:
         return _hunt(options.mutation, seeds, options.processes)
+    run = partial(run_seed, scenario=options.scenario)
     started_s = time.monotonic()
     failed: list[int] = []
     records = faults = 0
-    for outcome in _outcomes(seeds, options.processes, options.verbose):
+    for outcome in _outcomes(run, seeds, options.processes, options.verbose):
         records += outcome.acknowledged
         faults += len(outcome.faults)
         if outcome.problems:
@@ -56,17 +59,19 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _hunt(mutation: str, seeds: list[int], processes: int) -> int:
-    """Looks for a planted bug; exit code 1 when it was found, as for any failure."""
+    """Looks for a planted bug in its scenario; exit code 1 when it was found, as for any
+    failure."""
+    run = partial(run_seed, scenario=MUTATIONS[mutation].scenario)
     pool = None
     if processes == 1:
         plant(mutation)
-        outcomes: Iterable[Outcome] = map(run_seed, seeds)
+        outcomes: Iterable[Outcome] = map(run, seeds)
     else:
         context = multiprocessing.get_context("forkserver")
         pool = concurrent.futures.ProcessPoolExecutor(
             processes, mp_context=context, initializer=plant, initargs=(mutation,)
         )
-        outcomes = pool.map(run_seed, seeds)
+        outcomes = pool.map(run, seeds)
     try:
         for count, outcome in enumerate(outcomes, 1):
             if outcome.problems:
@@ -86,16 +91,18 @@ def _seeds(text: str) -> list[int]:
     return list(range(int(first), int(end) if end else int(first) + 1))
 
 
-def _outcomes(seeds: list[int], processes: int, verbose: bool) -> Iterable[Outcome]:
+def _outcomes(
+    run: Callable[[int], Outcome], seeds: list[int], processes: int, verbose: bool
+) -> Iterable[Outcome]:
     if len(seeds) == 1 or processes == 1:
         if verbose:
             logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
         else:
             quiet()
-        return map(run_seed, seeds)
+        return map(run, seeds)
     context = multiprocessing.get_context("forkserver")
     pool = concurrent.futures.ProcessPoolExecutor(processes, mp_context=context, initializer=quiet)
-    return pool.map(run_seed, seeds)
+    return pool.map(run, seeds)
 
 
 def _line(outcome: Outcome) -> str:
@@ -113,7 +120,8 @@ def _print_failure(outcome: Outcome) -> None:
         print(f"  {fault}")
     for problem in outcome.problems:
         print(problem)
-    print(f"Replay: python -m rayq.testing.simulation {outcome.seed}\n", flush=True)
+    option = "" if outcome.scenario == "ordinary" else f"--scenario {outcome.scenario} "
+    print(f"Replay: python -m rayq.testing.simulation {option}{outcome.seed}\n", flush=True)
 
 
 if __name__ == "__main__":

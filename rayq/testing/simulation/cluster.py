@@ -217,6 +217,11 @@ class SimulatedCluster:
             process for process in self.hosts[number].processes if process.name.startswith("rayq:")
         ]
 
+    def topic_id(self, name: str) -> str:
+        """As the broker with the newest metadata knows it."""
+        newest = max(self.brokers.values(), key=lambda broker: broker.metadata.version)
+        return newest.metadata.state.topic_ids[name]
+
     def is_whole(self) -> bool:
         """Whether, as the live broker with the newest metadata knows it, every broker is live and
         every partition has a leader and all its replicas in sync: those that run now."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from rayq.actors.leader import Leader
@@ -33,10 +33,20 @@ class Faults:
     """Injects faults into a cluster. `count` says how many began; `log` what they were."""
 
     def __init__(
-        self, cluster: SimulatedCluster, clients: list[Host], acknowledged: Callable[[], int]
+        self,
+        cluster: SimulatedCluster,
+        clients: list[Host],
+        acknowledged: Callable[[], int],
+        *,
+        topics: Sequence[str],
+        more: Sequence[Injection] = (),
     ) -> None:
-        """`acknowledged()` counts the records that clients know to be written."""
+        """`acknowledged()` counts the records that clients know to be written. Disk errors meet one
+        of the `topics` at a time. `more` are faults beside the ordinary ones."""
         self.log: list[str] = []
+        self._topics = topics
+        self._kinds = [*ORDINARY, *more]
+        self._aftermaths = [*AFTERMATHS, *more]
         self._cluster = cluster
         self._clients = clients
         self._acknowledged = acknowledged
@@ -62,7 +72,7 @@ class Faults:
                     await asyncio.wait(running)
                 await self._lose_a_disk()
                 continue
-            fault = self._rng.choice(ORDINARY)
+            fault = self._rng.choice(self._kinds)
             task = asyncio.create_task(self._with_aftermath(fault))
             running.add(task)
             task.add_done_callback(running.discard)
@@ -74,7 +84,7 @@ class Faults:
         await fault(self)
         if self._rng.random() < AFTERMATH_SHARE:
             await asyncio.sleep(self._rng.choice((0.02, 0.2, 0.6)) * self._rng.random())
-            await self._rng.choice(AFTERMATHS)(self)
+            await self._rng.choice(self._aftermaths)(self)
 
     async def heal(self) -> None:
         """Undoes everything: the network, disks, clocks, pauses; all that is dead starts again."""
@@ -282,6 +292,64 @@ class Faults:
         await self._crash_host(number)
         self._ensure_broker(number)
 
+    # --- whoever coordinates groups ---------------------------------------------------------------
+
+    def _coordinators(self) -> list[tuple[int, Process]]:
+        """Broker and process of each replica that coordinates groups."""
+        return [
+            (number, process)
+            for number in range(len(self._cluster.hosts))
+            for process in self._cluster.replica_processes(number)
+            if (host := self._cluster.replica_hosts.get(process)) is not None
+            and any(replica._coordinator is not None for replica in host._replicas.values())
+        ]
+
+    async def kill_a_coordinator(self) -> None:
+        await self._moment()
+        coordinators = self._coordinators()
+        if coordinators:
+            _, victim = self._rng.choice(coordinators)
+            self._begin(f"kill the coordinator {victim.name}")
+            victim.kill()
+
+    async def kill_the_host_of_a_coordinator(self) -> None:
+        coordinators = self._coordinators()
+        if not coordinators:
+            return
+        number, _ = self._rng.choice(coordinators)
+        if self._rng.random() < 0.5:
+            self._begin(f"kill all of broker {number}, which coordinates groups")
+            await self._crash_host(number)
+        else:
+            self._begin(f"power loss of broker {number}, which coordinates groups")
+            self._cluster.hosts[number].power_loss()
+        await self._last()
+        self._ensure_broker(number)
+
+    async def pause_a_coordinator(self) -> None:
+        coordinators = self._coordinators()
+        if coordinators:
+            _, victim = self._rng.choice(coordinators)
+            self._begin(f"pause the coordinator {victim.name}")
+            victim.pause()
+            await self._last(0.5, 9.0)
+            victim.resume()
+
+    async def isolate_a_coordinator(self) -> None:
+        """From the other servers, while it still hears members; or from clients."""
+        coordinators = self._coordinators()
+        if not coordinators:
+            return
+        number, _ = self._rng.choice(coordinators)
+        host = self._cluster.hosts[number]
+        others: list[NetworkHost] = (
+            [one for one in [*self._cluster.hosts, self._cluster.controller_host] if one is not host]
+            if self._rng.random() < 0.5
+            else list(self._clients)
+        )
+        self._begin(f"cut broker {number}, which coordinates groups, off from {len(others)} hosts")
+        await self._cut([host], others, self._rng.random() < 0.7)
+
     # --- pauses -----------------------------------------------------------------------------------
 
     async def pause_a_process(self) -> None:
@@ -387,7 +455,7 @@ class Faults:
         number = self._any_broker()
         host = self._cluster.hosts[number]
         times = self._rng.choice((1, 1, 3, None))
-        topic = self._rng.choice(("/orders-", "/payments-"))
+        topic = f"/{self._rng.choice(self._topics)}-"
         self._begin(f"disk errors of broker {number}: {operation} below {topic}")
         fault = host.disk.fail(operation, path_part=topic, error=errno.EIO, times=times)
         self._disk_faults.append(fault)
@@ -402,7 +470,7 @@ class Faults:
         number = self._any_broker()
         disk = self._cluster.hosts[number].disk
         self._begin(f"the disk of broker {number} is full")
-        fault = disk.fail("write", path_part="/orders-", error=errno.ENOSPC, times=20)
+        fault = disk.fail("write", path_part=f"/{self._topics[0]}-", error=errno.ENOSPC, times=20)
         self._disk_faults.append(fault)
         if self._rng.random() < 0.5:
             # Instead of all writes: below the reserve that is kept for the metadata.
@@ -471,6 +539,15 @@ AFTERMATHS: list[Injection] = [
     Faults.power_loss,
     Faults.kill_the_controller,
 ]
+
+WITH_GROUPS: list[Injection] = [
+    Faults.kill_a_coordinator,
+    Faults.kill_a_coordinator,
+    Faults.kill_the_host_of_a_coordinator,
+    Faults.pause_a_coordinator,
+    Faults.isolate_a_coordinator,
+]
+"""Beside the ordinary ones, where there are groups."""
 
 ORDINARY: list[Injection] = [
     Faults.kill_a_replica,

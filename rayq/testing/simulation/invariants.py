@@ -6,7 +6,7 @@
 - leader and partition epochs of the metadata never go back, nor does the high watermark of a
   replica within a role;
 - replicas agree byte for byte below the lower high watermark, and never cut what they know to be
-  committed;
+  committed; where compaction has passed, see `compacted_history`;
 - what a replica calls flushed would survive a power loss now: the disk knows;
 - when the high watermark moves, enough replicas are in sync, and each of them that lives has
   flushed the very bytes below it;
@@ -19,6 +19,7 @@ disks directly, so that looking changes nothing.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -31,8 +32,10 @@ from rayq.core.cluster_state import ClusterState
 from rayq.core.metadata_records import PartitionChanged, decode_record
 from rayq.core.partition_state import PartitionState
 from rayq.storage.batch import read_header
+from rayq.storage.clean_state import CleanState
 from rayq.storage.log import Log
 from rayq.testing.simulation.cluster import SimulatedCluster
+from rayq.testing.simulation.compacted_history import CompactedHistory
 from rayq.testing.simulation.disk import SimulatedDisk
 from rayq.testing.simulation.owner import Owner
 from rayq.testing.simulation.process import Process
@@ -124,6 +127,8 @@ class _Seen:
     durable: int = 0
     """Below it the log was found on disk."""
     batches: _Batches = field(default_factory=lambda: _Batches(-1))
+    clean: CleanState = CleanState()
+    """What compaction had done to the log."""
 
 
 class Invariants:
@@ -137,6 +142,8 @@ class Invariants:
         self._holders: dict[tuple[int, Key], tuple[Process, Replica]] = {}
         """Who opened the partition's directory on a broker last."""
         self._committed: dict[Key, _Committed] = {}
+        self.histories: dict[Key, CompactedHistory] = {}
+        """Of the partitions of compacted topics."""
         self._leaders: dict[tuple[str, int, int], tuple[int, str]] = {}
         self._controllers: dict[int, object] = {}
         self._metadata: dict[int, bytes] = {}
@@ -145,6 +152,8 @@ class Invariants:
         self._versions: dict[Broker, int] = {}
         self._latest_controller: dict[object, object] = {}
         self.elections = 0
+        self.on_committed: Callable[[Replica, int, bytes], None] | None = None
+        """Called with each batch that a leader commits, once, in order, with its leader epoch."""
 
     def observe(self, owner: Owner) -> None:
         """Raises `InvariantError`."""
@@ -244,6 +253,8 @@ class Invariants:
                 self._check_flushed(process, replica, seen, log)
             role = replica._role
             leader = role.state if isinstance(role, Leader) else None
+            if seen.clean is not log._clean:
+                self._check_compacted(process.host.disk, replica, seen, log)
             if (
                 seen.leader is leader
                 and seen.high_watermark == replica._replica_log.high_watermark
@@ -286,6 +297,33 @@ class Invariants:
                 )
             seen.durable = batch.next_offset
 
+    def _check_compacted(
+        self, disk: SimulatedDisk, replica: Replica, seen: _Seen, log: Log
+    ) -> None:
+        """Compares the log again from its start, and forgets where its batches were."""
+        self._check_generation(replica, seen, log)
+        seen.clean, seen.batches = log._clean, _Batches(-1)
+        limit, seen.compared = seen.compared, 0
+        self._compare(disk, replica, seen, limit)
+
+    def _check_generation(self, replica: Replica, seen: _Seen, log: Log) -> None:
+        if log.generation == seen.generation:
+            return
+        if log.end_offset < seen.compared:
+            where = _where(replica)
+            begins_anew = log.end_offset == log.start_offset and _key(replica) in self.histories
+            partition = self._state.partition(*_key(replica))
+            who = replica._replica_log.incarnation
+            is_in_sync = partition is None or any(
+                member.incarnation == who for member in partition.value.isr
+            )
+            if not begins_anew or is_in_sync:
+                raise InvariantError(
+                    f"{where} cut its log to {log.end_offset}; {seen.compared} was committed"
+                )
+            seen.compared = 0
+        seen.generation = log.generation
+
     def _check_replica(
         self,
         disk: SimulatedDisk,
@@ -298,12 +336,7 @@ class Invariants:
         where = _where(replica)
         high_watermark = replica._replica_log.high_watermark
         committed = self._committed.setdefault(_key(replica), _Committed())
-        if log.generation != seen.generation:
-            if log.end_offset < seen.compared:
-                raise InvariantError(
-                    f"{where} cut its log to {log.end_offset}; {seen.compared} was committed"
-                )
-            seen.generation = log.generation
+        self._check_generation(replica, seen, log)
         if seen.leader is not None and leader is not seen.leader:
             # Its last event as leader may have committed something before it ended the role.
             self._take_over(disk, replica, seen, seen.leader, committed)
@@ -383,6 +416,11 @@ class Invariants:
             committed.starts.append(batch.base_offset)
             committed.batches.append((batch.next_offset, crc))
             seen.compared = batch.next_offset
+            if replica._replica_log.topic_config.is_compacted:
+                history = self.histories.setdefault(_key(replica), CompactedHistory())
+                history.add(_content(disk, batch), self._cluster.world.now_s)
+            if self.on_committed is not None:
+                self.on_committed(replica, leader.leader_epoch, _content(disk, batch))
         epoch = leader.leader_epoch
         before = committed.end_by_epoch.get(epoch, 0)
         committed.end_by_epoch[epoch] = max(before, end)
@@ -416,9 +454,11 @@ class Invariants:
         if seen.compared >= limit:
             return
         committed = self._committed[_key(replica)]
-        number = bisect_right(committed.starts, seen.compared) - 1
         log = replica._replica_log._log
         assert log is not None
+        if seen.compared < log.cleaned_offset and _key(replica) in self.histories:
+            self._compare_compacted(disk, replica, seen, log, limit)
+        number = bisect_right(committed.starts, seen.compared) - 1
         for batch in _batches(disk, log, seen, seen.compared, limit):
             start, after = batch.base_offset, batch.next_offset
             crc = disk.checksum(batch.path, batch.start, batch.stop)
@@ -435,6 +475,40 @@ class Invariants:
             raise InvariantError(
                 f"{_where(replica)} ends at {seen.compared}; {limit} was committed"
             )
+
+
+    def _compare_compacted(
+        self, disk: SimulatedDisk, replica: Replica, seen: _Seen, log: Log, limit: int
+    ) -> None:
+        """Of what compaction may have touched: compares it by its records."""
+        history, config = self.histories[_key(replica)], log.config
+        limit = min(limit, log.cleaned_offset, log.end_offset)
+        until_s = self._cluster.world.now_s - config.delete_retention_ms / 1000
+        if any(host.clock_jumps for host in self._cluster.world.hosts):
+            until_s = self._cluster.world.now_s  # The age of tombstones is by wall clocks.
+        for batch in _batches(disk, log, seen, seen.compared, limit):
+            if batch.base_offset >= limit:
+                break
+            fault = history.fault_of(
+                seen.compared,
+                _content(disk, batch),
+                horizon=log.tombstone_horizon,
+                deleted_before_s=until_s,
+            )
+            if fault is not None:
+                raise InvariantError(f"{_where(replica)}: {fault}")
+            seen.compared = batch.next_offset
+        for offset in range(seen.compared, limit):
+            fault = history.fault_of_missing(
+                offset, horizon=log.tombstone_horizon, deleted_before_s=until_s
+            )
+            if fault is not None:
+                raise InvariantError(f"{_where(replica)}: {fault}")
+        seen.compared = max(seen.compared, limit)
+
+
+def _content(disk: SimulatedDisk, batch: _Batch) -> bytes:
+    return bytes(disk.find_file(batch.path).current[batch.start : batch.stop])
 
 
 def _where(replica: Replica) -> str:

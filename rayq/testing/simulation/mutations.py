@@ -44,21 +44,23 @@ Patch = tuple[object, str, Any]
 
 @dataclass(frozen=True)
 class Mutation:
-    """A planted bug: the rule of the protocol that it breaks, and how."""
+    """A planted bug: the rule of the protocol that it breaks, and how; the scenario whose seeds
+    have to find it."""
 
     rule: str
     what: str
     patches: Callable[[], list[Patch]]
+    scenario: str = "ordinary"
 
 
 MUTATIONS: dict[str, Mutation] = {}
 
 
 def _plants(
-    rule: str, what: str
+    rule: str, what: str, scenario: str = "ordinary"
 ) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[Patch]]]:
     def note(patches: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
-        MUTATIONS[patches.__name__] = Mutation(rule, what, patches)
+        MUTATIONS[patches.__name__] = Mutation(rule, what, patches, scenario)
         return patches
 
     return note

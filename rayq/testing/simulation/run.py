@@ -6,17 +6,21 @@ import asyncio
 import gc
 import logging
 import random
+import sys
 import traceback
 from dataclasses import dataclass, field
+from typing import Any
 
 from rayq.config import ClusterConfig
-from rayq.testing.checker import Recorder, check
+from rayq.testing.checker import check
 from rayq.testing.simulation.cluster import SimulatedCluster
 from rayq.testing.simulation.disk import SYNC_S
 from rayq.testing.simulation.faults import Faults
 from rayq.testing.simulation.invariants import Invariants
 from rayq.testing.simulation.network import OTHER_HOST_S
+from rayq.testing.simulation.owner import ProcessDied
 from rayq.testing.simulation.workload import Workload
+from rayq.testing.simulation.workload_groups import GroupWorkload
 from rayq.testing.simulation.world import World
 
 WORKLOAD_S = 60.0
@@ -34,6 +38,7 @@ class Outcome:
     """What became of a seed. `problems` is empty when all is well."""
 
     seed: int
+    scenario: str = "ordinary"
     problems: list[str] = field(default_factory=list)
     acknowledged: int = 0
     unknown: int = 0
@@ -46,9 +51,14 @@ class Outcome:
     trace: str = ""
 
 
-def run_seed(seed: int) -> Outcome:
-    """Runs one seed; never raises for what the cluster does wrong."""
-    outcome = Outcome(seed)
+SCENARIOS: dict[str, type[Workload]] = {"ordinary": Workload, "groups": GroupWorkload}
+
+
+def run_seed(seed: int, scenario: str = "ordinary") -> Outcome:
+    """Runs one seed of a scenario; never raises for what the cluster does wrong."""
+    kind = SCENARIOS[scenario]
+    outcome = Outcome(seed, scenario)
+    sys.unraisablehook = _hear_unraisable
     with World(seed) as world:
         rng = world.new_random("config")
         config = ClusterConfig(
@@ -56,12 +66,13 @@ def run_seed(seed: int) -> Outcome:
             flush_checkpoint_bytes=rng.choice((2_000, 20_000, 1 << 26)),
             replicas_per_process=rng.choice((1, 1, 1, 4)),
             replica_lag_time_max_ms=rng.choice((2_000, 10_000)),
+            **kind.cluster_options(rng),
         )
         cluster = SimulatedCluster(world, config=config)
         _choose_hardware(world, rng)
-        workload = Workload(cluster)
+        workload = kind(cluster)
         invariants = Invariants(cluster)
-        world.loop.observer = invariants.observe
+        world.loop.observer = workload.observer(invariants)
         try:
             world.run(_script(outcome, cluster, workload, invariants), limit_s=VIRTUAL_LIMIT_S)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the seed's result
@@ -71,13 +82,19 @@ def run_seed(seed: int) -> Outcome:
             if reported.exception is not None:
                 text += "\n" + "".join(traceback.format_exception(reported.exception))
             outcome.problems.append(text)
-        _judge(outcome, workload.recorder)
+        _judge(outcome, workload)
         outcome.elections = invariants.elections
         outcome.virtual_s = world.now_s
         outcome.events = world.loop.events
         outcome.trace = world.trace.digest()
     gc.collect()  # A world is full of cycles; a thousand of them would not fit.
     return outcome
+
+
+def _hear_unraisable(told: Any) -> None:
+    """What generators of dead processes try when they are collected is nobody's error."""
+    if not isinstance(told.exc_value, ProcessDied):
+        sys.__unraisablehook__(told)
 
 
 def _choose_hardware(world: World, rng: random.Random) -> None:
@@ -89,12 +106,14 @@ def _choose_hardware(world: World, rng: random.Random) -> None:
         host.disk.writebacks = rng.choice((0.05, 0.5))
 
 
-def _judge(outcome: Outcome, recorder: Recorder) -> None:
-    verdict = check(recorder.events)
+def _judge(outcome: Outcome, workload: Workload) -> None:
+    verdict = check(workload.recorder.events)
     outcome.acknowledged, outcome.unknown = verdict.acknowledged, verdict.unknown
     outcome.failed, outcome.polled = verdict.failed, verdict.polled
-    if not verdict.is_clean and not outcome.problems:
-        outcome.problems.append(str(verdict))
+    if not outcome.problems:
+        if not verdict.is_clean:
+            outcome.problems.append(str(verdict))
+        outcome.problems.extend(workload.problems[:PROBLEMS_MAX])
 
 
 async def _script(
@@ -105,11 +124,18 @@ async def _script(
     await workload.create_topics()
     begin_s = world.now_s
     workload.start()
-    faults = Faults(cluster, workload.hosts, lambda: workload.recorder.acknowledged)
+    faults = Faults(
+        cluster,
+        workload.hosts,
+        lambda: workload.recorder.acknowledged,
+        topics=workload.topics_on_disk,
+        more=workload.more_faults,
+    )
     outcome.faults = faults.log
     await faults.inject(begin_s + HEAL_AT_S)
     while faults.count < FAULTS_MIN:
         await faults.inject(world.now_s + 5.0)
+    workload.calm_down()
     await faults.heal()
     await cluster.wait_until(
         cluster.is_whole, "all replicas in sync after healing", limit_s=RECOVERY_LIMIT_S

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,12 +23,14 @@ from rayq.errors import DeliveryError, RayqError
 from rayq.records import RecordMetadata, TopicPartition
 from rayq.testing.checker import Recorder
 from rayq.testing.simulation.cluster import SimulatedCluster
+from rayq.testing.simulation.faults import Injection
+from rayq.testing.simulation.invariants import Invariants
+from rayq.testing.simulation.owner import Owner
 from rayq.testing.simulation.process import Process
 from rayq.testing.simulation.world import Host
 
 TOPICS = ("orders", "payments")
 PARTITIONS = 2
-PLACES = [TopicPartition(topic, number) for topic in TOPICS for number in range(PARTITIONS)]
 PRODUCERS = 3
 CONSUMERS = 2
 KEYS = 5
@@ -46,6 +48,13 @@ Work = Callable[[str, Process, random.Random], Coroutine[Any, Any, None]]
 class Workload:
     """See the module. `create_topics`, `start`, later `stop_sending`, then `read_all`."""
 
+    topics: tuple[str, ...] = TOPICS
+    """Those that the checker judges: values are unique, and every record stays."""
+    partitions = PARTITIONS
+    topics_on_disk: tuple[str, ...] = TOPICS
+    """Those whose disks fail."""
+    more_faults: Sequence[Injection] = ()
+
     def __init__(self, cluster: SimulatedCluster) -> None:
         world = cluster.world
         self.recorder = Recorder()
@@ -56,18 +65,39 @@ class Workload:
         self._is_reading = True
         self._tasks: list[tuple[Process, asyncio.Task[None]]] = []
         self.acknowledged_by: dict[str, int] = {}
+        self.problems: list[str] = []
+        """What clients saw that must not be, besides what the checker finds in the history."""
         self.topic_options = {
             "segment_bytes": self._rng.choice((4096, 16_384, 1 << 20)),
             "index_interval_bytes": self._rng.choice((256, 4096)),
         }
+
+    @classmethod
+    def cluster_options(cls, rng: random.Random) -> dict[str, Any]:
+        """More of the seed's `ClusterConfig`."""
+        return {}
+
+    def observer(self, invariants: Invariants) -> Callable[[Owner], None]:
+        """What is called after each event."""
+        return invariants.observe
+
+    def calm_down(self) -> None:
+        """Clients stop to do what breaks things, for good."""
+
+    @property
+    def places(self) -> list[TopicPartition]:
+        numbers = range(self.partitions)
+        return [TopicPartition(one, number) for one in self.topics for number in numbers]
 
     async def create_topics(self) -> None:
         process = self._process("admin")
 
         async def create() -> None:
             client = self._client(process)
-            for topic in TOPICS:
-                await AsyncAdmin(client).create_topic(topic, PARTITIONS, 3, **self.topic_options)
+            for topic in self.topics:
+                await AsyncAdmin(client).create_topic(
+                    topic, self.partitions, 3, **self.topic_options
+                )
             client.close()
 
         await process.run(create())
@@ -98,13 +128,13 @@ class Workload:
         async def read() -> int:
             client = self._client(process)
             consumer = AsyncConsumer(client, ConsumerConfig(auto_offset_reset="earliest"))
-            await consumer.assign(PLACES)
-            ends = await consumer.end_offsets(PLACES)
+            await consumer.assign(self.places)
+            ends = await consumer.end_offsets(self.places)
             count = 0
             deadline_s = world.now_s + limit_s
-            for place in PLACES:
+            for place in self.places:
                 self.recorder.assigned("final-reader", *place)
-            while any([await consumer.position(one) < ends[one] for one in PLACES]):
+            while any([await consumer.position(one) < ends[one] for one in self.places]):
                 assert world.now_s < deadline_s, f"the final read took more than {limit_s} s"
                 records = await consumer.poll(1.0)
                 self.recorder.polled("final-reader", records)
@@ -157,7 +187,7 @@ class Workload:
         while self._is_sending:
             for _ in range(rng.randint(1, ROUND_RECORDS_MAX)):
                 count += 1
-                topic = rng.choice(TOPICS)
+                topic = rng.choice(self.topics)
                 key = b"%s-%d" % (name.encode(), rng.randrange(KEYS))
                 value = b"%s/%d " % (name.encode(), count) + b"." * rng.randint(0, 200)
                 number = recorder.sending(name, topic, key, value)
@@ -197,8 +227,8 @@ class Workload:
         while self._is_reading:
             if again_s == 0.0 or (begins_anew and world.now_s > again_s):
                 again_s = world.now_s + rng.uniform(*AGAIN_S)
-                await consumer.assign(PLACES)
-                for place in PLACES:
+                await consumer.assign(self.places)
+                for place in self.places:
                     self.recorder.assigned(name, *place)
             self.recorder.polled(name, await consumer.poll(0.5))
         await consumer.close()
@@ -217,6 +247,6 @@ class Workload:
                     highest = end
                 await asyncio.sleep(rng.uniform(0, 2 * WATCH_S))
 
-        await asyncio.gather(*(watch(place) for place in PLACES))
+        await asyncio.gather(*(watch(place) for place in self.places))
         await consumer.close()
         client.close()

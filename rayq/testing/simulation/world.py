@@ -115,6 +115,7 @@ class Host:
         self.disk = world.new_disk(f"{name}.disk")
         self.processes: list[Process] = []
         self.clock_offset_ms = 0
+        self.clock_jumps = 0
         self.thread_s = THREAD_S
         self._boots = 0
 
@@ -167,4 +168,5 @@ class Host:
     def jump_clock(self, milliseconds: int) -> None:
         """Moves the wall clock, back when negative."""
         self.clock_offset_ms += milliseconds
+        self.clock_jumps += 1
         self.world.trace.note(f"{self.name}: the wall clock jumps by {milliseconds} ms")

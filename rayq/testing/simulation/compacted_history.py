@@ -1,0 +1,103 @@
+"""What one compacted partition has committed, record by record, and what a replica may lack of it.
+
+A record may be missing below a replica's cleaned offset when a later one of its key is committed.
+The latest record of a key is missing only when it is a tombstone, below the replica's tombstone
+horizon, and older than `delete_retention_ms`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from rayq.storage.batch import decode_columns, read_header
+
+
+class _Kept(NamedTuple):
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Any
+
+
+class _Written(NamedTuple):
+    record: _Kept
+    at_s: float
+    """When it was committed."""
+
+
+class CompactedHistory:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._written: dict[int, _Written] = {}
+        """By offset."""
+        self._latest: dict[bytes | None, int] = {}
+
+    def add(self, batch: bytes, now_s: float) -> None:
+        """A batch that a leader has committed."""
+        for offset, record in _records(batch):
+            self._written[offset] = _Written(record, now_s)
+            self._latest[record.key] = offset
+
+    def fault_of(
+        self, start: int, batch: bytes, *, horizon: int, deleted_before_s: float
+    ) -> str | None:
+        """What is wrong with a batch that a replica has next after offset `start`."""
+        header = read_header(batch)
+        found = dict(_records(batch))
+        for offset, record in found.items():
+            written = self._written.get(offset)
+            if written is None or written.record != record:
+                return f"at {offset} it has {record}, committed was {written}"
+        for offset in range(start, header.next_offset):
+            if offset not in found:
+                fault = self.fault_of_missing(
+                    offset, horizon=horizon, deleted_before_s=deleted_before_s
+                )
+                if fault is not None:
+                    return fault
+        return None
+
+    def fault_of_missing(
+        self, offset: int, *, horizon: int, deleted_before_s: float
+    ) -> str | None:
+        """What is wrong with there being no record at this offset."""
+        written = self._written.get(offset)
+        if written is None:
+            return None
+        record, at_s = written
+        if self._latest[record.key] > offset:
+            return None
+        if record.value is not None:
+            return f"it lacks the latest record of key {record.key!r}, at {offset}"
+        if offset >= horizon:
+            return (
+                f"it lacks the tombstone of key {record.key!r} at {offset}, its horizon is {horizon}"
+            )
+        if at_s > deleted_before_s:
+            return (
+                f"it lacks the tombstone of key {record.key!r} at {offset}, committed at "
+                f"{at_s:.3f}; those from before {deleted_before_s:.3f} may go"
+            )
+        return None
+
+    def state(self) -> dict[bytes | None, bytes]:
+        """The latest value of each key that has one."""
+        return {
+            key: value
+            for key, offset in self._latest.items()
+            if (value := self._written[offset].record.value) is not None
+        }
+
+
+def _records(batch: bytes) -> list[tuple[int, _Kept]]:
+    columns = decode_columns(batch, 0, read_header(batch))
+    count = len(columns.values)
+    keys = columns.keys or [None] * count
+    headers = columns.headers or [None] * count
+    return [
+        (offset, _Kept(timestamp_ms, key, value, header))
+        for offset, timestamp_ms, key, value, header in zip(
+            columns.offsets, columns.timestamps_ms, keys, columns.values, headers, strict=True
+        )
+    ]
