@@ -212,13 +212,16 @@ class AsyncConsumer:
         return await self._core.offsets(times, by_time=True)
 
     async def close(self, timeout_s: float | None = None) -> None:
+        await self._close(timeout_s, may_commit=True)
+
+    async def _close(self, timeout_s: float | None, *, may_commit: bool) -> None:
         group = self._core.group
         if self._core.is_closed:
             return
         try:
             if group is not None:
                 try:
-                    await self._carry_out(group.give_up_steps())
+                    await self._carry_out(group.give_up_steps(may_commit=may_commit))
                 finally:
                     await group.leave(timeout_s)
         finally:
@@ -230,11 +233,11 @@ class AsyncConsumer:
 
     async def __aexit__(
         self,
-        _kind: type[BaseException] | None,
+        kind: type[BaseException] | None,
         _error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        await self.close()
+        await self._close(None, may_commit=kind is None)
 
 
 class Consumer:
@@ -457,19 +460,23 @@ class Consumer:
         return self._run(self._core.offsets(dict(times), by_time=True))
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Stops reading. Idempotent. In a group: commits first with `enable_auto_commit`, calls
-        `on_revoked`, and leaves at once, so that others go on (a static member keeps its partitions
-        until its session ends). If the coordinator cannot be told within `timeout_s` (5 s), the
-        session tells it."""
+        """Stops reading. Idempotent. In a group: commits first with `enable_auto_commit` (but not
+        when an exception ends a `with` block: who knows what was dealt with), calls `on_revoked`,
+        and leaves at once, so that others go on (a static member keeps its partitions until its
+        session ends). If the coordinator cannot be told within `timeout_s` (5 s), the session tells
+        it."""
+        self._close(timeout_s, may_commit=True)
+
+    def _close(self, timeout_s: float | None, *, may_commit: bool) -> None:
         if self._core.is_closed:
             return
         try:
             if self._core.group is not None:
-                self._carry_out(self._core.group.give_up_steps())
+                self._carry_out(self._core.group.give_up_steps(may_commit=may_commit))
         finally:
-            self._run(self._close(timeout_s))
+            self._run(self._end(timeout_s))
 
-    async def _close(self, timeout_s: float | None) -> None:
+    async def _end(self, timeout_s: float | None) -> None:
         try:
             if self._core.group is not None:
                 await self._core.group.leave(timeout_s)
@@ -484,11 +491,11 @@ class Consumer:
 
     def __exit__(
         self,
-        _kind: type[BaseException] | None,
+        kind: type[BaseException] | None,
         _error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        self._close(None, may_commit=kind is None)
 
 
 def check_callbacks(callbacks: Callbacks) -> None:

@@ -216,8 +216,9 @@ class GroupConsumer:
         for place in partitions:
             self._offsets.known.pop(place, None)
 
-    def give_up_steps(self) -> Steps:
-        """Before a consumer closes or assigns by hand; `leave` is the end of it."""
+    def give_up_steps(self, *, may_commit: bool = True) -> Steps:
+        """Before a consumer closes or assigns by hand; `leave` is the end of it. `may_commit`:
+        automatically."""
         member = self.member
         places = set(self._core.subscription.assigned)
         if member is not None:
@@ -225,7 +226,8 @@ class GroupConsumer:
             if loss is not None:
                 yield from self._lost(loss.partitions)
                 places.difference_update(loss.partitions)
-        yield from self._commit_before_revocation(places)
+        if may_commit:
+            yield from self._commit_before_revocation(places)
         if member is not None:
             yield from self._tell_revoked(places)
 

@@ -615,6 +615,22 @@ def test_auto_commit_commits_before_partitions_go(two: FakeCluster, cluster: Clu
     assert committed[0] == 10
 
 
+def test_an_exception_in_the_handler_commits_nothing_more(
+    two: FakeCluster, cluster: Cluster
+) -> None:
+    options = FAST | {"enable_auto_commit": True}
+
+    def handle() -> None:
+        with cluster.consumer("t", group="g", **options) as consumer:
+            read(consumer, 20)
+            raise ValueError("the handler failed")
+
+    with pytest.raises(ValueError, match="handler"):
+        handle()
+    assert two.groups.committed("t") in (None, 0)
+    assert len(two.groups.group().left) == 1
+
+
 # --- without membership ---------------------------------------------------------------------------
 
 
