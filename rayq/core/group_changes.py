@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rayq.core.assignors import MemberSubscription, find_assignor, run_assignor
+from rayq.core.assignors import find_assignor, run_assignor
 from rayq.core.group_records import (
     NOTHING,
     GroupRecord,
@@ -31,7 +31,7 @@ from rayq.core.group_records import (
     TopicIdPartition,
 )
 from rayq.core.group_state import Group, GroupState, Session, TopicInfo, partitions_of
-from rayq.core.topic_pattern import check_pattern, matches
+from rayq.core.topic_pattern import check_pattern
 from rayq.errors import (
     CommitRefusedError,
     FencedMemberError,
@@ -59,7 +59,7 @@ CLIENT_LENGTH_MAX = 256
 SUBSCRIPTION_BYTES_MAX = 16 * 1024
 """Names of topics that one member names, together: a rebalance writes them for every member."""
 METADATA_LENGTH_MAX = 1024 * 1024
-"""Characters of metadata in one commit."""
+"""Characters of metadata with all positions of one group."""
 REASON_LENGTH_MAX = 512
 SESSION_TIMEOUT_MS_MIN = 100
 TOPIC_GONE_S = 10.0
@@ -298,8 +298,7 @@ def set_topics(
     went are rebalanced."""
     if topics == state.topics:
         return []
-    state.topics = dict(topics)
-    state.topic_names.update({info.topic_id: name for name, info in topics.items()})
+    state.take_topics(topics)
     records: list[Record] = []
     for name, group in state.groups.items():
         if group.members:
@@ -361,7 +360,7 @@ def commit(
     partitions. Raises UnknownMemberError, FencedMemberError, GroupNotEmptyError,
     GroupLimitError."""
     known = state.groups.get(group)
-    _check_metadata(offsets)
+    _check_metadata(known, group, offsets)
     if not member:
         _check_no_members(known, group, "Positions can be committed without a member")
         return _set(state, group, offsets, now_ms), []
@@ -515,11 +514,17 @@ def _check_group_count(state: GroupState) -> None:
         )
 
 
-def _check_metadata(offsets: Sequence[Commit]) -> None:
+def _check_metadata(known: Group | None, group: str, offsets: Sequence[Commit]) -> None:
     length = sum(len(one.metadata) for one in offsets)
+    if length == 0:
+        return
+    if known is not None:
+        replaced = {(one.topic_id, one.partition) for one in offsets}
+        length += sum(len(one.metadata) for at, one in known.offsets.items() if at not in replaced)
     if length > METADATA_LENGTH_MAX:
-        raise InvalidRequestError(
-            f"A commit carries up to {METADATA_LENGTH_MAX} characters of metadata, not {length}."
+        raise GroupLimitError(
+            f"Group {group!r} would have {length} characters of metadata with its positions, the "
+            f"most are {METADATA_LENGTH_MAX}."
         )
 
 
@@ -636,15 +641,9 @@ class _Draft:
 
     def topics_read(self) -> dict[str, TopicInfo]:
         """The existing topics that any member subscribes to."""
-        names = {name for one in self.members.values() for name in self._topics_of(one)}
+        subscription = self._state.subscription
+        names = {name for one in self.members.values() for name in subscription(one).topics}
         return {name: self._state.topics[name] for name in sorted(names)}
-
-    def _topics_of(self, one: MemberValue) -> frozenset[str]:
-        topics = self._state.topics
-        found = {name for name in one.topics if name in topics}
-        if one.pattern is not None:
-            found |= matches(one.pattern, topics)
-        return frozenset(found)
 
     def rebalance(self, reason: str, *, may_fail: bool) -> None:
         """Computes every member's target. Where a user's assignor fails, the request that caused
@@ -652,7 +651,7 @@ class _Draft:
         name = self._choose_assignor()
         topics = self.topics_read()
         subscriptions = {
-            member: MemberSubscription(self._topics_of(one), one.instance)
+            member: self._state.subscription(one)
             for member, one in sorted(self.members.items())
         }
         names = {info.topic_id: topic for topic, info in topics.items()}

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rayq.core.assignors import Assignor
+from rayq.core.assignors import Assignor, MemberSubscription
 from rayq.core.group_records import (
     GroupRecord,
     GroupValue,
@@ -23,6 +23,10 @@ from rayq.core.group_records import (
     Record,
     TopicIdPartition,
 )
+from rayq.core.topic_pattern import matches
+
+PATTERNS_MAX = 1_000
+"""Patterns whose topics are remembered until the topics change."""
 
 
 class TopicInfo(NamedTuple):
@@ -81,13 +85,40 @@ class GroupState:
         self.assignors = assignors
         self.groups: dict[str, Group] = {}
         self.topics: dict[str, TopicInfo] = {}
-        self.topic_names: dict[str, str] = {}
-        """By topic id, of all topics seen."""
+        self._names: dict[str, str] = {}
+        self._matches: dict[str, set[str]] = {}
         self.topics_gone: dict[str, float] = {}
         """Topic ids of committed offsets that are no topic's, and since when."""
 
+    # --- topics -----------------------------------------------------------------------------
+
+    def take_topics(self, topics: Mapping[str, TopicInfo]) -> None:
+        """The cluster's topics as they are now."""
+        self.topics = dict(topics)
+        self._matches.clear()
+        used = {
+            topic_id
+            for _, _, _, one in self.all_members()
+            for partitions in (one.target, one.assigned, one.revoking)
+            for topic_id, _ in partitions
+        }
+        kept = {topic_id: name for topic_id, name in self._names.items() if topic_id in used}
+        self._names = {**kept, **{info.topic_id: name for name, info in topics.items()}}
+
     def name_of_topic(self, topic_id: str) -> str:
-        return self.topic_names.get(topic_id, topic_id)
+        """Its id where the name is not known (any more)."""
+        return self._names.get(topic_id, topic_id)
+
+    def subscription(self, one: MemberValue) -> MemberSubscription:
+        """With the topics that there are."""
+        found = {name for name in one.topics if name in self.topics}
+        if one.pattern is not None:
+            if one.pattern not in self._matches:
+                if len(self._matches) >= PATTERNS_MAX:
+                    self._matches.clear()
+                self._matches[one.pattern] = matches(one.pattern, self.topics)
+            found |= self._matches[one.pattern]
+        return MemberSubscription(frozenset(found), one.instance)
 
     def all_members(self) -> Iterator[tuple[str, Group, str, MemberValue]]:
         for name, group in self.groups.items():

@@ -21,11 +21,11 @@ DEPTH_MAX = 20
 """Groups within groups."""
 REPEATS_MAX = 249
 """A topic's name is no longer."""
-STATES_MAX = 2_000
+STATES_MAX = 500
 PARTS_MAX = 10_000
 """Of an automaton while it is built, those that take no state included."""
-CACHE_MAX = 4_096
-"""Steps of one automaton that are remembered."""
+REMEMBERED_MAX = 20_000
+"""States that one automaton remembers of steps it took."""
 
 Chars = frozenset[str]
 
@@ -54,7 +54,7 @@ def matches(pattern: str, names: Iterable[str]) -> set[str]:
     return {name for name in names if not name.startswith("__") and automaton.matches(name)}
 
 
-@functools.lru_cache(256)
+@functools.lru_cache(64)
 def _automaton(pattern: str) -> _Automaton:
     if len(pattern) > PATTERN_LENGTH_MAX:
         raise InvalidRequestError(
@@ -253,6 +253,7 @@ class _Automaton:
         start = self._build(parser.tree, self._end)
         self._start = self._closure([start])
         self._cache: dict[tuple[frozenset[int], str], frozenset[int]] = {}
+        self._remembered = 0
 
     def matches(self, name: str) -> bool:
         states = self._start
@@ -263,9 +264,11 @@ class _Automaton:
             if found is None:
                 steps = [self._steps[state] for state in states]
                 found = self._closure([step[1] for step in steps if step and one in step[0]])
-                if len(self._cache) >= CACHE_MAX:
+                if self._remembered > REMEMBERED_MAX:
                     self._cache.clear()
+                    self._remembered = 0
                 self._cache[states, one] = found
+                self._remembered += len(found) + 1
             states = found
         return self._end in states
 

@@ -438,6 +438,9 @@ def test_there_is_a_limit_on_members_and_groups_and_positions(monkeypatch: pytes
     three = [Commit(*at, 1, None, "") for at in (P0, P1, P2)]
     with pytest.raises(GroupLimitError, match="3 positions"):
         group_changes.set_offsets(one.state, "h", three, now_ms=0)
-    with pytest.raises(InvalidRequestError, match="metadata"):
-        group_changes.commit(one.state, "h", member="", member_epoch=0, sequence=0, now_ms=0,
-                             offsets=[Commit(*P0, 1, None, "x" * (2**20 + 1))])
+    one.apply(group_changes.commit(one.state, "h", member="", member_epoch=0, sequence=0, now_ms=0,
+                                   offsets=[Commit(*P0, 1, None, "x" * 2**19)])[0])
+    for at, length in ((P0, 2**20 + 1), (P1, 2**19 + 1)):
+        with pytest.raises(GroupLimitError, match="metadata"):
+            group_changes.commit(one.state, "h", member="", member_epoch=0, sequence=0, now_ms=0,
+                                 offsets=[Commit(*at, 1, None, "x" * length)])
