@@ -26,6 +26,7 @@ from rich.console import Console
 
 import rayq
 from benchmarks import machine, on_ray
+from benchmarks.compaction import compaction
 from benchmarks.groups import groups, groups_local
 from benchmarks.reopen import reopen
 from benchmarks.report import Row, print_all, wide_console
@@ -90,6 +91,7 @@ ALONE: dict[str, Callable[[Path], list[Row]]] = {
     "local-start": local_start,
     "client-speed": client_speed,
     "reopen": reopen,
+    "compaction": compaction,
     "groups-local": groups_local,
 }
 ON_RAY = {**on_ray.SECTIONS, "groups": groups}

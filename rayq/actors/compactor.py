@@ -13,6 +13,7 @@ from typing import NamedTuple
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.hosting import RunCleaner
 from rayq.actors.replica_log import ReplicaLog
+from rayq.config import MIB
 from rayq.environment import Environment
 from rayq.errors import CorruptBatchError, DirectoryInUseError, RayqError, StorageError
 from rayq.storage.cleaner import CleaningJob, CleaningResult, Steps, clean, cleaner_turn
@@ -99,10 +100,11 @@ class Compactor:
         if not await replica_log.swap(cleaning, result):
             return True
         logger.info(
-            "compacted %s up to %d in %.1f s: %d of %d records stay, %d of %d bytes, %d keys",
+            "compacted %s up to %d in %.1f s: %d of %d records stay, %d of %d bytes; %d keys took "
+            "%d MiB of memory",
             *(replica_log.where, result.end_offset, clock.monotonic() - started_s),
             *(result.records_kept, result.records_read, result.bytes_kept, result.bytes_read),
-            result.keys,
+            *(result.keys, (result.peak_memory_bytes or 0) // MIB),
         )
         return result.end_offset >= cleaning.segments[-1].next_offset
 
