@@ -42,6 +42,12 @@ def test_at_most_once_rings_no_bell_twice() -> None:
     assert re.search(r"rung (9\d|100) of 100 bells, 0 of them twice", printed), printed
 
 
+def test_last_flight_finds_what_pandas_finds() -> None:
+    printed = run("examples/last_flight.py")
+    assert "4,043 aircraft, from 4,043 records instead of 334,264" in printed
+    assert "the same as pandas finds: True" in printed
+
+
 def test_in_a_pytest_passes_under_pytest() -> None:
     # A project of its own: neither our configuration nor our conftest, only the installed plugin.
     example = str(ROOT / "examples" / "in_a_pytest.py")
