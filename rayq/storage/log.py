@@ -648,9 +648,13 @@ class Log:
 
     def wants_checkpoint_to_clean(self, high_watermark: int) -> bool:
         """Whether closed segments wait for a checkpoint that says they are on disk and committed:
-        only what a crash cannot take back is cleaned."""
+        only what a crash cannot take back is cleaned. It also writes indexes that were made anew
+        at the start."""
         known = min(self._checkpoint.high_watermark, self._checkpoint.recovery_point)
-        return any(known < segment.next_offset <= high_watermark for segment in self._segments[:-1])
+        return any(
+            known < segment.next_offset <= high_watermark or segment.has_pending_entries
+            for segment in self._segments[:-1]
+        )
 
     def roll_to_clean(self, now_ms: int) -> bool:
         """Closes the active segment when its first record is older than max_compaction_lag_ms.
@@ -676,7 +680,7 @@ class Log:
             return None
         limit_offset = min(self._checkpoint.high_watermark, self._checkpoint.recovery_point)
         segments = cleanable(self._config, self._segments, limit_offset, now_ms)
-        if not segments:
+        if not segments or any(segment.has_pending_entries for segment in segments):
             return None
         is_dirty = segments[-1].next_offset > self._clean.clean_until
         if not is_due(self._config, segments, self._clean, now_ms) and not (at_once and is_dirty):
@@ -717,9 +721,9 @@ class Log:
         swap = swap_of(result, state)
         by_base = {segment.base_offset: segment for segment in self._segments}
         replaced = tuple(tuple(by_base[base] for base in one.base_offsets) for one in swap.groups)
-        assert not any(
-            old.offsets.pending or old.times.pending for group in replaced for old in group
-        ), "below the recovery point all index entries are in the files"
+        assert not any(old.has_pending_entries for group in replaced for old in group), (
+            "their index entries were in the files when the pass was planned"
+        )
         return SwapPlan(
             self._disk, self.directory, swap, replaced, cleaning.job.index_interval_bytes
         )

@@ -214,6 +214,11 @@ class Segment:
     def paths(self) -> tuple[str, str, str]:
         return self.path, self.offsets.path, self.times.path
 
+    @property
+    def has_pending_entries(self) -> bool:
+        """Whether index entries wait for the next checkpoint."""
+        return bool(self.offsets.pending or self.times.pending)
+
     def move_to(self, directory: str) -> None:
         """Renames the files into another directory, over what is there under their names; durable
         after a sync of both. Open files stay open. Raises OSError."""

@@ -2,13 +2,14 @@
 
 Producers write values and tombstones under a few keys of their own. Whoever reads the topic from
 its start to its end, faster than `delete_retention_ms`, knows of each key what was acknowledged
-last before he began, or something later: nothing is lost, nothing deleted comes back.
+last below that end, or something later: nothing is lost, nothing deleted comes back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +36,8 @@ READS_MAX = 100
 class _Write:
     value: bytes | None
     outcome: str = "under way"
+    at: tuple[int, int] = (0, -1)
+    """Partition and offset, once that is known."""
 
 
 @dataclass(slots=True)
@@ -42,12 +45,18 @@ class _Key:
     """What was sent under a key, in order: all by one producer."""
 
     writes: list[_Write] = field(default_factory=list)
-    acknowledged: int = -1
-    """The last that is known to be written."""
+
+    def acknowledged_below(self, ends: Mapping[TopicPartition, int]) -> int:
+        """The last write that is known to stand below these offsets; -1: none."""
+        for number in range(len(self.writes) - 1, -1, -1):
+            partition, offset = self.writes[number].at
+            if 0 <= offset < ends[TopicPartition(TOPIC, partition)]:
+                return number
+        return -1
 
     def may_be(self, value: bytes | None, acknowledged: int) -> bool:
-        """Whether a reader may find this value (None: a tombstone, or nothing at all) who began
-        when the write number `acknowledged` was the last known one."""
+        """Whether a reader may find this value (None: a tombstone, or nothing at all) who reads
+        up to the write of that number, or further."""
         if acknowledged < 0 and value is None:
             return True
         return any(
@@ -106,13 +115,12 @@ class CompactedTopic:
 
     async def _send(self, producer: AsyncProducer, key: bytes, value: bytes | None) -> None:
         known = self._keys.setdefault(key, _Key())
-        number, write = len(known.writes), _Write(value)
+        write = _Write(value)
         known.writes.append(write)
 
         def delivered(metadata: RecordMetadata | None, error: BaseException | None) -> None:
             if metadata is not None:
-                write.outcome = "ok"
-                known.acknowledged = max(known.acknowledged, number)
+                write.outcome, write.at = "ok", (metadata.partition, metadata.offset)
                 self.acknowledged += 1
             else:
                 is_unknown = not isinstance(error, RayqError) or error.outcome_unknown
@@ -135,7 +143,6 @@ class CompactedTopic:
     async def read(self, client: Client) -> dict[bytes | None, bytes] | None:
         """Reads all and judges it: the latest values; None when it took too long for a verdict."""
         began_s = self._world.now_s
-        before = {key: known.acknowledged for key, known in self._keys.items()}
         consumer = AsyncConsumer(client, ConsumerConfig(auto_offset_reset="earliest"))
         try:
             await consumer.assign(PLACES)
@@ -153,11 +160,12 @@ class CompactedTopic:
         if (self._world.now_s - began_s) * 1000 >= self.delete_retention_ms:
             return None
         self.reads += 1
-        for key, acknowledged in before.items():
-            if not self._keys[key].may_be(found.get(key), acknowledged):
+        for key, known in self._keys.items():
+            acknowledged = known.acknowledged_below(ends)
+            if not known.may_be(found.get(key), acknowledged):
                 self._problems.append(
                     f"{TOPIC}: a reader found {found.get(key)!r} under {key!r}; acknowledged was "
-                    f"number {acknowledged}: {self._keys[key].writes[max(0, acknowledged - 2) :]}; "
+                    f"number {acknowledged}: {known.writes[max(0, acknowledged - 2) :]}; "
                     f"it read from {began_s:.3f} to {self._world.now_s:.3f}, up to {ends}"
                 )
         return {key: value for key, value in found.items() if value is not None}

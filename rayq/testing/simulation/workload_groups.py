@@ -84,6 +84,7 @@ class Member:
         self.owned: set[TopicPartition] = set()
         self.positions: dict[TopicPartition, int] = {}
         """After what it has processed of what it owns."""
+        self.committed: dict[TopicPartition, int] = {}
         self.task: asyncio.Task[None] | None = None
 
     @property
@@ -265,7 +266,7 @@ class GroupWorkload(Workload):
     async def _break(
         self, member: Member, host: Host, rng: random.Random, lives: int
     ) -> Member | None:
-        """Something happens to a member. Returns who took its place while it lived, if anybody."""
+        """Something happens to a member. Returns who is left where another one came beside it."""
         trace = self._cluster.world.trace
         static = member.config.group_instance_id
         what = rng.choice(("leave", "crash", "crash", "pause", "cut", "replace"))
@@ -291,9 +292,12 @@ class GroupWorkload(Workload):
             successor = self._begin(f"{member.name}-again", host, rng, static)
             await asyncio.sleep(rng.uniform(0.2, 6.0))
             member.process.resume()
-            await self._wait(member, 30.0)
-            self._kill(member)
-            return successor
+            # One is fenced: the first, or, if it lost its session and joined anew, the second.
+            while not member.is_over and not successor.is_over:
+                await self._wait(member, 0.5)
+            loser, winner = (member, successor) if member.is_over else (successor, member)
+            self._kill(loser)
+            return winner
         return None
 
     # --- a life -----------------------------------------------------------------------------------
@@ -325,6 +329,7 @@ class GroupWorkload(Workload):
             member.owned -= places
             for place in places:
                 member.positions.pop(place, None)
+                member.committed.pop(place, None)
 
         consumer = AsyncConsumer(
             client,
@@ -368,7 +373,9 @@ class GroupWorkload(Workload):
         self, consumer: AsyncConsumer, member: Member, places: set[TopicPartition]
     ) -> None:
         positions = {
-            place: offset for place, offset in member.positions.items() if place in places
+            place: offset
+            for place, offset in member.positions.items()
+            if place in places and member.committed.get(place) != offset
         }
         if not positions:
             return
@@ -379,6 +386,7 @@ class GroupWorkload(Workload):
             self.recorder.not_committed(member.name, number, error)
             return
         self.recorder.committed(member.name, number)
+        member.committed.update(positions)
         self._check_committed(member, positions)
 
     def _check_committed(self, member: Member, positions: dict[TopicPartition, int]) -> None:
