@@ -118,7 +118,9 @@ class GroupCoordinator:
         self._is_write_scheduled = False
         self._generation = 0
         self._waiters: deque[_Waiter] = deque()
-        self._held: dict[Key, asyncio.Future[bool]] = {}
+        self._held: dict[Key, asyncio.Future[None]] = {}
+        self._latest: dict[Key, Beat] = {}
+        """The newest heartbeat of each member, while it is under way: only that one is held."""
         self._connections: dict[Key, asyncio.Future[None]] = {}
         self._requests_waiting = 0
         self._topics_wanted = Signal()
@@ -182,29 +184,33 @@ class GroupCoordinator:
             )
         )
         self._append(records)
-        self._release(key, is_latest=False)
         self._watch(key, peer)
-        return await self._hold(key, request)
+        self._latest[key] = beat
+        self._release(key)
+        try:
+            return await self._hold(key, request, beat)
+        finally:
+            if self._latest.get(key) is beat:
+                del self._latest[key]
 
     async def _hold(
-        self, key: Key, request: messages.GroupHeartbeat
+        self, key: Key, request: messages.GroupHeartbeat, beat: Beat
     ) -> messages.GroupHeartbeatResponse:
         """Answers when there is news for the member, or a newer heartbeat, or the time is up."""
         loop = asyncio.get_running_loop()
         wait_ms = min(request.wait_ms, request.session_timeout_ms // 2)
         deadline_s = loop.time() + wait_ms / 1000
         generation = self._generation
-        is_latest = True
         value = self._member(key, request)
         while (
-            is_latest
+            self._latest.get(key) is beat
             and value.member_epoch == request.member_epoch
             and loop.time() < deadline_s
         ):
             held = self._held[key] = loop.create_future()
             timer = loop.call_at(deadline_s, _wake, held)
             try:
-                is_latest = await held
+                await held
             finally:
                 timer.cancel()
                 if self._held.get(key) is held:
@@ -248,11 +254,11 @@ class GroupCoordinator:
             key=lambda one: (one.topic, one.topic_id, one.partition),
         )
 
-    def _release(self, key: Key, *, is_latest: bool = True) -> None:
-        """Lets the member's held heartbeat look again; it is answered if a newer one came."""
+    def _release(self, key: Key) -> None:
+        """Lets the member's held heartbeat look again whether it is to be answered."""
         held = self._held.pop(key, None)
-        if held is not None and not held.done():
-            held.set_result(is_latest)
+        if held is not None:
+            _wake(held)
 
     def _watch(self, key: Key, peer: Peer) -> None:
         """Learns when the connection of the member's last heartbeat ends."""
@@ -683,6 +689,6 @@ def _committed(topic_id: str, partition: int, one: OffsetValue) -> messages.Comm
     )
 
 
-def _wake(held: asyncio.Future[bool]) -> None:
+def _wake(held: asyncio.Future[None]) -> None:
     if not held.done():
-        held.set_result(True)
+        held.set_result(None)

@@ -141,6 +141,30 @@ def test_a_newer_heartbeat_answers_the_one_that_is_held(cluster: LocalCluster, t
     run(cluster, story)
 
 
+def test_the_newest_heartbeat_hears_the_news_even_if_it_changed_something_itself(
+    cluster: LocalCluster, new_topic: NewTopic
+) -> None:
+    """The one before it was woken by that change, too, and must not take its place."""
+    topic, group = new_topic(partitions=2), new_group()
+
+    async def story(coordinator: Coordinator) -> None:
+        stays, leaves = (Member(coordinator, group, [topic]) for _ in range(2))
+        await settle(stays)
+        await leaves.beat()
+        await stays.beat()
+        older = asyncio.create_task(stays.beat(wait_ms=20_000))
+        await asyncio.sleep(0.1)
+        stays.obey()
+        newest = asyncio.create_task(stays.beat(wait_ms=20_000))  # It gives one up.
+        await asyncio.wait_for(older, 5)
+        await leaves.settle()
+        await leaves.leave()
+        await asyncio.wait_for(newest, 5)
+        assert stays.partitions == [0, 1]
+
+    run(cluster, story)
+
+
 def test_a_heartbeat_without_news_is_answered_when_its_time_is_up(
     cluster: LocalCluster, topic: str
 ) -> None:
