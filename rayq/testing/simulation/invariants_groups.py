@@ -152,10 +152,11 @@ class GroupInvariants:
         """Those that were taken out for their silence had a session's time for a heartbeat."""
         silent = set(SILENT.findall(self._groups[name].value.reason))
         coordinator = self._serving.get((replica.assignment.partition, leader_epoch))
+        loaded_s = None if coordinator is None else self._loaded_s.get(coordinator)
         for member, one in gone.items():
-            if member[:8] not in silent or coordinator is None:
+            if member[:8] not in silent or loaded_s is None:
                 continue
-            served_s = self._cluster.world.now_s - self._loaded_s[coordinator]
+            served_s = self._cluster.world.now_s - loaded_s
             if served_s < one.session_timeout_ms / 1000:
                 raise InvariantError(
                     f"group {name}: member {member} was taken out for its silence, its session is "

@@ -23,8 +23,6 @@ from rayq.testing.simulation.workload import Workload
 from rayq.testing.simulation.workload_groups import GroupWorkload
 from rayq.testing.simulation.world import World
 
-WORKLOAD_S = 60.0
-HEAL_AT_S = 48.0
 RECORDS_MIN = 1_000
 FAULTS_MIN = 8
 RECOVERY_LIMIT_S = 60.0
@@ -132,7 +130,7 @@ async def _script(
         more=workload.more_faults,
     )
     outcome.faults = faults.log
-    await faults.inject(begin_s + HEAL_AT_S)
+    await faults.inject(begin_s + workload.heals_at_s)
     while faults.count < FAULTS_MIN:
         await faults.inject(world.now_s + 5.0)
     workload.calm_down()
@@ -146,7 +144,7 @@ async def _script(
         "every producer to make progress after healing",
         limit_s=RECOVERY_LIMIT_S,
     )
-    await asyncio.sleep(max(0.0, begin_s + WORKLOAD_S - world.now_s))
+    await asyncio.sleep(max(0.0, begin_s + workload.lasts_s - world.now_s))
     await cluster.wait_until(
         lambda: workload.recorder.acknowledged >= RECORDS_MIN,
         f"{RECORDS_MIN} acknowledged records",

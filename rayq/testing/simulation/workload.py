@@ -54,6 +54,10 @@ class Workload:
     topics_on_disk: tuple[str, ...] = TOPICS
     """Those whose disks fail."""
     more_faults: Sequence[Injection] = ()
+    lasts_s = 60.0
+    """How long it runs, in virtual seconds; longer where recovery or the records take longer."""
+    heals_at_s = 48.0
+    """Until then there are faults."""
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         world = cluster.world

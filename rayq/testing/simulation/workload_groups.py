@@ -74,7 +74,7 @@ class Member:
             group_instance_id=instance,
             assignor=rng.choice(("uniform", "uniform", "range")),
             group_session_timeout_ms=rng.choice((3_000, 6_000, 12_000)),
-            group_heartbeat_interval_ms=rng.choice((300, 1_000)),
+            group_heartbeat_interval_ms=rng.choice((300, 1_500)),
             max_poll_interval_ms=4_000 if self.is_slow else 60_000,
             max_poll_records=rng.choice((3, 20, 500)),
             enable_auto_commit=self.style == "auto",
@@ -99,6 +99,8 @@ class GroupWorkload(Workload):
     topics_on_disk = ("orders", COMPACTED, OFFSETS_TOPIC)
     partitions = 4
     more_faults = WITH_GROUPS
+    lasts_s = 42.0
+    heals_at_s = 32.0
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         super().__init__(cluster)
@@ -342,8 +344,8 @@ class GroupWorkload(Workload):
         while not member.wants_to_leave:
             try:
                 records = await consumer.poll(0.5)
-            except MaxPollIntervalError:
-                continue
+            except (MaxPollIntervalError, TimeoutError):
+                continue  # Too slow; or nobody answered when it began.
             except FencedMemberError:
                 break
             recorder.polled(name, records)
@@ -353,6 +355,9 @@ class GroupWorkload(Workload):
             await self._work(member, records)
             if member.style == "each poll" or (member.style == "sometimes" and rng.random() < 0.3):
                 await self._commit(consumer, member, set(member.positions))
+            elif member.style == "auto" and records:
+                # What was polled is dealt with: the next poll may commit it.
+                recorder.committing(name, GROUP, {})
             elif member.style == "behind" and records:
                 member.process.start(self._commit(consumer, member, set(member.positions)))
         await consumer.close()
