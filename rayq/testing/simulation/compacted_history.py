@@ -2,11 +2,14 @@
 
 A record may be missing below a replica's cleaned offset when a later one of its key is committed.
 The latest record of a key is missing only when it is a tombstone, below the replica's tombstone
-horizon, and older than `delete_retention_ms`.
+horizon, and older than `delete_retention_ms`; then no record of that key is left before it, which
+would be alive again.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from rayq.storage.batch import decode_columns, read_header
@@ -32,12 +35,39 @@ class CompactedHistory:
         self._written: dict[int, _Written] = {}
         """By offset."""
         self._latest: dict[bytes | None, int] = {}
+        self._offsets_of: dict[bytes | None, list[int]] = {}
 
     def add(self, batch: bytes, now_s: float) -> None:
         """A batch that a leader has committed."""
         for offset, record in _records(batch):
             self._written[offset] = _Written(record, now_s)
             self._latest[record.key] = offset
+            self._offsets_of.setdefault(record.key, []).append(offset)
+
+    def fault_of_all(self, batches: Iterable[bytes], limit: int) -> str | None:
+        """What is wrong with a replica's whole log below `limit`."""
+        last: dict[bytes | None, tuple[int, _Kept]] = {}
+        for batch in batches:
+            for offset, record in _records(batch):
+                if offset < limit:
+                    last[record.key] = offset, record
+        for key, (offset, record) in last.items():
+            offsets = self._offsets_of.get(key, [])
+            place = bisect_left(offsets, limit) - 1
+            if place >= 0 and offsets[place] > offset and record.value is not None:
+                return (
+                    f"key {key!r} is alive again: its last record there is {record} at {offset}, "
+                    f"committed was {self._written[offsets[place]].record} at {offsets[place]}"
+                )
+        return None
+
+    def repeated(self) -> dict[tuple[bytes | None, bytes], list[int]]:
+        """Values that stand at several offsets, by key."""
+        found: dict[tuple[bytes | None, bytes], list[int]] = {}
+        for offset, (record, _) in self._written.items():
+            if record.value is not None:
+                found.setdefault((record.key, record.value), []).append(offset)
+        return {what: offsets for what, offsets in found.items() if len(offsets) > 1}
 
     def fault_of(
         self, start: int, batch: bytes, *, horizon: int, deleted_before_s: float
@@ -58,9 +88,7 @@ class CompactedHistory:
                     return fault
         return None
 
-    def fault_of_missing(
-        self, offset: int, *, horizon: int, deleted_before_s: float
-    ) -> str | None:
+    def fault_of_missing(self, offset: int, *, horizon: int, deleted_before_s: float) -> str | None:
         """What is wrong with there being no record at this offset."""
         written = self._written.get(offset)
         if written is None:
@@ -72,7 +100,8 @@ class CompactedHistory:
             return f"it lacks the latest record of key {record.key!r}, at {offset}"
         if offset >= horizon:
             return (
-                f"it lacks the tombstone of key {record.key!r} at {offset}, its horizon is {horizon}"
+                f"it lacks the tombstone of key {record.key!r} at {offset}, above its horizon "
+                f"{horizon}"
             )
         if at_s > deleted_before_s:
             return (

@@ -19,6 +19,7 @@ from rayq.client.producer import AsyncProducer
 from rayq.config import ConsumerConfig, ProducerConfig
 from rayq.errors import DeliveryError, RayqError
 from rayq.records import Record, RecordMetadata, TopicPartition
+from rayq.testing.simulation.compacted_history import CompactedHistory
 from rayq.testing.simulation.world import World
 
 TOPIC = "profiles"
@@ -104,9 +105,7 @@ class CompactedTopic:
                 count += 1
                 key = b"%s-%d" % (name.encode(), rng.randrange(KEYS))
                 value = b"%d " % count + b"." * rng.randint(0, 100)
-                await self._send(
-                    producer, key, None if rng.random() < TOMBSTONE_SHARE else value
-                )
+                await self._send(producer, key, None if rng.random() < TOMBSTONE_SHARE else value)
             await asyncio.sleep(rng.uniform(0, 2 * ROUND_S))
         try:
             await producer.close()
@@ -120,6 +119,7 @@ class CompactedTopic:
 
         def delivered(metadata: RecordMetadata | None, error: BaseException | None) -> None:
             if metadata is not None:
+                assert metadata.offset is not None
                 write.outcome, write.at = "ok", (metadata.partition, metadata.offset)
                 self.acknowledged += 1
             else:
@@ -178,10 +178,13 @@ class CompactedTopic:
             )
         last[record.partition] = record.offset
 
-    async def read_in_the_end(
-        self, client: Client, committed: dict[bytes | None, bytes]
-    ) -> None:
+    async def read_in_the_end(self, client: Client, histories: list[CompactedHistory]) -> None:
         """Nothing is written any more: what is read is what is committed, key by key."""
+        committed: dict[bytes | None, bytes] = {}
+        for history in histories:
+            committed.update(history.state())
+            if repeated := history.repeated():
+                self._problems.append(f"{TOPIC}: written more than once: {repeated}")
         for _ in range(READS_MAX):
             found = await self.read(client)
             if found is None:

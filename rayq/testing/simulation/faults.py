@@ -342,11 +342,10 @@ class Faults:
             return
         number, _ = self._rng.choice(coordinators)
         host = self._cluster.hosts[number]
-        others: list[NetworkHost] = (
-            [one for one in [*self._cluster.hosts, self._cluster.controller_host] if one is not host]
-            if self._rng.random() < 0.5
-            else list(self._clients)
-        )
+        servers = [*self._cluster.hosts, self._cluster.controller_host]
+        others: list[NetworkHost] = list(self._clients)
+        if self._rng.random() < 0.5:
+            others = [one for one in servers if one is not host]
         self._begin(f"cut broker {number}, which coordinates groups, off from {len(others)} hosts")
         await self._cut([host], others, self._rng.random() < 0.7)
 

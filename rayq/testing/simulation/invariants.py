@@ -127,7 +127,7 @@ class _Seen:
     durable: int = 0
     """Below it the log was found on disk."""
     batches: _Batches = field(default_factory=lambda: _Batches(-1))
-    clean: CleanState = CleanState()
+    clean: CleanState | None = None
     """What compaction had done to the log."""
 
 
@@ -177,11 +177,12 @@ class Invariants:
             if not process.alive:
                 continue
             for replica in host._replicas.values():
-                committed = self._committed.get(_key(replica))
-                if committed is not None and replica._replica_log.is_open:
-                    self._compare(
-                        process.host.disk, replica, self._replicas[replica], committed.end
-                    )
+                committed, log = self._committed.get(_key(replica)), replica._replica_log._log
+                if committed is None or log is None or not replica._replica_log.is_open:
+                    continue
+                disk, seen = process.host.disk, self._replicas[replica]
+                self._compare(disk, replica, seen, committed.end)
+                self._check_nothing_is_back(disk, replica, seen, log)
 
     # --- the metadata -----------------------------------------------------------------------------
 
@@ -305,6 +306,19 @@ class Invariants:
         seen.clean, seen.batches = log._clean, _Batches(-1)
         limit, seen.compared = seen.compared, 0
         self._compare(disk, replica, seen, limit)
+        self._check_nothing_is_back(disk, replica, seen, log)
+
+    def _check_nothing_is_back(
+        self, disk: SimulatedDisk, replica: Replica, seen: _Seen, log: Log
+    ) -> None:
+        history = self.histories.get(_key(replica))
+        if history is None:
+            return
+        limit = min(log.end_offset, self._committed[_key(replica)].end, seen.compared)
+        found = _batches(disk, log, seen, 0, limit)
+        fault = history.fault_of_all((_content(disk, batch) for batch in found), limit)
+        if fault is not None:
+            raise InvariantError(f"{_where(replica)}: {fault}")
 
     def _check_generation(self, replica: Replica, seen: _Seen, log: Log) -> None:
         if log.generation == seen.generation:

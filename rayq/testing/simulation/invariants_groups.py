@@ -132,7 +132,9 @@ class GroupInvariants:
         owners: dict[TopicIdPartition, str] = {}
         for member, one in group.members.items():
             if not one.previous_epoch <= one.member_epoch <= group.value.epoch:
-                raise InvariantError(f"group {name} is in epoch {group.value.epoch}, {member} {one}")
+                raise InvariantError(
+                    f"group {name} is in epoch {group.value.epoch}, member {member} is {one}"
+                )
             for at in one.assigned | one.revoking:
                 if owners.setdefault(at, member) != member:
                     raise InvariantError(
@@ -228,8 +230,7 @@ class GroupInvariants:
         if known is None:
             return  # It is out, and will hear of it.
         believed = {
-            (of, place.partition)
-            for place, of in {**member._granted, **member.held}.items()
+            (of, place.partition) for place, of in {**member._granted, **member.held}.items()
         }
         if not believed <= known.owned:
             others = {

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import msgspec
 
+import rayq.testing.simulation.mutations_groups  # noqa: F401 - its bugs are registered, too
 from rayq.actors.controller import ControllerHost
 from rayq.actors.follower import Follower
 from rayq.actors.leader import Leader
@@ -36,34 +37,11 @@ from rayq.storage.log import Log
 from rayq.storage.metadata_log import MetadataLog
 from rayq.storage.plans import FlushPlan
 from rayq.storage.producer_state import ProducerState
+from rayq.testing.simulation.planting import MUTATIONS, Patch, plants
 from rayq.wire import messages
 
-Patch = tuple[object, str, Any]
-"""`(object, attribute, what stands there instead)`"""
+__all__ = ["MUTATIONS", "plant", "planted"]
 
-
-@dataclass(frozen=True)
-class Mutation:
-    """A planted bug: the rule of the protocol that it breaks, and how; the scenario whose seeds
-    have to find it."""
-
-    rule: str
-    what: str
-    patches: Callable[[], list[Patch]]
-    scenario: str = "ordinary"
-
-
-MUTATIONS: dict[str, Mutation] = {}
-
-
-def _plants(
-    rule: str, what: str, scenario: str = "ordinary"
-) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[Patch]]]:
-    def note(patches: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
-        MUTATIONS[patches.__name__] = Mutation(rule, what, patches, scenario)
-        return patches
-
-    return note
 
 
 @contextlib.contextmanager
@@ -85,7 +63,7 @@ def plant(name: str) -> None:
 # --- who may lead ---------------------------------------------------------------------------------
 
 
-@_plants("1", "after a full stop the leader that is elected goes on in the old epoch")
+@plants("1", "after a full stop the leader that is elected goes on in the old epoch")
 def epoch_kept_over_restart() -> list[Patch]:
     settle = election.settle
 
@@ -98,7 +76,7 @@ def epoch_kept_over_restart() -> list[Patch]:
     return [(election, "settle", mutated)]
 
 
-@_plants("2", "a broker's replicas are trusted whatever disk they come back with")
+@plants("2", "a broker's replicas are trusted whatever disk they come back with")
 def empty_disk_trusted() -> list[Patch]:
     def same(member: Any, live: Any) -> bool:
         return member.broker in live
@@ -124,7 +102,7 @@ def empty_disk_trusted() -> list[Patch]:
     ]
 
 
-@_plants("3", "brokers act on metadata before it is committed")
+@plants("3", "brokers act on metadata before it is committed")
 def uncommitted_metadata_applied() -> list[Patch]:
     append = MetadataKeeper.append
 
@@ -134,7 +112,7 @@ def uncommitted_metadata_applied() -> list[Patch]:
     return [(MetadataKeeper, "append", mutated)]
 
 
-@_plants("3", "one voter is enough to commit metadata")
+@plants("3", "one voter is enough to commit metadata")
 def metadata_committed_by_one() -> list[Patch]:
     def mutated(self: Any) -> None:
         held = max(0 if peer is None else peer.match_index for peer in self._voting_peers())
@@ -147,7 +125,7 @@ def metadata_committed_by_one() -> list[Patch]:
     return [(Quorum, "_advance", mutated)]
 
 
-@_plants("3, 5", "voters take records from a controller that was replaced")
+@plants("3, 5", "voters take records from a controller that was replaced")
 def old_controller_writes() -> list[Patch]:
     async def accept(self: Any, epoch: int) -> None:
         if epoch > self._log.promised_epoch:
@@ -156,7 +134,7 @@ def old_controller_writes() -> list[Patch]:
     return [(MetadataKeeper, "_accept_epoch", accept)]
 
 
-@_plants("3", "a new controller takes over the shortest log of its majority")
+@plants("3", "a new controller takes over the shortest log of its majority")
 def shortest_log_adopted() -> list[Patch]:
     ask, adopt = Quorum._ask, Quorum._adopt
     shortest: dict[Any, Any] = {}
@@ -173,7 +151,7 @@ def shortest_log_adopted() -> list[Patch]:
     return [(Quorum, "_ask", remember), (Quorum, "_adopt", mutated)]
 
 
-@_plants("3", "a voter forgets its promise when it stops")
+@plants("3", "a voter forgets its promise when it stops")
 def promise_not_written() -> list[Patch]:
     def promise(self: Any, epoch: int) -> None:
         self._promised_epoch = max(self._promised_epoch, epoch)
@@ -181,7 +159,7 @@ def promise_not_written() -> list[Patch]:
     return [(MetadataLog, "promise", promise), (ControllerHost, "_patience_s", lambda self: 0.3)]
 
 
-@_plants("A", "any live replica is elected when no member is left, and nobody hears of it")
+@plants("A", "any live replica is elected when no member is left, and nobody hears of it")
 def election_outside_the_isr() -> list[Patch]:
     settle = election.settle
 
@@ -197,7 +175,7 @@ def election_outside_the_isr() -> list[Patch]:
 # --- replication ----------------------------------------------------------------------------------
 
 
-@_plants("6", "a follower joins the in-sync set however far behind it is")
+@plants("6", "a follower joins the in-sync set however far behind it is")
 def isr_joined_at_a_stale_high_watermark() -> list[Patch]:
     def proposal(self: Any, now_s: float) -> Any:
         if self._in_flight or self.partition_epoch < 0:
@@ -217,7 +195,7 @@ def isr_joined_at_a_stale_high_watermark() -> list[Patch]:
     return [(PartitionState, "proposal", proposal)]
 
 
-@_plants("6", "the high watermark moves while too few replicas are in sync")
+@plants("6", "the high watermark moves while too few replicas are in sync")
 def high_watermark_moves_below_min_isr() -> list[Patch]:
     advance = PartitionState._advance
 
@@ -232,7 +210,7 @@ def high_watermark_moves_below_min_isr() -> list[Patch]:
     ]
 
 
-@_plants("6", "the high watermark waits for the leader alone")
+@plants("6", "the high watermark waits for the leader alone")
 def high_watermark_without_followers() -> list[Patch]:
     def advance(self: Any) -> None:
         if len(self.isr) >= self.min_insync:
@@ -241,7 +219,7 @@ def high_watermark_without_followers() -> list[Patch]:
     return [(PartitionState, "_advance", advance)]
 
 
-@_plants("6", "a proposal is accepted whatever it was built upon")
+@plants("6", "a proposal is accepted whatever it was built upon")
 def proposal_without_compare_and_swap() -> list[Patch]:
     alter = broker_changes.alter_partition
 
@@ -254,7 +232,7 @@ def proposal_without_compare_and_swap() -> list[Patch]:
     return [(broker_changes, "alter_partition", mutated)]
 
 
-@_plants("6", "a proposal whose answer is lost is forgotten")
+@plants("6", "a proposal whose answer is lost is forgotten")
 def undecided_proposal_forgotten() -> list[Patch]:
     def unknown(self: Any, proposed: Any) -> None:
         self._in_flight = False
@@ -265,7 +243,7 @@ def undecided_proposal_forgotten() -> list[Patch]:
     return [(PartitionState, "proposal_unknown", unknown)]
 
 
-@_plants("6", "what any process of a broker says counts for the one that is registered")
+@plants("6", "what any process of a broker says counts for the one that is registered")
 def incarnations_not_checked() -> list[Patch]:
     current = PartitionState._current
 
@@ -276,7 +254,7 @@ def incarnations_not_checked() -> list[Patch]:
     return [(PartitionState, "_current", mutated)]
 
 
-@_plants("6, 7", "a leader serves requests of any leader epoch")
+@plants("6, 7", "a leader serves requests of any leader epoch")
 def leader_epochs_not_checked() -> list[Patch]:
     leader = Replica.leader
 
@@ -287,7 +265,7 @@ def leader_epochs_not_checked() -> list[Patch]:
     return [(Replica, "leader", mutated)]
 
 
-@_plants("7", "a truncation does not wait for the flush that runs, whose result then counts")
+@plants("7", "a truncation does not wait for the flush that runs, whose result then counts")
 def flush_result_from_before_a_truncation() -> list[Patch]:
     truncate, apply_flush = Follower._truncate, Log.apply_flush
 
@@ -305,7 +283,7 @@ def flush_result_from_before_a_truncation() -> list[Patch]:
     return [(Follower, "_truncate", mutated), (Log, "apply_flush", count_anyway)]
 
 
-@_plants("7", "a follower says what it has flushed before its log agrees with the leader's")
+@plants("7", "a follower says what it has flushed before its log agrees with the leader's")
 def flushed_before_the_logs_agree() -> list[Patch]:
     flushed = Follower.flushed
 
@@ -316,7 +294,7 @@ def flushed_before_the_logs_agree() -> list[Patch]:
     return [(Follower, "flushed", mutated)]
 
 
-@_plants("7", "after a roll neither the old segment nor the directory is synced")
+@plants("7", "after a roll neither the old segment nor the directory is synced")
 def closed_segment_not_synced() -> list[Patch]:
     run = FlushPlan.run
 
@@ -326,12 +304,12 @@ def closed_segment_not_synced() -> list[Patch]:
     return [(FlushPlan, "run", mutated)]
 
 
-@_plants("7", "replicas acknowledge the end of their log, flushed or not")
+@plants("7", "replicas acknowledge the end of their log, flushed or not")
 def end_acknowledged_instead_of_flushed() -> list[Patch]:
     return [(Log, "flushed_offset", property(lambda self: self._end))]
 
 
-@_plants("8", "a duplicate is answered at once, committed or not")
+@plants("8", "a duplicate is answered at once, committed or not")
 def duplicate_answered_at_once() -> list[Patch]:
     produce = Leader.produce
 
@@ -347,7 +325,7 @@ def duplicate_answered_at_once() -> list[Patch]:
     return [(Leader, "produce", mutated)]
 
 
-@_plants("8", "a leader that is deposed acknowledges what still waits")
+@plants("8", "a leader that is deposed acknowledges what still waits")
 def waiters_outlive_the_epoch() -> list[Patch]:
     end = Leader.end
 
@@ -360,12 +338,12 @@ def waiters_outlive_the_epoch() -> list[Patch]:
     return [(Leader, "end", mutated)]
 
 
-@_plants("8", "a batch that comes again is appended again")
+@plants("8", "a batch that comes again is appended again")
 def duplicates_not_recognised() -> list[Patch]:
     return [(ProducerState, "check", lambda self, header: None)]
 
 
-@_plants("8, 19", "recovery forgets the producers, and unknown ones may begin anywhere")
+@plants("8, 19", "recovery forgets the producers, and unknown ones may begin anywhere")
 def producers_forgotten_in_recovery() -> list[Patch]:
     check = ProducerState.check
 
@@ -380,7 +358,7 @@ def producers_forgotten_in_recovery() -> list[Patch]:
     return [(ProducerState, "check", mutated), (recovery, "load_producers", forget)]
 
 
-@_plants("8", "a truncation leaves the producer state as it was")
+@plants("8", "a truncation leaves the producer state as it was")
 def producers_kept_over_truncation() -> list[Patch]:
     truncate = Log._truncate
 
@@ -392,7 +370,7 @@ def producers_kept_over_truncation() -> list[Patch]:
     return [(Log, "_truncate", mutated)]
 
 
-@_plants("9", "a follower cuts its log at its high watermark")
+@plants("9", "a follower cuts its log at its high watermark")
 def truncation_to_the_high_watermark() -> list[Patch]:
     fetch = Follower._fetch
 
@@ -407,7 +385,7 @@ def truncation_to_the_high_watermark() -> list[Patch]:
     return [(Follower, "_fetch", mutated)]
 
 
-@_plants("9", "a leader compares ends, not epochs")
+@plants("9", "a leader compares ends, not epochs")
 def divergence_by_offset_only() -> list[Patch]:
     check = Leader._check_follower
 
@@ -419,7 +397,7 @@ def divergence_by_offset_only() -> list[Patch]:
     return [(Leader, "_check_follower", mutated)]
 
 
-@_plants("9", "a follower that diverges drops its last epoch, committed records too")
+@plants("9", "a follower that diverges drops its last epoch, committed records too")
 def committed_records_cut() -> list[Patch]:
     truncate = Follower._truncate
 
@@ -432,7 +410,7 @@ def committed_records_cut() -> list[Patch]:
     return [(Follower, "_truncate", mutated)]
 
 
-@_plants("10", "readers get what is not committed")
+@plants("10", "readers get what is not committed")
 def fetch_above_the_high_watermark() -> list[Patch]:
     fetch = Leader.fetch
 
@@ -448,7 +426,7 @@ def fetch_above_the_high_watermark() -> list[Patch]:
     return [(Leader, "fetch", mutated)]
 
 
-@_plants("10", "a new leader says where the log ends before it knows")
+@plants("10", "a new leader says where the log ends before it knows")
 def end_told_before_it_is_known() -> list[Patch]:
     return [(PartitionState, "may_serve", property(lambda self: True))]
 
@@ -456,7 +434,7 @@ def end_told_before_it_is_known() -> list[Patch]:
 # --- the log on disk ------------------------------------------------------------------------------
 
 
-@_plants("11", "a flush reports success without fdatasync")
+@plants("11", "a flush reports success without fdatasync")
 def nothing_is_synced() -> list[Patch]:
     def run(self: Any) -> None:
         if self.checkpoint is not None:
@@ -465,12 +443,12 @@ def nothing_is_synced() -> list[Patch]:
     return [(FlushPlan, "run", run)]
 
 
-@_plants("11", "recovery takes batches with a wrong CRC")
+@plants("11", "recovery takes batches with a wrong CRC")
 def body_crc_skipped() -> list[Patch]:
     return [(segment, "check_body", lambda buffer, position, header: None)]
 
 
-@_plants("11", "a sync that failed is tried again, and believed")
+@plants("11", "a sync that failed is tried again, and believed")
 def failed_sync_tried_again() -> list[Patch]:
     run = FlushPlan.run
 
@@ -483,12 +461,12 @@ def failed_sync_tried_again() -> list[Patch]:
     return [(FlushPlan, "run", mutated)]
 
 
-@_plants("11", "recovery trusts a page cache that a failed sync left behind")
+@plants("11", "recovery trusts a page cache that a failed sync left behind")
 def page_cache_trusted_in_recovery() -> list[Patch]:
     return [(recovery, "_write_again", lambda file, start, end: None)]
 
 
-@_plants("12", "a directory's lock keeps nobody out")
+@plants("12", "a directory's lock keeps nobody out")
 def lock_ignored() -> list[Patch]:
     return [
         (data_directory, "_lock", lambda path, file, holder: data_directory._sign(file, holder)),
@@ -496,7 +474,7 @@ def lock_ignored() -> list[Patch]:
     ]
 
 
-@_plants("18", "a short write counts as a whole one")
+@plants("18", "a short write counts as a whole one")
 def short_write_believed() -> list[Patch]:
     def write(self: Any, data: Any, position: int) -> None:
         try:
@@ -509,7 +487,7 @@ def short_write_believed() -> list[Patch]:
     return [(Log, "_write", write)]
 
 
-@_plants("17", "clients take older metadata and older leader epochs")
+@plants("17", "clients take older metadata and older leader epochs")
 def older_metadata_taken() -> list[Patch]:
     return [
         (MetadataCache, "is_acceptable", lambda self, response: True),
@@ -520,7 +498,7 @@ def older_metadata_taken() -> list[Patch]:
 # --- producers ------------------------------------------------------------------------------------
 
 
-@_plants("19", "batches in doubt are numbered anew")
+@plants("19", "batches in doubt are numbered anew")
 def batch_in_doubt_numbered_anew() -> list[Patch]:
     start = Sender._start_new_epoch
 
@@ -535,6 +513,6 @@ def batch_in_doubt_numbered_anew() -> list[Patch]:
     return [(Sender, "_start_new_epoch", mutated)]
 
 
-@_plants("19", "a batch whose outcome is unknown is said to have failed")
+@plants("19", "a batch whose outcome is unknown is said to have failed")
 def unknown_outcome_called_a_failure() -> list[Patch]:
     return [(sender, "_unknown", lambda flight, error: error)]

@@ -31,9 +31,9 @@ from rayq.errors import (
 from rayq.records import Record, TopicPartition
 from rayq.testing.checker.history import Sent
 from rayq.testing.simulation.cluster import SimulatedCluster
-from rayq.testing.simulation.compacted_topic import TOPIC as COMPACTED
 from rayq.testing.simulation.compacted_history import CompactedHistory
 from rayq.testing.simulation.compacted_topic import PARTITIONS, CompactedTopic
+from rayq.testing.simulation.compacted_topic import TOPIC as COMPACTED
 from rayq.testing.simulation.faults import WITH_GROUPS
 from rayq.testing.simulation.invariants import Invariants
 from rayq.testing.simulation.invariants_groups import GroupInvariants
@@ -208,14 +208,12 @@ class GroupWorkload(Workload):
 
     async def _read_table_in_the_end(self) -> None:
         process = self._process("final-table-reader")
-        committed: dict[bytes | None, bytes] = {}
-        for (topic_id, _), history in self._histories.items():
-            if topic_id == self._cluster.topic_id(COMPACTED):
-                committed.update(history.state())
+        topic_id = self._cluster.topic_id(COMPACTED)
+        histories = [one for key, one in self._histories.items() if key[0] == topic_id]
 
         async def read() -> None:
             client = self._client(process)
-            await self.compacted.read_in_the_end(client, committed)
+            await self.compacted.read_in_the_end(client, histories)
             client.close()
 
         await process.run(read())
@@ -228,13 +226,13 @@ class GroupWorkload(Workload):
         instance = f"instance-{number}" if rng.random() < STATIC_SHARE else None
         lives = 0
         await asyncio.sleep(rng.uniform(0, 4))
-        while self._is_reading:
+        while self._reads():
             lives += 1
             member = self._begin(f"member-{number}.{lives}", host, rng, instance)
             while not member.is_over:
                 patience_s = rng.uniform(*PATIENT_S) if self._is_wild else 0.5
                 await self._wait(member, patience_s)
-                if not self._is_reading:
+                if not self._reads():
                     member.wants_to_leave = True
                 elif self._is_wild and not member.is_over:
                     successor = await self._break(member, host, rng, lives)
@@ -244,6 +242,9 @@ class GroupWorkload(Workload):
             self._kill(member)
             if self._is_wild:
                 await asyncio.sleep(rng.uniform(*AWAY_S) * rng.random())
+
+    def _reads(self) -> bool:
+        return self._is_reading
 
     def _begin(self, name: str, host: Host, rng: random.Random, instance: str | None) -> Member:
         process = host.process(name)

@@ -1,0 +1,260 @@
+"""Bugs planted into groups and compaction: see `mutations`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any
+from unittest import mock
+
+import msgspec
+
+from rayq.actors import compactor, group_coordinator
+from rayq.actors.group_coordinator import GroupCoordinator
+from rayq.actors.leader import Leader
+from rayq.actors.replica_log import ReplicaLog
+from rayq.client.group_member import GroupMember
+from rayq.core import group_changes
+from rayq.core.group_records import NOTHING
+from rayq.core.group_state import GroupState
+from rayq.storage import checked_file, cleaner, log, swap
+from rayq.storage.clean_state import CleanState
+from rayq.storage.log import Log
+from rayq.storage.producer_state import ProducerState
+from rayq.storage.swap import SwapPlan
+from rayq.testing.simulation.planting import Patch, plants
+from rayq.wire import messages
+
+GROUPS = "groups"
+EVERYTHING = 1 << 62
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+@plants("20", "a partition is assigned before its owner has given it up", GROUPS)
+def assigned_before_it_was_given_up() -> list[Patch]:
+    reconcile = group_changes._Draft.reconcile
+
+    def mutated(self: Any) -> None:
+        reconcile(self)
+        for member, one in list(self.members.items()):
+            if one.revoking:
+                self.put(member, revoking=NOTHING)
+        reconcile(self)
+
+    return [(group_changes._Draft, "reconcile", mutated)]
+
+
+@plants("20", "a member's heartbeats leave out what it still reads", GROUPS)
+def held_partitions_not_listed() -> list[Patch]:
+    heartbeat = GroupMember._heartbeat
+
+    def mutated(self: Any, *where: Any, **options: Any) -> Any:
+        request = heartbeat(self, *where, **options)
+        granted = [(of, place.partition) for place, of in self._granted.items()]
+        return msgspec.structs.replace(request, owned=granted)
+
+    return [(GroupMember, "_heartbeat", mutated)]
+
+
+@plants("20", "a heartbeat of the epoch before counts for the present one", GROUPS)
+def epochs_of_heartbeats_not_checked() -> list[Patch]:
+    heartbeat = group_changes.heartbeat
+
+    def mutated(state: Any, group: str, beat: Any, **times: Any) -> Any:
+        known = state.groups.get(group)
+        before = None if known is None else known.members.get(beat.member)
+        if before is not None and beat.member_epoch == before.previous_epoch:
+            beat = beat._replace(member_epoch=before.member_epoch)
+        return heartbeat(state, group, beat, **times)
+
+    return [(group_changes, "heartbeat", mutated)]
+
+
+@plants("21", "commits are accepted of whoever sends them", GROUPS)
+def commit_of_a_lost_partition_accepted() -> list[Patch]:
+    def commit(state: Any, group: str, *, offsets: Any, now_ms: int, **member: Any) -> Any:
+        return group_changes._set(state, group, offsets, now_ms), []
+
+    return [(group_changes, "commit", commit)]
+
+
+@plants("21", "a coordinator answers before its decision is committed", GROUPS)
+def answered_before_it_is_committed() -> list[Patch]:
+    async def until_committed(self: Any) -> None:
+        self._check(None)
+
+    return [(GroupCoordinator, "_until_committed", until_committed)]
+
+
+@plants("22", "a coordinator serves before it has replayed its log", GROUPS)
+def served_before_the_replay() -> list[Patch]:
+    async def load(self: Any) -> None:
+        self._state = GroupState(self._assignors)
+        self._is_loaded = True
+        self._ready.notify()
+        self._topics_wanted.notify()
+
+    return [(GroupCoordinator, "_load", load)]
+
+
+@plants("22", "a new coordinator replays what is committed by then, not all there is", GROUPS)
+def replay_ends_at_the_high_watermark() -> list[Patch]:
+    load = GroupCoordinator._load
+
+    class _Seen:
+        """The log as if it ended at its high watermark."""
+
+        def __init__(self, replica_log: Any) -> None:
+            self._replica_log = replica_log
+            self._end = replica_log.high_watermark
+
+        @property
+        def end_offset(self) -> int:
+            return int(self._end)
+
+        @property
+        def log(self) -> Any:
+            return self
+
+        def __getattr__(self, name: str) -> Any:
+            found = getattr(self._replica_log, name, None)
+            return getattr(self._replica_log.log, name) if found is None else found
+
+    async def mutated(self: Any) -> None:
+        replica_log = self._replica_log
+        self._replica_log = _Seen(replica_log)
+        try:
+            await load(self)
+        finally:
+            self._replica_log = replica_log
+
+    return [(GroupCoordinator, "_load", mutated)]
+
+
+@plants("21", "committed positions are told by a coordinator that may be deposed", GROUPS)
+def positions_told_by_a_deposed_coordinator() -> list[Patch]:
+    fetch = GroupCoordinator.fetch_committed
+
+    async def mutated(self: Any, request: Any) -> Any:
+        if not self._is_loaded:
+            return await fetch(self, request)
+        group = self._state.groups.get(request.group)
+        found = {} if group is None else group.offsets
+        wanted = sorted(found) if request.partitions is None else request.partitions
+        return messages.FetchCommittedResponse(
+            [group_coordinator._committed(*at, found[at]) for at in wanted if at in found]
+        )
+
+    return [(GroupCoordinator, "fetch_committed", mutated)]
+
+
+@plants("21", "a commit that was overtaken takes effect", GROUPS)
+def older_commit_overwrites() -> list[Patch]:
+    commit = group_changes.commit
+
+    def mutated(state: Any, group: str, *, member: str, **options: Any) -> Any:
+        known = state.groups.get(group)
+        if known is not None and member in known.sessions:
+            known.sessions[member].last_sequence = None
+        return commit(state, group, member=member, **options)
+
+    return [(group_changes, "commit", mutated)]
+
+
+@plants("22", "after a change of coordinator nobody's session is extended", GROUPS)
+def sessions_end_with_their_coordinator() -> list[Patch]:
+    end_sessions = group_changes.end_sessions
+
+    def mutated(state: Any, *, now_s: float, **options: Any) -> Any:
+        for _, group, member, one in state.all_members():
+            if group.sessions[member].heard_s is None:
+                group.sessions[member].heard_s = now_s - one.session_timeout_ms / 1000 - 1
+        return end_sessions(state, now_s=now_s, **options)
+
+    return [(group_changes, "end_sessions", mutated)]
+
+
+# --- compaction -----------------------------------------------------------------------------------
+
+
+@plants("14", "compaction passes the high watermark", GROUPS)
+def cleaning_above_the_high_watermark() -> list[Patch]:
+    cleanable = swap.cleanable
+
+    def mutated(config: Any, segments: Sequence[Any], limit_offset: int, now_ms: int) -> Any:
+        return cleanable(config, segments, EVERYTHING, now_ms)
+
+    return [(log, "cleanable", mutated)]
+
+
+@plants("14", "tombstones go with the first pass", GROUPS)
+def tombstones_dropped_at_once() -> list[Patch]:
+    return [(CleanState, "removable_below", lambda self, now_ms, retention_ms: EVERYTHING)]
+
+
+@plants("14", "a follower goes on below the horizon of its leader", GROUPS)
+def horizon_ignored() -> list[Patch]:
+    return [(Leader, "_is_below_horizon", lambda self, leader, log, request: False)]
+
+
+@plants("14", "compacted segments are swapped in without a durable manifest", GROUPS)
+def swap_without_a_manifest() -> list[Patch]:
+    prepare = SwapPlan.prepare
+
+    def write(disk: Any, path: str, kind: str, version: int, content: bytes) -> None:
+        with closing(disk.open(path, create=True)) as file:
+            checked_file.write_all(file, checked_file.encode(kind, version, content), 0)
+
+    def mutated(self: Any) -> Any:
+        with mock.patch.object(checked_file, "write", write):
+            return prepare(self)
+
+    return [(SwapPlan, "prepare", mutated)]
+
+
+@plants("14", "compacted segments are swapped in before they are on disk", GROUPS)
+def compacted_segments_not_synced() -> list[Patch]:
+    def finish(self: Any) -> int:
+        length: int = self.write()
+        self.segment.seal()
+        for index in (self.segment.offsets, self.segment.times):
+            write = index.write()
+            checked_file.write_all(write.file, write.data, write.position)
+            length += len(write.data)
+        self.segment.release()
+        return length
+
+    return [(cleaner._Output, "finish", finish)]
+
+
+@plants("14", "a pass counts though the log was truncated meanwhile", GROUPS)
+def stale_pass_swapped_in() -> list[Patch]:
+    return [(Log, "is_current", lambda self, cleaning: True)]
+
+
+@plants("14, 19", "compaction drops the headers that tell of producers", GROUPS)
+def producers_compacted_away() -> list[Patch]:
+    return [(ProducerState, "batches_below", lambda self, offset: ())]
+
+
+@plants("14", "a follower remembers in memory alone how far its leader has compacted", GROUPS)
+def cleaned_offset_not_written() -> list[Patch]:
+    async def learn(self: Any, offset: int, cleaned_offset: int, horizon: int) -> None:
+        state = self.log.plan_learning(offset, cleaned_offset, horizon)
+        if state is not None:
+            self.log.learned(state)
+
+    return [(ReplicaLog, "learn", learn)]
+
+
+@plants("14", "a pass that its memory cut short says that it went through", GROUPS)
+def map_covers_less_than_it_says() -> list[Patch]:
+    clean = cleaner.clean
+
+    def mutated(disk: Any, job: Any) -> Any:
+        result = yield from clean(disk, job)
+        end = max(group[-1].next_offset for group in job.groups)
+        return msgspec.structs.replace(result, end_offset=end)
+
+    return [(compactor, "clean", mutated)]
