@@ -143,7 +143,7 @@ def _kills(cluster: rayq.Cluster, directory: Path) -> Row:
         members[-1].wait_joined()
 
     def settled() -> bool:
-        return is_settled(cluster.admin.describe_group(group), len(members), partitions)
+        return is_settled(cluster, group, len(members), partitions)
 
     samples_s = []
     try:

@@ -34,8 +34,7 @@ import ray
 
 from rayq.client.cluster import Cluster
 from rayq.config import ClusterConfig
-from rayq.errors import RayqError
-from rayq.records import GroupInfo
+from rayq.errors import RayqError, UnknownGroupError
 from rayq.runtime import ray_runtime
 from rayq.testing.chaos.cluster import wait_until
 from rayq.testing.chaos.guard import Guard
@@ -284,7 +283,7 @@ class _Crowd:
         self._leaving.clear()
 
     def _is_settled(self) -> bool:
-        return is_settled(self._cluster.admin.describe_group(GROUP), len(self._members), PARTITIONS)
+        return is_settled(self._cluster, GROUP, len(self._members), PARTITIONS)
 
     def leave_all(self) -> list[MemberReport]:
         """What those answer who were there all the time."""
@@ -301,8 +300,12 @@ class _Crowd:
             member.abort()
 
 
-def is_settled(info: GroupInfo, members: int, partitions: int) -> bool:
+def is_settled(cluster: Cluster, group: str, members: int, partitions: int) -> bool:
     """Whether so many members own all partitions, and nothing is on its way."""
+    try:
+        info = cluster.admin.describe_group(group)
+    except UnknownGroupError:
+        return False  # the first member has yet to be heard
     owned = sum(len(one.assigned) for one in info.members)
     return (
         info.state == "stable"
