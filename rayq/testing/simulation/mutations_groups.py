@@ -143,7 +143,7 @@ def positions_told_by_a_deposed_coordinator() -> list[Patch]:
         found = {} if group is None else group.offsets
         wanted = sorted(found) if request.partitions is None else request.partitions
         return messages.FetchCommittedResponse(
-            [group_coordinator._committed(*at, found[at]) for at in wanted if at in found]
+            [group_coordinator._committed(at[0], at[1], found[at]) for at in wanted if at in found]
         )
 
     return [(GroupCoordinator, "fetch_committed", mutated)]
@@ -188,9 +188,9 @@ def cleaning_above_the_high_watermark() -> list[Patch]:
     return [(log, "cleanable", mutated)]
 
 
-@plants("14", "tombstones go with the first pass", GROUPS)
+@plants("14", "tombstones go with the next pass, however soon", GROUPS)
 def tombstones_dropped_at_once() -> list[Patch]:
-    return [(CleanState, "removable_below", lambda self, now_ms, retention_ms: EVERYTHING)]
+    return [(CleanState, "removable_below", lambda self, now_ms, retention_ms: self.clean_until)]
 
 
 @plants("14", "a follower goes on below the horizon of its leader", GROUPS)
