@@ -44,8 +44,9 @@ bench: $(STAMP) ## Measure this disk and rayq on it; below 6 minutes, a table an
 	@$(BIN)/python -m benchmarks.run
 
 SEEDS ?= 0:200
-sim: $(STAMP) ## Run seeds of the simulation: make sim SEEDS=0:2000 (half open); a seed takes seconds
-	@$(BIN)/python -m rayq.testing.simulation $(SEEDS)
+SCENARIO ?= ordinary
+sim: $(STAMP) ## Run seeds of the simulation: make sim SEEDS=0:2000 SCENARIO=groups (half open)
+	@$(BIN)/python -m rayq.testing.simulation --scenario $(SCENARIO) $(SEEDS)
 
 MINUTES ?= 5
 chaos: $(STAMP) ## Kill and stop real processes at load: make chaos MINUTES=5; a table, exit 1 on loss
