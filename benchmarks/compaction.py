@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import statistics
 import sys
 import tempfile
 import threading
@@ -149,7 +150,7 @@ def compaction(directory: Path, records: int = RECORDS) -> list[Row]:
     shutil.rmtree(data)
     before = probe.p99_ms(began_s - BASELINE_S, began_s)
     during = probe.p99_ms(began_s, ended_s)
-    ratio = _median(before) / _median(during)
+    ratio = statistics.median(before) / statistics.median(during)
     size_mib = bytes_before[0] / 2**20
     return [
         Row(name="producer's p99 before compaction", unit="ms", samples=before, better="lower"),
@@ -187,10 +188,6 @@ def _value(rng: random.Random, number: int) -> bytes | None:
 
 def _log_bytes(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.glob("*.log"))
-
-
-def _median(samples: list[float]) -> float:
-    return sorted(samples)[len(samples) // 2]
 
 
 def _replay(cluster: LocalCluster) -> dict[bytes, bytes]:

@@ -19,7 +19,6 @@ from rayq.storage.appending import open_failed
 from rayq.storage.cleaner import CleaningJob, CleaningResult, clean, cleaner_turn
 from rayq.storage.disk import LocalDisk
 
-NICENESS = 19
 SLEEP_MAX_S = 0.1
 """Between two looks at whether the parent is still there."""
 
@@ -70,7 +69,11 @@ async def run_cleaner_process(job: CleaningJob) -> CleaningResult:
 
 def _main() -> None:
     parent = int(sys.argv[1])
-    os.nice(NICENESS)
+    # A low weight (nice 19) is not enough: a thread that wakes waits for the end of such a process's
+    # time slice, not for an idle one's. With three helpers on two busy cores that made the 99th
+    # percentile of producers 1.2 to 1.6 times as high during a pass, instead of 1.5 to 2.5 times.
+    # What is left to it on a machine without idle time is about 0.3% of a core.
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=CleaningJob)
     try:
         answer = _Answer(result=_run(job, parent))
@@ -92,10 +95,11 @@ def _run(job: CleaningJob, parent: int) -> CleaningResult:
             except StopIteration as end:
                 result: CleaningResult = end.value
                 break
+            resume_s = started_s + bytes_moved / job.bytes_per_s
             while True:
                 if os.getppid() != parent:
                     sys.exit("the parent process is gone")
-                wait_s = started_s + bytes_moved / job.bytes_per_s - time.monotonic()
+                wait_s = resume_s - time.monotonic()
                 if wait_s <= 0:
                     break
                 time.sleep(min(wait_s, SLEEP_MAX_S))

@@ -45,7 +45,7 @@ CLEANER_LOCK = "cleaner.lock"
 """In the broker's directory: one pass at a time on one disk."""
 STEP_BYTES = 1 * MIB
 """Read at once; a single batch may be larger."""
-SYNC_BYTES = 4 * MIB
+SYNC_BYTES = 1 * MIB
 """Written between two syncs, so that no other sync on the disk waits behind a long one."""
 BYTES_PER_KEY = 256
 """Of memory in the map, while it grows: measured 130 to 230."""
