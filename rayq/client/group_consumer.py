@@ -68,6 +68,7 @@ class _Wanted(NamedTuple):
     offset: int
     last_epoch: int | None
     metadata: str
+    tenure: int
 
 
 Wanted = dict[TopicPartition, _Wanted]
@@ -214,7 +215,7 @@ class GroupConsumer:
         if any(place in assigned for place in partitions):
             self._core.assign([place for place in assigned if place not in partitions])
         for place in partitions:
-            self._offsets.known.pop(place, None)
+            self._offsets.forget(place)
 
     def give_up_steps(self, *, may_commit: bool = True) -> Steps:
         """Before a consumer closes or assigns by hand; `leave` is the end of it. `may_commit`:
@@ -244,7 +245,9 @@ class GroupConsumer:
         wanted: Wanted = {}
         for place, (offset, epoch) in self._core.positions().items():
             if place in places and known.get(place) != offset:
-                wanted[place] = _Wanted(assigned[place].stream.topic_id, offset, epoch, "")
+                wanted[place] = _Wanted(
+                    assigned[place].stream.topic_id, offset, epoch, "", self._offsets.tenure(place)
+                )
         return wanted
 
     def wanted(self, offsets: Offsets | None) -> tuple[Wanted, int]:
@@ -268,7 +271,8 @@ class GroupConsumer:
                 epoch = known_epoch if known_offset == offset else None
             elif member is not None:
                 refused[place] = "this member does not own it"
-            wanted[place] = _Wanted(topic_id, offset, epoch, metadata)
+            tenure = self._offsets.tenure(place)
+            wanted[place] = _Wanted(topic_id, offset, epoch, metadata, tenure)
         if refused:
             raise refusal(refused)
         return wanted, self._generation
@@ -285,7 +289,9 @@ class GroupConsumer:
                 topic = await self._client.topic(place.topic, timeout_s=timeout_s)
                 check_partition(topic, place.partition)
                 topic_id = topic.topic_id
-            positions[place] = Position(topic_id, one.offset, one.last_epoch, one.metadata)
+            positions[place] = Position(
+                topic_id, one.offset, one.last_epoch, one.metadata, one.tenure
+            )
         await self._offsets.submit(positions, generation)
 
     async def _commit_if_possible(self, wanted: Wanted, generation: int) -> None:

@@ -49,6 +49,8 @@ class Position(NamedTuple):
     offset: int
     last_epoch: int | None
     metadata: str
+    tenure: int
+    """`GroupOffsets.tenure` when the position was taken."""
 
 
 class _Commit(NamedTuple):
@@ -66,6 +68,7 @@ class GroupOffsets:
         self.member: GroupMember | None = None
         self.known: dict[TopicPartition, int | None] = {}
         """What is committed, as far as this consumer has seen. Also read by its thread."""
+        self._tenures: dict[TopicPartition, int] = {}
         self._coordinator = coordinator
         self._client = coordinator.client
         self._config = config
@@ -80,6 +83,16 @@ class GroupOffsets:
         if self._sender is not None:
             self._sender.cancel()
         self._fail_waiting(ClosedError("The consumer was closed before this was committed."))
+
+    def tenure(self, place: TopicPartition) -> int:
+        """How often the partition was given up before. A position of an earlier tenure must not be
+        committed in a later one: others have gone on meanwhile."""
+        return self._tenures.get(place, 0)
+
+    def forget(self, place: TopicPartition) -> None:
+        """The partition is given up or lost. Called by the consumer's thread."""
+        self.known.pop(place, None)
+        self._tenures[place] = self.tenure(place) + 1
 
     # --- committing -----------------------------------------------------------------------------
 
@@ -161,6 +174,12 @@ class GroupOffsets:
         while True:
             if member is not None and member.generation != generation:
                 return refused | dict.fromkeys(left, member.loss_reason)
+            for place, position in list(left.items()):
+                if member is not None and position.tenure != self.tenure(place):
+                    refused[place] = "this member gave it up before it was committed"
+                    del left[place]
+            if not left:
+                return refused
             try:
                 response = await self._coordinator.ask(
                     lambda topic_id, partition, leader_epoch: CommitOffsets(

@@ -521,6 +521,24 @@ def test_commits_are_retried_while_the_coordinator_moves_or_loads(
         assert len({one.sequence for one in two.asked(CommitOffsets)}) == 1
 
 
+def test_a_commit_still_under_way_when_its_partition_goes_is_not_made_when_it_comes_back(
+    two: FakeCluster, cluster: Cluster
+) -> None:
+    with cluster.consumer("t", group="g", **FAST) as consumer:
+        read(consumer, 20)
+        fault = two.fault(CommitOffsets, 1000, error=FencedMemberError("an epoch of before"))
+        future = consumer.commit_async({T0: 4, T1: 4})
+        two.groups.grant(("t", 0))
+        poll_until(consumer, lambda: consumer.assignment() == {T0})
+        two.groups.commit("t", 1, 10)  # by who owned it meanwhile
+        two.groups.grant(("t", 0), ("t", 1))
+        poll_until(consumer, lambda: consumer.assignment() == {T0, T1})
+        fault.times = 0
+        with pytest.raises(CommitRefusedError, match="t-1: this member gave it up before"):
+            future.result(5)
+        assert (two.groups.committed("t", 0), two.groups.committed("t", 1)) == (4, 10)
+
+
 def test_commits_of_what_another_member_owns_are_refused_by_name(
     two: FakeCluster, cluster: Cluster
 ) -> None:
