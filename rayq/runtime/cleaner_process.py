@@ -69,9 +69,9 @@ async def run_cleaner_process(job: CleaningJob) -> CleaningResult:
 
 def _main() -> None:
     parent = int(sys.argv[1])
-    # A low weight (nice 19) is not enough: a thread that wakes waits for the end of such a process's
-    # time slice, not for an idle one's. With three helpers on two busy cores that made the 99th
-    # percentile of producers 1.2 to 1.6 times as high during a pass, instead of 1.5 to 2.5 times.
+    # A low weight (nice 19) is not enough: a thread that wakes waits for the end of the time slice
+    # of such a process, but not of an idle one. With three helpers on two busy cores that made the
+    # 99th percentile of producers 1.2 to 1.6 times as high during a pass, not 1.5 to 2.5 times.
     # What is left to it on a machine without idle time is about 0.3% of a core.
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=CleaningJob)

@@ -25,6 +25,7 @@ from tests.local.support import (
     FAST,
     eventually,
     leader_of,
+    partition_of,
     place,
     produce_raw,
     read_all,
@@ -200,6 +201,50 @@ def test_a_follower_that_was_away_for_less_goes_on_where_it_was(eager: LocalClus
     for broker in range(3):
         held = {key: value for _, key, value in replica_records(eager.data_dir, broker, "state")}
         assert {key: value for key, value in held.items() if value is not None} == expected
+
+
+def test_after_an_unclean_election_nobody_keeps_a_log_that_lacks_what_was_superseded(
+    eager: LocalCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The leader of before has compacted away what is the latest again once the new one lacks the
+    rest: it copies that one's log instead of cutting its own."""
+    caplog.set_level(logging.INFO, "rayq.actors.follower")
+    eager.create_topic(
+        "state",
+        replication_factor=2,
+        min_insync_replicas=1,
+        unclean_leader_election=True,
+        **AT_ONCE,
+    )
+    keys = [b"k%d" % number for number in range(10)]
+    first = wait_in_sync(eager, "state", brokers=2)
+    leader = leader_of(eager, "state")
+    (away,) = set(first.isr) - {leader}
+    with eager.producer() as producer:
+        producer.send_many("state", [b"old"] * 10, keys=keys).result(10)
+        eager.kill_broker(away)
+        eventually(lambda: partition_of(eager, "state").isr == [leader], "the other left")
+        for turn in range(20):
+            producer.send_many("state", [b"new"] * 10, keys=keys)
+            producer.send("state", b"%d" % turn, key=b"turn").result(10)
+
+        def superseded_ones_are_gone() -> bool:
+            producer.send("state", b"last", key=b"turn").result(10)
+            return b"old" not in {record.value for record in read_all(eager, "state")}
+
+        eventually(superseded_ones_are_gone, "the log is compacted")
+    eager.kill_broker(leader)
+    eager.start_broker(away)
+    eventually(lambda: partition_of(eager, "state").leader == away, "the remaining one leads")
+    eager.start_broker(leader)
+    wait_in_sync(eager, "state", brokers=2)
+    assert f"state-0 on broker {leader} restarts its log at 0" in caplog.text
+    state = dict.fromkeys(keys, b"old")
+    assert state_of(read_all(eager, "state")) == state
+    eager.stop()
+    for broker in (leader, away):
+        held = {key: value for _, key, value in replica_records(eager.data_dir, broker, "state")}
+        assert held == state, f"broker {broker}"
 
 
 def test_leaders_change_while_logs_are_compacted(eager: LocalCluster) -> None:
