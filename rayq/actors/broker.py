@@ -378,7 +378,8 @@ class Broker:
         else:
             named = (state.topic_named(name) for name in request.topics)
             topics = [topic for topic in named if topic is not None]
-        controller = metadata.controller
+        # Until its own registration is committed here, what this broker knows may be from long ago.
+        controller = metadata.controller if self.is_registered else None
         return messages.MetadataResponse(
             self._directory.meta.cluster_id,
             metadata.version,

@@ -324,7 +324,8 @@ class Client:
         self, name: str, *, timeout_s: float, age_max_s: float = TOPIC_AGE_MAX_S
     ) -> TopicMetadata:
         """A topic from the cache; fetched when it is not there, or older than `age_max_s` and kept
-        fresh by nobody. Raises UnknownTopicError once brokers have denied it for a second."""
+        fresh by nobody. Raises UnknownTopicError once brokers have denied it for a second, and
+        TimeoutError."""
         if not isinstance(name, str):
             raise TypeError(f"A topic is named by a str, not {type(name).__name__}.")
         start = self.now
@@ -339,10 +340,15 @@ class Client:
             await self.refresh([name], timeout_s=max(deadline - self.now, 0.001))
             if name in self.metadata.topics:
                 return self.metadata.topics[name]
-            if self.metadata.controller is None:
-                start = self.now  # A broker that has heard no controller yet may know of nothing.
             wait_s = backoff.next_s()
-            if self.now + wait_s > min(deadline, start + UNKNOWN_TOPIC_PATIENCE_S):
+            if self.metadata.controller is None:
+                start = self.now  # A broker that has just started may know of nothing yet.
+                if self.now + wait_s > deadline:
+                    raise TimeoutError(
+                        f"The brokers that answered within {timeout_s:g} s have just started: they "
+                        f"do not know yet whether there is a topic {name!r}."
+                    )
+            elif self.now + wait_s > min(deadline, start + UNKNOWN_TOPIC_PATIENCE_S):
                 raise UnknownTopicError(
                     f"There is no topic {name!r} in this cluster. Create it with "
                     f"cluster.create_topic({name!r})."

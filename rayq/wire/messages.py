@@ -90,7 +90,8 @@ class MetadataResponse(Response, frozen=True):
     """Grows with every committed change; a client never goes back to a lower one."""
     controller_epoch: int
     controller: str | None
-    """`host:port`"""
+    """`host:port`. None: not known, or the broker has not registered since its start, and may know
+    little of the cluster as it is now."""
     voters: list[int]
     brokers: list[BrokerEndpoint]
     topics: list[TopicMetadata]
