@@ -151,11 +151,14 @@ class _Judge:
 
     def _judge_owners(self) -> None:
         for later in self._ownerships:
-            for earlier in later.beside:
-                if earlier.how not in ("lost", "killed"):
+            for other in later.beside:
+                # By epochs, not by what was heard first: an assignment may arrive when it is over.
+                is_late = (later.epoch or 0) < (other.epoch or 0)
+                older, newer = (later, other) if is_late else (other, later)
+                if older.how not in ("lost", "killed"):
                     self._fault(
                         TWO_OWNERS,
-                        f"{_name(later.where)}: {later} began while {earlier} owned it.",
+                        f"{_name(later.where)}: {newer} began while {older} owned it.",
                     )
 
     # --- records --------------------------------------------------------------------------------

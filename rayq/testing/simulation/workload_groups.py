@@ -73,7 +73,7 @@ class Member:
             auto_offset_reset="earliest",
             group_instance_id=instance,
             assignor=rng.choice(("uniform", "uniform", "range")),
-            group_session_timeout_ms=rng.choice((3_000, 6_000, 12_000)),
+            group_session_timeout_ms=rng.choice((4_000, 8_000, 20_000)),
             group_heartbeat_interval_ms=rng.choice((300, 1_500)),
             max_poll_interval_ms=4_000 if self.is_slow else 60_000,
             max_poll_records=rng.choice((3, 20, 500)),
@@ -122,7 +122,7 @@ class GroupWorkload(Workload):
     def cluster_options(cls, rng: random.Random) -> dict[str, Any]:
         return {
             "group_disconnect_grace_ms": rng.choice((300, 1_000)),
-            "compaction_check_interval_ms": rng.choice((300, 1_500)),
+            "compaction_check_interval_ms": rng.choice((1_000, 3_000)),
             "compaction_memory_bytes": rng.choice((2_048, 1 << 20)),
         }
 
@@ -361,6 +361,7 @@ class GroupWorkload(Workload):
                 recorder.committing(name, GROUP, {})
             elif member.style == "behind" and records:
                 member.process.start(self._commit(consumer, member, set(member.positions)))
+        self.invariants.consumers.pop(member.process, None)  # It does not read any more.
         await consumer.close()
         client.close()
 
