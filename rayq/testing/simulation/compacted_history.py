@@ -8,7 +8,6 @@ would be alive again.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -35,29 +34,27 @@ class CompactedHistory:
         self._written: dict[int, _Written] = {}
         """By offset."""
         self._latest: dict[bytes | None, int] = {}
-        self._offsets_of: dict[bytes | None, list[int]] = {}
 
     def add(self, batch: bytes, now_s: float) -> None:
         """A batch that a leader has committed."""
         for offset, record in _records(batch):
             self._written[offset] = _Written(record, now_s)
             self._latest[record.key] = offset
-            self._offsets_of.setdefault(record.key, []).append(offset)
 
     def fault_of_all(self, batches: Iterable[bytes], limit: int) -> str | None:
-        """What is wrong with a replica's whole log below `limit`."""
+        """What is wrong with a replica's whole log below `limit`. Of keys that have later records,
+        which it will copy, nothing is expected."""
         last: dict[bytes | None, tuple[int, _Kept]] = {}
         for batch in batches:
             for offset, record in _records(batch):
                 if offset < limit:
                     last[record.key] = offset, record
         for key, (offset, record) in last.items():
-            offsets = self._offsets_of.get(key, [])
-            place = bisect_left(offsets, limit) - 1
-            if place >= 0 and offsets[place] > offset and record.value is not None:
+            latest = self._latest.get(key, -1)
+            if offset < latest < limit and record.value is not None:
                 return (
                     f"key {key!r} is alive again: its last record there is {record} at {offset}, "
-                    f"committed was {self._written[offsets[place]].record} at {offsets[place]}"
+                    f"committed was {self._written[latest].record} at {latest}"
                 )
         return None
 

@@ -8,13 +8,13 @@ import logging
 import random
 import sys
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rayq.config import ClusterConfig
 from rayq.testing.checker import check
 from rayq.testing.simulation.cluster import SimulatedCluster
-from rayq.testing.simulation.disk import SYNC_S
 from rayq.testing.simulation.faults import Faults
 from rayq.testing.simulation.invariants import Invariants
 from rayq.testing.simulation.network import OTHER_HOST_S
@@ -67,7 +67,7 @@ def run_seed(seed: int, scenario: str = "ordinary") -> Outcome:
             **kind.cluster_options(rng),
         )
         cluster = SimulatedCluster(world, config=config)
-        _choose_hardware(world, rng)
+        _choose_hardware(world, rng, kind.syncs_s)
         workload = kind(cluster)
         invariants = Invariants(cluster)
         world.loop.observer = workload.observer(invariants)
@@ -95,10 +95,12 @@ def _hear_unraisable(told: Any) -> None:
         sys.__unraisablehook__(told)
 
 
-def _choose_hardware(world: World, rng: random.Random) -> None:
+def _choose_hardware(
+    world: World, rng: random.Random, syncs_s: Sequence[tuple[float, float]]
+) -> None:
     """Fast or slow: what is under way when something dies is what finds bugs."""
     world.network.delay_s = rng.choice((OTHER_HOST_S, OTHER_HOST_S, (0.001, 0.02)))
-    sync_s = rng.choice((SYNC_S, (0.005, 0.1), (0.02, 0.3)))
+    sync_s = rng.choice(syncs_s)
     for host in world.hosts:
         host.disk.sync_s = sync_s
         host.disk.writebacks = rng.choice((0.05, 0.5))

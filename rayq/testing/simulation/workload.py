@@ -23,6 +23,7 @@ from rayq.errors import DeliveryError, RayqError
 from rayq.records import RecordMetadata, TopicPartition
 from rayq.testing.checker import Recorder
 from rayq.testing.simulation.cluster import SimulatedCluster
+from rayq.testing.simulation.disk import SYNC_S
 from rayq.testing.simulation.faults import Injection
 from rayq.testing.simulation.invariants import Invariants
 from rayq.testing.simulation.owner import Owner
@@ -56,6 +57,8 @@ class Workload:
     more_faults: Sequence[Injection] = ()
     lasts_s = 60.0
     """How long it runs, in virtual seconds; longer where recovery or the records take longer."""
+    syncs_s: Sequence[tuple[float, float]] = (SYNC_S, (0.005, 0.1), (0.02, 0.3))
+    """Disks of a seed: how long a sync takes."""
     heals_at_s = 48.0
     """Until then there are faults."""
 

@@ -34,6 +34,7 @@ from rayq.testing.simulation.cluster import SimulatedCluster
 from rayq.testing.simulation.compacted_history import CompactedHistory
 from rayq.testing.simulation.compacted_topic import PARTITIONS, CompactedTopic
 from rayq.testing.simulation.compacted_topic import TOPIC as COMPACTED
+from rayq.testing.simulation.disk import SYNC_S
 from rayq.testing.simulation.faults import WITH_GROUPS
 from rayq.testing.simulation.invariants import Invariants
 from rayq.testing.simulation.invariants_groups import GroupInvariants
@@ -101,6 +102,8 @@ class GroupWorkload(Workload):
     more_faults = WITH_GROUPS
     lasts_s = 42.0
     heals_at_s = 32.0
+    # Twice as many logs as the ordinary workload has, and they are compacted all the time.
+    syncs_s = (SYNC_S, (0.002, 0.03), (0.005, 0.1))
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         super().__init__(cluster)
