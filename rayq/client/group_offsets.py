@@ -60,6 +60,10 @@ class _Commit(NamedTuple):
     done: asyncio.Future[None]
 
 
+class _MovedOn(CommitRefusedError):
+    """Ends the attempts of a commit: the member is out, or has given up some of its partitions."""
+
+
 class GroupOffsets:
     """Belongs to the loop. `member` is None for a consumer whose partitions are assigned by
     hand."""
@@ -174,35 +178,39 @@ class GroupOffsets:
         while True:
             if member is not None and member.generation != generation:
                 return refused | dict.fromkeys(left, member.loss_reason)
-            for place, position in list(left.items()):
-                if member is not None and position.tenure != self.tenure(place):
-                    refused[place] = "this member gave it up before it was committed"
-                    del left[place]
+            for place in self._given_up(left, member):
+                refused[place] = "this member gave it up before it was committed"
+                del left[place]
             if not left:
                 return refused
+
+            def build(topic_id: str, partition: int, leader_epoch: int) -> CommitOffsets:
+                # Each attempt is under the member's epoch of now, so that it must still be about
+                # what the member has owned since.
+                if member is not None and (
+                    member.generation != generation or self._given_up(left, member)
+                ):
+                    raise _MovedOn("The partitions were taken or given up meanwhile.")
+                return CommitOffsets(
+                    topic_id=topic_id,
+                    partition=partition,
+                    leader_epoch=leader_epoch,
+                    group=self._coordinator.group,
+                    member="" if member is None else member.member_id,
+                    member_epoch=0 if member is None else member.epoch,
+                    sequence=sequence,
+                    offsets=[
+                        (one.topic_id, place.partition, one.offset, one.last_epoch, one.metadata)
+                        for place, one in left.items()
+                    ],
+                )
+
             try:
                 response = await self._coordinator.ask(
-                    lambda topic_id, partition, leader_epoch: CommitOffsets(
-                        topic_id=topic_id,
-                        partition=partition,
-                        leader_epoch=leader_epoch,
-                        group=self._coordinator.group,
-                        member="" if member is None else member.member_id,
-                        member_epoch=0 if member is None else member.epoch,
-                        sequence=sequence,
-                        offsets=[
-                            (
-                                one.topic_id,
-                                place.partition,
-                                one.offset,
-                                one.last_epoch,
-                                one.metadata,
-                            )
-                            for place, one in left.items()
-                        ],
-                    ),
-                    timeout_s=max(deadline - client.now, 0.001),
+                    build, timeout_s=max(deadline - client.now, 0.001)
                 )
+            except _MovedOn:
+                continue  # To be sorted out above.
             except UnknownMemberError as error:
                 if member is None:
                     raise
@@ -225,6 +233,14 @@ class GroupOffsets:
                     f"{timeout_s:g} s (default_api_timeout_ms): {again}"
                 ) from again
             await asyncio.sleep(wait_s)
+
+    def _given_up(
+        self, positions: Mapping[TopicPartition, Position], member: GroupMember | None
+    ) -> list[TopicPartition]:
+        """Those that the member has given up since, whether it has them again or not."""
+        if member is None:
+            return []
+        return [place for place, one in positions.items() if one.tenure != self.tenure(place)]
 
     def _take(
         self,

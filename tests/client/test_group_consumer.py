@@ -539,6 +539,25 @@ def test_a_commit_still_under_way_when_its_partition_goes_is_not_made_when_it_co
         assert (two.groups.committed("t", 0), two.groups.committed("t", 1)) == (4, 10)
 
 
+def test_a_commit_in_doubt_is_not_tried_again_by_a_member_that_was_out_meanwhile(
+    two: FakeCluster, cluster: Cluster
+) -> None:
+    with cluster.consumer("t", group="g", **FAST) as consumer:
+        read(consumer, 20)
+        # Such errors are retried by those who only know of leaders.
+        fault = two.fault(CommitOffsets, 1000, error=NotLeaderError("not here"))
+        future = consumer.commit_async({T0: 4, T1: 4})
+        epoch = consumer.group_membership().member_epoch
+        two.fault(GroupHeartbeat, times=1, error=UnknownMemberError("who?"))
+        poll_until(consumer, lambda: consumer.group_membership().member_epoch > epoch)
+        poll_until(consumer, lambda: consumer.assignment() == {T0, T1})
+        two.groups.commit("t", 1, 10)  # by who owned it meanwhile
+        fault.times = 0
+        with pytest.raises(CommitRefusedError, match="t-0, t-1"):
+            future.result(5)
+        assert (two.groups.committed("t", 0), two.groups.committed("t", 1)) == (None, 10)
+
+
 def test_commits_of_what_another_member_owns_are_refused_by_name(
     two: FakeCluster, cluster: Cluster
 ) -> None:
