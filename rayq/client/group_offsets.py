@@ -60,7 +60,7 @@ class _Commit(NamedTuple):
     done: asyncio.Future[None]
 
 
-class _MovedOn(CommitRefusedError):
+class _MovedOnError(CommitRefusedError):
     """Ends the attempts of a commit: the member is out, or has given up some of its partitions."""
 
 
@@ -190,7 +190,7 @@ class GroupOffsets:
                 if member is not None and (
                     member.generation != generation or self._given_up(left, member)
                 ):
-                    raise _MovedOn("The partitions were taken or given up meanwhile.")
+                    raise _MovedOnError("The partitions were taken or given up meanwhile.")
                 return CommitOffsets(
                     topic_id=topic_id,
                     partition=partition,
@@ -209,7 +209,7 @@ class GroupOffsets:
                 response = await self._coordinator.ask(
                     build, timeout_s=max(deadline - client.now, 0.001)
                 )
-            except _MovedOn:
+            except _MovedOnError:
                 continue  # To be sorted out above.
             except UnknownMemberError as error:
                 if member is None:
