@@ -33,6 +33,7 @@ from rayq.core.group_records import (
     decode,
 )
 from rayq.core.topic_changes import OFFSETS_TOPIC
+from rayq.records import TopicPartition
 from rayq.storage.batch import decode_columns, read_header
 from rayq.testing.simulation.cluster import SimulatedCluster
 from rayq.testing.simulation.invariants import InvariantError
@@ -246,14 +247,15 @@ class GroupInvariants:
 
     # --- what clients were told -------------------------------------------------------------------
 
-    def is_member(self, consumer: AsyncConsumer) -> bool:
-        """Whether the consumer's member is, as far as is committed, in its group."""
+    def owns(self, consumer: AsyncConsumer, places: set[TopicPartition]) -> bool:
+        """Whether, as far as is committed, these partitions are the consumer's member's."""
         core = consumer._core
         member = None if core.group is None else core.group.member
-        return (
-            member is not None
-            and member.member_id in self._group(member._coordinator.group).members
-        )
+        if member is None:
+            return False
+        known = self._group(member._coordinator.group).members.get(member.member_id)
+        owned = set() if known is None else {partition for _, partition in known.owned}
+        return owned >= {place.partition for place in places}
 
     def highest(self, group: str, partition: int) -> int:
         """The position that is committed, in the one topic that the group reads; 0 without any."""

@@ -323,10 +323,10 @@ class GroupWorkload(Workload):
         async def revoked(places: set[TopicPartition]) -> None:
             if member.style in ("each poll", "sometimes"):
                 await self._commit(consumer, member, places)
-            # One that is out, and has not heard of it, gives up what others may have by now.
-            is_member = self.invariants.is_member(consumer)
+            # One that was out, and has not heard of it, gives up what others may have by now.
+            is_owner = self.invariants.owns(consumer, places)
             how: Literal["closed", "revoked"] = "closed" if member.wants_to_leave else "revoked"
-            given_up(places, how if is_member else "lost")
+            given_up(places, how if is_owner else "lost")
 
         def given_up(
             places: set[TopicPartition], how: Literal["closed", "revoked", "lost"] = "lost"
