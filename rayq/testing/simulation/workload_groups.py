@@ -317,8 +317,15 @@ class GroupWorkload(Workload):
             recorder.owns(name, GROUP, epoch, places)
             member.owned |= places
             if rng.random() < 0.3:
-                with contextlib.suppress(TimeoutError):
-                    recorder.commits_seen(name, GROUP, await consumer.committed(places))
+                await see_commits(epoch, places)
+
+        async def see_commits(epoch: int, places: set[TopicPartition]) -> None:
+            with contextlib.suppress(TimeoutError):
+                found = await consumer.committed(places)
+                # Others have committed nothing since if it has owned them all the time.
+                now = (await consumer.group_membership()).member_epoch
+                if now == epoch and self.invariants.owns(consumer, places):
+                    recorder.commits_seen(name, GROUP, found)
 
         async def revoked(places: set[TopicPartition]) -> None:
             if member.style in ("each poll", "sometimes"):
