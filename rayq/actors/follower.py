@@ -46,6 +46,9 @@ class Follower:
         self._task: asyncio.Task[None] | None = None
         self._is_stopped = False
         self._is_known_whole = False
+        self._copied_horizon = 0
+        """See `messages.ReplicaFetch`. Not kept over a restart, or a change of leader: then a log
+        that was half copied is copied from its start again."""
         self._agrees = False
         """The leader found no divergence: from then on, what is flushed here is flushed of its log.
         A notice from before could arrive late, by a connection that was given up, and would count
@@ -122,6 +125,7 @@ class Follower:
         if not self._is_known_whole:
             await self._begin_anew_unless_whole()
             self._is_known_whole = True
+        was_empty = log.end_offset == log.start_offset
         request = messages.ReplicaFetch(
             assignment.topic_id,
             assignment.partition,
@@ -134,6 +138,7 @@ class Follower:
             log.last_epoch,
             FETCH_BYTES_MAX,
             FETCH_WAIT_MS,
+            0 if was_empty else self._copied_horizon,
         )
         answer, payload = await connection.request(request, timeout_s=FETCH_TIMEOUT_S)
         assert isinstance(answer, messages.ReplicaFetchResponse)
@@ -145,6 +150,8 @@ class Follower:
             return
         self._agrees = True
         if len(payload):
+            if was_empty:
+                self._copied_horizon = answer.tombstone_horizon
             if request.offset < max(answer.cleaned_offset, answer.tombstone_horizon):
                 await replica.learn(
                     request.offset, answer.cleaned_offset, answer.tombstone_horizon
@@ -241,6 +248,7 @@ class Follower:
             replica.broker,
             answer.log_start_offset,
         )
+        self._copied_horizon = 0
         async with replica.files_lock, replica.flush_lock:
             replica.log.reset(answer.log_start_offset, answer.epochs, bytes(payload))
             replica.high_watermark = answer.log_start_offset

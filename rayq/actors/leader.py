@@ -379,7 +379,7 @@ class Leader:
                 if early is not None:
                     return early, b""
                 is_first = False
-            start_offset = log.start_offset
+            start_offset, horizon = log.start_offset, log.tombstone_horizon
             if request.offset < log.end_offset:
                 data, _ = await self._replica_log.read(
                     request.offset,
@@ -390,6 +390,8 @@ class Leader:
                 if self._is_below_horizon(leader, log, request):
                     # Tombstones above its end went while it waited.
                     return self._fetch_answer(leader, reset_to=log.start_offset), b""
+                if log.tombstone_horizon != horizon:
+                    continue  # What was read may be from before; the answer would name the new one.
                 return self._fetch_answer(leader), data
             remaining_s = deadline_s - clock.monotonic()
             if remaining_s <= 0 or not await self._replica_log.appended.wait(remaining_s):
@@ -434,8 +436,11 @@ class Leader:
         self, leader: PartitionState, log: Log, request: messages.ReplicaFetch
     ) -> bool:
         """Whether the follower may hold records whose tombstones are gone here: it would keep them
-        for ever (PROTOCOL 14). An empty log holds none."""
+        for ever (PROTOCOL 14). An empty log holds none, nor does one that was copied from here
+        after they had gone: a copy that takes more than one fetch passes below the horizon."""
         if not request.log_start_offset < request.offset < log.tombstone_horizon:
+            return False
+        if request.copied_horizon >= log.tombstone_horizon:
             return False
         if (request.broker, request.incarnation) in leader.isr:
             raise DivergedLogError(

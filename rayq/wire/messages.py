@@ -539,6 +539,9 @@ class ReplicaFetch(Request, frozen=True):
     """The leader epoch of the follower's last batch, None for an empty log."""
     bytes_max: Bytes
     wait_ms: Milliseconds
+    copied_horizon: Offset = 0
+    """All that the follower has was copied from this leader while its tombstone horizon was this:
+    it holds nothing whose tombstone was gone by then. 0: that is not so, or not known."""
 
 
 class ReplicaFlushed(Request, frozen=True):
