@@ -1,4 +1,4 @@
-"""Each planted bug is found by the ordinary workload: the simulation can fail."""
+"""Each planted bug is found by the seeds of its scenario: the simulation can fail."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ FIRST_SEEDS = {
     "divergence_by_offset_only": 4,
     "fetch_above_the_high_watermark": 4,
     "body_crc_skipped": 7,
+    "horizon_ignored": 15,
 }
 """Where to begin, so that a test need not look for long; where it stands does not matter."""
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from typing import Any
-from unittest import mock
 
 import msgspec
 
-from rayq.actors import compactor, group_coordinator
+from rayq.actors import compactor
 from rayq.actors.group_coordinator import GroupCoordinator
 from rayq.actors.leader import Leader
 from rayq.actors.replica_log import ReplicaLog
@@ -19,11 +17,7 @@ from rayq.core.group_records import NOTHING
 from rayq.core.group_state import GroupState
 from rayq.storage import checked_file, cleaner, log, swap
 from rayq.storage.clean_state import CleanState
-from rayq.storage.log import Log
-from rayq.storage.producer_state import ProducerState
-from rayq.storage.swap import SwapPlan
 from rayq.testing.simulation.planting import Patch, plants
-from rayq.wire import messages
 
 GROUPS = "groups"
 EVERYTHING = 1 << 62
@@ -55,20 +49,6 @@ def held_partitions_not_listed() -> list[Patch]:
         return msgspec.structs.replace(request, owned=granted)
 
     return [(GroupMember, "_heartbeat", mutated)]
-
-
-@plants("20", "a heartbeat of the epoch before counts for the present one", GROUPS)
-def epochs_of_heartbeats_not_checked() -> list[Patch]:
-    heartbeat = group_changes.heartbeat
-
-    def mutated(state: Any, group: str, beat: Any, **times: Any) -> Any:
-        known = state.groups.get(group)
-        before = None if known is None else known.members.get(beat.member)
-        if before is not None and beat.member_epoch == before.previous_epoch:
-            beat = beat._replace(member_epoch=before.member_epoch)
-        return heartbeat(state, group, beat, **times)
-
-    return [(group_changes, "heartbeat", mutated)]
 
 
 @plants("21", "commits are accepted of whoever sends them", GROUPS)
@@ -132,36 +112,6 @@ def replay_ends_at_the_high_watermark() -> list[Patch]:
     return [(GroupCoordinator, "_load", mutated)]
 
 
-@plants("21", "committed positions are told by a coordinator that may be deposed", GROUPS)
-def positions_told_by_a_deposed_coordinator() -> list[Patch]:
-    fetch = GroupCoordinator.fetch_committed
-
-    async def mutated(self: Any, request: Any) -> Any:
-        if not self._is_loaded:
-            return await fetch(self, request)
-        group = self._state.groups.get(request.group)
-        found = {} if group is None else group.offsets
-        wanted = sorted(found) if request.partitions is None else request.partitions
-        return messages.FetchCommittedResponse(
-            [group_coordinator._committed(at[0], at[1], found[at]) for at in wanted if at in found]
-        )
-
-    return [(GroupCoordinator, "fetch_committed", mutated)]
-
-
-@plants("21", "a commit that was overtaken takes effect", GROUPS)
-def older_commit_overwrites() -> list[Patch]:
-    commit = group_changes.commit
-
-    def mutated(state: Any, group: str, *, member: str, **options: Any) -> Any:
-        known = state.groups.get(group)
-        if known is not None and member in known.sessions:
-            known.sessions[member].last_sequence = None
-        return commit(state, group, member=member, **options)
-
-    return [(group_changes, "commit", mutated)]
-
-
 @plants("22", "after a change of coordinator nobody's session is extended", GROUPS)
 def sessions_end_with_their_coordinator() -> list[Patch]:
     end_sessions = group_changes.end_sessions
@@ -198,21 +148,6 @@ def horizon_ignored() -> list[Patch]:
     return [(Leader, "_is_below_horizon", lambda self, leader, log, request: False)]
 
 
-@plants("14", "compacted segments are swapped in without a durable manifest", GROUPS)
-def swap_without_a_manifest() -> list[Patch]:
-    prepare = SwapPlan.prepare
-
-    def write(disk: Any, path: str, kind: str, version: int, content: bytes) -> None:
-        with closing(disk.open(path, create=True)) as file:
-            checked_file.write_all(file, checked_file.encode(kind, version, content), 0)
-
-    def mutated(self: Any) -> Any:
-        with mock.patch.object(checked_file, "write", write):
-            return prepare(self)
-
-    return [(SwapPlan, "prepare", mutated)]
-
-
 @plants("14", "compacted segments are swapped in before they are on disk", GROUPS)
 def compacted_segments_not_synced() -> list[Patch]:
     def finish(self: Any) -> int:
@@ -226,16 +161,6 @@ def compacted_segments_not_synced() -> list[Patch]:
         return length
 
     return [(cleaner._Output, "finish", finish)]
-
-
-@plants("14", "a pass counts though the log was truncated meanwhile", GROUPS)
-def stale_pass_swapped_in() -> list[Patch]:
-    return [(Log, "is_current", lambda self, cleaning: True)]
-
-
-@plants("14, 19", "compaction drops the headers that tell of producers", GROUPS)
-def producers_compacted_away() -> list[Patch]:
-    return [(ProducerState, "batches_below", lambda self, offset: ())]
 
 
 @plants("14", "a follower remembers in memory alone how far its leader has compacted", GROUPS)
