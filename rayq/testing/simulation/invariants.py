@@ -8,8 +8,8 @@
 - replicas agree byte for byte below the lower high watermark, and never cut what they know to be
   committed;
 - what a replica calls flushed would survive a power loss now: the disk knows;
-- when the high watermark moves, enough replicas are in sync, and each of them that lives has
-  flushed the very bytes below it;
+- when the high watermark moves, enough replicas are in sync; each of them that lives has flushed
+  the very bytes below it, also when the in-sync set changes;
 - a new leader holds, byte for byte, all that leaders of earlier epochs had committed.
 
 Each check reads only what has changed since the last one. The bytes are read from the simulated
@@ -224,6 +224,18 @@ class Invariants:
                 self._state.validate()
             except AssertionError as error:
                 raise InvariantError(f"after {record}: {error}") from error
+            self._check_new_members(record)
+
+    def _check_new_members(self, record: PartitionChanged) -> None:
+        """Whoever is in sync from now on has what its leader took for committed meanwhile."""
+        incarnation = record.value.leader_incarnation
+        if incarnation is None or incarnation not in self._hosts:
+            return
+        process, host = self._hosts[incarnation]
+        leader = host._replicas.get((record.topic_id, record.partition))
+        role = None if leader is None else leader._role
+        if process.alive and leader is not None and isinstance(role, Leader):
+            self._check_in_sync(leader, role.state, leader._replica_log.high_watermark)
 
     # --- replicas ---------------------------------------------------------------------------------
 
@@ -390,8 +402,8 @@ class Invariants:
             self._check_in_sync(replica, leader, end)
 
     def _check_in_sync(self, replica: Replica, leader: PartitionState, end: int) -> None:
-        """What was committed just now is flushed by every member of the in-sync set, as leader and
-        metadata know it: those that live, that is; a disk may be lost with its broker."""
+        """What a leader takes for committed is flushed by every member of the in-sync set, as the
+        metadata has it: those that live, that is; a disk may be lost with its broker."""
         partition = self._state.partition(*_key(replica))
         if partition is None or partition.value.leader_epoch != leader.leader_epoch:
             return  # Deposed: what it knew of its followers may be history.
