@@ -200,6 +200,15 @@ def test_after_a_fork_the_cluster_works_and_old_producers_say_so(fake: FakeClust
         assert producer.send("t", b"parent").result(5).offset == 2
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell that runs the tests in the background has them ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("what", ["result", "poll", "flush", "send", "end_offsets"])
 def test_an_interrupt_ends_every_wait(fake: FakeCluster, what: str) -> None:
     fake.create_topic("t")
@@ -231,6 +240,7 @@ def test_an_interrupt_ends_every_wait(fake: FakeCluster, what: str) -> None:
             producer.close(timeout_s=0.05)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_poll_loses_nothing(fake: FakeCluster) -> None:
     fake.create_topic("t")
     with fake.cluster() as cluster, cluster.consumer("t") as consumer:

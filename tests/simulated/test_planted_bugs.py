@@ -13,21 +13,64 @@ from rayq.testing.simulation.mutations import MUTATIONS, planted
 SEEDS_MAX = 200
 
 FIRST_SEEDS = {
-    "uncommitted_metadata_applied": 6,
-    "metadata_committed_by_one": 3,
-    "election_outside_the_isr": 4,
-    "isr_joined_at_a_stale_high_watermark": 42,
-    "high_watermark_moves_below_min_isr": 3,
-    "high_watermark_without_followers": 3,
-    "end_acknowledged_instead_of_flushed": 7,
-    "duplicate_answered_at_once": 18,
-    "waiters_outlive_the_epoch": 15,
-    "divergence_by_offset_only": 4,
-    "fetch_above_the_high_watermark": 4,
-    "body_crc_skipped": 7,
+    "epoch_kept_over_restart": 1000,
+    "empty_disk_trusted": 1000,
+    "shortest_log_adopted": 1000,
+    "promise_not_written": 1000,
+    "election_outside_the_isr": 501,
+    "isr_joined_at_a_stale_high_watermark": 1,
+    "undecided_proposal_forgotten": 8,
+    "closed_segment_not_synced": 1000,
+    "duplicates_not_recognised": 500,
+    "producers_forgotten_in_recovery": 1000,
+    "producers_kept_over_truncation": 502,
+    "uncommitted_metadata_applied": 1000,
+    "body_crc_skipped": 503,
+    "failed_sync_tried_again": 1000,
+    "page_cache_trusted_in_recovery": 1000,
+    "batch_in_doubt_numbered_anew": 1000,
     "horizon_ignored": 15,
 }
-"""Where to begin, so that a test need not look for long; where it stands does not matter."""
+"""Where to begin, so that a hunt need not look for long; where it stands does not matter."""
+
+SAMPLE = (
+    "epoch_kept_over_restart",
+    "empty_disk_trusted",
+    "promise_not_written",
+    "high_watermark_without_followers",
+    "flush_result_from_before_a_truncation",
+    "end_acknowledged_instead_of_flushed",
+    "duplicates_not_recognised",
+    "truncation_to_the_high_watermark",
+    "committed_records_cut",
+    "nothing_is_synced",
+    "failed_sync_tried_again",
+    "lock_ignored",
+    "short_write_believed",
+)
+"""The first seed they are given finds these, within a second or two."""
+
+
+def hunt(name: str, seeds: str, processes: int) -> str:
+    command = [sys.executable, "-m", "rayq.testing.simulation", "--mutation", name, seeds]
+    done = subprocess.run(
+        [*command, "--processes", str(processes)],
+        env={**os.environ, "PYTHONHASHSEED": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_planted_bug_is_found_at_once(name: str) -> None:
+    seed = FIRST_SEEDS.get(name, 0)
+    found = hunt(name, str(seed), processes=1)
+    assert found.startswith(f"{name}: found by seed {seed}, after 1 seeds: ")
 
 
 @pytest.mark.slow
@@ -36,16 +79,8 @@ FIRST_SEEDS = {
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_planted_bug_is_found_within_two_hundred_seeds(name: str) -> None:
     first = FIRST_SEEDS.get(name, 0)
-    seeds = f"{first}:{first + SEEDS_MAX}"
-    done = subprocess.run(
-        [sys.executable, "-m", "rayq.testing.simulation", "--mutation", name, seeds],
-        env={**os.environ, "PYTHONHASHSEED": "0"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert done.stdout.startswith(f"{name}: found by seed ")
+    found = hunt(name, f"{first}:{first + SEEDS_MAX}", processes=os.cpu_count() or 1)
+    assert found.startswith(f"{name}: found by seed ")
 
 
 def test_a_planted_bug_is_taken_out_again() -> None:

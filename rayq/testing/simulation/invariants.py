@@ -8,8 +8,8 @@
 - replicas agree byte for byte below the lower high watermark, and never cut what they know to be
   committed; where compaction has passed, see `compacted_history`;
 - what a replica calls flushed would survive a power loss now: the disk knows;
-- when the high watermark moves, enough replicas are in sync, and each of them that lives has
-  flushed the very bytes below it;
+- when the high watermark moves, enough replicas are in sync; each of them that lives has flushed
+  the very bytes below it, also when the in-sync set changes;
 - a new leader holds, byte for byte, all that leaders of earlier epochs had committed.
 
 Each check reads only what has changed since the last one. The bytes are read from the simulated
@@ -87,10 +87,12 @@ class _Batches:
 
     def between(self, disk: SimulatedDisk, log: Log, start: int, end: int) -> list[_Batch]:
         """Those from the one that ends above `start` to the one that reaches `end`."""
+        if start >= end:
+            return []  # What is not asked for is not read: a failed sync may have lost it.
         if not self.ends or self.ends[-1] < end:
             self._find(disk, log, end)
         first, last = bisect_right(self.ends, start), bisect_left(self.ends, end)
-        return self.found[first : last + 1] if start < end else []
+        return self.found[first : last + 1]
 
     def _find(self, disk: SimulatedDisk, log: Log, end: int) -> None:
         segments = log._segments
@@ -234,6 +236,18 @@ class Invariants:
                 self._state.validate()
             except AssertionError as error:
                 raise InvariantError(f"after {record}: {error}") from error
+            self._check_new_members(record)
+
+    def _check_new_members(self, record: PartitionChanged) -> None:
+        """Whoever is in sync from now on has what its leader took for committed meanwhile."""
+        incarnation = record.value.leader_incarnation
+        if incarnation is None or incarnation not in self._hosts:
+            return
+        process, host = self._hosts[incarnation]
+        leader = host._replicas.get((record.topic_id, record.partition))
+        role = None if leader is None else leader._role
+        if process.alive and leader is not None and isinstance(role, Leader):
+            self._check_in_sync(leader, role.state, leader._replica_log.high_watermark)
 
     # --- replicas ---------------------------------------------------------------------------------
 
@@ -442,8 +456,8 @@ class Invariants:
             self._check_in_sync(replica, leader, end)
 
     def _check_in_sync(self, replica: Replica, leader: PartitionState, end: int) -> None:
-        """What was committed just now is flushed by every member of the in-sync set, as leader and
-        metadata know it: those that live, that is; a disk may be lost with its broker."""
+        """What a leader takes for committed is flushed by every member of the in-sync set, as the
+        metadata has it: those that live, that is; a disk may be lost with its broker."""
         partition = self._state.partition(*_key(replica))
         if partition is None or partition.value.leader_epoch != leader.leader_epoch:
             return  # Deposed: what it knew of its followers may be history.

@@ -23,7 +23,6 @@ from rayq.actors.follower import Follower
 from rayq.actors.leader import Leader
 from rayq.actors.metadata_keeper import MetadataKeeper
 from rayq.actors.quorum import Quorum
-from rayq.actors.replica import Replica
 from rayq.client import metadata as client_metadata
 from rayq.client import sender
 from rayq.client.metadata import MetadataCache
@@ -219,19 +218,6 @@ def high_watermark_without_followers() -> list[Patch]:
     return [(PartitionState, "_advance", advance)]
 
 
-@plants("6", "a proposal is accepted whatever it was built upon")
-def proposal_without_compare_and_swap() -> list[Patch]:
-    alter = broker_changes.alter_partition
-
-    def mutated(state: Any, **request: Any) -> Any:
-        known = state.partition(request["topic_id"], request["partition"])
-        if known is not None:
-            request["partition_epoch"] = known.value.partition_epoch
-        return alter(state, **request)
-
-    return [(broker_changes, "alter_partition", mutated)]
-
-
 @plants("6", "a proposal whose answer is lost is forgotten")
 def undecided_proposal_forgotten() -> list[Patch]:
     def unknown(self: Any, proposed: Any) -> None:
@@ -241,28 +227,6 @@ def undecided_proposal_forgotten() -> list[Patch]:
         self._advance()
 
     return [(PartitionState, "proposal_unknown", unknown)]
-
-
-@plants("6", "what any process of a broker says counts for the one that is registered")
-def incarnations_not_checked() -> list[Patch]:
-    current = PartitionState._current
-
-    def mutated(self: Any, broker: int, incarnation: str) -> Any:
-        known = self._followers.get(broker)
-        return current(self, broker, incarnation if known is None else known.incarnation)
-
-    return [(PartitionState, "_current", mutated)]
-
-
-@plants("6, 7", "a leader serves requests of any leader epoch")
-def leader_epochs_not_checked() -> list[Patch]:
-    leader = Replica.leader
-
-    def mutated(self: Any, leader_epoch: int) -> Any:
-        role = self._role
-        return leader(self, role.leader_epoch if isinstance(role, Leader) else leader_epoch)
-
-    return [(Replica, "leader", mutated)]
 
 
 @plants("7", "a truncation does not wait for the flush that runs, whose result then counts")
@@ -281,17 +245,6 @@ def flush_result_from_before_a_truncation() -> list[Patch]:
         return apply_flush(self, replace(plan, generation=self.generation))
 
     return [(Follower, "_truncate", mutated), (Log, "apply_flush", count_anyway)]
-
-
-@plants("7", "a follower says what it has flushed before its log agrees with the leader's")
-def flushed_before_the_logs_agree() -> list[Patch]:
-    flushed = Follower.flushed
-
-    def mutated(self: Any, flushed_offset: int) -> None:
-        self._agrees = True
-        flushed(self, flushed_offset)
-
-    return [(Follower, "flushed", mutated)]
 
 
 @plants("7", "after a roll neither the old segment nor the directory is synced")
