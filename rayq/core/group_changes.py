@@ -376,11 +376,14 @@ def commit(
     if session.last_sequence is not None and sequence < session.last_sequence:
         return [], []
     session.last_sequence = sequence
+    committable = value.owned
+    if member_epoch != value.member_epoch:
+        committable -= session.gained  # What it had of these under that epoch, it gave up.
     records: list[Record] = []
     refused: list[Refused] = []
     for one in offsets:
         at = (one.topic_id, one.partition)
-        if at in value.assigned or at in value.revoking:
+        if at in committable:
             records.append(_offset_record(group, one, now_ms))
         else:
             where = f"{state.name_of_topic(one.topic_id)}-{one.partition}"

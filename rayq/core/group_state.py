@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from rayq.core.assignors import Assignor, MemberSubscription
 from rayq.core.group_records import (
+    NOTHING,
     GroupRecord,
     GroupValue,
     MemberRecord,
@@ -46,6 +47,8 @@ class Session:
     disconnected_s: float | None = None
     revoking_since_s: float | None = None
     last_sequence: int | None = None
+    gained: Partitions = NOTHING
+    """What came with the present epoch: a commit under the one before is from an earlier time."""
 
 
 @dataclass(slots=True)
@@ -162,6 +165,7 @@ class GroupState:
         session = group.sessions.setdefault(member, Session())
         if before is None or before.member_epoch != value.member_epoch:
             session.is_acked = False
+            session.gained = NOTHING if before is None else value.assigned - before.owned
 
     # --- for tests --------------------------------------------------------------------------
 

@@ -207,6 +207,25 @@ def test_a_late_commit_of_an_earlier_life_is_refused() -> None:
     assert one.offset(P0) == 50
 
 
+def test_a_late_commit_is_refused_when_the_partition_went_and_came_back_meanwhile() -> None:
+    one = Coordinator(partitions=2)
+    one.join("a")
+    one.beat("b")
+    (moving,) = one.members["a"].revoking
+    one.beat("a", owned=(P0, P1))  # Still giving it up.
+    late = one.members["a"].member_epoch
+    one.join("b")
+    (kept,) = one.members["a"].assigned
+    assert one.commit("b", one.members["b"].member_epoch, 50, moving) == []
+    one.apply(group_changes.leave(one.state, "g", "b", "", now_ms=0))
+    assert one.members["a"].assigned == {kept, moving}
+    assert one.members["a"].previous_epoch == late
+    refused = one.commit("a", late, 6, moving, kept)
+    assert [tuple(at) for *at, _, _ in refused] == [moving]
+    assert (one.offset(moving), one.offset(kept)) == (50, 6)
+    assert one.commit("a", one.members["a"].member_epoch, 60, moving, sequence=2) == []
+
+
 def test_who_begins_anew_is_not_bound_by_its_commits_of_before() -> None:
     one = Coordinator(partitions=1)
     one.join("a")
