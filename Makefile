@@ -12,10 +12,10 @@ STAMP := $(VENV)/.setup-done
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast bench sim chaos lint lock clean hunt
+.PHONY: help setup demo test test-fast bench sim chaos chaos-groups lint lock clean hunt
 
 help: ## Say what can be made
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Make the environment in .venv
 
@@ -51,6 +51,9 @@ sim: $(STAMP) ## Run seeds of the simulation: make sim SEEDS=0:2000 SCENARIO=gro
 MINUTES ?= 5
 chaos: $(STAMP) ## Kill and stop real processes at load: make chaos MINUTES=5; a table, exit 1 on loss
 	@$(BIN)/python -m rayq.testing.chaos --minutes $(MINUTES)
+
+chaos-groups: $(STAMP) ## Members of a group come and go at load, some by SIGKILL: MINUTES=2
+	@$(BIN)/python -m rayq.testing.chaos.groups --minutes $(MINUTES)
 
 lint: $(STAMP) ## Check style, types, and who imports whom
 	$(BIN)/ruff check .

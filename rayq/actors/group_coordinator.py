@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NamedTuple, TypeVar
@@ -34,6 +33,7 @@ from rayq.core.group_records import (
     Record,
     decode,
     encode,
+    partition_of_group,
 )
 from rayq.core.group_state import Group, GroupState, TopicInfo
 from rayq.core.topic_changes import OFFSETS_TOPIC
@@ -676,11 +676,6 @@ class GroupCoordinator:
                 self._has_topics = True
                 self._ready.notify()
             await asyncio.sleep(TOPICS_INTERVAL_S)
-
-
-def partition_of_group(group: str, partitions: int) -> int:
-    """The partition of `__consumer_offsets` whose leader coordinates the group."""
-    return zlib.crc32(group.encode()) % partitions
 
 
 def _committed(topic_id: str, partition: int, one: OffsetValue) -> messages.CommittedOffset:

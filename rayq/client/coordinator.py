@@ -8,20 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from zlib import crc32
 
 from rayq.client.client import LEADER_PATIENCE_S, Client
 from rayq.config import ConsumerConfig
+from rayq.core.group_records import partition_of_group
 from rayq.core.topic_changes import OFFSETS_TOPIC
 from rayq.wire.messages import EnsureOffsetsTopic, Request
 
 Build = Callable[[str, int, int], Request]
 """Makes a request from the topic id, partition and leader epoch of the coordinator."""
-
-
-def partition_of_group(group: str, partitions: int) -> int:
-    """Which partition of `__consumer_offsets` holds a group, for ever: their number is fixed."""
-    return crc32(group.encode()) % partitions
 
 
 async def offsets_partitions(client: Client, *, create: bool, timeout_s: float) -> int:

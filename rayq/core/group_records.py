@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from typing import NamedTuple
+from zlib import crc32
 
 import msgspec
 
@@ -25,6 +26,12 @@ TopicIdPartition = tuple[str, int]
 """`(topic id, partition)`"""
 Partitions = frozenset[TopicIdPartition]
 NOTHING: Partitions = frozenset()
+
+
+def partition_of_group(group: str, partitions: int) -> int:
+    """Which partition of `__consumer_offsets` holds a group, for ever: their number is fixed. Its
+    leader coordinates the group."""
+    return crc32(group.encode()) % partitions
 
 
 class GroupValue(msgspec.Struct, frozen=True):

@@ -7,6 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from rayq import Record
+from rayq.testing import LocalCluster
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -52,3 +57,22 @@ def test_in_a_pytest_passes_under_pytest() -> None:
     # A project of its own: neither our configuration nor our conftest, only the installed plugin.
     example = str(ROOT / "examples" / "in_a_pytest.py")
     assert "1 passed" in run("-m", "pytest", "-q", "-c", "/dev/null", "--rootdir=/tmp", example)
+
+
+def test_the_group_of_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", text[text.index("## Groups") :], re.DOTALL)
+    handled: list[bytes | None] = []
+
+    def handle(record: Record) -> None:
+        if record.value == b"stop":
+            raise KeyboardInterrupt
+        handled.append(record.value)
+
+    with LocalCluster(data_dir=tmp_path) as cluster:
+        cluster.create_topic("flights")
+        with cluster.producer() as producer:
+            producer.send_many("flights", [b"1", b"2", b"3", b"stop"]).result(timeout=10)
+        with pytest.raises(KeyboardInterrupt):
+            exec(block, {"cluster": cluster, "handle": handle})
+    assert handled == [b"1", b"2", b"3"]

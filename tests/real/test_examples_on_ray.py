@@ -29,7 +29,7 @@ def run(working_dir: Path, *arguments: str) -> str:
 
 @pytest.mark.slow
 def test_the_example_of_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    block = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[0]
     (tmp_path / "readme.py").write_text(block)
     printed = run(tmp_path, "readme.py")
     assert "RecordMetadata(topic='flights'" in printed
