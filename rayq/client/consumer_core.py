@@ -32,7 +32,6 @@ from rayq.errors import (
     InvalidRequestError,
     RayqError,
     TimeoutError,
-    UnknownTopicError,
 )
 from rayq.records import Headers, Record, TopicPartition
 from rayq.storage.batch import Columns
@@ -161,7 +160,7 @@ class ConsumerCore:
         for assigned in self.subscription.in_turn():
             stream = assigned.stream
             if not stream.has_records:
-                if stream.error is not None and not self._will_be_revoked(stream.error):
+                if stream.error is not None:
                     failed.append(stream.error)
                 continue
             for batch, records in self._peek(assigned, records_max):
@@ -172,11 +171,6 @@ class ConsumerCore:
         if failed and not pieces:
             raise type(failed[0])(failed[0].message)
         return pieces
-
-    def _will_be_revoked(self, error: RayqError) -> bool:
-        """The topic is gone: the group's coordinator takes its partitions back."""
-        in_group = self.group is not None and self.group.member is not None
-        return in_group and isinstance(error, UnknownTopicError)
 
     def _peek(self, assigned: Assigned, records_max: int) -> list[tuple[Any, Slice]]:
         stream = assigned.stream

@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 FETCH_BYTES_MIN = 1024
 """Each partition asks for at least so much, however many there are."""
 BACKOFF_MAX_S = 1.0
+TOPIC_WAIT_S = 0.2
+"""Between two looks for a partition that a group's coordinator granted and the metadata lacks."""
 Lookup = Callable[[TopicPartition, str], Awaitable[CommittedOffset | None]]
 """Where a group is in a partition of the topic of that id."""
 CORRUPT_TRIES_MAX = 5
@@ -60,6 +62,8 @@ class Fetcher:
         self._closed = False
         self.committed: Lookup | None = None
         """Where streams without a start begin if there is a commit; of a group."""
+        self.is_member: Callable[[], bool] = lambda: False
+        """Whether a group's coordinator says what is read."""
 
     # --- any thread -----------------------------------------------------------------------------
 
@@ -146,20 +150,37 @@ class Fetcher:
 
     async def _run(self, stream: Stream) -> None:
         """Reads one partition until the stream is replaced or cannot go on."""
-        try:
-            await self._fetch_for_ever(stream)
-        except RayqError as error:
-            stream.error = error
-        except Exception as error:
-            logger.exception("fetching %s failed", stream.partition)
-            stream.error = UnknownServerError(f"The fetcher failed: {error!r}.")
+        while stream.error is None:
+            try:
+                await self._fetch_for_ever(stream)
+            except UnknownTopicError as error:
+                if self.is_member():
+                    await self._wait_for_topic(stream, error)
+                else:
+                    stream.error = error
+            except RayqError as error:
+                stream.error = error
+            except Exception as error:
+                logger.exception("fetching %s failed", stream.partition)
+                stream.error = UnknownServerError(f"The fetcher failed: {error!r}.")
         self.tell()
+
+    async def _wait_for_topic(self, stream: Stream, error: UnknownTopicError) -> None:
+        """The coordinator granted the partition: either it takes it back, for the topic is gone, or
+        the metadata seen here is older than what it saw."""
+        logger.info("%s is granted, but not known: %s", stream.partition, error)
+        await asyncio.sleep(TOPIC_WAIT_S)
+        try:
+            await self._client.refresh([stream.partition.topic], timeout_s=BACKOFF_MAX_S)
+        except RayqError as failure:
+            logger.info("no metadata of %s: %s", stream.partition.topic, failure)
 
     async def _fetch_for_ever(self, stream: Stream) -> None:
         topic = stream.topic_id or await self._topic_id(stream)
         backoff = Backoff(self._client.env, self._config.retry_backoff_ms / 1000, BACKOFF_MAX_S)
-        await self._begin(stream, topic)
-        self.tell()
+        if stream.fetch_offset is None:
+            await self._begin(stream, topic)
+            self.tell()
         while True:
             while not self._may_fetch(stream):
                 waiting = self._waiting[stream] = self._loop.create_future()

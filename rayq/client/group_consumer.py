@@ -90,6 +90,7 @@ class GroupConsumer:
         self._coordinator = Coordinator(client, group, config)
         self._offsets = GroupOffsets(self._coordinator, config)
         core.fetcher.committed = self._offsets.lookup
+        core.fetcher.is_member = lambda: self.member is not None
         self._generation = 0
         """Of the member, when what is read now was assigned."""
         self._commit_due = client.now + config.auto_commit_interval_ms / 1000

@@ -48,8 +48,9 @@ Partitions = Mapping[TopicPartition, str]
 JOIN_TIMEOUT_S = 30.0
 """After so long without an answer to a join it is said in the log, and tried on."""
 METADATA_PATIENCE_S = 1.0
-"""How long partitions that the client has no metadata of hold up an assignment: then they are taken
-all the same, and reading them fails if they do not exist."""
+"""How long partitions that the client has no metadata of hold up an assignment (a quarter of the
+session if that is less, since no heartbeat is sent meanwhile): then they are taken all the same, and
+read once the metadata has them."""
 PAUSE_S = 0.02
 """Between heartbeats that were answered without being held, or failed."""
 LAST_PAUSE_S = 0.1
@@ -477,7 +478,8 @@ class GroupMember:
     async def _learn(self, granted: Partitions) -> None:
         """Waits until the client's metadata has these partitions."""
         client = self.client
-        deadline = client.now + METADATA_PATIENCE_S
+        patience_s = min(METADATA_PATIENCE_S, self._config.group_session_timeout_ms / 4000)
+        deadline = client.now + patience_s
         while True:
             missing = {
                 place.topic
@@ -487,7 +489,7 @@ class GroupMember:
             if not missing or client.now >= deadline:
                 return
             try:
-                await client.refresh(missing, timeout_s=METADATA_PATIENCE_S)
+                await client.refresh(missing, timeout_s=deadline - client.now)
             except RayqError as error:
                 logger.info("no metadata of %s yet: %s", sorted(missing), error)
             await asyncio.sleep(PAUSE_S)

@@ -301,6 +301,14 @@ class FakeCluster:
 
         self.run(freeze())
 
+    def thaw_metadata(self, broker: int) -> None:
+        """This broker tells what there is again."""
+
+        def thaw() -> None:
+            self.brokers[broker].frozen = None
+
+        self.call(thaw)
+
     def write(self, topic: str, values: list[bytes], partition: int = 0, **columns: Any) -> int:
         """Appends a batch, as a producer without numbers would. Answers its base offset."""
 

@@ -336,6 +336,23 @@ def test_a_deleted_topic_is_revoked_and_raises_nothing(two: FakeCluster, cluster
         poll_until(consumer, lambda: consumer.assignment() == {T0, T1})
 
 
+def test_a_partition_that_is_granted_before_the_metadata_shows_it_is_read_once_it_does(
+    two: FakeCluster, cluster: Cluster
+) -> None:
+    with cluster.consumer("t", group="g", **FAST) as consumer:
+        read(consumer, 20)
+        two.freeze_metadata(1)
+        two.create_topic("u")
+        two.write("u", [b"late"])
+        two.groups.grant(("t", 0), ("u", 0))
+        poll_until(consumer, lambda: TopicPartition("u", 0) in consumer.assignment())
+        deadline = time.monotonic() + 1.5  # The fetcher has found out that there is no such topic.
+        while time.monotonic() < deadline:
+            assert consumer.poll(timeout_s=0.1) == []
+        two.thaw_metadata(1)
+        assert [one.value for one in read(consumer, 1)] == [b"late"]
+
+
 def test_a_topic_made_anew_is_read_from_its_own_commit(two: FakeCluster, cluster: Cluster) -> None:
     two.groups.commit("t", 0, 10)
     told = Told()
