@@ -28,6 +28,15 @@ def _require(holds: bool, what: str) -> None:
         raise ConfigError(what)
 
 
+def is_unicode(text: str) -> bool:
+    """Whether it can be sent: a str may hold halves of surrogate pairs."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _positive(config: object, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
@@ -358,8 +367,8 @@ class ConsumerConfig:
     partitions, the same of each topic), or one of the cluster's `group_assignors`."""
 
     group_session_timeout_ms: int = 45_000
-    """A member that is silent for so long is taken out of its group. (One whose process dies is
-    noticed by its connection, within about a second.)"""
+    """A member that is silent for so long is taken out of its group, 100 ms to an hour. (One whose
+    process dies is noticed by its connection, within about a second.)"""
 
     group_heartbeat_interval_ms: int = 3_000
     """How long a heartbeat is held while nothing changes."""
@@ -421,6 +430,21 @@ class ConsumerConfig:
             "group_session_timeout_ms must be at least twice group_heartbeat_interval_ms, or one "
             "late heartbeat ends a session.",
         )
+        _require(
+            100 <= self.group_session_timeout_ms <= HOUR_MS,
+            f"group_session_timeout_ms is from 100 to {HOUR_MS}, not "
+            f"{self.group_session_timeout_ms}.",
+        )
+        _require(
+            self.max_poll_interval_ms < 2**63,
+            f"max_poll_interval_ms is below 2**63, not {self.max_poll_interval_ms}.",
+        )
+        for name in ("group_instance_id", "assignor"):
+            value = getattr(self, name)
+            _require(
+                value is None or (0 < len(value) <= 249 and is_unicode(value)),
+                f"{name} has 1 to 249 characters of Unicode text, not {value!r}.",
+            )
         _require(
             not isinstance(self.auto_offset_reset, timedelta)
             or self.auto_offset_reset >= timedelta(0),

@@ -221,11 +221,16 @@ class AsyncConsumer:
         try:
             if group is not None:
                 try:
-                    await self._carry_out(group.give_up_steps(may_commit=may_commit))
+                    await self._carry_out(
+                        group.give_up_steps(may_commit=may_commit, timeout_s=timeout_s)
+                    )
                 finally:
                     await group.leave(timeout_s)
         finally:
             self._core.close()
+
+    def __reduce__(self) -> str:
+        raise no_pickle_error(self)
 
     async def __aenter__(self) -> Self:
         await self._start()
@@ -463,8 +468,8 @@ class Consumer:
         """Stops reading. Idempotent. In a group: commits first with `enable_auto_commit` (but not
         when an exception ends a `with` block: who knows what was dealt with), calls `on_revoked`,
         and leaves at once, so that others go on (a static member keeps its partitions until its
-        session ends). If the coordinator cannot be told within `timeout_s` (5 s), the session tells
-        it."""
+        session ends). The commit gets `timeout_s` (group_session_timeout_ms), then telling the
+        coordinator does (5 s): what cannot be said by then is said by the end of the session."""
         self._close(timeout_s, may_commit=True)
 
     def _close(self, timeout_s: float | None, *, may_commit: bool) -> None:
@@ -472,7 +477,9 @@ class Consumer:
             return
         try:
             if self._core.group is not None:
-                self._carry_out(self._core.group.give_up_steps(may_commit=may_commit))
+                self._carry_out(
+                    self._core.group.give_up_steps(may_commit=may_commit, timeout_s=timeout_s)
+                )
         finally:
             self._run(self._end(timeout_s))
 
@@ -486,6 +493,9 @@ class Consumer:
     def _forked(self) -> None:
         self._core.is_closed = True
 
+    def __reduce__(self) -> str:
+        raise no_pickle_error(self)
+
     def __enter__(self) -> Self:
         return self
 
@@ -496,6 +506,13 @@ class Consumer:
         _traceback: TracebackType | None,
     ) -> None:
         self._close(None, may_commit=kind is None)
+
+
+def no_pickle_error(consumer: object) -> TypeError:
+    return TypeError(
+        f"{type(consumer).__name__} cannot be sent to another process: send the Cluster, and make "
+        "a consumer from the Cluster there."
+    )
 
 
 def check_callbacks(callbacks: Callbacks) -> None:

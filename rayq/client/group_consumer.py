@@ -18,7 +18,7 @@ from rayq.client.coordinator import Coordinator
 from rayq.client.group_member import LEAVE_TIMEOUT_S, GroupMember, Interest, Partitions
 from rayq.client.group_offsets import METADATA_CHARACTERS_MAX, GroupOffsets, Position, refusal
 from rayq.client.subscription import as_partition
-from rayq.config import ConsumerConfig
+from rayq.config import ConsumerConfig, is_unicode
 from rayq.core.topic_pattern import check_pattern
 from rayq.errors import InvalidRequestError, RayqError
 from rayq.records import GroupMembership, OffsetAndMetadata, TopicPartition
@@ -95,6 +95,7 @@ class GroupConsumer:
         """Of the member, when what is read now was assigned."""
         self._commit_due = client.now + config.auto_commit_interval_ms / 1000
         self._is_busy = False
+        self._is_in_poll = False
 
     # --- who it is ------------------------------------------------------------------------------
 
@@ -136,10 +137,12 @@ class GroupConsumer:
     def poll_began(self) -> None:
         if self._is_busy:
             raise InvalidRequestError("A callback of a consumer cannot poll it: commit or seek.")
+        self._is_in_poll = True
         if self.member is not None:
             self.member.poll_began()
 
     def poll_ended(self) -> None:
+        self._is_in_poll = False
         if self.member is not None:
             self.member.poll_ended()
 
@@ -159,7 +162,7 @@ class GroupConsumer:
         """Gives up and takes partitions, commits what earlier polls returned."""
         self._is_busy = True
         try:
-            if self.member is not None:
+            while self.member is not None and self.member.has_news:
                 yield from self._follow(self.member)
             if self._commit_is_due():
                 self._commit_due = self._client.now + self._config.auto_commit_interval_ms / 1000
@@ -183,27 +186,34 @@ class GroupConsumer:
             places = set(revoked)
             yield from self._commit_before_revocation(places)
             try:
-                yield from self._tell_revoked(places)
+                yield from self._call(self.callbacks.on_revoked, places)
             finally:
                 self._forget(revoked)
                 member.gave_up(revoked)
         if added := member.take_added():
             self._take(added)
-            if self.callbacks.on_assigned is not None:
-                yield Call(self.callbacks.on_assigned, set(added))
+            yield from self._call(self.callbacks.on_assigned, added)
 
     def _lost(self, partitions: Partitions) -> Steps:
         self._forget(partitions)
-        if partitions and self.callbacks.on_lost is not None:
-            yield Call(self.callbacks.on_lost, set(partitions))
+        yield from self._call(self.callbacks.on_lost, partitions)
 
-    def _commit_before_revocation(self, places: set[TopicPartition]) -> Steps:
+    def _commit_before_revocation(
+        self, places: set[TopicPartition], timeout_s: float | None = None
+    ) -> Steps:
         if self._config.enable_auto_commit and (wanted := self._new_positions(places)):
-            yield self._commit_if_possible(wanted, self._generation)
+            yield self._commit_if_possible(wanted, self._generation, timeout_s)
 
-    def _tell_revoked(self, places: set[TopicPartition]) -> Steps:
-        if places and self.callbacks.on_revoked is not None:
-            yield Call(self.callbacks.on_revoked, places)
+    def _call(self, callback: Callback | None, places: Iterable[TopicPartition]) -> Steps:
+        """Tells the user, whose time counts towards `max_poll_interval_ms`."""
+        partitions = set(places)
+        if callback is None or not partitions:
+            return
+        if self.member is not None and self._is_in_poll:
+            self.member.poll_ended()
+        yield Call(callback, partitions)
+        if self.member is not None and self._is_in_poll:
+            self.member.poll_began()
 
     def _take(self, added: Partitions) -> None:
         assigned = self._core.subscription.assigned
@@ -218,20 +228,28 @@ class GroupConsumer:
         for place in partitions:
             self._offsets.forget(place)
 
-    def give_up_steps(self, *, may_commit: bool = True) -> Steps:
+    def give_up_steps(
+        self, *, may_commit: bool = True, timeout_s: float | None = None
+    ) -> Steps:
         """Before a consumer closes or assigns by hand; `leave` is the end of it. `may_commit`:
-        automatically."""
-        member = self.member
-        places = set(self._core.subscription.assigned)
-        if member is not None:
-            loss, self._generation = member.take_loss()
-            if loss is not None:
-                yield from self._lost(loss.partitions)
-                places.difference_update(loss.partitions)
-        if may_commit:
-            yield from self._commit_before_revocation(places)
-        if member is not None:
-            yield from self._tell_revoked(places)
+        automatically, in `timeout_s`. Out of a callback: nothing, it is being told already."""
+        if self._is_busy:
+            return
+        self._is_busy = True
+        try:
+            member = self.member
+            places = set(self._core.subscription.assigned)
+            if member is not None:
+                loss, self._generation = member.take_loss()
+                if loss is not None:
+                    yield from self._lost(loss.partitions)
+                    places.difference_update(loss.partitions)
+            if may_commit:
+                yield from self._commit_before_revocation(places, timeout_s)
+            if member is not None:
+                yield from self._call(self.callbacks.on_revoked, places)
+        finally:
+            self._is_busy = False
 
     # --- commits --------------------------------------------------------------------------------
 
@@ -256,6 +274,8 @@ class GroupConsumer:
         partitions that this member does not own."""
         if offsets is None:
             return self._new_positions(), self._generation
+        if not isinstance(offsets, Mapping):
+            raise TypeError(f"commit takes {{partition: offset}}, not {offsets!r}.")
         member = self.member
         assigned = self._core.subscription.assigned
         positions = self._core.positions()
@@ -295,10 +315,15 @@ class GroupConsumer:
             )
         await self._offsets.submit(positions, generation)
 
-    async def _commit_if_possible(self, wanted: Wanted, generation: int) -> None:
-        """Of partitions that are given up: without it records are only handled twice."""
+    async def _commit_if_possible(
+        self, wanted: Wanted, generation: int, timeout_s: float | None = None
+    ) -> None:
+        """Of partitions that are given up: without it records are only handled twice. Within a
+        session unless `timeout_s` is given."""
+        if timeout_s is None:
+            timeout_s = self._config.group_session_timeout_ms / 1000
         try:
-            async with asyncio.timeout(self._config.group_session_timeout_ms / 1000):
+            async with asyncio.timeout(timeout_s):
                 await self.commit(wanted, generation)
         except (RayqError, TimeoutError) as error:
             logger.warning("positions in group %r were not committed: %s", self.group, error)
@@ -336,6 +361,8 @@ def check_group(group: object) -> str:
         raise InvalidRequestError(
             f"The name of a group has 1 to {GROUP_NAME_MAX} characters, not {len(group)}."
         )
+    if not is_unicode(group):
+        raise InvalidRequestError(f"The name of a group is Unicode text, which {group!r} is not.")
     return group
 
 
@@ -366,5 +393,9 @@ def _checked(value: int | OffsetAndMetadata) -> OffsetAndMetadata:
         raise InvalidRequestError(
             f"Commit metadata has up to {METADATA_CHARACTERS_MAX} characters, not "
             f"{len(found.metadata)}."
+        )
+    if not is_unicode(found.metadata):
+        raise InvalidRequestError(
+            f"Commit metadata is Unicode text, which {found.metadata!r} is not."
         )
     return found

@@ -29,6 +29,7 @@ from rayq.errors import (
     RayqError,
     TimeoutError,
     UnknownMemberError,
+    UnknownServerError,
 )
 from rayq.records import TopicPartition
 from rayq.wire.messages import (
@@ -49,8 +50,8 @@ JOIN_TIMEOUT_S = 30.0
 """After so long without an answer to a join it is said in the log, and tried on."""
 METADATA_PATIENCE_S = 1.0
 """How long partitions that the client has no metadata of hold up an assignment (a quarter of the
-session if that is less, since no heartbeat is sent meanwhile): then they are taken all the same, and
-read once the metadata has them."""
+session if that is less, since no heartbeat is sent meanwhile): then they are taken all the same,
+and read once the metadata has them."""
 PAUSE_S = 0.02
 """Between heartbeats that were answered without being held, or failed."""
 LAST_PAUSE_S = 0.1
@@ -342,6 +343,10 @@ class GroupMember:
                 await asyncio.sleep(PAUSE_S)
             except RayqError as error:
                 self._give_up(error)
+                return
+            except Exception as error:
+                logger.exception("the member of group %r failed", self._coordinator.group)
+                self._give_up(UnknownServerError(f"The member of the group failed: {error!r}."))
                 return
 
     def _give_up(self, error: RayqError) -> None:

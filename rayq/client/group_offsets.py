@@ -211,15 +211,18 @@ class GroupOffsets:
                 )
             except _MovedOnError:
                 continue  # To be sorted out above.
-            except UnknownMemberError as error:
-                if member is None:
-                    raise
-                member.lose(f"the coordinator has taken this member out: {error}", generation)
-                continue
-            except FencedMemberError as error:
+            except (UnknownMemberError, FencedMemberError) as error:
                 if member is None or member.failure is not None:
                     return refused | dict.fromkeys(left, str(error))
-                member.beat_now()  # its answer brings the epoch of now, or the end of this one
+                is_static = self._config.group_instance_id is not None
+                if isinstance(error, UnknownMemberError) and not is_static:
+                    reason = f"the coordinator has taken this member out: {error}"
+                    member.lose(reason, generation)
+                    continue
+                # The answer to a heartbeat brings the epoch of now, or the end of this one. (That
+                # to a commit does not say whether another process took over the instance; to join
+                # again would take it back.)
+                member.beat_now()
                 again: RayqError = error
             else:
                 busy = self._take(response, left, refused)

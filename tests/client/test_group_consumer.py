@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import re
 import threading
 import time
@@ -15,7 +16,9 @@ import pytest
 from rayq.client.cluster import Cluster
 from rayq.client.consumer import Consumer
 from rayq.errors import (
+    ClosedError,
     CommitRefusedError,
+    ConfigError,
     CoordinatorLoadingError,
     FencedMemberError,
     GroupNotEmptyError,
@@ -26,6 +29,7 @@ from rayq.errors import (
     OffsetOutOfRangeError,
     UnknownAssignorError,
     UnknownMemberError,
+    UnknownServerError,
     UnknownTopicError,
 )
 from rayq.records import OffsetAndMetadata, Record, TopicPartition
@@ -275,6 +279,45 @@ def test_callbacks_may_commit_and_seek_but_not_poll(two: FakeCluster, cluster: C
     assert len(errors) == 1
 
 
+@pytest.mark.parametrize("name", ["on_assigned", "on_revoked"])
+def test_a_callback_may_close_its_consumer(
+    two: FakeCluster, cluster: Cluster, name: str
+) -> None:
+    calls: list[int] = []
+
+    def close(partitions: set[TopicPartition]) -> None:
+        calls.append(len(partitions))
+        consumer.close()
+
+    consumer = cluster.consumer("t", group="g", **{name: close}, **FAST)
+    if name == "on_revoked":
+        read(consumer, 20)
+        two.groups.grant(("t", 0))
+    with pytest.raises(ClosedError):
+        poll_until(consumer, lambda: False)
+    assert len(calls) == 1
+    assert len(two.groups.group().left) == 1
+
+
+def test_a_callback_that_takes_too_long_costs_the_partitions(
+    two: FakeCluster, cluster: Cluster
+) -> None:
+    told = Told()
+    waits = [0.6]
+
+    def restore(_partitions: set[TopicPartition]) -> None:
+        if waits:
+            time.sleep(waits.pop())
+
+    callbacks = told.callbacks() | {"on_assigned": restore}
+    options = FAST | {"max_poll_interval_ms": 300}
+    with cluster.consumer("t", group="g", **callbacks, **options) as consumer:
+        with pytest.raises(MaxPollIntervalError, match=r"0\.\d s passed"):
+            poll_until(consumer, lambda: False)
+        assert told.calls == [("on_lost", [T0, T1])]
+        assert len(read(consumer, 20)) == 20
+
+
 def test_what_a_callback_raises_comes_out_of_poll_and_the_partitions_still_go(
     two: FakeCluster, cluster: Cluster, eventually: Eventually
 ) -> None:
@@ -496,6 +539,21 @@ def test_a_static_member_that_was_replaced_says_so(two: FakeCluster, cluster: Cl
     assert two.groups.group().left == []
 
 
+def test_a_commit_of_a_static_member_that_was_replaced_does_not_take_the_instance_back(
+    two: FakeCluster, cluster: Cluster
+) -> None:
+    with cluster.consumer("t", group="g", group_instance_id="one", **FAST) as consumer:
+        read(consumer, 20)
+        two.fault(GroupHeartbeat, times=1000, error=FencedMemberError("another is 'one'"))
+        two.fault(CommitOffsets, error=UnknownMemberError("no such member"))
+        asked = len(two.asked(GroupHeartbeat))
+        with pytest.raises(CommitRefusedError):
+            consumer.commit()
+        with pytest.raises(FencedMemberError, match="another is 'one'"):
+            consumer.poll()
+        assert all(one.member_epoch > 0 for one in two.asked(GroupHeartbeat)[asked:])
+
+
 def test_a_static_member_leaves_its_partitions_where_they_are(
     two: FakeCluster, cluster: Cluster
 ) -> None:
@@ -511,6 +569,43 @@ def test_an_assignor_nobody_knows_comes_out_of_poll(two: FakeCluster, cluster: C
         pytest.raises(UnknownAssignorError, match="mine"),
     ):
         poll_until(consumer, lambda: False)
+
+
+def test_a_member_that_fails_by_a_bug_says_so(
+    two: FakeCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_arguments: Any, **_named: Any) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("rayq.client.group_member.GroupMember._heartbeat", fail)
+    consumer = cluster.consumer("t", group="g", **FAST)
+    with pytest.raises(UnknownServerError, match="a bug"):
+        poll_until(consumer, lambda: False)
+    monkeypatch.undo()
+    consumer.close()
+
+
+def test_what_cannot_be_sent_is_refused_at_once(two: FakeCluster, cluster: Cluster) -> None:
+    with pytest.raises(InvalidRequestError, match="Unicode"):
+        cluster.consumer("t", group="\ud800")
+    with cluster.consumer("t", group="g", **FAST) as consumer:
+        read(consumer, 20)
+        with pytest.raises(InvalidRequestError, match="Unicode"):
+            consumer.commit({T0: OffsetAndMetadata(1, "\ud800")})
+        with pytest.raises(TypeError, match="partition: offset"):
+            consumer.commit(5)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="from the Cluster"):
+            pickle.dumps(consumer)
+    for wrong in (
+        {"group_session_timeout_ms": 7_200_000},
+        {"group_session_timeout_ms": 50, "group_heartbeat_interval_ms": 10},
+        {"group_instance_id": ""},
+        {"group_instance_id": "x" * 250},
+        {"assignor": ""},
+        {"max_poll_interval_ms": 2**63},
+    ):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            cluster.consumer("t", group="g", **wrong)
 
 
 def test_topics_that_do_not_exist_are_refused_at_once(fake: FakeCluster, cluster: Cluster) -> None:
@@ -667,6 +762,18 @@ def test_auto_commit_commits_before_partitions_go(two: FakeCluster, cluster: Clu
         two.groups.grant(("t", 0))
         poll_until(consumer, lambda: consumer.assignment() == {T0})
     assert committed[0] == 10
+
+
+def test_close_waits_for_its_commit_no_longer_than_it_may(
+    two: FakeCluster, cluster: Cluster
+) -> None:
+    options = FAST | {"enable_auto_commit": True, "group_session_timeout_ms": 20_000}
+    consumer = cluster.consumer("t", group="g", **options)
+    read(consumer, 20)
+    two.fault(CommitOffsets, times=1000, error=CoordinatorLoadingError("not yet"))
+    started = time.monotonic()
+    consumer.close(timeout_s=0.2)
+    assert time.monotonic() - started < 2
 
 
 def test_an_exception_in_the_handler_commits_nothing_more(
