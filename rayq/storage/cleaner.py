@@ -27,7 +27,7 @@ import msgspec
 
 from rayq.config import MIB
 from rayq.environment import Buffer, Disk, File
-from rayq.errors import CorruptBatchError, DirectoryInUseError, DiskFullError
+from rayq.errors import CorruptBatchError, DirectoryInUseError, DiskFullError, RayqError
 from rayq.storage import checked_file
 from rayq.storage.appending import RESERVED_BYTES
 from rayq.storage.batch import (
@@ -47,6 +47,8 @@ STEP_BYTES = 1 * MIB
 """Read at once; a single batch may be larger."""
 SYNC_BYTES = 1 * MIB
 """Written between two syncs, so that no other sync on the disk waits behind a long one."""
+LEFT_BYTES = 2 * RESERVED_BYTES
+"""Of free space a pass leaves so much: more than appends must leave, so that they go on."""
 BYTES_PER_KEY = 256
 """Of memory in the map, while it grows: measured 130 to 230."""
 DIGEST_BYTES = 16
@@ -131,9 +133,24 @@ def clean(disk: Disk, job: CleaningJob) -> Steps:
 
     Raises CorruptBatchError naming file and position, DiskFullError, RecordTooLargeError, OSError.
     """
+    try:
+        return (yield from _clean(disk, job))
+    except (RayqError, OSError):
+        remove_cleaning(disk, job.directory)  # It may be what fills the disk.
+        raise
+
+
+def remove_cleaning(disk: Disk, directory: str) -> None:
+    """Removes what a pass has made and nobody wants. Raises OSError."""
+    for name in disk.list(f"{directory}/{CLEANING}"):
+        path = f"{directory}/{CLEANING}/{name}"
+        if disk.exists(path):  # A cleaner that outlived its broker may tidy up as well.
+            disk.remove(path)
+
+
+def _clean(disk: Disk, job: CleaningJob) -> Steps:
     directory = f"{job.directory}/{CLEANING}"
-    for name in disk.list(directory):
-        disk.remove(f"{directory}/{name}")
+    remove_cleaning(disk, job.directory)
     checked_file.make_directory(disk, directory)
     latest, end_offset = yield from _latest_offsets(disk, job)
     cleaning = _Pass(disk, job, directory, latest)
@@ -241,10 +258,10 @@ class _Pass:
     def run(self, sources: list[SourceSegment]) -> Generator[int, None, None]:
         size_bytes = sum(source.size_bytes for source in sources)
         free_bytes = self._disk.free_bytes(self._directory)
-        if free_bytes < RESERVED_BYTES + size_bytes:
+        if free_bytes < LEFT_BYTES + size_bytes:
             raise DiskFullError(
                 f"{self._job.directory} is not compacted: {free_bytes} bytes are free on the disk, "
-                f"it may need {size_bytes} for a while and {RESERVED_BYTES} are reserved."
+                f"it may need {size_bytes} for a while and leaves {LEFT_BYTES} to others."
             )
         output = _Output(self._disk, self._directory, sources[0].base_offset, self._job)
         is_changed = len(sources) > 1

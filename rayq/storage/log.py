@@ -735,7 +735,6 @@ class Log:
         try:
             for old, new in zip(plan.replaced, segments, strict=True):
                 new.move_to(self.directory)
-                new.release()
                 self._segments.replace(old, new)
         except OSError as error:
             raise self._fail("take over compacted segments", error) from error

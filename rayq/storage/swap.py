@@ -20,7 +20,13 @@ from rayq.errors import StorageError
 from rayq.storage import checked_file
 from rayq.storage.appending import RELATIVE_OFFSET_MAX
 from rayq.storage.clean_state import CleanState, write_clean_state
-from rayq.storage.cleaner import CLEANING, CleaningJob, CleaningResult, SourceSegment
+from rayq.storage.cleaner import (
+    CLEANING,
+    CleaningJob,
+    CleaningResult,
+    SourceSegment,
+    remove_cleaning,
+)
 from rayq.storage.segment import LOG_SUFFIX, SUFFIXES, Segment, segment_path
 
 SWAP = "swap"
@@ -140,6 +146,7 @@ class SwapPlan:
             is_indexed = segment.load(group.next_offset, self.index_interval_bytes, is_closed=True)
             if not is_indexed or segment.size != group.size_bytes:
                 raise StorageError(f"{segment.path} is not what the cleaner has made.")
+            segment.release()  # There may be many, and they are not read now.
             segments.append(segment)
         content = msgspec.msgpack.encode(self.swap)
         checked_file.write(self.disk, f"{self.directory}/{SWAP}", _KIND, _VERSION, content)
@@ -172,24 +179,23 @@ def finish_swap(disk: Disk, directory: str) -> None:
 
     Raises `StorageError`, `UnsupportedFormatError`, OSError.
     """
-    path = f"{directory}/{SWAP}"
-    content = checked_file.read(disk, path, _KIND, _VERSION)
-    if content is None:
+    swap = read_swap(disk, directory)
+    if swap is None:
         remove_cleaning(disk, directory)
         return
-    try:
-        swap = _decoder.decode(content)
-    except msgspec.DecodeError as error:
-        raise StorageError(f"{path} is damaged: {error}") from error
     _complete(disk, directory, swap)
 
 
-def remove_cleaning(disk: Disk, directory: str) -> None:
-    """Removes what a pass has made and nobody wants. Raises OSError."""
-    for name in disk.list(f"{directory}/{CLEANING}"):
-        path = f"{directory}/{CLEANING}/{name}"
-        if disk.exists(path):  # A cleaner that outlived its broker may tidy up as well.
-            disk.remove(path)
+def read_swap(disk: Disk, directory: str) -> Swap | None:
+    """The swap that is under way, if one is. Raises `StorageError`, `UnsupportedFormatError`."""
+    path = f"{directory}/{SWAP}"
+    content = checked_file.read(disk, path, _KIND, _VERSION)
+    if content is None:
+        return None
+    try:
+        return _decoder.decode(content)
+    except msgspec.DecodeError as error:
+        raise StorageError(f"{path} is damaged: {error}") from error
 
 
 def _complete(disk: Disk, directory: str, swap: Swap) -> None:

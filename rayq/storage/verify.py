@@ -14,6 +14,7 @@ from rayq.storage import checked_file
 from rayq.storage.batch import BatchHeader, decode_columns
 from rayq.storage.checkpoint import Checkpoint, read_checkpoint
 from rayq.storage.clean_state import read_clean_state
+from rayq.storage.cleaner import CLEANING
 from rayq.storage.data_directory import BROKER_LOCK, META, PARTITION_META, lock_holder, read_meta
 from rayq.storage.epochs import read_epochs
 from rayq.storage.index import DamagedIndexError
@@ -30,7 +31,7 @@ from rayq.storage.segment import (
     scan,
     segment_path,
 )
-from rayq.storage.swap import SWAP
+from rayq.storage.swap import Swap, read_swap
 
 DEPTH_MAX = 4
 """How far below the given directory broker and partition directories are looked for."""
@@ -120,13 +121,16 @@ def _metadata(disk: Disk, path: str) -> Report:
 def _partition(disk: Disk, path: str) -> Report:
     report = Report(path, "partition")
     checkpoint: Checkpoint | None = None
+    swap: Swap | None = None
     try:
         if disk.exists(f"{path}/{RESET}"):
             report.notes.append("a reset of the log is under way; the next start finishes it")
         checkpoint = read_checkpoint(disk, path)
         read_epochs(disk, path)
         report.cleaned_offset = read_clean_state(disk, path).cleaned_offset
-        if disk.exists(f"{path}/{SWAP}"):
+        swap = read_swap(disk, path)
+        if swap is not None:
+            report.cleaned_offset = swap.state.cleaned_offset
             report.notes.append(
                 "compacted segments are being put in place; the next start finishes it"
             )
@@ -141,6 +145,9 @@ def _partition(disk: Disk, path: str) -> Report:
     names = disk.list(path)
     renamed = base_offsets(names, LOG_SUFFIX + DELETED_SUFFIX)
     bases = [base for base in base_offsets(names, LOG_SUFFIX) if base > max(renamed, default=-1)]
+    made: set[int] = set()
+    if swap is not None:
+        bases, made = _after_swap(disk, path, bases, swap)
     if checkpoint is None:
         if bases:
             report.damage.append(f"{path}/checkpoint is missing")
@@ -153,13 +160,28 @@ def _partition(disk: Disk, path: str) -> Report:
         following = bases[number + 1] if number + 1 < len(bases) else None
         if base != end:
             _tell(report, end, f"{segment_path(path, base, LOG_SUFFIX)} does not follow on {end}")
-        end = _segment(disk, path, base, following, report)
+        place = f"{path}/{CLEANING}" if base in made else path
+        end = _segment(disk, place, base, following, report)
     report.end_offset = end
     if end < checkpoint.recovery_point and not report.damage:
         report.damage.append(
             f"{path}: the log ends at {end}, batches up to {checkpoint.recovery_point} were on disk"
         )
     return report
+
+
+def _after_swap(
+    disk: Disk, path: str, bases: list[int], swap: Swap
+) -> tuple[list[int], set[int]]:
+    """The segments that the log has once the swap is finished, and which of them still are where
+    the cleaner has made them."""
+    replaced = {base for group in swap.groups for base in group.base_offsets[1:]}
+    made = {
+        group.base_offsets[0]
+        for group in swap.groups
+        if disk.exists(segment_path(f"{path}/{CLEANING}", group.base_offsets[0], LOG_SUFFIX))
+    }
+    return [base for base in bases if base not in replaced], made
 
 
 def _tell(report: Report, offset: int, what: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rayq.config import MIB, TopicConfig
+from rayq.config import GIB, MIB, TopicConfig
 from rayq.errors import CorruptBatchError, DirectoryInUseError, DiskFullError
 from rayq.records import Headers
 from rayq.storage.batch import (
@@ -22,7 +23,7 @@ from rayq.storage.batch import (
     split_batches,
 )
 from rayq.storage.clean_state import CleanState, Mark
-from rayq.storage.cleaner import BYTES_PER_KEY, CleaningResult, clean, cleaner_turn
+from rayq.storage.cleaner import BYTES_PER_KEY, CLEANING, CleaningResult, clean, cleaner_turn
 from rayq.storage.disk import LocalDisk
 from rayq.storage.epochs import LEADER_EPOCHS
 from rayq.storage.log import Log
@@ -467,6 +468,46 @@ def test_one_log_of_a_disk_is_cleaned_at_a_time_and_only_with_room(
     with pytest.raises(DiskFullError):
         finish(clean(full, cleaning.job))
     assert run_pass(log) is not None
+
+
+def test_a_pass_that_runs_out_of_room_leaves_nothing_behind(compacted: Place) -> None:
+    log = compacted.open()
+    for number in range(60):
+        write(log, (b"a", b"%d" % number * 40), (b"unique %d" % number, b"x" * 50))
+    roll(log)
+    cleaning = log.plan_cleaning(NOW_MS, memory_bytes=MIB, bytes_per_s=MIB)
+    assert cleaning is not None and len(cleaning.job.groups) > 3
+
+    class FillingDisk(FaultyDisk):
+        def free_bytes(self, path: str) -> int:
+            """A disk on which others write as well."""
+            made.update(self.list(path))
+            return GIB if len(made) < 6 else 64 * MIB
+
+    made: set[str] = set()
+    with pytest.raises(DiskFullError):
+        finish(clean(FillingDisk(), cleaning.job))
+    assert made, "something was written"
+    assert list((compacted.path / CLEANING).iterdir()) == []
+
+
+def test_a_swap_of_many_segments_needs_few_open_files(compacted: Place) -> None:
+    log = compacted.open()
+    for number in range(400):
+        write(log, (b"a", b"x"), (b"unique %d" % number, b"y" * 300))
+    roll(log)
+    cleaning = log.plan_cleaning(NOW_MS, memory_bytes=MIB, bytes_per_s=MIB)
+    assert cleaning is not None and len(cleaning.job.groups) >= 40
+    result = finish(clean(CountingDisk(), cleaning.job))
+    plan = log.plan_swap(cleaning, result, NOW_MS)
+    assert plan is not None
+    before = len(os.listdir("/proc/self/fd"))
+    segments = plan.prepare()
+    assert len(os.listdir("/proc/self/fd")) < before + 20
+    log.apply_swap(plan, segments)
+    plan.finish()
+    assert len(os.listdir("/proc/self/fd")) < before + 20
+    assert len(records(log)) == 401
 
 
 def test_what_is_left_of_a_batch_has_what_the_whole_one_had() -> None:

@@ -119,6 +119,8 @@ def crash_everywhere(
                     pass
                 if process.alive:
                     process.kill()
+                for report in verify(host.process("verify").environment.disk, DIRECTORY):
+                    assert report.is_sound, report.damage
                 # The start that follows may die as well.
                 starting = host.process("replica")
                 starting.kill_at_disk_operation(1 + count % 9, power_loss=count % 2 == 0)
