@@ -1,4 +1,4 @@
-"""The cleaner in a process of its own: at the lowest priority, paced, gone when its parent is.
+"""The cleaner in a process of its own: at low priority, paced, gone when its parent is.
 
 A compaction in the replica's process would hold its interpreter lock. The helper is started for one
 pass: the job goes in by stdin, the result or an error comes back by stdout.
@@ -7,8 +7,11 @@ pass: the job goes in by stdin, the result or an error comes back by stdout.
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import logging
 import os
 import resource
+import signal
 import sys
 import time
 
@@ -19,8 +22,14 @@ from rayq.storage.appending import open_failed
 from rayq.storage.cleaner import CleaningJob, CleaningResult, clean, cleaner_turn
 from rayq.storage.disk import LocalDisk
 
-SLEEP_MAX_S = 0.1
-"""Between two looks at whether the parent is still there."""
+logger = logging.getLogger(__name__)
+
+IDLE_PATIENCE_S = 30.0
+"""How long a helper of idle priority may take, and `PATIENCE_FACTOR` times what its pace allows."""
+PATIENCE_FACTOR = 10
+BUSY_NICE = 10
+"""Of the helper that takes over: about a tenth of what a process of normal priority gets."""
+_PR_SET_PDEATHSIG = 1
 
 
 class _Failure(msgspec.Struct, frozen=True):
@@ -36,12 +45,32 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 async def run_cleaner_process(job: CleaningJob) -> CleaningResult:
-    """`RunCleaner` by a helper process, which ends with the task that waits for it."""
+    """`RunCleaner` by a helper process, which ends with the task that waits for it.
+
+    The helper has idle priority. Where the machine is never idle it would not get on, and the log
+    would grow for ever; then, or when it hangs, another takes its place that gets some time in any
+    case.
+    """
+    size_bytes = sum(source.size_bytes for group in job.groups for source in group)
+    patience_s = IDLE_PATIENCE_S + PATIENCE_FACTOR * size_bytes / job.bytes_per_s
+    try:
+        async with asyncio.timeout(patience_s):
+            return await _run_helper(job, "idle")
+    except TimeoutError:
+        logger.info(
+            "compacting %s took more than %.0f s at idle priority: once more with some priority",
+            *(job.directory, patience_s),
+        )
+    return await _run_helper(job, "busy")
+
+
+async def _run_helper(job: CleaningJob, priority: str) -> CleaningResult:
     try:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             __name__,
+            priority,
             str(os.getpid()),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -55,6 +84,7 @@ async def run_cleaner_process(job: CleaningJob) -> CleaningResult:
     finally:
         if process.returncode is None:
             process.kill()
+            await _ended(process)
     try:
         answer = msgspec.msgpack.decode(output, type=_Answer)
     except msgspec.DecodeError as error:
@@ -67,16 +97,30 @@ async def run_cleaner_process(job: CleaningJob) -> CleaningResult:
     return answer.result
 
 
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    """Returns when a killed process is gone, and its lock with it; also if cancelled once more
+    (who calls this is on the way out already)."""
+    while process.returncode is None:
+        try:
+            await process.wait()
+        except asyncio.CancelledError:
+            continue
+
+
 def _main() -> None:
-    parent = int(sys.argv[1])
+    priority, parent = sys.argv[1], int(sys.argv[2])
+    _die_with(parent)
     # A low weight (nice 19) is not enough: a thread that wakes waits for the end of the time slice
     # of such a process, but not of an idle one. With three helpers on two busy cores that made the
     # 99th percentile of producers 1.2 to 1.6 times as high during a pass, not 1.5 to 2.5 times.
     # What is left to it on a machine without idle time is about 0.3% of a core.
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    if priority == "idle":
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    else:
+        os.nice(BUSY_NICE)
     job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=CleaningJob)
     try:
-        answer = _Answer(result=_run(job, parent))
+        answer = _Answer(result=_run(job))
     except RayqError as error:
         answer = _Answer(failure=_Failure(*to_wire(error)))
     except OSError as error:
@@ -84,7 +128,15 @@ def _main() -> None:
     sys.stdout.buffer.write(msgspec.msgpack.encode(answer))
 
 
-def _run(job: CleaningJob, parent: int) -> CleaningResult:
+def _die_with(parent: int) -> None:
+    """The kernel kills this process when the thread that started it ends: to notice by itself that
+    nobody wants its work any more would take time that it may not get, and it holds a lock."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("the parent process is gone")
+
+
+def _run(job: CleaningJob) -> CleaningResult:
     disk = LocalDisk()
     with cleaner_turn(disk, job.directory):
         steps = clean(disk, job)
@@ -95,14 +147,8 @@ def _run(job: CleaningJob, parent: int) -> CleaningResult:
             except StopIteration as end:
                 result: CleaningResult = end.value
                 break
-            resume_s = started_s + bytes_moved / job.bytes_per_s
-            while True:
-                if os.getppid() != parent:
-                    sys.exit("the parent process is gone")
-                wait_s = resume_s - time.monotonic()
-                if wait_s <= 0:
-                    break
-                time.sleep(min(wait_s, SLEEP_MAX_S))
+            ahead_s = bytes_moved / job.bytes_per_s - (time.monotonic() - started_s)
+            time.sleep(max(ahead_s, 0.0))
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return msgspec.structs.replace(result, peak_memory_bytes=peak_bytes)
 

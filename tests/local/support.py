@@ -8,6 +8,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from rayq import Cluster, Record, RecordMetadata, TopicPartition
@@ -70,6 +71,15 @@ def wait_in_sync(
         timeout_s,
     )
     return partition_of(cluster, topic, partition)
+
+
+def log_size(directory: Path) -> int:
+    """The bytes of all segments in a partition's directory, some of which may go meanwhile."""
+    while True:
+        try:
+            return sum(path.stat().st_size for path in directory.glob("*.log"))
+        except FileNotFoundError:
+            continue
 
 
 class Load:
