@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NamedTuple, TypeVar
 
+from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.leader import Leader
 from rayq.actors.replica_log import ReplicaLog
 from rayq.actors.signal import Signal
@@ -601,6 +602,7 @@ class GroupCoordinator:
     async def _keep_sessions(self) -> None:
         """Until the state is dropped."""
         clock = self._environment.clock
+        clock_watch = ClockWatch(clock)
         generation = self._generation
         last_s = clock.monotonic()
         offsets_interval_s = min(
@@ -628,13 +630,14 @@ class GroupCoordinator:
             )
             if now_s >= offsets_s:
                 offsets_s = now_s + offsets_interval_s
-                self._append(
-                    group_changes.expire_offsets(
-                        self._state,
-                        now_ms=now_ms,
-                        retention_ms=self._config.offsets_retention_ms,
+                if not clock_watch.leapt():
+                    self._append(
+                        group_changes.expire_offsets(
+                            self._state,
+                            now_ms=now_ms,
+                            retention_ms=self._config.offsets_retention_ms,
+                        )
                     )
-                )
                 if self._has_topics:
                     self._append(group_changes.forget_topics(self._state, now_s=now_s))
 

@@ -30,7 +30,14 @@ from rayq.core.group_records import (
     Record,
     TopicIdPartition,
 )
-from rayq.core.group_state import Group, GroupState, Session, TopicInfo, partitions_of
+from rayq.core.group_state import (
+    PATTERNS_MAX,
+    Group,
+    GroupState,
+    Session,
+    TopicInfo,
+    partitions_of,
+)
 from rayq.core.topic_pattern import check_pattern
 from rayq.errors import (
     CommitRefusedError,
@@ -479,6 +486,7 @@ def _check_beat(state: GroupState, beat: Beat) -> None:
     find_assignor(state.assignors, beat.assignor)
     if beat.pattern is not None:
         check_pattern(beat.pattern)
+        _check_pattern_count(state, beat.pattern)
     names_bytes = sum(len(name.encode()) for name in beat.topics)
     if len(beat.topics) > TOPICS_MAX or names_bytes > SUBSCRIPTION_BYTES_MAX:
         raise InvalidRequestError(
@@ -498,6 +506,15 @@ def _check_beat(state: GroupState, beat: Beat) -> None:
         raise InvalidRequestError(
             f"group_session_timeout_ms is at least {SESSION_TIMEOUT_MS_MIN}, not "
             f"{beat.session_timeout_ms}."
+        )
+
+
+def _check_pattern_count(state: GroupState, pattern: str) -> None:
+    known = state.patterns()
+    if pattern not in known and len(known) >= PATTERNS_MAX:
+        raise GroupLimitError(
+            f"The members of this coordinator's groups have {len(known)} different patterns, the "
+            "most there may be: subscribe by names, or by a pattern that others have."
         )
 
 

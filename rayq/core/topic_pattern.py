@@ -24,7 +24,7 @@ REPEATS_MAX = 249
 STATES_MAX = 500
 PARTS_MAX = 10_000
 """Of an automaton while it is built, those that take no state included."""
-REMEMBERED_MAX = 20_000
+REMEMBERED_MAX = 5_000
 """States that one automaton remembers of steps it took."""
 
 Chars = frozenset[str]
@@ -54,7 +54,11 @@ def matches(pattern: str, names: Iterable[str]) -> set[str]:
     return {name for name in names if not name.startswith("__") and automaton.matches(name)}
 
 
-@functools.lru_cache(64)
+AUTOMATA_MAX = 256
+"""Those used last are kept: as many as a coordinator's members may have patterns."""
+
+
+@functools.lru_cache(AUTOMATA_MAX)
 def _automaton(pattern: str) -> _Automaton:
     if len(pattern) > PATTERN_LENGTH_MAX:
         raise InvalidRequestError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from rayq.core.assignors import load_assignors
 from rayq.core.group_changes import Beat, Commit
 from rayq.core.group_records import OffsetRecord, Record
 from rayq.core.group_state import GroupState, TopicInfo
+from rayq.core.topic_pattern import matches
 from rayq.errors import (
     FencedMemberError,
     GroupLimitError,
@@ -439,6 +441,36 @@ def test_a_member_that_asks_for_the_impossible_is_refused(
     with pytest.raises(error):
         one.beat("a", **changes)
     assert "g" not in one.state.groups
+
+
+def test_a_new_topic_costs_each_pattern_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Coordinator(partitions=1)
+    one.beat("a", topics=(), pattern="t.*")
+    looked: list[str] = []
+
+    def counting(pattern: str, names: Iterable[str]) -> set[str]:
+        looked.extend(names)
+        return matches(pattern, names)
+
+    monkeypatch.setattr("rayq.core.group_state.matches", counting)
+    topics = {"t": TopicInfo("T", 1), "t2": TopicInfo("U", 1), "u": TopicInfo("V", 1)}
+    one.apply(group_changes.set_topics(one.state, topics, now_ms=0))
+    one.beat("a", topics=(), pattern="t.*")
+    assert looked == ["t2", "u"]
+    assert one.members["a"].target == {P0, ("U", 0)}
+    one.apply(group_changes.set_topics(one.state, {"t2": TopicInfo("U", 1)}, now_ms=0))
+    assert looked == ["t2", "u"]
+    assert one.members["a"].target == {("U", 0)}
+
+
+def test_there_is_a_limit_on_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_changes, "PATTERNS_MAX", 2)
+    one = Coordinator()
+    one.beat("a", pattern="a.*")
+    one.beat("b", pattern="b.*")
+    with pytest.raises(GroupLimitError, match="2 different patterns"):
+        one.beat("c", pattern="c.*")
+    one.beat("c", pattern="a.*")
 
 
 def test_there_is_a_limit_on_members_and_groups_and_positions(monkeypatch: pytest.MonkeyPatch) -> None:
