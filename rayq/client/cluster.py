@@ -104,7 +104,7 @@ class Cluster:
         self._shared: tuple[Client, BackgroundLoop, Callable[[], None]] | None = None
         self._made: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
         self._is_closed = False
-        self.admin = Admin(self._client)
+        self.admin = Admin(self.shared_client)
 
     # --- the process's current one --------------------------------------------------------------
 
@@ -169,8 +169,9 @@ class Cluster:
         env = system_environment(self._config)
         return Client(env, identity, self._bootstrap, self._config, process_name())
 
-    def _client(self) -> tuple[Client, BackgroundLoop]:
-        """The client on this process's background loop."""
+    def shared_client(self) -> tuple[Client, BackgroundLoop]:
+        """The client on this process's background loop, for the parts of rayq that ask the servers
+        themselves."""
         background = background_loop()
         with self._lock:
             self._check_open()
@@ -193,7 +194,7 @@ class Cluster:
     def producer(self, **config: Any) -> Producer:
         """A producer for threads; keywords as in `ProducerConfig`. Raises ConfigError."""
         checked = parse(ProducerConfig, config)
-        client, background = self._client()
+        client, background = self.shared_client()
 
         async def make() -> AsyncProducer:
             return AsyncProducer(client, checked)
@@ -220,7 +221,7 @@ class Cluster:
         checked = parse(ConsumerConfig, config)
         callbacks = Callbacks(on_assigned, on_revoked, on_lost)
         check_callbacks(callbacks)
-        client, background = self._client()
+        client, background = self.shared_client()
 
         async def make() -> ConsumerCore:
             core = ConsumerCore(client, checked, lambda: None, group)

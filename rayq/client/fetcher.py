@@ -160,7 +160,7 @@ class Fetcher:
         backoff = Backoff(self._client.env, self._config.retry_backoff_ms / 1000, BACKOFF_MAX_S)
         await self._begin(stream, topic)
         self.tell()
-        while True:
+        while not stream.is_fetched:
             while not self._may_fetch(stream):
                 waiting = self._waiting[stream] = self._loop.create_future()
                 if self._may_fetch(stream):  # room was made before anybody could see us waiting
@@ -284,6 +284,7 @@ class Fetcher:
             self.tell()
         else:
             stream.high_watermark = response.high_watermark
+            stream.trouble = None
 
     async def _recover(
         self,
@@ -303,6 +304,7 @@ class Fetcher:
                 "deleted (and perhaps created anew). Subscribe or assign again."
             )
         logger.info("fetching %s again: %s", stream.partition, error)
+        stream.trouble = error
         if error.stale_metadata or isinstance(error, StorageError):
             self._client.suspect(*self._place(stream, topic_id), epoch_of(leader))
         await self._client.wait_for_leader(*self._place(stream, topic_id), leader, wait_s)

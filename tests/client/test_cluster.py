@@ -85,7 +85,7 @@ def test_a_cluster_pickles_and_knows_all_brokers(fake3: FakeCluster) -> None:
 def test_clusters_of_one_place_share_their_connections(fake: FakeCluster) -> None:
     fake.create_topic("t")
     with fake.cluster() as first, fake.cluster() as second:
-        assert first._client()[0] is second._client()[0]
+        assert first.shared_client()[0] is second.shared_client()[0]
         first.admin.list_topics()
         second.admin.list_topics()
         server = fake.brokers[1].server
