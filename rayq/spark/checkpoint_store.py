@@ -101,7 +101,7 @@ def open_store(path: str | os.PathLike[str], run_id: str) -> Store:
         local = os.path.abspath(os.path.expanduser(rest if separator else text))
         return LocalStore(LocalDisk(), local, this_process(run_id))
     try:
-        import fsspec
+        import fsspec  # type: ignore[import-untyped]
     except ImportError as error:
         raise MissingExtraError(
             f"The checkpoint {text} needs fsspec: pip install fsspec, and what it needs for "

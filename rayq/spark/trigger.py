@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rayq.errors import InvalidRequestError
 
 AVAILABLE_NOW = "available_now"
-IDLE_S = 0.1
+IDLE_S = 0.25
 """Without an interval: how long a query that found nothing waits before it looks again."""
 
 _UNITS_S = {
@@ -32,8 +32,8 @@ class Trigger(NamedTuple):
     drains: bool = False
 
     def next_s(self, started_s: float, now_s: float, *, found_any: bool) -> float:
-        """When to look again, after a look that began at `started_s`: at the next whole interval; at
-        once when the batch took longer than that."""
+        """When to look again, after a look that began at `started_s`: an interval later, or at once
+        where the batch took longer than that."""
         if self.interval_s:
             return max(started_s + self.interval_s, now_s)
         return now_s if found_any or self.drains else now_s + IDLE_S
