@@ -244,6 +244,12 @@ class ProducerFencedError(RayqError):
     """A newer producer with the same id took over."""
 
 
+class RewriteMismatchError(RayqError):
+    """A task of a batch write ran again and made other records, or another order of them, than its
+    earlier attempt had written: neither attempt's records may be taken for the task's. Make the
+    task's rows and their order repeatable (sort within partitions, persist before the write)."""
+
+
 # --- groups -------------------------------------------------------------------------------------
 
 

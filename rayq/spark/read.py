@@ -107,10 +107,10 @@ def _fetcher(
     columns: Sequence[str],
     fail_on_data_loss: bool,
     timeout_s: float,
-) -> Callable[[Iterator[Any]], Iterator[Any]]:
+) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """What a task runs; it pickles with no more than these arguments."""
 
-    def fetch(numbers: Iterator[Any]) -> Iterator[Any]:
+    def fetch(numbers: Iterable[Any]) -> Iterator[Any]:
         for batch in numbers:
             for number in batch.column(0).to_pylist():
                 yield from read_range(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.errors import ParseException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as fn
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -65,7 +66,7 @@ def from_json(
     JSON, is not an object, has a field of another type than `schema` says, or is null (a
     tombstone). A field that is missing, or null, is null. Raises InvalidRequestError.
     """
-    fields = _struct_of(schema)
+    fields = _struct_of(df.sparkSession, schema)
     if column not in df.columns:
         raise InvalidRequestError(f"There is no column {column!r}: {', '.join(df.columns)}.")
     missing = [name for name in keep if name not in df.columns]
@@ -77,26 +78,26 @@ def from_json(
             f"{twice} would be there twice, kept and from the JSON: rename it before, with "
             "withColumnRenamed, or leave it out of one of the two."
         )
-    text = F.col(column).cast("string")
+    text = fn.col(column).cast("string")
     tried = df.withColumn(
         _PARSED,
-        F.from_json(
+        fn.from_json(
             text,
             StructType([*fields.fields, StructField(_CORRUPT, StringType())]),
             {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT},
         ),
     )
-    is_object = F.ltrim(text).startswith("{")
-    is_good = F.coalesce(
-        F.col(column).isNotNull()
+    is_object = fn.ltrim(text).startswith("{")
+    is_good = fn.coalesce(
+        fn.col(column).isNotNull()
         & is_object
-        & F.col(_PARSED).isNotNull()
-        & F.col(f"{_PARSED}.{_CORRUPT}").isNull(),
-        F.lit(False),
+        & fn.col(_PARSED).isNotNull()
+        & fn.col(f"{_PARSED}.{_CORRUPT}").isNull(),
+        fn.lit(False),
     )
     rows = tried.where(is_good).select(
-        *(F.col(_quoted(name)) for name in keep),
-        *(F.col(f"{_PARSED}.{_quoted(name)}").alias(name) for name in fields.names),
+        *(fn.col(_quoted(name)) for name in keep),
+        *(fn.col(f"{_PARSED}.{_quoted(name)}").alias(name) for name in fields.names),
     )
     dead = tried.where(~is_good).select(*map(_quoted, df.columns), _why(column, is_object))
     return Parsed(rows, dead)
@@ -104,7 +105,7 @@ def from_json(
 
 def _why(column: str, is_object: Column) -> Column:
     return (
-        F.when(F.col(column).isNull(), "the value is null")
+        fn.when(fn.col(column).isNull(), "the value is null")
         .when(~is_object, "not a JSON object")
         .otherwise("not JSON, or a field is of another type than the schema says")
         .alias("error")
@@ -115,8 +116,13 @@ def _quoted(name: str) -> str:
     return f"`{name}`"
 
 
-def _struct_of(schema: StructType | str) -> StructType:
+def _struct_of(spark: SparkSession, schema: StructType | str) -> StructType:
     if isinstance(schema, StructType):
         return schema
-    found = StructType.fromDDL(schema)
-    return found
+    try:
+        return spark.createDataFrame([], schema).schema
+    except ParseException as error:
+        raise InvalidRequestError(
+            f"{schema!r} is no schema: give a StructType, or DDL such as 'carrier string, delay "
+            f"double'. {error}"
+        ) from error

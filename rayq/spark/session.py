@@ -104,9 +104,9 @@ def session(
     _check_no_other()
     check_java()
     _join_ray()
-    _check_nodes()
     group = _reserve(executors, cores, memory, memory_bytes)
     try:
+        _check_nodes(group)
         with _environment():
             spark = _start(app_name, executors, cores, memory, group, settings)
         try:
@@ -205,46 +205,45 @@ def _join_ray() -> None:
     ray.init(address=address or "local", include_dashboard=False if address is None else None)
 
 
-def _check_nodes() -> None:
-    """Other nodes start JVMs too, with the `java` on their raylet's PATH."""
+def _check_nodes(group: PlacementGroup) -> None:
+    """The executors' nodes start JVMs too, with the `java` on their raylet's PATH; without one,
+    RayDP would wait for ever."""
     here = ray.get_runtime_context().get_node_id()
-    others = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
+    addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in _nodes()}
+    placed = ray.util.placement_group_table(group)["bundles_to_node_id"]
     check = ray.remote(num_cpus=0, max_retries=0)(check_java)
     asked = {
-        check.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote(): node["NodeManagerAddress"]
-        for node in others
+        node: check.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
+        for node in {*placed.values()} - {here}
     }
-    answered, _ = (
-        ray.wait(list(asked), num_returns=len(asked), timeout=NODE_CHECK_TIMEOUT_S)
-        if asked
-        else ([], [])
-    )
-    for answer in answered:
+    answers = {node: remote.remote() for node, remote in asked.items()}
+    for node, answer in answers.items():
         try:
-            ray.get(answer)
+            ray.get(answer, timeout=NODE_CHECK_TIMEOUT_S)
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, JavaError):
-                raise JavaError(f"On the node {asked[answer]}: {error.cause}") from error
+                raise JavaError(f"On the node {addresses.get(node)}: {error.cause}") from error
             raise SparkSessionError(
-                f"The node {asked[answer]} could not be checked for Java: {error.cause}"
+                f"The node {addresses.get(node)} could not be checked for Java: {error.cause}"
+            ) from error
+        except ray.exceptions.RayError as error:
+            raise SparkSessionError(
+                f"The node {addresses.get(node)} did not say whether it has Java: {error}"
             ) from error
 
 
 def _reserve(executors: int, cores: int, memory: str, memory_bytes: int) -> PlacementGroup:
     bundles = [{"CPU": cores, "memory": memory_bytes} for _ in range(executors)]
-    group = ray.util.placement_group(bundles, strategy="SPREAD")
+    group: PlacementGroup = ray.util.placement_group(bundles, strategy="SPREAD")
     if group.wait(PATIENCE_S):
         return group
-    free = ray.available_resources()
-    total = ray.cluster_resources()
+    free = ray.available_resources()  # type: ignore[no-untyped-call]
+    total = ray.cluster_resources()  # type: ignore[no-untyped-call]
     ray.util.remove_placement_group(group)
     nodes = "; ".join(
         f"{node['NodeManagerAddress']}: {node['Resources'].get('CPU', 0):g} CPUs, "
         f"{_gigabytes(node['Resources'].get('memory', 0))}"
-        for node in ray.nodes()
-        if node["Alive"]
+        for node in _nodes()
     )
     raise NotEnoughResourcesError(
         f"Ray has no room for {executors} Spark executor(s) with {cores} CPU(s) and {memory} of "
@@ -254,6 +253,14 @@ def _reserve(executors: int, cores: int, memory: str, memory_bytes: int) -> Plac
         "executors, cores or less memory, stop what holds the CPUs, or give Ray more: "
         "ray.init(num_cpus=...) or ray start --num-cpus."
     )
+
+
+def _nodes() -> list[dict[str, Any]]:
+    return [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+
+
+def _address_here() -> str:
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
 def _gigabytes(size_bytes: float) -> str:
@@ -270,7 +277,7 @@ def _environment() -> Iterator[None]:
         "PYSPARK_PYTHON": sys.executable,  # of the executors: the same path on every node
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         # Else the JVM looks its own host name up, which need not resolve.
-        "SPARK_LOCAL_IP": ray.util.get_node_ip_address(),
+        "SPARK_LOCAL_IP": _address_here(),
     }
     added = [name for name in wanted if name not in os.environ]
     os.environ.update({name: wanted[name] for name in added})
@@ -290,7 +297,7 @@ def _start(
     settings: dict[str, str],
 ) -> SparkSession:
     try:
-        return raydp.init_spark(
+        spark: SparkSession = raydp.init_spark(
             app_name, executors, cores, memory, placement_group=group, configs=settings
         )
     except Exception as error:  # RayDP and Py4J raise bare ones
@@ -298,3 +305,4 @@ def _start(
             f"RayDP could not start Spark {app_name!r}: {error}. The logs of its JVMs are in "
             "Ray's session directory, in logs/java-*.log."
         ) from error
+    return spark
