@@ -398,7 +398,7 @@ class _Question(NamedTuple):
         """One question to a partition's leader, of the topic of this id."""
 
         def build_for(known_id: str, leader: Leader) -> Request:
-            check_topic_id(place, topic_id, known_id)
+            check_topic_id(place.topic, topic_id, known_id)
             request: Request = build(leader)
             return request
 
@@ -413,12 +413,20 @@ class _Question(NamedTuple):
             raise _why(error) from error
 
 
-def check_topic_id(place: TopicPartition, wanted_id: str, known_id: str) -> None:
+async def find_topic(client: Client, topic: str, topic_id: str, *, timeout_s: float) -> None:
+    """Loads the topic of this id. Raises UnknownTopicError where it is another one by now."""
+    found = await client.topic(topic, timeout_s=timeout_s)
+    if found.topic_id != topic_id:  # perhaps it is the cache that is out of date
+        found = await client.topic(topic, timeout_s=timeout_s, age_max_s=0.0)
+    check_topic_id(topic, topic_id, found.topic_id)
+
+
+def check_topic_id(topic: str, wanted_id: str, known_id: str) -> None:
     """Raises UnknownTopicError."""
     if known_id != wanted_id:
         raise UnknownTopicError(
-            f"Topic {place.topic!r} was deleted and created anew: {place.topic}-{place.partition} "
-            "is not the partition that was to be used. Take a new snapshot."
+            f"Topic {topic!r} was deleted and created anew: it is not the one that was to be used. "
+            "Start the job anew."
         )
 
 

@@ -17,7 +17,7 @@ from rayq.client.background import BackgroundLoop
 from rayq.client.client import Client
 from rayq.client.cluster import Cluster
 from rayq.client.fetcher import Fetcher
-from rayq.client.offset_ranges import Split, check_topic_id
+from rayq.client.offset_ranges import Split, find_topic
 from rayq.client.subscription import Assigned, Slice, Stream, Subscription
 from rayq.config import MIB, ConsumerConfig
 from rayq.errors import (
@@ -198,10 +198,7 @@ class _Reader:
 
     async def open(self) -> None:
         split = self._split
-        topic = await self._client.topic(split.topic, timeout_s=self._timeout_s)
-        if topic.topic_id != split.topic_id:  # perhaps it is the cache that is out of date
-            topic = await self._client.topic(split.topic, timeout_s=self._timeout_s, age_max_s=0.0)
-        check_topic_id(split.place, split.topic_id, topic.topic_id)
+        await find_topic(self._client, split.topic, split.topic_id, timeout_s=self._timeout_s)
         subscription = Subscription()
         subscription.assigned = {split.place: self._assigned}
         self._fetcher = Fetcher(self._client, self._config, subscription)
