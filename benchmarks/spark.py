@@ -1,4 +1,4 @@
-"""Reading a topic through Spark on RayDP, beside the same job over Parquet files of the same data."""
+"""Reading a topic through Spark on RayDP, beside the same job over Parquet files of its data."""
 
 from __future__ import annotations
 

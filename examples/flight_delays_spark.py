@@ -42,8 +42,9 @@ def run(cluster: rayq.Cluster) -> bool:
     print(f"{len(flights):,} flights are in the topic `flights`")
     cluster.create_topic("delays", partitions=2, cleanup_policy="compact")
 
-    few = {"spark.sql.shuffle.partitions": 4}  # of 200, for so little data
-    with rayq.spark.session("flight-delays", executors=1, cores=2, **few) as spark:
+    # Spark's default, 200 tasks after a shuffle, is for more data.
+    conf = {"spark.sql.shuffle.partitions": "4"}
+    with rayq.spark.session("flight-delays", executors=1, cores=2, **conf) as spark:
         started_s = time.perf_counter()
         read = rayq.spark.read(spark, "flights", cluster=cluster)
         parsed = rayq.spark.from_json(read, SCHEMA)

@@ -84,15 +84,14 @@ def session(
     executors: int = 1,
     cores: int = 2,
     memory: str = "1g",
-    **conf: str | int | float | bool,
+    **conf: Any,
 ) -> Iterator[SparkSession]:
     """A `SparkSession` whose executors are Ray actors, for the length of a `with` block.
 
     `executors` processes with `cores` tasks at once and a JVM of `memory` each, spread over the
     nodes of the Ray that this process is connected to, else of RAY_ADDRESS, else a local one. They
     reserve as many CPUs of Ray. `conf` are further Spark settings, with `_` for each `.`
-    (`spark_sql_shuffle_partitions=8`) or, where a name has capitals, as
-    `**{"spark.sql.adaptive.enabled": False}`.
+    (`spark_sql_shuffle_partitions=8`) or, as they are, `**{"spark.memory.fraction": 0.5}`.
 
     Every node needs Java 17 and the same Python environment at the same path. One session per
     process at a time. Raises JavaError, NotEnoughResourcesError (within 20 s, instead of waiting
