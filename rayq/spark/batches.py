@@ -7,7 +7,8 @@ sink that keeps one result for each batch id has every record once.
 
 What a batch holds for each partition of the query, also for those it reads nothing of, is all that
 the next one needs to go on: batches follow each other without a gap and without an overlap. Only
-where the log has lost records, and `fail_on_data_loss=False` accepts it, is there a gap.
+where the log has lost records, and `fail_on_data_loss=False` accepts it, does the next batch begin
+elsewhere: where the log starts, or where it ends.
 """
 
 from __future__ import annotations

@@ -206,7 +206,7 @@ def _in_use(path: str, holder: Holder | None) -> CheckpointInUseError:
 
 
 class FsspecStore:
-    """Files of an fsspec file system."""
+    """Files of an fsspec file system, whose errors may be of any class."""
 
     def __init__(self, files: Any, root: str, url: str, holder: Holder) -> None:
         self.path = url
@@ -218,7 +218,7 @@ class FsspecStore:
         try:
             for name in names:
                 self._files.makedirs(self._full(name), exist_ok=True)
-        except OSError as error:
+        except Exception as error:
             raise self._failed("made", self.path, error) from error
 
     def read(self, name: str) -> bytes | None:
@@ -227,7 +227,7 @@ class FsspecStore:
             found: bytes = self._files.cat_file(self._full(name))
         except FileNotFoundError:
             return None
-        except OSError as error:
+        except Exception as error:
             raise self._failed("read", name, error) from error
         return found
 
@@ -237,7 +237,7 @@ class FsspecStore:
         try:
             self._files.pipe_file(temporary, data)
             self._files.mv(temporary, full)
-        except OSError as error:
+        except Exception as error:
             raise self._failed("written", name, error) from error
 
     def names(self, directory: str) -> list[str]:
@@ -246,7 +246,7 @@ class FsspecStore:
             found = self._files.ls(self._full(directory), detail=False)
         except FileNotFoundError:
             return []
-        except OSError as error:
+        except Exception as error:
             raise self._failed("listed", directory, error) from error
         return sorted(posixpath.basename(name.rstrip("/")) for name in found)
 
@@ -255,7 +255,7 @@ class FsspecStore:
             self._files.rm_file(self._full(name))
         except FileNotFoundError:
             return
-        except OSError as error:
+        except Exception as error:
             raise self._failed("removed", name, error) from error
 
     def lock(self) -> None:
