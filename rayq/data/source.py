@@ -125,7 +125,10 @@ def read_topic(
         timeout_s=timeout_s,
     )
     tasks = source.task_count(min_partitions)
-    return read_datasource(source, override_num_blocks=tasks, ray_remote_args=ray_remote_args or {})
+    dataset: Dataset = read_datasource(
+        source, override_num_blocks=tasks, ray_remote_args=ray_remote_args or {}
+    )
+    return dataset
 
 
 class TopicDatasource(Datasource):
