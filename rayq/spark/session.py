@@ -23,6 +23,7 @@ from rayq.errors import (
     NotEnoughResourcesError,
     SparkSessionError,
 )
+from rayq.spark.streaming_query import stop_active_queries
 
 try:
     import ray
@@ -86,7 +87,8 @@ def session(
     memory: str = "1g",
     **conf: Any,
 ) -> Iterator[SparkSession]:
-    """A `SparkSession` whose executors are Ray actors, for the length of a `with` block.
+    """A `SparkSession` whose executors are Ray actors, for the length of a `with` block. Streaming
+    queries that are active at its end are stopped.
 
     `executors` processes with `cores` tasks at once and a JVM of `memory` each, spread over the
     nodes of the Ray that this process is connected to, else of RAY_ADDRESS, else a local one. They
@@ -111,6 +113,7 @@ def session(
         try:
             yield spark
         finally:
+            stop_active_queries()
             raydp.stop_spark()
     finally:
         ray.util.remove_placement_group(group)

@@ -15,6 +15,7 @@ does nothing twice for one batch id (replaces what it wrote for that id, for exa
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 
@@ -36,6 +38,8 @@ from rayq.spark.read import read_ranges
 from rayq.spark.streaming_query import BatchFunction, Engine, StreamingQuery, patiently
 from rayq.spark.topic_source import TopicSource
 from rayq.spark.trigger import Trigger, parse_trigger
+
+logger = logging.getLogger(__name__)
 
 
 def stream(
@@ -277,4 +281,7 @@ class SparkEngine:
         return read_ranges(self._spark, self._cluster, splits, **self._options)
 
     def cancel(self, group: str) -> None:
-        self._spark.sparkContext.cancelJobGroup(group)
+        try:
+            self._spark.sparkContext.cancelJobGroup(group)
+        except (Py4JError, OSError, AttributeError) as error:  # Spark was stopped, or its JVM died
+            logger.info("no jobs to cancel: %s", error)

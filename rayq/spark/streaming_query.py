@@ -35,6 +35,9 @@ PROGRESS_KEPT = 100
 
 BatchFunction = Callable[[Any, int], object]
 
+_active: set[StreamingQuery] = set()
+"""The queries of this process that run."""
+
 
 class Engine(Protocol):
     """Where batches run."""
@@ -195,7 +198,12 @@ class StreamingQuery:
     # --- the thread -----------------------------------------------------------------------------
 
     def begin(self) -> None:
-        self._thread.start()
+        _active.add(self)
+        try:
+            self._thread.start()
+        except BaseException:
+            _active.discard(self)
+            raise
 
     def _run(self) -> None:
         try:
@@ -208,6 +216,7 @@ class StreamingQuery:
             try:
                 self._checkpoint.close()
             finally:
+                _active.discard(self)
                 with self._changed:
                     self._ended.set()
                     self._changed.notify_all()
@@ -367,6 +376,12 @@ class StreamingQuery:
         if self._group is not None:
             progress["group"] = {"name": self._group, "error": group_error}
         return progress
+
+
+def stop_active_queries() -> None:
+    """Stops those of this process: before the end of the Spark session that they run on."""
+    for query in list(_active):
+        query.stop()
 
 
 class _StoppedError(Exception):

@@ -312,7 +312,9 @@ def test_a_partition_that_is_offline_is_waited_for_then_named(
     produce(fragile, "flights", 5)
     leader = fragile.admin.describe_topic("flights").partitions[0].leader
     assert leader is not None
-    waiting = stream(fragile, "flights", tmp_path / "a", trigger="50 ms").foreach_batch(sink).start()
+    waiting = (
+        stream(fragile, "flights", tmp_path / "a", trigger="50 ms").foreach_batch(sink).start()
+    )
     waiting.processAllAvailable()
     fragile.kill_broker(leader)
     impatient = stream(fragile, "flights", tmp_path / "b", retry_timeout_s=3)
@@ -348,7 +350,9 @@ def test_a_checkpoint_of_other_topics_is_refused(
 ) -> None:
     one, other = new_topic(), new_topic()
     drain(stream(cluster, one, tmp_path), sink)
-    with pytest.raises(CheckpointMismatchError, match=f"of a query of {one}, this one is of {other}"):
+    with pytest.raises(
+        CheckpointMismatchError, match=f"of a query of {one}, this one is of {other}"
+    ):
         stream(cluster, other, tmp_path).foreach_batch(sink).start()
     drain(stream(cluster, one, tmp_path), sink)  # the lock was given back
 

@@ -180,7 +180,7 @@ happenings = st.lists(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(happenings)
 def test_wherever_a_query_dies_it_runs_the_same_batches_and_none_is_left_out(
     happened: list[tuple[str, int, int | None]],

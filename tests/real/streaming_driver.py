@@ -2,7 +2,7 @@
 
 `python streaming_driver.py CHECKPOINT TABLE FINISH`: writes each batch of the topic `flights` into a
 directory of Parquet files of its own, until the file FINISH is there and all is processed. Then it
-shows that a stop cancels Spark's jobs. It says in lines what it does.
+leaves the session while a batch runs, which cancels its Spark jobs. It says in lines what it does.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import rayq
 import rayq.spark
+from rayq.spark.streaming_query import StreamingQuery
 
 GROUP = "table"
 OFFSETS_MAX = int(os.environ.get("RAYQ_STREAMED_PER_BATCH", "2000"))
@@ -61,7 +62,7 @@ def run_query(spark: SparkSession, checkpoint: str, table: Path, finish: Path) -
     say("processed", query.lastProgress)
 
 
-def stop_while_a_job_runs(spark: SparkSession, checkpoint: str) -> None:
+def leave_a_job_running(spark: SparkSession, checkpoint: str) -> StreamingQuery:
     def sleep(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             time.sleep(300)
@@ -74,19 +75,19 @@ def stop_while_a_job_runs(spark: SparkSession, checkpoint: str) -> None:
         df.select("offset").mapInArrow(sleep, "offset long").count()
 
     query = rayq.spark.stream(spark, "flights", checkpoint=checkpoint).foreach_batch(wait).start()
-    running.wait()
+    assert running.wait(60)
     time.sleep(1)  # into the job
-    start_s = time.monotonic()
-    query.stop()
-    assert query.exception() is None
-    say("stopped", time.monotonic() - start_s)
+    return query
 
 
 def main(checkpoint: str, table: str, finish: str) -> None:
     rayq.connect(name="streaming")
     with rayq.spark.session("streaming-flights", executors=1, cores=1, memory="512m") as spark:
         run_query(spark, checkpoint, Path(table), Path(finish))
-        stop_while_a_job_runs(spark, f"{checkpoint}-to-stop")
+        query = leave_a_job_running(spark, f"{checkpoint}-to-stop")
+        start_s = time.monotonic()
+    assert not query.isActive and query.exception() is None
+    say("stopped", time.monotonic() - start_s)
 
 
 if __name__ == "__main__":

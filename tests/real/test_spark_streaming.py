@@ -32,7 +32,7 @@ DRIVER = Path(__file__).with_name("streaming_driver.py")
 COUNT = int(os.environ.get("RAYQ_STREAMED_FLIGHTS", "20000"))
 """A part of the flights; 336776 are all."""
 SEED = int(os.environ.get("RAYQ_STREAMING_SEED", random.randrange(10_000)))
-PARTITIONS = 4
+PARTITIONS = 3
 START_TIMEOUT_S = 120.0
 FINISH_TIMEOUT_S = 120.0 + COUNT / 500
 
@@ -194,5 +194,5 @@ def test_every_flight_is_there_once_although_the_driver_was_killed_twice(
     ends = {place: one.offset for place, one in progress.partitions.items()}
     assert sum(offset or 0 for offset in ends.values()) == len(flights)
     assert TopicPartition("flights", 0) in ends
-    # And a stop does not wait for a Spark job that sleeps for minutes.
-    assert float(driver.said("stopped")[0].split()[1]) < 30
+    # And the session's end does not wait for a batch that sleeps for minutes.
+    assert float(driver.said("stopped")[0].split()[1]) < 60
