@@ -61,8 +61,8 @@ class _SharedSpark:
                         "spark.sql.shuffle.partitions": 2,
                         # A task that takes much longer than the others gets a second attempt.
                         "spark.speculation": True,
-                        "spark.speculation.minTaskRuntime": "3s",
-                        "spark.speculation.multiplier": 3,
+                        "spark.speculation.minTaskRuntime": "2s",
+                        "spark.speculation.efficiency.enabled": False,
                     },
                 )
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib
 import json
 import re
 import shutil
@@ -28,7 +29,7 @@ from rayq.errors import ConfigError, RayqError
 from rayq.testing import LocalCluster
 from tests.local.support import FAST, read_all
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # starting Spark counts, too
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +84,9 @@ def test_more_cpus_than_ray_has_are_refused_instead_of_waited_for(
 ) -> None:
     from rayq.spark import session
 
-    monkeypatch.setattr("rayq.spark.session._check_no_other", lambda: None)
-    monkeypatch.setattr("rayq.spark.session.PATIENCE_S", 1.0)
+    module = importlib.import_module("rayq.spark.session")  # the package has a function of the name
+    monkeypatch.setattr(module, "_check_no_other", lambda: None)
+    monkeypatch.setattr(module, "PATIENCE_S", 1.0)
     started_s = time.monotonic()
     with pytest.raises(NotEnoughResourcesError, match="3 Spark executor.*64 CPU.*num_cpus"):
         with session("too large", executors=3, cores=64):
@@ -408,6 +410,30 @@ def test_wrong_writes_are_refused(spark: Any, cluster: Cluster) -> None:
         lambda: write(df, "refused", partition=fn.col("id") + 5, cluster=cluster)
     )
     assert read_all(cluster, "refused") == []
+
+
+def test_rows_are_sorted_where_another_attempt_might_meet_them_in_another_order(
+    spark: Any, cluster: Cluster
+) -> None:
+    from rayq.spark import write
+    from rayq.spark.write import _ordered
+
+    def is_sorted(df: Any) -> bool:
+        return "Sort [" in _ordered(df)._jdf.queryExecution().executedPlan().toString()
+
+    df = spark.range(20).selectExpr("cast(id as string) value")
+    shuffled = df.repartition(2, "value")
+    assert not is_sorted(df)
+    assert is_sorted(shuffled)
+    assert is_sorted(df.groupBy("value").count())
+    backwards = shuffled.sortWithinPartitions(shuffled.value.desc())
+    assert _ordered(backwards) is backwards
+
+    cluster.create_topic("ordered", 1)
+    one_task = df.orderBy(df.value.desc()).coalesce(1)
+    assert write(one_task, "ordered", cluster=cluster).records == 20
+    found = [record.value for record in read_all(cluster, "ordered")]
+    assert found == sorted((b"%d" % n for n in range(20)), reverse=True)
 
 
 def test_an_empty_dataframe_writes_nothing(spark: Any, cluster: Cluster) -> None:
