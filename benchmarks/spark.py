@@ -20,7 +20,7 @@ RECORDS_PER_CALL = 50_000
 TOPIC = "read-by-spark"
 
 
-def _fill(cluster: rayq.Cluster) -> None:
+def fill(cluster: rayq.Cluster, topic: str) -> None:
     cluster.create_topic(TOPIC, partitions=PARTITIONS, replication_factor=1)
     with cluster.producer(batch_size=512 * 1024) as producer:
         for start in range(0, RECORDS, RECORDS_PER_CALL):
@@ -40,7 +40,7 @@ def spark_read(cluster: rayq.Cluster, directory: Path) -> list[Row]:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql import functions as fn
 
-    _fill(cluster)
+    fill(cluster, TOPIC)
     parquet = str(directory / "parquet")
 
     def rates(df: DataFrame, *more: Column) -> list[float]:
