@@ -21,13 +21,13 @@ TOPIC = "read-by-spark"
 
 
 def fill(cluster: rayq.Cluster, topic: str) -> None:
-    cluster.create_topic(TOPIC, partitions=PARTITIONS, replication_factor=1)
+    cluster.create_topic(topic, partitions=PARTITIONS, replication_factor=1)
     with cluster.producer(batch_size=512 * 1024) as producer:
         for start in range(0, RECORDS, RECORDS_PER_CALL):
             content = os.urandom(RECORDS_PER_CALL * VALUE_BYTES)  # which does not compress
             values = [content[i : i + VALUE_BYTES] for i in range(0, len(content), VALUE_BYTES)]
             partition = start // RECORDS_PER_CALL % PARTITIONS
-            producer.send_many(TOPIC, values, partition=partition)
+            producer.send_many(topic, values, partition=partition)
 
 
 def spark_read(cluster: rayq.Cluster, directory: Path) -> list[Row]:
