@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 FETCH_BYTES_MIN = 1024
 """Each partition asks for at least so much, however many there are."""
+FIRST_FETCH_BYTES = 128 * 1024
+"""What a stream with an end asks for at first: it may be short, and tells how long records are."""
 BACKOFF_MAX_S = 1.0
 Lookup = Callable[[TopicPartition, str], Awaitable[CommittedOffset | None]]
 """Where a group is in a partition of the topic of that id."""
@@ -139,6 +141,16 @@ class Fetcher:
     def _bytes_max(self) -> int:
         share_bytes = self._config.fetch_buffer_bytes // (2 * max(len(self._streams), 1))
         return min(self._config.fetch_max_bytes, max(share_bytes, FETCH_BYTES_MIN))
+
+    def _bytes_wanted(self, stream: Stream) -> int:
+        """What one fetch asks for: not much beyond the end of a stream that has one."""
+        if stream.end is None or stream.fetch_offset is None or stream.start is None:
+            return self._bytes_max
+        wanted = FIRST_FETCH_BYTES
+        if stream.received_bytes and stream.fetch_offset > stream.start:
+            bytes_per_offset = stream.received_bytes / (stream.fetch_offset - stream.start)
+            wanted += int(bytes_per_offset * (stream.end - stream.fetch_offset))
+        return min(self._bytes_max, wanted)
 
     def _may_fetch(self, stream: Stream) -> bool:
         is_paused = self._subscription.is_paused(stream)
@@ -262,7 +274,7 @@ class Fetcher:
             leader_epoch=leader.epoch,
             offset=stream.fetch_offset,
             last_epoch=stream.last_epoch,
-            bytes_max=self._bytes_max,
+            bytes_max=self._bytes_wanted(stream),
             wait_ms=config.fetch_max_wait_ms,
         )
         response, payload = await self._client.ask_while_leader(
