@@ -110,6 +110,7 @@ class NumberedSender:
         self._scanned_to = scan_from
         self._scan_first = scan_first
         self._may_have_gaps = False
+        """Retention or compaction may have taken batches out of what was looked at."""
         self.failure: RayqError | None = None
         self.ranges: list[OffsetRange] = []
         self.repeated = 0
@@ -298,6 +299,8 @@ class NumberedSender:
             timeout_s=self._timeout_s,
             attempt_timeout_s=ATTEMPT_TIMEOUT_S,
         )
+        if answer.cleaned_offset > offset:
+            self._may_have_gaps = True
         return [header for _, header in split_batches(payload)], answer.next_offset
 
     async def _log_start(self) -> int:

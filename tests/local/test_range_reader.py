@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -26,6 +27,7 @@ from rayq.client.offset_ranges import (
     split_ranges,
 )
 from rayq.client.range_reader import COLUMNS, read_range, read_schema
+from rayq.client.task_writer import begin_write, write_task
 from rayq.testing import LocalCluster
 from tests.local.support import eventually, leader_of
 
@@ -232,18 +234,33 @@ def test_an_empty_topic_has_no_records_and_its_schema(cluster: LocalCluster, top
     assert table_of(cluster, taken).num_rows == 0
 
 
-def test_a_compacted_log_is_read_to_the_end_of_the_range(
-    cluster: LocalCluster, new_topic: NewTopic
-) -> None:
-    topic = new_topic(cleanup_policy="compact", segment_bytes=2048, min_cleanable_dirty_ratio=0.01)
-    with cluster.producer(batch_size=256) as producer:
-        for number in range(300):
-            producer.send(topic, b"%d" % number, key=b"%d" % (number % 5))
-    taken = snapshot(cluster, topic)
-    assert taken[0].end == 300
-    seen = values(table_of(cluster, split_ranges(taken, 4)))
-    assert seen == sorted(seen), "records in order, some of them gone"
-    assert seen[-5:] == [295, 296, 297, 298, 299]
+def test_a_compacted_log_is_read_to_the_end_of_the_range(tmp_path: Path) -> None:
+    with LocalCluster(brokers=1, data_dir=tmp_path, compaction_check_interval_ms=100) as cluster:
+        cluster.create_topic(
+            "t",
+            cleanup_policy="compact",
+            segment_bytes=2048,
+            min_cleanable_dirty_ratio=0.0,
+            max_compaction_lag_ms=1,
+        )
+        job = begin_write(cluster, "t")
+        rows = pa.table(
+            {"value": [str(n) for n in range(900)], "key": [str(n % 5) for n in range(900)]}
+        )
+        job = job._replace(batch_bytes=256)
+        write_task(cluster, job, 0, [rows])
+        taken = snapshot(cluster, "t")
+        assert taken[0].end == 900
+
+        def seen() -> list[int]:
+            return values(table_of(cluster, split_ranges(taken, 4)))
+
+        eventually(lambda: len(seen()) < 300, "most records are compacted")
+        left = seen()
+        assert left == sorted(left)
+        assert left[-5:] == [895, 896, 897, 898, 899]
+        assert write_task(cluster, job, 0, [rows]).repeated == 900, "what is gone counts as written"
+        assert snapshot(cluster, "t") == taken
 
 
 def test_a_reader_that_is_closed_half_way_stops_fetching(cluster: LocalCluster, topic: str) -> None:
