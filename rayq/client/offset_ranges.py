@@ -32,7 +32,6 @@ from rayq.records import OffsetRange, TopicPartition
 from rayq.wire.messages import (
     EARLIEST,
     LATEST,
-    DescribeReplica,
     ListOffsets,
     Request,
     TopicMetadata,
@@ -514,60 +513,3 @@ def limit_ranges(ranges: Iterable[Split], offsets_max: int) -> list[Split]:
             shares[index] += 1
             excess += 1
     return [one._replace(end=one.start + share) for one, share in zip(given, shares, strict=True)]
-
-
-# --- hints for whoever schedules ------------------------------------------------------------------
-
-
-def estimated_bytes(
-    cluster: Cluster | None, ranges: Iterable[Split], *, timeout_s: float = 5.0
-) -> list[int | None]:
-    """What each range takes on its leader's disk, where batches are compressed: the log's size in
-    proportion to offsets. None: the leader did not say within `timeout_s` seconds."""
-    given = list(ranges)
-    client, background = (cluster or Cluster.current()).shared_client()
-    ask = _Question(client, timeout_s)
-
-    async def size(one: Split) -> float | None:
-        """Bytes for each offset."""
-        try:
-            answer = await ask.leader(
-                one.place,
-                one.topic_id,
-                lambda _: DescribeReplica(topic_id=one.topic_id, partition=one.partition),
-            )
-        except RayqError as error:
-            logger.info("no size of %s-%d: %s", *one.place, error)
-            return None
-        length = answer.log_end_offset - answer.log_start_offset
-        return answer.size_bytes / length if length > 0 else 0.0
-
-    async def sizes() -> dict[TopicPartition, float | None]:
-        asked = {one.place: one for one in given}
-        return dict(zip(asked, await together(map(size, asked.values())), strict=True))
-
-    per_offset = background.run(sizes())
-    found = [(one, per_offset[one.place]) for one in given]
-    return [None if each is None else int(each * one.offsets) for one, each in found]
-
-
-def preferred_hosts(
-    cluster: Cluster | None, ranges: Iterable[Split], *, timeout_s: float = 5.0
-) -> list[str | None]:
-    """The host of each range's leader as it is now; a hint. None: nobody leads, or knows."""
-    given = list(ranges)
-    client, background = (cluster or Cluster.current()).shared_client()
-
-    async def hosts() -> list[str | None]:
-        found: list[str | None] = []
-        for one in given:
-            try:
-                await client.topic(one.topic, timeout_s=timeout_s)
-                leader = client.metadata.leader(one.topic, one.topic_id, one.partition)
-            except RayqError as error:
-                logger.info("no leader of %s-%d is known: %s", *one.place, error)
-                leader = None
-            found.append(None if leader is None else leader.host)
-        return found
-
-    return background.run(hosts())

@@ -21,8 +21,6 @@ from rayq import (
 from rayq.client.offset_ranges import (
     Split,
     end_offsets,
-    estimated_bytes,
-    preferred_hosts,
     snapshot,
     split_ranges,
 )
@@ -164,18 +162,6 @@ def test_expired_offsets_are_an_error_or_what_is_left_is_read(
 def test_an_unknown_topic_is_told(cluster: LocalCluster) -> None:
     with pytest.raises(UnknownTopicError, match="nosuch"):
         snapshot(cluster, "nosuch")
-
-
-def test_sizes_and_leaders_are_hinted(cluster: LocalCluster, topic: str) -> None:
-    fill(cluster, topic, 1000)
-    (whole,) = snapshot(cluster, topic)
-    half = whole._replace(end=500)
-    size, half_size = estimated_bytes(cluster, [whole, half])
-    assert size is not None
-    assert half_size is not None
-    assert 1000 < size < 100_000
-    assert half_size == size // 2
-    assert preferred_hosts(cluster, [whole]) == ["127.0.0.1"]
 
 
 # --- reading --------------------------------------------------------------------------------------
