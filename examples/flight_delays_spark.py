@@ -30,7 +30,7 @@ CPUS_MIN = 2
 
 
 def produce(cluster: rayq.Cluster) -> None:
-    cluster.create_topic("flights", partitions=6)
+    cluster.create_topic("flights", partitions=4)
     values = flights.to_json(orient="records", lines=True).encode().splitlines()
     keys = [tail.encode() if isinstance(tail, str) else None for tail in flights["tailnum"]]
     with cluster.producer() as producer:
@@ -80,7 +80,9 @@ def main() -> int:
         cpus = max(CPUS_MIN, os.cpu_count() or 1)
         ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=False)
     with tempfile.TemporaryDirectory() as scratch:
-        cluster = rayq.start(sys.argv[1] if len(sys.argv) > 1 else scratch, brokers=3)
+        # Few processes: Spark needs the cores, too.
+        path = sys.argv[1] if len(sys.argv) > 1 else scratch
+        cluster = rayq.start(path, brokers=3, replicas_per_process=6)
         try:
             return 0 if run(cluster) else 1
         finally:

@@ -3,7 +3,7 @@
 Each Spark task appends its own rows. That a task which Spark runs again, or twice at once, writes
 nothing twice is the work of `rayq.client.task_writer`: any attempt at a task sends the same batches
 under the same numbers, and the leaders take each once. For that an attempt has to make the same
-rows in the same order as the one before; `_ordered` sees to it where Spark promises no order.
+rows in the same order as the one before; `_ordered` sees to it for aggregations.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ def write(
     call). `timeout_s`: how long, in seconds, a leader may be away before a task fails.
 
     A task that fails half-way and is run again, and a speculative copy, write nothing twice, if
-    they make the same rows in the same order: read, map and filter do. Where a shuffle precedes and
-    no order is asked for, rows are sorted within each task, by all of their columns, to that end.
-    Where an attempt makes other rows all the same (random numbers, sums of floats), it raises
-    RewriteMismatchError rather than write a row twice or not at all. This ends with the job: a job
-    that fails leaves what its tasks had written, and writing again appends again. There are no
-    transactions; readers may see a part of it. `job`: one of `rayq.client.task_writer.begin_write`
-    that was kept, to repeat a job that may have run.
+    they make the same rows in the same order: read, map, filter and (because `write` sorts its rows
+    by all of their columns) aggregate do. Behind another shuffle (repartition, join) Spark promises
+    no order: `sortWithinPartitions` there. Where an attempt makes other rows than the one before it
+    raises RewriteMismatchError rather than write a row twice or not at all. This ends with the job:
+    a job that fails leaves what its tasks had written, and writing again appends again. There are
+    no transactions; readers may see a part of it. `job`: one of
+    `rayq.client.task_writer.begin_write` that was kept, to repeat a job that may have run.
 
     Raises InvalidRequestError (a column of the wrong type), UnknownTopicError, NoClusterError. A
     task's errors reach the driver as PySpark's PythonException, with rayq's own in its text.
@@ -135,11 +135,13 @@ def _with_long_partition(records: DataFrame) -> DataFrame:
 
 
 def _ordered(records: DataFrame) -> DataFrame:
-    """The rows in an order that is the same in every attempt of a task. Rows come out of a shuffle
-    as its blocks arrive; where the query promises an order of its own, it is kept."""
-    execution = records._jdf.queryExecution()
-    has_shuffle = "Exchange" in execution.executedPlan().toString()
-    if not has_shuffle or not execution.optimizedPlan().outputOrdering().isEmpty():
+    """The rows in an order that is the same in every attempt of a task. Those of an aggregation
+    come as the blocks of its shuffle arrive; they are sorted, as their order means nothing. What
+    else comes in an order may mean it, also where Spark does not promise to keep it."""
+    plan = records._jdf.queryExecution().optimizedPlan()
+    while plan.nodeName() in ("Project", "Filter"):
+        plan = plan.child()
+    if plan.nodeName() != "Aggregate":
         return records
     return records.sortWithinPartitions(*records.columns)
 

@@ -53,18 +53,7 @@ class _SharedSpark:
             from rayq.spark import session
 
             self._session = self._stack.enter_context(
-                session(
-                    "tests",
-                    executors=1,
-                    cores=2,
-                    **{
-                        "spark.sql.shuffle.partitions": 2,
-                        # A task that takes much longer than the others gets a second attempt.
-                        "spark.speculation": True,
-                        "spark.speculation.minTaskRuntime": "2s",
-                        "spark.speculation.efficiency.enabled": False,
-                    },
-                )
+                session("tests", executors=1, cores=2, spark_sql_shuffle_partitions=2)
             )
         return self._session
 

@@ -412,26 +412,19 @@ def test_wrong_writes_are_refused(spark: Any, cluster: Cluster) -> None:
     assert read_all(cluster, "refused") == []
 
 
-def test_rows_are_sorted_where_another_attempt_might_meet_them_in_another_order(
-    spark: Any, cluster: Cluster
-) -> None:
+def test_only_rows_of_an_aggregation_are_sorted(spark: Any, cluster: Cluster) -> None:
     from rayq.spark import write
     from rayq.spark.write import _ordered
 
-    def is_sorted(df: Any) -> bool:
-        return "Sort [" in _ordered(df)._jdf.queryExecution().executedPlan().toString()
-
     df = spark.range(20).selectExpr("cast(id as string) value")
-    shuffled = df.repartition(2, "value")
-    assert not is_sorted(df)
-    assert is_sorted(shuffled)
-    assert is_sorted(df.groupBy("value").count())
-    backwards = shuffled.sortWithinPartitions(shuffled.value.desc())
-    assert _ordered(backwards) is backwards
+    backwards = df.orderBy(df.value.desc())
+    for as_it_is in (df, df.repartition(2), backwards, backwards.coalesce(1), df.union(df)):
+        assert _ordered(as_it_is) is as_it_is
+    for aggregated in (df.distinct(), df.groupBy("value").count().where("count > 0")):
+        assert _ordered(aggregated) is not aggregated
 
     cluster.create_topic("ordered", 1)
-    one_task = df.orderBy(df.value.desc()).coalesce(1)
-    assert write(one_task, "ordered", cluster=cluster).records == 20
+    assert write(backwards.coalesce(1), "ordered", cluster=cluster).records == 20
     found = [record.value for record in read_all(cluster, "ordered")]
     assert found == sorted((b"%d" % n for n in range(20)), reverse=True)
 
