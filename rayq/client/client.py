@@ -53,6 +53,9 @@ TOPIC_AGE_MAX_S = 1.0
 UNKNOWN_TOPIC_PATIENCE_S = 1.0
 """A topic that brokers do not know counts as missing after so long: the one asked may be behind."""
 
+BOOTSTRAP_MAX = 100
+"""Addresses remembered, the newest, of a cluster whose brokers moved again and again."""
+
 LEADER_BACKOFF_MAX_S = 1.0
 """Longest wait between two questions to a partition's leader."""
 
@@ -130,6 +133,11 @@ class Client:
             raise ClosedError("The connection to the cluster is closed.")
 
     # --- any broker -----------------------------------------------------------------------------
+
+    def add_bootstrap(self, addresses: Sequence[Address]) -> None:
+        """Further ways to the cluster: its brokers may have moved since this client was made."""
+        known = dict.fromkeys([*addresses, *self._bootstrap])
+        self._bootstrap = list(known)[:BOOTSTRAP_MAX]
 
     def addresses(self) -> list[Address]:
         """Every broker known, in a random order, those that failed lately last."""

@@ -55,6 +55,8 @@ def _acquire(cluster: Cluster) -> tuple[Client, Callable[[], None]]:
     shared = _clients.get(key)
     if shared is None:
         shared = _clients[key] = _Shared(cluster.new_client())
+    else:
+        shared.client.add_bootstrap(cluster.bootstrap)
     shared.users += 1
     found = shared
 
@@ -148,6 +150,11 @@ class Cluster:
         """What a client outside Ray needs besides an address: `rayq.connect(address, token=...)`.
         Treat it as a password."""
         return token_of_key(self._key)
+
+    @property
+    def bootstrap(self) -> list[Address]:
+        """The addresses that this was made with."""
+        return list(self._bootstrap)
 
     @property
     def connection_key(self) -> object:
