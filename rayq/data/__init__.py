@@ -15,6 +15,7 @@ except ImportError as _error:
         f"rayq.data needs {_error.name}, which is not installed: pip install 'rayq[data]'."
     ) from _error
 
+from rayq.client.task_writer import WriteJob, begin_write
 from rayq.data.json_columns import Parsed, from_json
 from rayq.data.sink import TopicDatasink, Written, write_topic
 from rayq.data.source import Snapshot, TopicDatasource, read_topic, snapshot
@@ -24,7 +25,9 @@ __all__ = [
     "Snapshot",
     "TopicDatasink",
     "TopicDatasource",
+    "WriteJob",
     "Written",
+    "begin_write",
     "from_json",
     "read_topic",
     "snapshot",

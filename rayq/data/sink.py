@@ -55,7 +55,7 @@ def write_topic(
     A task that Ray retries sends the same batches under the same numbers, and none is appended
     twice. Where it makes other rows than before it fails with RewriteMismatchError. A write that
     fails leaves what was written so far, and calling this again writes anew, unless it is given the
-    same `job` (`rayq.client.task_writer.begin_write`) and the Dataset consists of the same blocks.
+    same `job` (of `begin_write`) and the Dataset consists of the same blocks.
     See `rayq.client.task_writer` for how far that goes. Raises what `write_task` raises.
     """
     found = cluster or Cluster.current()
