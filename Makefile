@@ -12,7 +12,7 @@ STAMP := $(VENV)/.setup-done
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast bench sim chaos chaos-groups lint lock clean hunt
+.PHONY: help setup java demo test test-fast bench sim chaos chaos-groups lint lock clean hunt
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,11 +25,26 @@ $(STAMP): pyproject.toml requirements.lock
 	@echo "Setting up $(VENV); the first time this takes a minute or two."
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/python $(PIP_INSTALL) hatchling editables
+	@$(BIN)/python $(PIP_INSTALL) pyspark raydp
 	@$(BIN)/python $(PIP_INSTALL) --no-build-isolation --editable '.[dev]'
+	@$(MAKE) --no-print-directory java
 	@touch $@
 
-demo: $(STAMP) ## Stream 336,776 flights through three brokers and kill a leader half-way
+# Only Spark needs Java; everything else of rayq runs, and is tested, without it.
+APT_INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends
+java: ## Install a Java runtime for Spark where there is none, if root may with apt-get
+	@command -v java >/dev/null || { \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			echo "Installing a Java 17 runtime for Spark."; \
+			{ $(APT_INSTALL) openjdk-17-jre-headless || { apt-get update -qq && \
+				$(APT_INSTALL) openjdk-17-jre-headless; }; } >/dev/null || true; \
+		fi; }
+	@command -v java >/dev/null || echo "There is no Java, so Spark's tests, demo and figures" \
+		"will be left out. To have them: sudo apt-get install openjdk-17-jre-headless"
+
+demo: $(STAMP) ## Stream 336,776 flights through three brokers and kill a leader half-way; then Spark
 	@$(BIN)/python -m rayq.demo
+	@if $(BIN)/python -m rayq.spark; then $(BIN)/python examples/flight_delays_spark.py; fi
 
 test: $(STAMP) ## Run all tests; below 25 minutes on two cores
 	@$(BIN)/python -m pytest -m "not hunt"

@@ -28,6 +28,7 @@ import rayq
 from benchmarks import machine, on_ray
 from benchmarks.compaction import compaction
 from benchmarks.groups import groups, groups_local
+from benchmarks.ray_data import ray_data_read
 from benchmarks.reopen import reopen
 from benchmarks.report import Row, print_all, wide_console
 from rayq.testing import LocalCluster
@@ -94,7 +95,7 @@ ALONE: dict[str, Callable[[Path], list[Row]]] = {
     "compaction": compaction,
     "groups-local": groups_local,
 }
-ON_RAY = {**on_ray.SECTIONS, "groups": groups}
+ON_RAY = {**on_ray.SECTIONS, "groups": groups, "ray-data": ray_data_read}
 
 
 class Bench:

@@ -5,6 +5,8 @@ return. Every error derives from `RayqError`. In tests, `rayq.testing.LocalClust
 without Ray.
 """
 
+import importlib as _importlib
+import types as _types
 from importlib.metadata import version as _version
 
 from rayq.client.cluster import Cluster
@@ -12,6 +14,10 @@ from rayq.entry import connect, start
 from rayq.errors import (
     AuthenticationError,
     BufferFullError,
+    CheckpointDamagedError,
+    CheckpointError,
+    CheckpointInUseError,
+    CheckpointMismatchError,
     ClosedError,
     CommitRefusedError,
     ConfigError,
@@ -34,6 +40,7 @@ from rayq.errors import (
     InvalidRequestError,
     InvalidTimestampError,
     InvalidTopicError,
+    JavaError,
     LogTruncatedError,
     MaxPollIntervalError,
     MissingExtraError,
@@ -41,6 +48,7 @@ from rayq.errors import (
     NotControllerError,
     NotEnoughReplicasAfterAppendError,
     NotEnoughReplicasError,
+    NotEnoughResourcesError,
     NotLeaderError,
     NullKeyError,
     OffsetNotAvailableError,
@@ -54,9 +62,12 @@ from rayq.errors import (
     RayqError,
     RecordTooLargeError,
     ReplicaLimitError,
+    RewriteMismatchError,
+    SparkSessionError,
     StaleBrokerError,
     StalePartitionError,
     StorageError,
+    StreamingQueryError,
     TimeoutError,
     TopicExistsError,
     UnknownAssignorError,
@@ -85,9 +96,23 @@ from rayq.records import (
 
 __version__ = _version("rayq")
 
+_LAZY = ("data", "spark")
+
+
+def __getattr__(name: str) -> _types.ModuleType:
+    """`rayq.spark` and `rayq.data` are imported when they are first used: they need extras."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'rayq' has no attribute {name!r}")
+    return _importlib.import_module(f"rayq.{name}")
+
+
 __all__ = [
     "AuthenticationError",
     "BufferFullError",
+    "CheckpointDamagedError",
+    "CheckpointError",
+    "CheckpointInUseError",
+    "CheckpointMismatchError",
     "ClosedError",
     "Cluster",
     "CommitRefusedError",
@@ -116,6 +141,7 @@ __all__ = [
     "InvalidRequestError",
     "InvalidTimestampError",
     "InvalidTopicError",
+    "JavaError",
     "LogTruncatedError",
     "MaxPollIntervalError",
     "MissingExtraError",
@@ -123,6 +149,7 @@ __all__ = [
     "NotControllerError",
     "NotEnoughReplicasAfterAppendError",
     "NotEnoughReplicasError",
+    "NotEnoughResourcesError",
     "NotLeaderError",
     "NullKeyError",
     "OffsetAndMetadata",
@@ -140,9 +167,12 @@ __all__ = [
     "RecordMetadata",
     "RecordTooLargeError",
     "ReplicaLimitError",
+    "RewriteMismatchError",
+    "SparkSessionError",
     "StaleBrokerError",
     "StalePartitionError",
     "StorageError",
+    "StreamingQueryError",
     "TimeoutError",
     "TopicExistsError",
     "TopicPartition",

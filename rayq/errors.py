@@ -87,6 +87,21 @@ class MissingExtraError(RayqError, ImportError):
     """An optional package is not installed; the message names the pip command."""
 
 
+class JavaError(RayqError):
+    """Spark needs a Java that is not there, or another version of it; the message names the command
+    that installs it."""
+
+
+class NotEnoughResourcesError(RayqError):
+    """Ray has no room for what was asked of it: the message says what is needed and what is
+    free."""
+
+
+class SparkSessionError(RayqError):
+    """A Spark session cannot be started: another one is up in this process, or RayDP failed. The
+    message says which."""
+
+
 class ClosedError(RayqError):
     """The producer, consumer, cluster or connection was closed."""
 
@@ -229,6 +244,12 @@ class ProducerFencedError(RayqError):
     """A newer producer with the same id took over."""
 
 
+class RewriteMismatchError(RayqError):
+    """A task of a batch write ran again and made other records, or another order of them, than its
+    earlier attempt had written: neither attempt's records may be taken for the task's. Make the
+    task's rows and their order repeatable (sort within partitions, persist before the write)."""
+
+
 # --- groups -------------------------------------------------------------------------------------
 
 
@@ -281,6 +302,31 @@ class InvalidAssignmentError(RayqError):
 
 class NullKeyError(RayqError, ValueError):
     """A record without a key was sent to a compacted topic, which keeps the latest of each key."""
+
+
+# --- streaming queries ----------------------------------------------------------------------------
+
+
+class CheckpointError(RayqError):
+    """The checkpoint of a streaming query cannot be read, written or used."""
+
+
+class CheckpointDamagedError(CheckpointError):
+    """A file of the checkpoint is missing, does not match its CRC or contradicts another one."""
+
+
+class CheckpointMismatchError(CheckpointError, ValueError):
+    """The checkpoint belongs to another cluster, or to other topics: also to one that was deleted
+    and created anew under the same name."""
+
+
+class CheckpointInUseError(CheckpointError):
+    """Another streaming query uses the checkpoint: one at a time may."""
+
+
+class StreamingQueryError(RayqError):
+    """A streaming query has ended with an error, its cause: that of the user's function, or one of
+    rayq's."""
 
 
 # --- bytes --------------------------------------------------------------------------------------

@@ -189,7 +189,9 @@ class Leader:
         else:
             base_offset, append_time_ms = duplicate.base_offset, duplicate.append_time_ms
             next_offset = duplicate.last_offset + 1
-        answer = messages.ProduceResponse(base_offset, append_time_ms, log.start_offset)
+        answer = messages.ProduceResponse(
+            base_offset, append_time_ms, log.start_offset, duplicate is not None
+        )
         if request.acks != -1:
             return answer
         self._after_progress()

@@ -50,11 +50,11 @@ def table_of(slices: Sequence[Slice], topics: Sequence[str]) -> Any:
             _repeated(pa, places, counts), pa.array(topics, pa.string())
         ),
         _repeated(pa, [part.partition for part in slices], counts),
-        _int64(pa, [part.offsets for part in slices], pa.int64()),
-        _int64(pa, [part.timestamps_ms for part in slices], schema.field("timestamp").type),
-        _binary(pa, [part.keys for part in slices], counts),
-        _binary(pa, [part.values for part in slices], counts),
-        _headers(pa, [part.headers for part in slices], counts, schema.field("headers").type),
+        int64_column(pa, [part.offsets for part in slices], pa.int64()),
+        int64_column(pa, [part.timestamps_ms for part in slices], schema.field("timestamp").type),
+        binary_column(pa, [part.keys for part in slices], counts),
+        binary_column(pa, [part.values for part in slices], counts),
+        headers_column(pa, [part.headers for part in slices], counts, schema.field("headers").type),
     ]
     return pa.Table.from_arrays(columns, schema=schema)
 
@@ -67,12 +67,14 @@ def _repeated(pa: Any, values: Sequence[int], counts: Sequence[int]) -> Any:
     return pa.Array.from_buffers(pa.int32(), len(items), [None, pa.py_buffer(items)])
 
 
-def _int64(pa: Any, parts: Iterable[Iterable[int]], kind: Any) -> Any:
+def int64_column(pa: Any, parts: Iterable[Iterable[int]], kind: Any) -> Any:
     items = array("q", chain.from_iterable(parts))
     return pa.Array.from_buffers(kind, len(items), [None, pa.py_buffer(items)])
 
 
-def _binary(pa: Any, parts: Sequence[Sequence[bytes | None] | None], counts: Sequence[int]) -> Any:
+def binary_column(
+    pa: Any, parts: Sequence[Sequence[bytes | None] | None], counts: Sequence[int]
+) -> Any:
     """A part that is None stands for nothing but nulls."""
     if all(part is None for part in parts):
         return pa.nulls(sum(counts), pa.binary())
@@ -92,7 +94,7 @@ def _one_chunk(pa: Any, found: Any) -> Any:
     return found
 
 
-def _headers(
+def headers_column(
     pa: Any, parts: Sequence[Sequence[Headers | None] | None], counts: Sequence[int], kind: Any
 ) -> Any:
     """A Python loop only over the parts that have headers."""

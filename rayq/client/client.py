@@ -53,6 +53,9 @@ TOPIC_AGE_MAX_S = 1.0
 UNKNOWN_TOPIC_PATIENCE_S = 1.0
 """A topic that brokers do not know counts as missing after so long: the one asked may be behind."""
 
+BOOTSTRAP_MAX = 100
+"""Addresses remembered, the newest, of a cluster whose brokers moved again and again."""
+
 LEADER_BACKOFF_MAX_S = 1.0
 """Longest wait between two questions to a partition's leader."""
 
@@ -130,6 +133,11 @@ class Client:
             raise ClosedError("The connection to the cluster is closed.")
 
     # --- any broker -----------------------------------------------------------------------------
+
+    def add_bootstrap(self, addresses: Sequence[Address]) -> None:
+        """Further ways to the cluster: its brokers may have moved since this client was made."""
+        known = dict.fromkeys([*addresses, *self._bootstrap])
+        self._bootstrap = list(known)[:BOOTSTRAP_MAX]
 
     def addresses(self) -> list[Address]:
         """Every broker known, in a random order, those that failed lately last."""
@@ -416,8 +424,34 @@ class Client:
         patience_s: float = LEADER_PATIENCE_S,
         retry_backoff_s: float = BACKOFF_FIRST_S,
     ) -> Any:
+        """As `exchange_with_leader`: the answer, without its payload."""
+        response, _ = await self.exchange_with_leader(
+            topic,
+            partition,
+            build,
+            timeout_s=timeout_s,
+            attempt_timeout_s=attempt_timeout_s,
+            patience_s=patience_s,
+            retry_backoff_s=retry_backoff_s,
+        )
+        return response
+
+    async def exchange_with_leader(
+        self,
+        topic: str,
+        partition: int,
+        build: Callable[[str, Leader], Request],
+        payload: Buffer = b"",
+        *,
+        timeout_s: float,
+        attempt_timeout_s: float,
+        patience_s: float = LEADER_PATIENCE_S,
+        retry_backoff_s: float = BACKOFF_FIRST_S,
+        not_retried: tuple[type[RayqError], ...] = (),
+    ) -> tuple[Any, memoryview]:
         """Asks whoever leads, with retries and new metadata in between, until `timeout_s` is over.
-        `build(topic_id, leader)` makes the request of each attempt."""
+        `build(topic_id, leader)` makes the request of each attempt; what it raises, and errors of
+        the kinds `not_retried`, are raised at once."""
         deadline = self.now + timeout_s
         check_partition(await self.topic(topic, timeout_s=timeout_s), partition)
         backoff = Backoff(self.env, retry_backoff_s, LEADER_BACKOFF_MAX_S)
@@ -427,22 +461,23 @@ class Client:
             if self.metadata.partition(topic, topic_id, partition) is None:
                 raise self.no_leader_error(topic, topic_id, partition)
             leader = self.metadata.leader(topic, topic_id, partition)
+            request = None if leader is None else build(topic_id, leader)
             error: RayqError
             try:
-                if leader is None:
+                if leader is None or request is None:
                     raise self.no_leader_error(topic, topic_id, partition)
-                response, _ = await self.ask_while_leader(
+                return await self.ask_while_leader(
                     topic,
                     topic_id,
                     partition,
                     leader,
-                    build(topic_id, leader),
+                    request,
+                    payload,
                     timeout_s=min(attempt_timeout_s, max(deadline - self.now, 0.001)),
                     patience_s=patience_s,
                 )
-                return response
             except RayqError as caught:
-                if not may_retry(caught):
+                if isinstance(caught, not_retried) or not may_retry(caught):
                     raise
                 error = caught
             wait_s = backoff.next_s()
@@ -462,6 +497,7 @@ class Client:
         partition: int,
         leader: Leader,
         request: Request,
+        payload: Buffer = b"",
         *,
         timeout_s: float,
         patience_s: float,
@@ -469,7 +505,7 @@ class Client:
         """One question to a leader. It becomes suspect when it takes longer than `patience_s`, and
         is given up with NotLeaderError when another one shows up."""
         question = asyncio.ensure_future(
-            self.ask((leader.host, leader.port), request, timeout_s=timeout_s)
+            self.ask((leader.host, leader.port), request, payload, timeout_s=timeout_s)
         )
         replaced = asyncio.ensure_future(
             self.wait_for_leader(topic, topic_id, partition, leader, timeout_s)

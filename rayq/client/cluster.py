@@ -55,6 +55,8 @@ def _acquire(cluster: Cluster) -> tuple[Client, Callable[[], None]]:
     shared = _clients.get(key)
     if shared is None:
         shared = _clients[key] = _Shared(cluster.new_client())
+    else:
+        shared.client.add_bootstrap(cluster.bootstrap)
     shared.users += 1
     found = shared
 
@@ -104,7 +106,7 @@ class Cluster:
         self._shared: tuple[Client, BackgroundLoop, Callable[[], None]] | None = None
         self._made: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
         self._is_closed = False
-        self.admin = Admin(self._client)
+        self.admin = Admin(self.shared_client)
 
     # --- the process's current one --------------------------------------------------------------
 
@@ -150,6 +152,11 @@ class Cluster:
         return token_of_key(self._key)
 
     @property
+    def bootstrap(self) -> list[Address]:
+        """The addresses that this was made with."""
+        return list(self._bootstrap)
+
+    @property
     def connection_key(self) -> object:
         """Clusters with equal keys may share connections."""
         return (self._cluster_id or tuple(self._bootstrap), self._key, self._config)
@@ -169,8 +176,9 @@ class Cluster:
         env = system_environment(self._config)
         return Client(env, identity, self._bootstrap, self._config, process_name())
 
-    def _client(self) -> tuple[Client, BackgroundLoop]:
-        """The client on this process's background loop."""
+    def shared_client(self) -> tuple[Client, BackgroundLoop]:
+        """The client on this process's background loop, for the parts of rayq that ask the servers
+        themselves."""
         background = background_loop()
         with self._lock:
             self._check_open()
@@ -193,7 +201,7 @@ class Cluster:
     def producer(self, **config: Any) -> Producer:
         """A producer for threads; keywords as in `ProducerConfig`. Raises ConfigError."""
         checked = parse(ProducerConfig, config)
-        client, background = self._client()
+        client, background = self.shared_client()
 
         async def make() -> AsyncProducer:
             return AsyncProducer(client, checked)
@@ -220,7 +228,7 @@ class Cluster:
         checked = parse(ConsumerConfig, config)
         callbacks = Callbacks(on_assigned, on_revoked, on_lost)
         check_callbacks(callbacks)
-        client, background = self._client()
+        client, background = self.shared_client()
 
         async def make() -> ConsumerCore:
             core = ConsumerCore(client, checked, lambda: None, group)

@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 FETCH_BYTES_MIN = 1024
 """Each partition asks for at least so much, however many there are."""
+FIRST_FETCH_BYTES = 128 * 1024
+"""What a stream with an end asks for at first: it may be short, and tells how long records are."""
 BACKOFF_MAX_S = 1.0
 TOPIC_WAIT_S = 0.2
 """Between two looks for a partition that a group's coordinator granted and the metadata lacks."""
@@ -144,13 +146,23 @@ class Fetcher:
         share_bytes = self._config.fetch_buffer_bytes // (2 * max(len(self._streams), 1))
         return min(self._config.fetch_max_bytes, max(share_bytes, FETCH_BYTES_MIN))
 
+    def _bytes_wanted(self, stream: Stream) -> int:
+        """What one fetch asks for: not much beyond the end of a stream that has one."""
+        if stream.end is None or stream.fetch_offset is None or stream.start is None:
+            return self._bytes_max
+        wanted = FIRST_FETCH_BYTES
+        if stream.received_bytes and stream.fetch_offset > stream.start:
+            bytes_per_offset = stream.received_bytes / (stream.fetch_offset - stream.start)
+            wanted += int(bytes_per_offset * (stream.end - stream.fetch_offset))
+        return min(self._bytes_max, wanted)
+
     def _may_fetch(self, stream: Stream) -> bool:
         is_paused = self._subscription.is_paused(stream)
         return not is_paused and stream.buffered_bytes < self._bytes_max
 
     async def _run(self, stream: Stream) -> None:
         """Reads one partition until the stream is replaced or cannot go on."""
-        while stream.error is None:
+        while stream.error is None and not stream.is_fetched:
             try:
                 await self._fetch_for_ever(stream)
             except UnknownTopicError as error:
@@ -181,7 +193,7 @@ class Fetcher:
         if stream.fetch_offset is None:
             await self._begin(stream, topic)
             self.tell()
-        while True:
+        while not stream.is_fetched:
             while not self._may_fetch(stream):
                 waiting = self._waiting[stream] = self._loop.create_future()
                 if self._may_fetch(stream):  # room was made before anybody could see us waiting
@@ -283,7 +295,7 @@ class Fetcher:
             leader_epoch=leader.epoch,
             offset=stream.fetch_offset,
             last_epoch=stream.last_epoch,
-            bytes_max=self._bytes_max,
+            bytes_max=self._bytes_wanted(stream),
             wait_ms=config.fetch_max_wait_ms,
         )
         response, payload = await self._client.ask_while_leader(
@@ -305,6 +317,7 @@ class Fetcher:
             self.tell()
         else:
             stream.high_watermark = response.high_watermark
+            stream.trouble = None
 
     async def _recover(
         self,
@@ -324,6 +337,7 @@ class Fetcher:
                 "deleted (and perhaps created anew). Subscribe or assign again."
             )
         logger.info("fetching %s again: %s", stream.partition, error)
+        stream.trouble = error
         if error.stale_metadata or isinstance(error, StorageError):
             self._client.suspect(*self._place(stream, topic_id), epoch_of(leader))
         await self._client.wait_for_leader(*self._place(stream, topic_id), leader, wait_s)

@@ -71,11 +71,14 @@ class Stream:
         start: Start,
         last_epoch: int | None = None,
         topic_id: str | None = None,
+        end: int | None = None,
     ) -> None:
         self.partition = partition
         self.topic_id = topic_id
         """Which topic of that name; None: the one there is when reading begins."""
         self.start = start
+        self.end = end
+        """Nothing is fetched or handed out from this offset on; None: reading never ends."""
         self.task: asyncio.Task[None] | None = None
         # Written by the loop.
         self.fetch_offset: int | None = None
@@ -87,6 +90,8 @@ class Stream:
         self.high_watermark: int | None = None
         self.error: RayqError | None = None
         """Why this stream ended; raised once what was fetched before is handed out."""
+        self.trouble: RayqError | None = None
+        """Why the last fetch failed and is tried again; None since one succeeded."""
         # Written by the consumer's thread, once the loop has set `fetch_offset` the first time.
         self.position: int | None = start if start is not None and start >= 0 else None
         self.consumed_epoch = last_epoch
@@ -101,6 +106,16 @@ class Stream:
     @property
     def has_records(self) -> bool:
         return bool(self._decoded or self.fetched)
+
+    @property
+    def is_fetched(self) -> bool:
+        """Whether all that this stream reads has arrived."""
+        return self.end is not None and (self.fetch_offset or 0) >= self.end
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all that this stream reads was handed out."""
+        return self.end is not None and self.position is not None and self.position >= self.end
 
     @property
     def position_epoch(self) -> int | None:
@@ -120,6 +135,7 @@ class Stream:
     def received(self, fetched: Fetched, high_watermark: int) -> None:
         """By the loop."""
         self.high_watermark = high_watermark
+        self.trouble = None
         self.fetch_offset = fetched.next_offset
         if fetched.batches:
             self.last_epoch = fetched.batches[-1][1].leader_epoch
@@ -155,6 +171,13 @@ class Stream:
             found.append((batch, part))
         return found
 
+    def peek_batch(self, records_max: int, check_crc: bool) -> tuple[_Decoded, Slice] | None:
+        """As `peek`, of one batch; None when nothing is here."""
+        if not self._decoded and not self._decode_next(check_crc):
+            return None
+        batch = self._decoded[0]
+        return batch, self._slice(batch, records_max)
+
     def _slice(self, batch: _Decoded, records_max: int) -> Slice:
         topic, partition = self.partition
         columns, first = batch.columns, batch.first
@@ -185,8 +208,11 @@ class Stream:
             at, header = fetched.batches[self._batch_index]
             wanted = self._decoded[-1].next_offset if self._decoded else self.position
             assert wanted is not None, "records come after the start is known"
-            if header.next_offset > wanted and not header.is_control:
+            is_past_end = self.end is not None and header.base_offset >= self.end
+            if header.next_offset > wanted and not header.is_control and not is_past_end:
                 columns = decode_columns(fetched.payload, at, header, check_crc)
+                if self.end is not None and header.next_offset > self.end:
+                    columns = _below(columns, self.end)
                 first = bisect_left(columns.offsets, wanted)
                 if first < len(columns.values):
                     self._decoded.append(
@@ -222,6 +248,19 @@ class Stream:
         assert self.position is not None
         self._decoded.appendleft(_Decoded(columns, 0, self.position, self.consumed_epoch))
         self.position = columns.offsets[0]
+
+
+def _below(columns: Columns, end: int) -> Columns:
+    """Those records whose offset is below `end`."""
+    stop = bisect_left(columns.offsets, end)
+    keys, headers = columns.keys, columns.headers
+    return Columns(
+        columns.offsets[:stop],
+        columns.timestamps_ms[:stop],
+        None if keys is None else keys[:stop],
+        columns.values[:stop],
+        None if headers is None else headers[:stop],
+    )
 
 
 class Assigned:

@@ -187,6 +187,8 @@ class ProduceResponse(Response, frozen=True):
     append_time_ms: int
     """The leader's clock at the append (that of the original for a duplicate)."""
     log_start_offset: int
+    is_repeat: bool = False
+    """Whether the batch was there already, under the same numbers of the same producer."""
 
 
 class Produce(Request, frozen=True):

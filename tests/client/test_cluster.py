@@ -85,7 +85,7 @@ def test_a_cluster_pickles_and_knows_all_brokers(fake3: FakeCluster) -> None:
 def test_clusters_of_one_place_share_their_connections(fake: FakeCluster) -> None:
     fake.create_topic("t")
     with fake.cluster() as first, fake.cluster() as second:
-        assert first._client()[0] is second._client()[0]
+        assert first.shared_client()[0] is second.shared_client()[0]
         first.admin.list_topics()
         second.admin.list_topics()
         server = fake.brokers[1].server
@@ -93,6 +93,14 @@ def test_clusters_of_one_place_share_their_connections(fake: FakeCluster) -> Non
         assert len(server._authenticated) == 1
         first.close()
         second.admin.list_topics()
+
+
+def test_a_shared_client_learns_where_the_brokers_went(fake: FakeCluster) -> None:
+    old = Cluster(["127.0.0.1:1"], client_key(SECRET), cluster_id=fake.cluster_id)
+    new = Cluster(fake.cluster().addresses, client_key(SECRET), cluster_id=fake.cluster_id)
+    with old, new:
+        assert old.shared_client()[0] is new.shared_client()[0]
+        assert old.admin.list_topics(timeout_s=5) == []
 
 
 def test_connections_end_with_the_last_user(fake: FakeCluster) -> None:

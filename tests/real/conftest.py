@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -32,3 +35,51 @@ def cluster(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     made = rayq.start(str(path), brokers=3, port=19392)
     yield made
     made.stop()
+
+
+SPARK_FILES = ("test_spark_batch", "test_spark_batch_faults")
+"""Which share one Spark session: it takes a quarter of a minute to start, and two of Ray's CPUs."""
+
+
+class _SharedSpark:
+    """A session that is started for the first of `SPARK_FILES` and stopped after the last."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._session: Any = None
+
+    def get(self) -> Any:
+        if self._session is None:
+            from rayq.spark import session
+
+            self._session = self._stack.enter_context(
+                session("tests", executors=1, cores=2, spark_sql_shuffle_partitions=2)
+            )
+        return self._session
+
+    def stop(self) -> None:
+        self._session = None
+        self._stack.close()
+
+
+@pytest.fixture(scope="session")
+def shared_spark(no_ray_is_left: None) -> Iterator[_SharedSpark]:
+    shared = _SharedSpark()
+    yield shared
+    shared.stop()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def spark_leaves_room_for_others(
+    request: pytest.FixtureRequest, shared_spark: _SharedSpark
+) -> None:
+    if request.path.stem not in SPARK_FILES:
+        shared_spark.stop()
+
+
+@pytest.fixture(scope="module")
+def spark(ray_here: None, shared_spark: _SharedSpark) -> Any:
+    """A Spark session with two cores on the Ray of this process."""
+    if shutil.which("java") is None:
+        pytest.skip("Spark needs Java, and there is none")
+    return shared_spark.get()

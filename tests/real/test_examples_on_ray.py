@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(working_dir: Path, *arguments: str) -> str:
+def run(working_dir: Path, *arguments: str, timeout_s: float = 150) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     ran = subprocess.run(
         [sys.executable, *arguments],
@@ -21,7 +21,7 @@ def run(working_dir: Path, *arguments: str) -> str:
         env=environment | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=timeout_s,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout

@@ -1,0 +1,168 @@
+"""Topics as a sink of Ray Data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from ray.data import Dataset
+from ray.data.block import Block, BlockAccessor
+from ray.data.datasource import Datasink, WriteResult
+
+from rayq.client.cluster import Cluster
+from rayq.client.task_writer import TaskWritten, WriteJob, begin_write, write_task
+from rayq.errors import InvalidRequestError
+from rayq.records import OffsetRange
+
+
+class Written(NamedTuple):
+    """What became of a Dataset's rows. `repeated` of the records were there already when a task
+    sent them, from an earlier attempt at it. `ranges` are sorted and may hold records of others."""
+
+    records: int
+    repeated: int
+    ranges: list[OffsetRange]
+
+
+def write_topic(
+    dataset: Dataset,
+    topic: str,
+    *,
+    cluster: Cluster | None = None,
+    value: str = "value",
+    key: str | None = None,
+    headers: str | None = None,
+    partition: str | None = None,
+    timestamp: str | None = None,
+    header_columns: Sequence[str] = (),
+    job: WriteJob | None = None,
+    timeout_s: float = 120.0,
+    ray_remote_args: dict[str, Any] | None = None,
+    concurrency: int | None = None,
+) -> Written:
+    """Writes the rows of a Dataset to a topic, with acks="all"; returns when all are committed.
+
+    `value`, `key`, `headers`, `partition` and `timestamp` name the columns to take; other columns
+    are not written. Values and keys are binary or strings (a null value is a tombstone), headers
+    lists of structs of key (or name) and value, in order and with their duplicates. Without
+    `partition` a record goes where a producer would send its key; without `timestamp` it has the
+    time at which the write began. `header_columns` are further columns (binary or string) that
+    become headers of their names, where they are not null: the `error` of dead letters, say.
+    `cluster`: None means the process's current one.
+
+    A task that Ray retries sends the same batches under the same numbers, and none is appended
+    twice. Where it makes other rows than before it fails with RewriteMismatchError. A write that
+    fails leaves what was written so far, and calling this again writes anew, unless it is given the
+    same `job` (of `begin_write`) and the Dataset consists of the same blocks.
+    See `rayq.client.task_writer` for how far that goes. Raises what `write_task` raises.
+    """
+    found = cluster or Cluster.current()
+    sink = TopicDatasink(
+        job or begin_write(found, topic, timeout_s=timeout_s),
+        cluster=found,
+        columns={
+            "value": value,
+            "key": key,
+            "headers": headers,
+            "partition": partition,
+            "timestamp": timestamp,
+        },
+        header_columns=header_columns,
+        timeout_s=timeout_s,
+    )
+    if sink.job.topic != topic:
+        raise InvalidRequestError(f"The job is one of topic {sink.job.topic!r}, not {topic!r}.")
+    dataset.write_datasink(sink, ray_remote_args=ray_remote_args, concurrency=concurrency)
+    assert sink.written is not None, "write_datasink returns after on_write_complete, or raises"
+    return sink.written
+
+
+class TopicDatasink(Datasink[TaskWritten]):
+    """Writes to a topic; for `Dataset.write_datasink`, which `write_topic` calls. After the write
+    `written` says what became of the rows."""
+
+    def __init__(
+        self,
+        job: WriteJob,
+        *,
+        cluster: Cluster,
+        columns: dict[str, str | None],
+        header_columns: Sequence[str] = (),
+        timeout_s: float = 120.0,
+    ) -> None:
+        """`columns` says which column of the Dataset is the value, and where wanted the key,
+        headers, partition and timestamp."""
+        self.job = job
+        self.written: Written | None = None
+        self._cluster = cluster
+        self._columns = {role: name for role, name in columns.items() if name is not None}
+        self._header_columns = tuple(header_columns)
+        self._timeout_s = timeout_s
+
+    def get_name(self) -> str:
+        return "Topic"
+
+    def write(self, blocks: Iterable[Block], ctx: Any) -> TaskWritten:
+        return write_task(
+            self._cluster,
+            self.job,
+            ctx.task_idx,
+            self._tables(blocks),
+            timeout_s=self._timeout_s,
+        )
+
+    def on_write_complete(self, write_result: WriteResult[TaskWritten]) -> None:
+        tasks = write_result.write_returns
+        self.written = Written(
+            sum(task.records for task in tasks),
+            sum(task.repeated for task in tasks),
+            _merged(one for task in tasks for one in task.ranges),
+        )
+
+    def _tables(self, blocks: Iterable[Block]) -> Iterator[pa.Table]:
+        for block in blocks:
+            table = BlockAccessor.for_block(block).to_arrow()
+            if table.num_rows == 0:
+                continue
+            wanted = [*self._columns.values(), *self._header_columns]
+            missing = [name for name in wanted if name not in table.column_names]
+            if missing:
+                raise InvalidRequestError(
+                    f"The Dataset has no column {', '.join(map(repr, missing))}; it has "
+                    f"{', '.join(map(repr, table.column_names))}. Name the columns to write."
+                )
+            made = {role: table.column(name) for role, name in self._columns.items()}
+            if self._header_columns:
+                made["headers"] = self._headers(table, made.get("headers"))
+            yield pa.table(made)
+
+    def _headers(self, table: pa.Table, given: Any) -> pa.Array:
+        """The given headers, and those made of columns."""
+        kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+        found: list[list[Any]] = [[] for _ in range(table.num_rows)]
+        if given is not None:
+            names = [field.name for field in given.type.value_type if field.name != "value"]
+            for headers, some in zip(found, given.to_pylist(), strict=True):
+                headers += [(one[names[0]], one["value"]) for one in some or ()]
+        for name in self._header_columns:
+            values = pc.cast(table.column(name), pa.binary()).to_pylist()
+            for headers, value in zip(found, values, strict=True):
+                if value is not None:
+                    headers.append((name, value))
+        return pa.array(
+            [[{"key": key, "value": value} for key, value in headers] for headers in found], kind
+        )
+
+
+def _merged(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
+    """Sorted; those that touch become one."""
+    merged: list[OffsetRange] = []
+    for one in sorted(ranges):
+        last = merged[-1] if merged else None
+        if last is not None and last[:2] == one[:2] and one.start <= last.end:
+            merged[-1] = last._replace(end=max(last.end, one.end))
+        else:
+            merged.append(one)
+    return merged

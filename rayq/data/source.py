@@ -1,0 +1,272 @@
+"""Topics as a source of Ray Data."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import ray
+from ray.data import Dataset, Datasource, read_datasource
+from ray.data.block import BlockMetadata
+from ray.data.datasource import ReadTask
+
+from rayq.client import offset_ranges
+from rayq.client.cluster import Cluster
+from rayq.client.offset_ranges import Split, split_ranges
+from rayq.client.range_reader import COLUMNS, read_range, read_schema
+from rayq.config import MIB
+from rayq.errors import InvalidRequestError, RayqError
+from rayq.records import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+ALL_COLUMNS = (*COLUMNS, "headers")
+TASK_BYTES = 32 * MIB
+"""A read task is made for about so much of Arrow data."""
+TASK_OFFSETS_MIN = 10_000
+"""No task is made smaller than this only to give every CPU one."""
+BLOCK_BYTES = 32 * MIB
+"""What a read task gathers before it hands it to Ray Data, which shapes blocks further."""
+SAMPLE_RECORDS = 1000
+SAMPLE_TIMEOUT_S = 5.0
+
+
+class Snapshot(NamedTuple):
+    """What there is to read, bound by bound; the same for every task, retry and later use. A plain
+    value: it pickles."""
+
+    ranges: list[Split]
+
+    @property
+    def start_offsets(self) -> dict[TopicPartition, int]:
+        return offset_ranges.start_offsets(self.ranges)
+
+    @property
+    def end_offsets(self) -> dict[TopicPartition, int]:
+        """Where the next job goes on: its `starting_offsets`."""
+        return offset_ranges.end_offsets(self.ranges)
+
+
+def snapshot(
+    topics: str | Iterable[str] = (), *, cluster: Cluster | None = None, **bounds: Any
+) -> Snapshot:
+    """What `topics` (or those that `pattern` matches) hold now, for `read_topic`.
+
+    `bounds` are the keywords of `rayq.client.offset_ranges.snapshot`, with the meanings that users
+    of Spark's Kafka source know: pattern, starting_offsets ("earliest"), ending_offsets ("latest",
+    the end as it is now), starting_timestamp(s), ending_timestamp(s), new_partitions,
+    fail_on_data_loss (True), timeout_s (60). `cluster`: None means the process's current one.
+    Raises what that function raises.
+    """
+    return Snapshot(offset_ranges.snapshot(cluster, topics, **bounds))
+
+
+def read_topic(
+    topics: str | Iterable[str] | Snapshot = (),
+    *,
+    cluster: Cluster | None = None,
+    columns: Sequence[str] = ALL_COLUMNS,
+    pattern: str | re.Pattern[str] | None = None,
+    min_partitions: int | None = None,
+    fail_on_data_loss: bool = True,
+    timeout_s: float = 60.0,
+    ray_remote_args: dict[str, Any] | None = None,
+    **bounds: Any,
+) -> Dataset:
+    """The records of topics, by name or by `pattern`, or of a `Snapshot` taken before, as a Dataset
+    of the columns key, value (binary), topic (string), partition (int32), offset (int64), timestamp
+    (microseconds, UTC) and headers (a list of structs of key and value: order and duplicates stay).
+
+    Ends are fixed here, once: reading again gives the same records. Take the `Snapshot` yourself to
+    know where a job goes on::
+
+        taken = rayq.data.snapshot("flights")
+        dataset = rayq.data.read_topic(taken)
+        ...
+        more = rayq.data.read_topic("flights", starting_offsets=taken.end_offsets)
+
+    Partitions are read in parallel and cut by offsets where that helps; `min_partitions` is the
+    least number of read tasks (by default one for about 32 MiB, or one for each CPU). Naming fewer
+    `columns` reads faster. `ray_remote_args` are options of the read tasks; other keywords are the
+    bounds of `snapshot`. `cluster`: None means the process's current one.
+
+    Reading is exact or fails: while a leader cannot be reached it is tried again, and without any
+    progress for `timeout_s` seconds the job raises PartitionOfflineError or TimeoutError. Records
+    that expired since the snapshot are an OffsetOutOfRangeError, or, with
+    `fail_on_data_loss=False`, logged and left out. A topic deleted meanwhile is an
+    UnknownTopicError. Raises what `snapshot` raises.
+    """
+    found = cluster or Cluster.current()
+    if isinstance(topics, Snapshot):
+        if bounds or pattern is not None:
+            raise InvalidRequestError(
+                f"A snapshot has its bounds already: {', '.join(bounds) or 'pattern'} belongs to "
+                "rayq.data.snapshot()."
+            )
+        taken = topics
+    else:
+        taken = snapshot(
+            topics,
+            cluster=found,
+            pattern=pattern,
+            fail_on_data_loss=fail_on_data_loss,
+            timeout_s=timeout_s,
+            **bounds,
+        )
+    source = TopicDatasource(
+        taken,
+        cluster=found,
+        columns=columns,
+        fail_on_data_loss=fail_on_data_loss,
+        timeout_s=timeout_s,
+    )
+    tasks = source.task_count(min_partitions)
+    dataset: Dataset = read_datasource(
+        source, override_num_blocks=tasks, ray_remote_args=ray_remote_args or {}
+    )
+    return dataset
+
+
+class TopicDatasource(Datasource):
+    """Reads a `Snapshot`; for `ray.data.read_datasource`, which `read_topic` calls."""
+
+    def __init__(
+        self,
+        taken: Snapshot,
+        *,
+        cluster: Cluster,
+        columns: Sequence[str] = ALL_COLUMNS,
+        fail_on_data_loss: bool = True,
+        timeout_s: float = 60.0,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._taken = taken
+        self._cluster = cluster
+        self._columns = tuple(columns)
+        self._schema = read_schema(columns)
+        self._fail_on_data_loss = fail_on_data_loss
+        self._timeout_s = timeout_s
+        self._record_bytes: dict[str, float] | None = None
+
+    def get_name(self) -> str:
+        return "Topic"
+
+    def estimate_inmemory_data_size(self) -> int:
+        """Bytes in Arrow: a sample of each topic times its offsets."""
+        return sum(map(self._size_of, self._taken.ranges))
+
+    def task_count(self, min_partitions: int | None) -> int:
+        """How many read tasks to ask for; an empty topic has one, which gives the schema."""
+        ranges = self._taken.ranges
+        if min_partitions is None:
+            offsets = sum(one.offsets for one in ranges)
+            cpus = int(ray.cluster_resources().get("CPU", 1))  # type: ignore[no-untyped-call]
+            by_size = math.ceil(self.estimate_inmemory_data_size() / TASK_BYTES)
+            min_partitions = max(by_size, min(cpus, offsets // TASK_OFFSETS_MIN), 1)
+        return max(len(split_ranges(ranges, min_partitions)), 1)
+
+    def get_read_tasks(
+        self,
+        parallelism: int,
+        per_task_row_limit: int | None = None,
+        data_context: Any = None,
+    ) -> list[ReadTask]:
+        splits = split_ranges(self._taken.ranges, max(parallelism, 1))
+        if not splits:
+            return [self._task(self._schema.empty_table, 0, 0, "nothing", per_task_row_limit)]
+        return [
+            self._task(
+                _reading(
+                    self._cluster, split, self._columns, self._fail_on_data_loss, self._timeout_s
+                ),
+                # Compaction leaves offsets without a record, so how many there are is not known.
+                None,
+                self._size_of(split),
+                f"rayq://{split.topic}/{split.partition}/{split.start}-{split.end}",
+                per_task_row_limit,
+            )
+            for split in splits
+        ]
+
+    def _task(
+        self,
+        read: Callable[[], Any],
+        rows: int | None,
+        size_bytes: int,
+        name: str,
+        row_limit: int | None,
+    ) -> ReadTask:
+        metadata = BlockMetadata(
+            num_rows=rows, size_bytes=size_bytes, exec_stats=None, input_files=(name,)
+        )
+        return ReadTask(_blocks(read), metadata, self._schema, row_limit)
+
+    def _size_of(self, split: Split) -> int:
+        if self._record_bytes is None:
+            self._record_bytes = self._sampled()
+        return int(self._record_bytes.get(split.topic, 0.0) * split.offsets)
+
+    def _sampled(self) -> dict[str, float]:
+        """Bytes of Arrow data for each offset, by topic, from the largest range of each. A topic
+        that could not be sampled is left out: the estimate only decides how many tasks there are.
+        """
+        largest: dict[str, Split] = {}
+        for one in self._taken.ranges:
+            if not one.is_empty and one.offsets > largest.get(one.topic, one).offsets - 1:
+                largest[one.topic] = one
+        found: dict[str, float] = {}
+        for topic, one in largest.items():
+            sample = one._replace(end=min(one.end, one.start + SAMPLE_RECORDS))
+            try:
+                batches = read_range(
+                    self._cluster,
+                    sample,
+                    columns=self._columns,
+                    fail_on_data_loss=False,
+                    timeout_s=min(SAMPLE_TIMEOUT_S, self._timeout_s),
+                )
+                found[topic] = sum(batch.nbytes for batch in batches) / sample.offsets
+            except RayqError as error:
+                logger.info("no sample of %s: %s", topic, error)
+        return found
+
+
+def _reading(
+    cluster: Cluster,
+    split: Split,
+    columns: tuple[str, ...],
+    fail_on_data_loss: bool,
+    timeout_s: float,
+) -> Callable[[], Iterator[pa.Table]]:
+    """What a read task does, wherever it runs."""
+
+    def read() -> Iterator[pa.Table]:
+        gathered: list[pa.RecordBatch] = []
+        size_bytes = 0
+        for batch in read_range(
+            cluster,
+            split,
+            columns=columns,
+            fail_on_data_loss=fail_on_data_loss,
+            timeout_s=timeout_s,
+        ):
+            gathered.append(batch)
+            size_bytes += batch.nbytes
+            if size_bytes >= BLOCK_BYTES:
+                yield pa.Table.from_batches(gathered)
+                gathered, size_bytes = [], 0
+        yield pa.Table.from_batches(gathered, schema=read_schema(columns))
+
+    return read
+
+
+def _blocks(read: Callable[[], Any]) -> Callable[[], Iterator[pa.Table]]:
+    def blocks() -> Iterator[pa.Table]:
+        found = read()
+        yield from ([found] if isinstance(found, pa.Table) else found)
+
+    return blocks

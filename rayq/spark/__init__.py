@@ -1,0 +1,13 @@
+"""Spark jobs over the log, on Ray through RayDP. Needs the extra `spark`, and Java 17.
+
+`session` starts Spark, `read` and `write` are its batch source and sink, `stream` reads in
+micro-batches, `from_json` turns JSON values into typed columns. See docs/spark.md.
+"""
+
+from rayq.spark.read import read
+from rayq.spark.schema import Parsed, from_json
+from rayq.spark.session import session
+from rayq.spark.stream import stream
+from rayq.spark.write import Written, write
+
+__all__ = ["Parsed", "Written", "from_json", "read", "session", "stream", "write"]

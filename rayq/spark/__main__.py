@@ -1,0 +1,24 @@
+"""`python -m rayq.spark`: whether Spark can run on this machine, and if not, what it needs."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+
+from rayq.errors import RayqError
+
+
+def main() -> int:
+    try:
+        from rayq.spark.session import check_java
+
+        java = check_java()
+    except RayqError as error:
+        print(f"Spark cannot run here: {error}")
+        return 1
+    print(f"Spark {version('pyspark')} on Java {java}, with RayDP {version('raydp')}:")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""Which offsets each micro-batch of a streaming query reads. Pure: the checkpoint and the log come
+in as values.
+
+A batch is decided once, written ahead under its id, and from then on it is what was written: after
+a crash the batch without a commit is run again as it stands, whatever the log holds by then. So a
+sink that keeps one result for each batch id has every record once.
+
+What a batch holds for each partition of the query, also for those it reads nothing of, is all that
+the next one needs to go on: batches follow each other without a gap and without an overlap. Only
+where the log has lost records, and `fail_on_data_loss=False` accepts it, does the next batch begin
+elsewhere: where the log starts, or where it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from rayq.client.offset_ranges import Split, limit_ranges
+from rayq.errors import CheckpointDamagedError, CheckpointMismatchError
+from rayq.records import TopicPartition
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """A micro-batch as it is written ahead: one range for every partition of the query, sorted by
+    topic and partition; some may be empty, not all."""
+
+    batch_id: int
+    timestamp_ms: int
+    """When it was decided."""
+    ranges: list[Split]
+
+    @property
+    def offsets(self) -> int:
+        """How many; in a compacted log fewer of them may hold a record."""
+        return sum(one.offsets for one in self.ranges)
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far a query is: where the batch `next_id` begins, as empty ranges."""
+
+    next_id: int
+    positions: list[Split]
+
+    @property
+    def offsets(self) -> dict[TopicPartition, int]:
+        return {one.place: one.start for one in self.positions}
+
+
+class Resumption(msgspec.Struct, frozen=True):
+    """What a start finds: the batch to run again, if one has no commit, and where to go on then."""
+
+    replay: Batch | None
+    progress: Progress
+
+
+def resume(start: Sequence[Split], written: Batch | None, committed: int | None) -> Resumption:
+    """From the starting positions of the query, its last batch written and the last committed.
+    Raises CheckpointDamagedError where these cannot be of one query."""
+    if written is None:
+        if committed is not None:
+            raise CheckpointDamagedError(
+                f"Batch {committed} is committed, but no offsets of any batch are there."
+            )
+        return Resumption(None, Progress(0, _ends(start)))
+    if committed not in (written.batch_id, written.batch_id - 1 if written.batch_id else None):
+        last = "none" if committed is None else f"batch {committed}"
+        raise CheckpointDamagedError(
+            f"The last offsets are those of batch {written.batch_id}, the last commit is {last}: "
+            "the commit has to be of the same batch or of the one before."
+        )
+    replay = None if committed == written.batch_id else written
+    return Resumption(replay, after(written))
+
+
+def after(batch: Batch) -> Progress:
+    """Where to go on once a batch is written."""
+    return Progress(batch.batch_id + 1, _ends(batch.ranges))
+
+
+def _ends(ranges: Iterable[Split]) -> list[Split]:
+    return [one._replace(start=one.end) for one in ranges]
+
+
+def next_batch(
+    progress: Progress,
+    available: Sequence[Split],
+    *,
+    offsets_max: int | None = None,
+    until: Mapping[TopicPartition, int] | None = None,
+    now_ms: int,
+) -> Batch | None:
+    """The next batch, None while there is nothing new.
+
+    `available`: for every partition of the topics as they are now the range from the query's
+    position (of a partition that is new to it, from the log's start) to the end. `until`: ends that
+    are not passed; a partition without one is left for another time. `offsets_max` offsets are
+    shared out in proportion to what is there, at least one to each partition; where they are too
+    few for that, partitions take turns.
+    """
+    check_same_topics(progress.positions, available)
+    ranges = sorted(available)
+    if until is not None:
+        ranges = [_until(one, until.get(one.place)) for one in ranges]
+    if offsets_max is not None:
+        ranges = _share(ranges, offsets_max, progress.next_id)
+    if all(one.is_empty for one in ranges):
+        return None
+    return Batch(progress.next_id, now_ms, ranges)
+
+
+def _until(one: Split, end: int | None) -> Split:
+    return one._replace(end=one.start if end is None else max(one.start, min(one.end, end)))
+
+
+def _share(ranges: list[Split], offsets_max: int, batch_id: int) -> list[Split]:
+    """Depends on nothing but its arguments: the same log gives the same batch."""
+    filled = [one for one in ranges if not one.is_empty]
+    if len(filled) <= offsets_max:
+        return limit_ranges(ranges, offsets_max)
+    first = batch_id * offsets_max
+    turn = {filled[(first + number) % len(filled)].place for number in range(offsets_max)}
+    return [one._replace(end=one.start + (one.place in turn)) for one in ranges]
+
+
+def check_same_topics(known: Iterable[Split], found: Iterable[Split]) -> None:
+    """Raises CheckpointMismatchError where a topic of the query is another one by now."""
+    ids = {one.topic: one.topic_id for one in known}
+    for one in found:
+        expected = ids.get(one.topic, one.topic_id)
+        if expected != one.topic_id:
+            raise CheckpointMismatchError(
+                f"Topic {one.topic!r} was deleted and created anew: the checkpoint is of the topic "
+                f"with id {expected}, now there is {one.topic_id}. Read the new one with a new "
+                "checkpoint."
+            )

@@ -1,0 +1,124 @@
+"""Batch reads: a topic as a DataFrame, with the columns and options of Spark's Kafka source.
+
+The driver fixes what is read once (`rayq.client.offset_ranges.snapshot`); each Spark task gets one
+range of offsets and fetches it from the partition's leader into Arrow when Spark runs it. A range
+is a plain value, so a task that Spark runs again reads the same records.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from rayq.client.cluster import Cluster
+from rayq.client.offset_ranges import Offsets, Split, Time, Times, snapshot, split_ranges
+from rayq.client.range_reader import COLUMNS, read_range
+from rayq.spark.schema import read_schema
+
+
+def read(
+    spark: SparkSession,
+    topics: str | Iterable[str] = (),
+    *,
+    pattern: str | re.Pattern[str] | None = None,
+    cluster: Cluster | None = None,
+    starting_offsets: Offsets = "earliest",
+    ending_offsets: Offsets = "latest",
+    starting_timestamp: Time | None = None,
+    starting_timestamps: Times | None = None,
+    ending_timestamp: Time | None = None,
+    ending_timestamps: Times | None = None,
+    min_partitions: int | None = None,
+    fail_on_data_loss: bool = True,
+    include_headers: bool = False,
+    timeout_s: float = 60.0,
+) -> DataFrame:
+    """What is in `topics` (or in those whose whole name `pattern` matches) as a DataFrame.
+
+    Columns: key and value (binary), topic (string), partition (int), offset (long), timestamp;
+    with `include_headers` also headers, an array of (key string, value binary) that is empty where
+    a record has none.
+
+    Where to start and to end: "earliest", "latest", or offsets for every partition, as
+    `{TopicPartition("t", 0): 23}` or `{"t": {0: 23}}`; or a time (Unix milliseconds, or a datetime
+    with a time zone), one for all or one for each partition. Ends are exclusive; "latest" is the
+    high watermark, asked for once, now: whatever is appended later is not part of the DataFrame,
+    however often and late it is evaluated. Nothing is fetched before it is.
+
+    Each topic partition becomes one Spark partition; `min_partitions` cuts large ones by offset
+    until there are so many. `fail_on_data_loss`: whether records that expired are an error, or are
+    left out with a warning. `timeout_s`: how long, in seconds, a leader may be away, here and in
+    the tasks, before the job fails; never are fewer records returned instead.
+
+    Raises what `rayq.client.offset_ranges.snapshot` does: UnknownTopicError, OffsetOutOfRangeError,
+    InvalidRequestError, PartitionOfflineError, TimeoutError; NoClusterError. A task's errors reach
+    the driver as PySpark's PythonException, with rayq's own in its text.
+    """
+    cluster = cluster or Cluster.current()
+    ranges = snapshot(
+        cluster,
+        topics,
+        pattern=pattern,
+        starting_offsets=starting_offsets,
+        ending_offsets=ending_offsets,
+        starting_timestamp=starting_timestamp,
+        starting_timestamps=starting_timestamps,
+        ending_timestamp=ending_timestamp,
+        ending_timestamps=ending_timestamps,
+        fail_on_data_loss=fail_on_data_loss,
+        timeout_s=timeout_s,
+    )
+    return read_ranges(
+        spark,
+        cluster,
+        split_ranges(ranges, min_partitions),
+        include_headers=include_headers,
+        fail_on_data_loss=fail_on_data_loss,
+        timeout_s=timeout_s,
+    )
+
+
+def read_ranges(
+    spark: SparkSession,
+    cluster: Cluster,
+    splits: Sequence[Split],
+    *,
+    include_headers: bool = False,
+    fail_on_data_loss: bool = True,
+    timeout_s: float = 60.0,
+) -> DataFrame:
+    """Exactly these ranges, one Spark partition for each, in their order."""
+    columns = (*COLUMNS, "headers") if include_headers else COLUMNS
+    schema = read_schema(columns)
+    if not splits:
+        return spark.createDataFrame([], schema)
+    count = len(splits)
+    fetch = _fetcher(cluster, list(splits), columns, fail_on_data_loss, timeout_s)
+    # Spark cuts a range of `count` numbers into `count` partitions of one number each.
+    return spark.range(0, count, 1, count).mapInArrow(fetch, schema)
+
+
+def _fetcher(
+    cluster: Cluster,
+    splits: list[Split],
+    columns: Sequence[str],
+    fail_on_data_loss: bool,
+    timeout_s: float,
+) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """What a task runs; it pickles with no more than these arguments."""
+
+    def fetch(numbers: Iterable[Any]) -> Iterator[Any]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                yield from read_range(
+                    cluster,
+                    splits[number],
+                    columns=columns,
+                    fail_on_data_loss=fail_on_data_loss,
+                    timeout_s=timeout_s,
+                )
+
+    return fetch

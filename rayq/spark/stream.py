@@ -1,0 +1,287 @@
+"""Micro-batch streaming: a topic as a sequence of DataFrames, each given to a function of yours.
+
+    query = (
+        rayq.spark.stream(spark, "flights", checkpoint="./checkpoint", trigger="5 seconds")
+        .foreach_batch(save)
+        .start()
+    )
+    query.awaitTermination()
+
+What each batch reads is written to the checkpoint before it runs, and that it is done afterwards.
+So after a crash at any point the one batch that may have been under way is run again with the same
+id and the same offsets, and none is left out: at-least-once, and exactly once where the function
+does nothing twice for one batch id (replaces what it wrote for that id, for example).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark import InheritableThread
+from pyspark.sql import DataFrame, SparkSession
+
+from rayq.client.cluster import Cluster
+from rayq.client.offset_ranges import Offsets, Split, Time, Times, split_ranges
+from rayq.errors import CheckpointMismatchError, InvalidRequestError
+from rayq.spark.batches import Resumption
+from rayq.spark.checkpoint import Checkpoint, QueryMetadata
+from rayq.spark.read import read_ranges
+from rayq.spark.streaming_query import BatchFunction, Engine, StreamingQuery, patiently
+from rayq.spark.topic_source import TopicSource
+from rayq.spark.trigger import Trigger, parse_trigger
+
+logger = logging.getLogger(__name__)
+
+
+def stream(
+    spark: SparkSession,
+    topics: str | Iterable[str] = (),
+    *,
+    checkpoint: str | os.PathLike[str],
+    pattern: str | re.Pattern[str] | None = None,
+    cluster: Cluster | None = None,
+    trigger: str | None = None,
+    starting_offsets: Offsets = "earliest",
+    starting_timestamp: Time | None = None,
+    starting_timestamps: Times | None = None,
+    max_offsets_per_trigger: int | None = None,
+    min_partitions: int | None = None,
+    fail_on_data_loss: bool = True,
+    include_headers: bool = False,
+    group: str | None = None,
+    name: str | None = None,
+    timeout_s: float = 60.0,
+    retry_timeout_s: float = 120.0,
+) -> TopicStream:
+    """A stream of `topics` (or of those whose whole name `pattern` matches), to be given a function
+    by `foreach_batch`, then started. The columns are those of `rayq.spark.read`.
+
+    `checkpoint`: a directory, or a URL that fsspec knows, of this query alone. It says where the
+    query goes on; the options of a start (the trigger, the limits) may differ from the last one's,
+    the topics may not. `starting_...` (see `read`) count only while the checkpoint is new, where
+    the default is all that is there. Partitions that are added later are read from their start, and
+    so are topics that begin to match the pattern.
+
+    `trigger`: "5 seconds" (how often to look for new records, or another interval),
+    "available_now" (read what is there at the start, in as many batches as the limit makes of it,
+    then end), None (a batch after the other). `max_offsets_per_trigger` is shared by the partitions
+    in proportion to what each has; `min_partitions` cuts large ranges for more Spark tasks.
+
+    `fail_on_data_loss`: whether records that expired before they were read end the query, or are
+    left out with a warning. `timeout_s`: how long, in seconds, a leader may be away while a task
+    reads; `retry_timeout_s`: while the query looks for new records.
+
+    `group`: after each batch its positions are committed to this consumer group, so that its lag
+    shows. They are for people; nobody may be a member of the group.
+
+    Raises InvalidRequestError; NoClusterError.
+    """
+    if max_offsets_per_trigger is not None and (
+        type(max_offsets_per_trigger) is not int or max_offsets_per_trigger < 1
+    ):
+        raise InvalidRequestError(
+            f"max_offsets_per_trigger is an int from 1, or None, not {max_offsets_per_trigger!r}."
+        )
+    split_ranges([], min_partitions)  # checks it
+    source = TopicSource(
+        cluster or Cluster.current(), topics, pattern, fail_on_data_loss=fail_on_data_loss
+    )
+    engine = SparkEngine(
+        spark,
+        source.cluster,
+        min_partitions=min_partitions,
+        options={
+            "include_headers": include_headers,
+            "fail_on_data_loss": fail_on_data_loss,
+            "timeout_s": timeout_s,
+        },
+    )
+    return TopicStream(
+        engine=engine,
+        source=source,
+        checkpoint=checkpoint,
+        trigger=parse_trigger(trigger),
+        starting={
+            "starting_offsets": starting_offsets,
+            "starting_timestamp": starting_timestamp,
+            "starting_timestamps": starting_timestamps,
+        },
+        offsets_max=max_offsets_per_trigger,
+        group=group,
+        name=name,
+        retry_timeout_s=retry_timeout_s,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicStream:
+    """A stream that has yet to learn what to do with its batches."""
+
+    engine: Engine
+    source: TopicSource
+    checkpoint: str | os.PathLike[str]
+    trigger: Trigger
+    starting: Mapping[str, Any]
+    offsets_max: int | None
+    group: str | None
+    name: str | None
+    retry_timeout_s: float
+
+    def foreach_batch(self, function: Callable[[DataFrame, int], object]) -> StreamStarter:
+        """`function(df, batch_id)` is called for each batch, in the query's own thread of the
+        driver. `df` reads the log whenever it is evaluated, the same records each time: persist it
+        where it is evaluated more than once. The batch is done when the function returns; an
+        exception ends the query."""
+        if not callable(function):
+            raise InvalidRequestError(
+                f"foreach_batch takes a function of a DataFrame and a batch id, not {function!r}."
+            )
+        return StreamStarter(self, function)
+
+
+class StreamStarter:
+    """A stream that can be started."""
+
+    def __init__(self, stream: TopicStream, function: BatchFunction) -> None:
+        self._stream = stream
+        self._function = function
+
+    def start(self) -> StreamingQuery:
+        """Starts the query, in a thread of its own; returns once the checkpoint is read, or made,
+        and the topics are found.
+
+        Raises CheckpointInUseError (another query uses it), CheckpointMismatchError (it is of
+        another cluster, or of other topics, also one that was deleted and made anew),
+        CheckpointDamagedError, UnsupportedFormatError, CheckpointError, UnknownTopicError,
+        OffsetOutOfRangeError, GroupNotEmptyError, and what the cluster answers for
+        `retry_timeout_s`.
+        """
+        stream = self._stream
+        run_id = str(uuid.uuid4())
+        checkpoint = Checkpoint.open(stream.checkpoint, run_id)
+        try:
+            metadata = self._metadata(checkpoint)
+            resumption = checkpoint.resume(metadata)
+            positions = resumption.progress.positions
+            self._ask(lambda timeout_s: stream.source.check_topics(positions, timeout_s))
+            self._commit_to_group(resumption)
+            query = StreamingQuery(
+                query_id=metadata.id,
+                run_id=run_id,
+                name=stream.name,
+                source=stream.source,
+                checkpoint=checkpoint,
+                resumption=resumption,
+                engine=stream.engine,
+                function=self._function,
+                trigger=stream.trigger,
+                offsets_max=stream.offsets_max,
+                group=stream.group,
+                retry_timeout_s=stream.retry_timeout_s,
+            )
+            query.begin()
+        except BaseException:
+            checkpoint.close()
+            raise
+        return query
+
+    def _metadata(self, checkpoint: Checkpoint) -> QueryMetadata:
+        """Of the checkpoint, checked to be of this query; written where it is new."""
+        source = self._stream.source
+        found = checkpoint.metadata()
+        cluster_id = self._ask(source.cluster_id)
+        if found is not None:
+            _check_same_query(checkpoint.path, found, source, cluster_id)
+            return found
+        made = QueryMetadata(
+            id=str(uuid.uuid4()),
+            cluster_id=cluster_id,
+            topics=source.topics,
+            pattern=source.pattern,
+            created_ms=time.time_ns() // 1_000_000,
+            start=self._ask(lambda timeout_s: source.start(self._stream.starting, timeout_s)),
+        )
+        checkpoint.create(made)
+        return made
+
+    def _commit_to_group(self, resumption: Resumption) -> None:
+        """Where the query stands now; a group that it cannot use shows at the start."""
+        group = self._stream.group
+        if group is None:
+            return
+        replay = resumption.replay
+        positions = (
+            resumption.progress.offsets
+            if replay is None
+            else {one.place: one.start for one in replay.ranges}
+        )
+        source = self._stream.source
+        self._ask(lambda timeout_s: source.commit(group, positions, timeout_s))
+
+    def _ask(self, question: Callable[[float], Any]) -> Any:
+        return patiently(
+            f"Asking for {self._stream.source}",
+            question,
+            self._stream.retry_timeout_s,
+            threading.Event(),
+            lambda _: None,
+        )
+
+
+def _check_same_query(
+    path: str, found: QueryMetadata, source: TopicSource, cluster_id: str
+) -> None:
+    if found.cluster_id != cluster_id:
+        raise CheckpointMismatchError(
+            f"The checkpoint {path} is of cluster {found.cluster_id}, this is {cluster_id}: "
+            "connect to that one, or use another checkpoint."
+        )
+    if (found.topics, found.pattern) != (source.topics, source.pattern):
+        of = ", ".join(found.topics) or f"pattern {found.pattern!r}"
+        raise CheckpointMismatchError(
+            f"The checkpoint {path} is of a query of {of}, this one is of {source}: each query has "
+            "a checkpoint of its own."
+        )
+
+
+class SparkEngine:
+    """Batches as DataFrames of one Spark session."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        cluster: Cluster,
+        *,
+        min_partitions: int | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        self._spark = spark
+        self._cluster = cluster
+        self._min_partitions = min_partitions
+        self._options = options
+
+    def thread(self, work: Callable[[], None], name: str) -> threading.Thread:
+        # Spark's own kind of thread: it has a thread of the JVM to itself, where its job group is.
+        return InheritableThread(target=work, name=name, daemon=True)
+
+    def begin(self, group: str, description: str) -> None:
+        self._spark.sparkContext.setJobGroup(group, description, interruptOnCancel=True)
+
+    def frame(self, ranges: Sequence[Split]) -> DataFrame:
+        splits = split_ranges(ranges, self._min_partitions)
+        return read_ranges(self._spark, self._cluster, splits, **self._options)
+
+    def cancel(self, group: str) -> None:
+        try:
+            self._spark.sparkContext.cancelJobGroup(group)
+        except (Py4JError, OSError, AttributeError) as error:  # Spark was stopped, or its JVM died
+            logger.info("no jobs to cancel: %s", error)

@@ -1,0 +1,123 @@
+"""What a streaming query asks the cluster: the topics, where their logs start and end, and, if a
+group is to show the lag, to note how far the query is."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rayq.client.cluster import Cluster
+from rayq.client.group_consumer import pattern_text
+from rayq.client.offset_ranges import Split, snapshot
+from rayq.core import topic_pattern
+from rayq.errors import InvalidRequestError, OffsetOutOfRangeError, RayqError, UnknownTopicError
+from rayq.records import TopicPartition
+from rayq.spark.batches import check_same_topics
+
+logger = logging.getLogger(__name__)
+
+
+class TopicSource:
+    """The topics of one query, by name or by pattern. Every method may raise retriable errors;
+    `timeout_s` is of one attempt."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        topics: str | Iterable[str],
+        pattern: str | re.Pattern[str] | None,
+        *,
+        fail_on_data_loss: bool,
+    ) -> None:
+        """Raises InvalidRequestError."""
+        names = [topics] if isinstance(topics, str) else list(topics)
+        if bool(names) == (pattern is not None):
+            raise InvalidRequestError(
+                "Give the topics to read by name, or a pattern; one of the two."
+            )
+        self.cluster = cluster
+        self.topics = sorted(set(names))
+        self.pattern = None if pattern is None else pattern_text(pattern)
+        self._fail_on_data_loss = fail_on_data_loss
+
+    def __str__(self) -> str:
+        return ", ".join(self.topics) if self.pattern is None else f"pattern {self.pattern!r}"
+
+    def cluster_id(self, timeout_s: float) -> str:
+        return self.cluster.admin.describe_cluster(timeout_s=timeout_s).cluster_id
+
+    def start(self, where: Mapping[str, Any], timeout_s: float) -> list[Split]:
+        """The starting positions, as empty ranges; `where` are `starting_...` keywords of
+        `rayq.client.offset_ranges.snapshot`."""
+        found = snapshot(
+            self.cluster,
+            self.topics,
+            pattern=self.pattern,
+            fail_on_data_loss=self._fail_on_data_loss,
+            timeout_s=timeout_s,
+            **where,
+        )
+        return [one._replace(end=one.start) for one in found]
+
+    def available(self, positions: Iterable[Split], timeout_s: float) -> list[Split]:
+        """For each partition, from the query's position to the end as it is now; partitions that
+        are new from their log's start.
+
+        Raises OffsetOutOfRangeError where records at a position are gone (with
+        `fail_on_data_loss=False` it is logged, and the range starts where the log does),
+        UnknownTopicError and CheckpointMismatchError for a topic that was deleted (and made anew).
+        """
+        names, kept = self._names(positions, timeout_s)
+        try:
+            found = snapshot(
+                self.cluster,
+                names,
+                starting_offsets={one.place: one.start for one in kept},
+                new_partitions="earliest",
+                fail_on_data_loss=self._fail_on_data_loss,
+                timeout_s=timeout_s,
+            )
+        except (OffsetOutOfRangeError, InvalidRequestError):
+            # A topic made anew is shorter, or has fewer partitions: then that is what to say.
+            check_same_topics(kept, snapshot(self.cluster, names, timeout_s=timeout_s))
+            raise
+        check_same_topics(kept, found)
+        return found
+
+    def _names(self, positions: Iterable[Split], timeout_s: float) -> tuple[list[str], list[Split]]:
+        """The topics as they are now, and the positions in those."""
+        if self.pattern is None:
+            return self.topics, list(positions)
+        there = self.cluster.admin.list_topics(timeout_s=timeout_s)
+        names = sorted(topic_pattern.matches(self.pattern, there))
+        gone = sorted({one.topic for one in positions} - set(names))
+        if gone:
+            message = f"Topics that this query reads were deleted: {', '.join(gone)}."
+            if self._fail_on_data_loss:
+                raise UnknownTopicError(
+                    f"{message} fail_on_data_loss=False goes on with the other ones."
+                )
+            logger.warning("%s Going on with the others (fail_on_data_loss=False).", message)
+        if not names:
+            raise UnknownTopicError(f"No topic's name matches the pattern {self.pattern!r} now.")
+        return names, [one for one in positions if one.topic in set(names)]
+
+    def check_topics(self, known: Iterable[Split], timeout_s: float) -> None:
+        """Raises UnknownTopicError, CheckpointMismatchError where the topics of a checkpoint are
+        others by now."""
+        names, kept = self._names(known, timeout_s)
+        client, background = self.cluster.shared_client()
+        for name in names:
+            topic = background.run(client.topic(name, timeout_s=timeout_s, age_max_s=0.0))
+            check_same_topics(kept, [Split(name, topic.topic_id, 0, 0, 0)])
+
+    def commit(self, group: str, positions: Mapping[TopicPartition, int], timeout_s: float) -> None:
+        """Sets the group's offsets. Raises GroupNotEmptyError where consumers are in it."""
+        self.cluster.admin.set_group_offsets(group, to=positions, timeout_s=timeout_s)
+
+
+def advice(error: RayqError, what: str, after_s: float) -> RayqError:
+    """An error that stayed for as long as the query was to retry it, of the same class."""
+    return type(error)(f"{error} ({what} was retried for {after_s:g} s: retry_timeout_s.)")

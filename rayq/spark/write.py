@@ -1,0 +1,164 @@
+"""Batch writes: the rows of a DataFrame as records of a topic.
+
+Each Spark task appends its own rows. That a task which Spark runs again, or twice at once, writes
+nothing twice is the work of `rayq.client.task_writer`: any attempt at a task sends the same batches
+under the same numbers, and the leaders take each once. For that an attempt has to make the same
+rows in the same order as the one before; `_ordered` sees to it for aggregations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from pyspark import TaskContext
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as fn
+from pyspark.sql.types import (
+    BinaryType,
+    ByteType,
+    DataType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from rayq.client.arrow import load_pyarrow
+from rayq.client.cluster import Cluster
+from rayq.client.task_writer import WriteJob, begin_write, write_task
+from rayq.errors import InvalidRequestError
+from rayq.spark.schema import HEADERS_TYPE
+
+_RESULT = StructType(
+    [StructField("records", LongType(), False), StructField("repeated", LongType(), False)]
+)
+_BINARY = (BinaryType, StringType)
+_ACCEPTED: dict[str, tuple[tuple[type[DataType], ...], str]] = {
+    "value": (_BINARY, "binary or string; for other columns use to_json(struct(...))"),
+    "key": (_BINARY, "binary or string; cast others, for example to string"),
+    "partition": ((ByteType, ShortType, IntegerType, LongType), "a whole number"),
+    "timestamp": ((TimestampType,), "a timestamp"),
+}
+
+
+class Written(NamedTuple):
+    """What a write did: records in all, and how many of them an attempt found already written by an
+    attempt before it."""
+
+    records: int
+    repeated: int
+
+
+def write(
+    df: DataFrame,
+    topic: str,
+    *,
+    key: str | Column | None = None,
+    value: str | Column = "value",
+    partition: str | Column | None = None,
+    headers: str | Column | None = None,
+    timestamp: str | Column | None = None,
+    cluster: Cluster | None = None,
+    job: WriteJob | None = None,
+    timeout_s: float = 120.0,
+) -> Written:
+    """Evaluates `df` and appends each of its rows to `topic`; returns when all are committed.
+
+    Columns are given by name or as expressions: `value` (binary, or string as UTF-8; null writes a
+    tombstone), `key` (the same; None: no keys), `partition` (a whole number; None: by the key's
+    hash), `headers` (array of (key string, value binary)), `timestamp` (None: the time of the
+    call). `timeout_s`: how long, in seconds, a leader may be away before a task fails.
+
+    A task that fails half-way and is run again, and a speculative copy, write nothing twice, if
+    they make the same rows in the same order: read, map, filter and (because `write` sorts its rows
+    by all of their columns) aggregate do. Behind another shuffle (repartition, join) Spark promises
+    no order: `sortWithinPartitions` there. Where an attempt makes other rows than the one before it
+    raises RewriteMismatchError rather than write a row twice or not at all. This ends with the job:
+    a job that fails leaves what its tasks had written, and writing again appends again. There are
+    no transactions; readers may see a part of it. `job`: one of
+    `rayq.client.task_writer.begin_write` that was kept, to repeat a job that may have run.
+
+    Raises InvalidRequestError (a column of the wrong type), UnknownTopicError, NoClusterError. A
+    task's errors reach the driver as PySpark's PythonException, with rayq's own in its text.
+    """
+    cluster = cluster or Cluster.current()
+    named = {
+        "value": value,
+        "key": key,
+        "partition": partition,
+        "headers": headers,
+        "timestamp": timestamp,
+    }
+    records = df.select(
+        *(
+            (fn.col(given) if isinstance(given, str) else given).alias(name)
+            for name, given in named.items()
+            if given is not None
+        )
+    )
+    _check_types(records)
+    records = _ordered(_with_long_partition(records))
+    if job is None:
+        job = begin_write(cluster, topic, timeout_s=timeout_s)
+    done = records.mapInArrow(_appender(cluster, job, timeout_s), _RESULT).collect()
+    return Written(sum(row.records for row in done), sum(row.repeated for row in done))
+
+
+def _check_types(records: DataFrame) -> None:
+    for field in records.schema.fields:
+        if field.name == "headers":
+            is_right = _is_headers(field.dataType)
+            wanted = f"{HEADERS_TYPE.simpleString()}"
+        else:
+            kinds, wanted = _ACCEPTED[field.name]
+            is_right = isinstance(field.dataType, kinds)
+        if not is_right:
+            raise InvalidRequestError(
+                f"The {field.name} of a record cannot be {field.dataType.simpleString()}: it has "
+                f"to be {wanted}."
+            )
+
+
+def _is_headers(found: DataType) -> bool:
+    """Whatever may be null."""
+    return found.simpleString() == HEADERS_TYPE.simpleString()
+
+
+def _with_long_partition(records: DataFrame) -> DataFrame:
+    if "partition" not in records.columns:
+        return records
+    return records.withColumn("partition", fn.col("partition").cast("long"))
+
+
+def _ordered(records: DataFrame) -> DataFrame:
+    """The rows in an order that is the same in every attempt of a task. Those of an aggregation
+    come as the blocks of its shuffle arrive; they are sorted, as their order means nothing. What
+    else comes in an order may mean it, also where Spark does not promise to keep it."""
+    plan = records._jdf.queryExecution().optimizedPlan()
+    while plan.nodeName() in ("Project", "Filter"):
+        plan = plan.child()
+    if plan.nodeName() != "Aggregate":
+        return records
+    return records.sortWithinPartitions(*records.columns)
+
+
+def _appender(
+    cluster: Cluster, job: WriteJob, timeout_s: float
+) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """What a task runs; it pickles with no more than these arguments."""
+
+    def append(batches: Iterable[Any]) -> Iterator[Any]:
+        context = TaskContext.get()
+        assert context is not None, "a task has a context"
+        done = write_task(cluster, job, context.partitionId(), batches, timeout_s=timeout_s)
+        pa = load_pyarrow()
+        yield pa.record_batch(
+            [pa.array([done.records], pa.int64()), pa.array([done.repeated], pa.int64())],
+            names=["records", "repeated"],
+        )
+
+    return append

@@ -1,0 +1,492 @@
+"""Streaming queries without Spark: a batch's frame is the list of its records."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayq import Cluster, TopicPartition
+from rayq.client.offset_ranges import Split
+from rayq.client.range_reader import read_range
+from rayq.errors import (
+    CheckpointInUseError,
+    CheckpointMismatchError,
+    ClosedError,
+    GroupNotEmptyError,
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    PartitionOfflineError,
+    RayqError,
+    StreamingQueryError,
+    UnknownTopicError,
+)
+from rayq.spark.stream import TopicStream
+from rayq.spark.streaming_query import StreamingQuery
+from rayq.spark.topic_source import TopicSource
+from rayq.spark.trigger import parse_trigger
+from rayq.testing import LocalCluster
+from tests.local.conftest import NewTopic
+from tests.local.support import eventually
+
+Seen = tuple[str, int, int]
+"""Topic, partition and offset of a record."""
+Frame = list[Seen]
+
+
+class ListEngine:
+    """Reads a batch at once, in the query's thread."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.cancelled = threading.Event()
+
+    def thread(self, work: Callable[[], None], name: str) -> threading.Thread:
+        return threading.Thread(target=work, name=name, daemon=True)
+
+    def begin(self, group: str, description: str) -> None:
+        pass
+
+    def frame(self, ranges: Sequence[Split]) -> Frame:
+        found: Frame = []
+        for one in ranges:
+            for batch in read_range(self._cluster, one, columns=("offset",)):
+                offsets = batch.column("offset").to_pylist()
+                found += [(one.topic, one.partition, offset) for offset in offsets]
+        return found
+
+    def cancel(self, group: str) -> None:
+        self.cancelled.set()
+
+
+def stream(
+    cluster: Cluster,
+    topics: str | Sequence[str],
+    checkpoint: Path,
+    *,
+    pattern: str | None = None,
+    trigger: str | None = "available_now",
+    starting_offsets: Any = "earliest",
+    fail_on_data_loss: bool = True,
+    offsets_max: int | None = None,
+    group: str | None = None,
+    retry_timeout_s: float = 20.0,
+) -> TopicStream:
+    return TopicStream(
+        engine=ListEngine(cluster),
+        source=TopicSource(cluster, topics, pattern, fail_on_data_loss=fail_on_data_loss),
+        checkpoint=checkpoint,
+        trigger=parse_trigger(trigger),
+        starting={"starting_offsets": starting_offsets},
+        offsets_max=offsets_max,
+        group=group,
+        name=None,
+        retry_timeout_s=retry_timeout_s,
+    )
+
+
+class Sink:
+    """Keeps one result for each batch id, as a sink has to; `runs` counts how often each came."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, Frame] = {}
+        self.runs: list[int] = []
+
+    def __call__(self, frame: Frame, batch_id: int) -> None:
+        assert self.batches.setdefault(batch_id, frame) == frame, "a replay reads the same records"
+        self.runs.append(batch_id)
+
+    @property
+    def seen(self) -> list[Seen]:
+        return sorted(one for frame in self.batches.values() for one in frame)
+
+
+def drain(stream: TopicStream, function: Any) -> StreamingQuery:
+    query = stream.foreach_batch(function).start()
+    assert query.awaitTermination(30) is True
+    return query
+
+
+def produce(cluster: Cluster, topic: str, count: int, partition: int = 0) -> None:
+    with cluster.producer() as producer:
+        for number in range(count):
+            producer.send(topic, b"%d" % number, partition=partition)
+
+
+def offsets(topic: str, count: int, partition: int = 0, first: int = 0) -> list[Seen]:
+    return [(topic, partition, offset) for offset in range(first, count)]
+
+
+@pytest.fixture
+def sink() -> Sink:
+    return Sink()
+
+
+@pytest.fixture
+def queries() -> Iterator[list[StreamingQuery]]:
+    """Those to stop when the test is over, however it ends."""
+    started: list[StreamingQuery] = []
+    yield started
+    for query in started:
+        query.stop()
+
+
+# --- what is read ---------------------------------------------------------------------------------
+
+
+def test_available_now_reads_what_is_there_in_limited_batches_and_ends(
+    cluster: LocalCluster, new_topic: NewTopic, tmp_path: Path, sink: Sink
+) -> None:
+    topic = new_topic(partitions=2)
+    produce(cluster, topic, 30)
+    produce(cluster, topic, 10, partition=1)
+
+    def run(frame: Frame, batch_id: int) -> None:
+        sink(frame, batch_id)
+        if batch_id == 0:
+            produce(cluster, topic, 5)  # too late for this run
+
+    query = drain(stream(cluster, topic, tmp_path, offsets_max=16), run)
+    assert sink.seen == offsets(topic, 30) + offsets(topic, 10, 1)
+    assert sink.runs == [0, 1, 2] and [len(one) for one in sink.batches.values()] == [16, 16, 8]
+    assert query.exception() is None and not query.isActive
+    assert query.status["message"] == "Stopped"
+
+    drain(stream(cluster, topic, tmp_path), sink)
+    assert sink.runs == [0, 1, 2, 3] and sink.batches[3] == offsets(topic, 35, first=30)
+    drain(stream(cluster, topic, tmp_path), sink)
+    assert sink.runs == [0, 1, 2, 3], "nothing new is no batch"
+
+
+def test_an_empty_topic_is_no_batch(
+    cluster: LocalCluster, topic: str, tmp_path: Path, sink: Sink
+) -> None:
+    query = drain(stream(cluster, topic, tmp_path), sink)
+    assert sink.runs == [] and query.lastProgress is None
+
+
+def test_a_query_that_starts_at_the_latest_still_starts_there_after_a_restart(
+    cluster: LocalCluster, topic: str, tmp_path: Path, sink: Sink
+) -> None:
+    produce(cluster, topic, 10)
+    drain(stream(cluster, topic, tmp_path, starting_offsets="latest"), sink)
+    assert sink.runs == []
+    produce(cluster, topic, 5)
+    drain(stream(cluster, topic, tmp_path, starting_offsets="latest"), sink)
+    assert sink.seen == offsets(topic, 15, first=10)
+
+
+def test_a_query_may_start_at_given_offsets(
+    cluster: LocalCluster, topic: str, tmp_path: Path, sink: Sink
+) -> None:
+    produce(cluster, topic, 10)
+    drain(stream(cluster, topic, tmp_path, starting_offsets={topic: {0: 7}}), sink)
+    assert sink.seen == offsets(topic, 10, first=7)
+
+
+def test_new_partitions_are_read_from_their_start(
+    cluster: LocalCluster, topic: str, tmp_path: Path, sink: Sink, queries: list[StreamingQuery]
+) -> None:
+    query = stream(cluster, topic, tmp_path, trigger="50 ms", starting_offsets="latest")
+    queries.append(query.foreach_batch(sink).start())
+    produce(cluster, topic, 3)
+    queries[0].processAllAvailable()
+    cluster.admin.create_partitions(topic, 2)
+    produce(cluster, topic, 4, partition=1)
+    queries[0].processAllAvailable()
+    assert sink.seen == offsets(topic, 3) + offsets(topic, 4, 1)
+
+
+def test_topics_that_begin_to_match_the_pattern_are_read_from_their_start(
+    cluster: LocalCluster, tmp_path: Path, sink: Sink
+) -> None:
+    cluster.create_topic("pattern-one", replication_factor=1)
+    produce(cluster, "pattern-one", 2)
+    by_pattern: dict[str, Any] = {"pattern": "pattern-.*"}
+    drain(stream(cluster, (), tmp_path, **by_pattern), sink)
+    cluster.create_topic("pattern-two", replication_factor=1)
+    produce(cluster, "pattern-two", 3)
+    drain(stream(cluster, (), tmp_path, **by_pattern), sink)
+    assert sink.seen == offsets("pattern-one", 2) + offsets("pattern-two", 3)
+
+    cluster.admin.delete_topic("pattern-one")
+    with pytest.raises(UnknownTopicError, match="pattern-one"):
+        stream(cluster, (), tmp_path, **by_pattern).foreach_batch(sink).start()
+    produce(cluster, "pattern-two", 1)
+    drain(stream(cluster, (), tmp_path, fail_on_data_loss=False, **by_pattern), sink)
+    assert sink.seen == offsets("pattern-one", 2) + offsets("pattern-two", 4)
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+
+def test_what_the_function_raises_ends_the_query_and_the_batch_is_run_again(
+    cluster: LocalCluster, topic: str, tmp_path: Path, sink: Sink
+) -> None:
+    produce(cluster, topic, 10)
+
+    def fail(frame: Frame, batch_id: int) -> None:
+        sink(frame, batch_id)
+        if batch_id == 1:
+            raise ZeroDivisionError("this one is odd")
+
+    limited = stream(cluster, topic, tmp_path, offsets_max=4)
+    query = limited.foreach_batch(fail).start()
+    with pytest.raises(StreamingQueryError, match="ended at batch 1: .*this one is odd") as caught:
+        query.awaitTermination(30)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert query.exception() is caught.value and not query.isActive
+    assert "this one is odd" in query.status["message"]
+    assert query.lastProgress is not None and query.lastProgress["batchId"] == 0
+
+    produce(cluster, topic, 90)  # the batch stays what it was
+    other_limit = stream(cluster, topic, tmp_path, offsets_max=1000)
+    drain(other_limit, sink)
+    assert sink.runs == [0, 1, 1, 2] and sink.seen == offsets(topic, 100)
+
+
+def test_records_that_expired_end_the_query_or_are_left_out(
+    cluster: LocalCluster, topic: str, tmp_path: Path, sink: Sink
+) -> None:
+    produce(cluster, topic, 5)
+    drain(stream(cluster, topic, tmp_path), sink)
+    produce(cluster, topic, 15)
+    cluster.admin.delete_records({TopicPartition(topic, 0): 12})
+    query = stream(cluster, topic, tmp_path).foreach_batch(sink).start()
+    with pytest.raises(StreamingQueryError, match="fail_on_data_loss=False") as caught:
+        query.awaitTermination(30)
+    assert isinstance(caught.value.__cause__, OffsetOutOfRangeError)
+    drain(stream(cluster, topic, tmp_path, fail_on_data_loss=False), sink)
+    assert sink.seen == offsets(topic, 5) + offsets(topic, 20, first=12)
+
+
+def test_an_unknown_topic_is_said_at_the_start(
+    cluster: LocalCluster, tmp_path: Path, sink: Sink
+) -> None:
+    with pytest.raises(UnknownTopicError, match="nosuch"):
+        stream(cluster, "nosuch", tmp_path).foreach_batch(sink).start()
+    cluster.create_topic("nosuch", replication_factor=1)
+    drain(stream(cluster, "nosuch", tmp_path), sink)  # nothing was left behind
+    cluster.admin.delete_topic("nosuch")
+
+
+def test_a_topic_that_is_deleted_meanwhile_ends_the_query(
+    cluster: LocalCluster, new_topic: NewTopic, tmp_path: Path, sink: Sink
+) -> None:
+    topic = new_topic(replication_factor=1)
+    produce(cluster, topic, 5)
+    query = stream(cluster, topic, tmp_path, trigger="50 ms").foreach_batch(sink).start()
+    query.processAllAvailable()
+    cluster.admin.delete_topic(topic)
+    with pytest.raises(StreamingQueryError) as caught:
+        query.awaitTermination(30)
+    assert isinstance(caught.value.__cause__, UnknownTopicError)
+
+    cluster.create_topic(topic, replication_factor=1)
+    produce(cluster, topic, 50)
+    with pytest.raises(CheckpointMismatchError, match="deleted and created anew"):
+        stream(cluster, topic, tmp_path).foreach_batch(sink).start()
+
+
+def test_a_topic_made_anew_while_the_query_runs_is_not_read(
+    cluster: LocalCluster, new_topic: NewTopic, tmp_path: Path, sink: Sink
+) -> None:
+    topic = new_topic(replication_factor=1, partitions=2)
+    produce(cluster, topic, 5)
+    query = stream(cluster, topic, tmp_path, trigger="3 seconds").foreach_batch(sink).start()
+    eventually(lambda: query.lastProgress is not None, "the first batch is done")
+    cluster.admin.delete_topic(topic)
+    cluster.create_topic(topic, replication_factor=1)
+    with pytest.raises(StreamingQueryError) as caught:
+        query.awaitTermination(30)
+    assert isinstance(caught.value.__cause__, CheckpointMismatchError)
+
+
+def test_a_partition_that_is_offline_is_waited_for_then_named(
+    fragile: LocalCluster, tmp_path: Path, sink: Sink
+) -> None:
+    fragile.create_topic("flights", replication_factor=1)
+    produce(fragile, "flights", 5)
+    leader = fragile.admin.describe_topic("flights").partitions[0].leader
+    assert leader is not None
+    waiting = (
+        stream(fragile, "flights", tmp_path / "a", trigger="50 ms").foreach_batch(sink).start()
+    )
+    waiting.processAllAvailable()
+    fragile.kill_broker(leader)
+    impatient = stream(fragile, "flights", tmp_path / "b", retry_timeout_s=3)
+    with pytest.raises(RayqError, match="retried for 3 s") as caught:
+        impatient.foreach_batch(sink).start()
+    assert isinstance(caught.value, PartitionOfflineError), caught.value
+    eventually(lambda: "flights-0" in waiting.status["message"], "the status says what is awaited")
+    fragile.start_broker(leader)
+    produce(fragile, "flights", 5)
+    waiting.processAllAvailable()
+    waiting.stop()
+    assert sink.seen == offsets("flights", 10)
+
+
+# --- one query, one checkpoint --------------------------------------------------------------------
+
+
+def test_a_second_query_on_a_checkpoint_is_refused_while_the_first_is_active(
+    cluster: LocalCluster, topic: str, tmp_path: Path, sink: Sink, queries: list[StreamingQuery]
+) -> None:
+    same = stream(cluster, topic, tmp_path, trigger="1 second").foreach_batch(sink)
+    queries.append(same.start())
+    with pytest.raises(CheckpointInUseError, match="in use by process"):
+        same.start()
+    queries[0].stop()
+    queries.append(same.start())
+    assert queries[1].isActive and queries[1].id == queries[0].id
+    assert queries[1].runId != queries[0].runId
+
+
+def test_a_checkpoint_of_other_topics_is_refused(
+    cluster: LocalCluster, new_topic: NewTopic, tmp_path: Path, sink: Sink
+) -> None:
+    one, other = new_topic(), new_topic()
+    drain(stream(cluster, one, tmp_path), sink)
+    with pytest.raises(
+        CheckpointMismatchError, match=f"of a query of {one}, this one is of {other}"
+    ):
+        stream(cluster, other, tmp_path).foreach_batch(sink).start()
+    drain(stream(cluster, one, tmp_path), sink)  # the lock was given back
+
+
+def test_a_checkpoint_of_another_cluster_is_refused(
+    cluster: LocalCluster, topic: str, tmp_path: Path, sink: Sink
+) -> None:
+    drain(stream(cluster, topic, tmp_path / "checkpoint"), sink)
+    with LocalCluster(brokers=1, data_dir=tmp_path / "data") as elsewhere:
+        elsewhere.create_topic(topic)
+        with pytest.raises(CheckpointMismatchError, match="is of cluster"):
+            stream(elsewhere, topic, tmp_path / "checkpoint").foreach_batch(sink).start()
+    cluster.make_current()
+
+
+# --- the query's face -----------------------------------------------------------------------------
+
+
+def test_progress_and_status_say_what_spark_says(
+    cluster: LocalCluster, topic: str, tmp_path: Path, sink: Sink, queries: list[StreamingQuery]
+) -> None:
+    produce(cluster, topic, 8)
+    limited = stream(cluster, topic, tmp_path, trigger="50 ms", offsets_max=5)
+    query = limited.foreach_batch(sink).start()
+    queries.append(query)
+    assert query.isActive and query.awaitTermination(0.01) is False
+    query.processAllAvailable()
+    first, last = query.recentProgress
+    assert last == query.lastProgress
+    assert (first["batchId"], last["batchId"], last["numInputRows"]) == (0, 1, 3)
+    assert (first["id"], first["runId"]) == (query.id, query.runId)
+    (source,) = first["sources"]
+    assert source["startOffset"] == {topic: {"0": 0}} and source["endOffset"] == {topic: {"0": 5}}
+    assert source["latestOffset"] == {topic: {"0": 8}}
+    assert source["metrics"]["maxOffsetsBehindLatest"] == "3"
+    steps = {"latestOffset", "walCommit", "addBatch", "commitOffsets", "triggerExecution"}
+    assert set(first["durationMs"]) == steps
+    eventually(
+        lambda: query.status["message"] == "Waiting for data to arrive", "the query says it waits"
+    )
+    query.stop()
+    assert query.exception() is None and query.awaitTermination() is None
+    with pytest.raises(InvalidRequestError):
+        query.awaitTermination(-1)
+
+
+def test_a_stop_cancels_the_batch_that_runs_and_it_is_run_again(
+    cluster: LocalCluster, topic: str, tmp_path: Path, sink: Sink
+) -> None:
+    produce(cluster, topic, 5)
+    running = threading.Event()
+    started = stream(cluster, topic, tmp_path, trigger=None)
+    engine = started.engine
+    assert isinstance(engine, ListEngine)
+
+    def until_cancelled(frame: Frame, batch_id: int) -> None:
+        sink(frame, batch_id)
+        running.set()
+        assert engine.cancelled.wait(30)
+        raise RuntimeError("Job 7 cancelled part of cancelled job group")
+
+    query = started.foreach_batch(until_cancelled).start()
+    assert running.wait(30)
+    query.stop()
+    assert not query.isActive and query.exception() is None
+    drain(stream(cluster, topic, tmp_path), sink)
+    assert sink.runs == [0, 0]
+
+
+def test_the_function_may_stop_its_query_after_the_batch(
+    cluster: LocalCluster, topic: str, tmp_path: Path, sink: Sink
+) -> None:
+    produce(cluster, topic, 5)
+    made: list[StreamingQuery] = []
+    is_there = threading.Event()
+
+    def once(frame: Frame, batch_id: int) -> None:
+        sink(frame, batch_id)
+        assert is_there.wait(30)
+        made[0].stop()
+        with pytest.raises(InvalidRequestError, match="wait for itself"):
+            made[0].processAllAvailable()
+
+    made.append(stream(cluster, topic, tmp_path, trigger=None).foreach_batch(once).start())
+    is_there.set()
+    assert made[0].awaitTermination(30) is True
+    drain(stream(cluster, topic, tmp_path), sink)
+    assert sink.runs == [0], "it returned, so the batch is done"
+
+
+def test_process_all_available_raises_what_ended_the_query(
+    cluster: LocalCluster, topic: str, tmp_path: Path
+) -> None:
+    produce(cluster, topic, 5)
+
+    def fail(_frame: Frame, _batch_id: int) -> None:
+        raise ValueError("no")
+
+    query = stream(cluster, topic, tmp_path, trigger=None).foreach_batch(fail).start()
+    with pytest.raises(StreamingQueryError, match="no"):
+        query.processAllAvailable()
+
+
+def test_a_group_shows_how_far_the_query_is(
+    cluster: LocalCluster, topic: str, tmp_path: Path, sink: Sink
+) -> None:
+    produce(cluster, topic, 10)
+    place = TopicPartition(topic, 0)
+    lags: list[int | None] = []
+
+    def look(frame: Frame, batch_id: int) -> None:
+        sink(frame, batch_id)
+        lags.append(cluster.admin.describe_group("dashboards").partitions[place].lag)
+
+    limited = stream(cluster, topic, tmp_path, offsets_max=4, group="dashboards")
+    query = drain(limited, look)
+    assert lags == [10, 6, 2]
+    assert cluster.admin.describe_group("dashboards").lag == 0
+    assert query.lastProgress is not None
+    assert query.lastProgress["group"] == {"name": "dashboards", "error": None}
+
+    with cluster.consumer(topic, group="dashboards") as consumer:
+        consumer.poll(timeout_s=0.1)
+        with pytest.raises(GroupNotEmptyError):
+            limited.foreach_batch(sink).start()
+
+
+def test_a_query_whose_cluster_is_closed_ends(
+    cluster: LocalCluster, topic: str, tmp_path: Path, sink: Sink
+) -> None:
+    other = Cluster(cluster.addresses, cluster._key)  # its own connections
+    query = stream(other, topic, tmp_path, trigger="50 ms").foreach_batch(sink).start()
+    query.processAllAvailable()
+    other.close()
+    with pytest.raises(StreamingQueryError) as caught:
+        query.awaitTermination(30)
+    assert isinstance(caught.value.__cause__, ClosedError)

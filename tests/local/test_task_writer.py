@@ -1,0 +1,293 @@
+"""Batch writes: a task that runs again, or twice at once, does not write its rows again."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rayq import (
+    InvalidRequestError,
+    NullKeyError,
+    OffsetRange,
+    PartitionOfflineError,
+    RecordTooLargeError,
+    RewriteMismatchError,
+    TopicPartition,
+    UnknownTopicError,
+)
+from rayq.client.partitioner import partition_of_key
+from rayq.client.task_writer import WriteJob, begin_write, write_task
+from rayq.config import HOUR_MS
+from rayq.testing import LocalCluster
+from tests.local.support import eventually, leader_of, read_all, values
+
+NewTopic = Callable[..., str]
+
+
+def numbered(count: int, first: int = 0, size: int = 100) -> pa.Table:
+    """Rows `first` to `first + count`, each of about `size` bytes."""
+    padding = b" " + b"x" * size
+    return pa.table({"value": [b"%d" % number + padding for number in range(first, first + count)]})
+
+
+def numbers(cluster: LocalCluster, topic: str) -> list[int]:
+    return [int((value or b"").split(b" ")[0]) for value in values(read_all(cluster, topic))]
+
+
+def test_rows_are_written_with_key_partition_time_and_headers(
+    cluster: LocalCluster, new_topic: NewTopic
+) -> None:
+    topic = new_topic(partitions=3)
+    at = datetime(2026, 5, 1, tzinfo=UTC)
+    headers = [("a", b"1"), ("b", b"2"), ("a", b"")]
+    rows = pa.table(
+        {
+            "key": ["k", "k", None],
+            "value": ["in", None, "zero"],
+            "partition": pa.array([None, 2, 0], pa.int32()),
+            "timestamp": pa.array([at, None, at], pa.timestamp("us", tz="UTC")),
+            "headers": pa.array(
+                [[{"name": name, "value": value} for name, value in headers], None, []],
+                pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())])),
+            ),
+        }
+    )
+    job = begin_write(cluster, topic)
+    written = write_task(cluster, job, 0, [rows])
+    assert (written.records, written.repeated) == (3, 0)
+    found = {(record.value, record.key): record for record in read_all(cluster, topic)}
+    first = found[b"in", b"k"]
+    assert first.partition == partition_of_key(b"k", 3), "as a producer chooses"
+    assert (first.headers, first.timestamp_ms) == (headers, int(at.timestamp() * 1000))
+    assert found[None, b"k"].partition == 2
+    assert found[None, b"k"].timestamp_ms == job.timestamp_ms
+    assert found[b"zero", None].partition == 0
+    assert sum(one.end - one.start for one in written.ranges) == 3
+
+
+def test_rows_without_a_key_spread_over_the_partitions_in_runs(
+    cluster: LocalCluster, new_topic: NewTopic
+) -> None:
+    topic = new_topic(partitions=2)
+    write_task(None, begin_write(None, topic), 0, [numbered(10_000, size=10)])
+    records = read_all(cluster, topic)
+    assert sorted(numbers(cluster, topic)) == list(range(10_000))
+    shares = [sum(record.partition == one for record in records) for one in (0, 1)]
+    assert min(shares) > 4000
+
+
+def test_a_task_that_runs_again_writes_nothing_again(cluster: LocalCluster, topic: str) -> None:
+    job = begin_write(cluster, topic)
+    first = write_task(cluster, job, 3, [numbered(50_000)])
+    again = write_task(cluster, job, 3, [numbered(50_000)])
+    assert (first.repeated, again.repeated) == (0, 50_000)
+    assert first.ranges == again.ranges == [OffsetRange(topic, 0, 0, 50_000)]
+    assert numbers(cluster, topic) == list(range(50_000))
+
+
+def test_it_does_not_matter_how_the_rows_arrive(cluster: LocalCluster, topic: str) -> None:
+    job = WriteJob(*json.loads(json.dumps(begin_write(cluster, topic))))
+    rows = numbered(20_000)
+    write_task(cluster, job, 0, [rows.slice(0, 7), rows.slice(7, 12_000), rows.slice(12_007)])
+    again = write_task(cluster, job, 0, rows.to_batches(max_chunksize=333))
+    assert again.repeated == 20_000
+    assert numbers(cluster, topic) == list(range(20_000))
+
+
+@pytest.mark.parametrize("fails_after", [1, 10_000, 49_999])
+def test_an_attempt_that_failed_half_way_is_completed_by_the_next(
+    cluster: LocalCluster, topic: str, fails_after: int
+) -> None:
+    def failing() -> Iterator[pa.Table]:
+        yield numbered(fails_after)
+        raise ZeroDivisionError
+
+    job = begin_write(cluster, topic)
+    with pytest.raises(ZeroDivisionError):
+        write_task(cluster, job, 0, failing())
+    write_task(cluster, job, 0, [numbered(50_000)])
+    assert numbers(cluster, topic) == list(range(50_000))
+
+
+def test_two_attempts_at_the_same_time_write_the_rows_once(
+    cluster: LocalCluster, topic: str
+) -> None:
+    job = begin_write(cluster, topic)
+    results: list[Any] = []
+
+    def attempt(pieces: int) -> None:
+        results.append(write_task(cluster, job, 0, numbered(60_000).to_batches(pieces)))
+
+    threads = [threading.Thread(target=attempt, args=(size,)) for size in (60_000, 5_000, 700)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 3
+    assert sum(one.repeated for one in results) >= 2 * 60_000
+    assert numbers(cluster, topic) == list(range(60_000))
+
+
+def test_tasks_of_a_job_and_jobs_do_not_get_in_each_others_way(
+    cluster: LocalCluster, topic: str
+) -> None:
+    for job in (begin_write(cluster, topic), begin_write(cluster, topic)):
+        for task in (0, 1):
+            write_task(cluster, job, task, [numbered(10)])
+    assert numbers(cluster, topic) == [*range(10)] * 4, "another job is another write"
+
+
+@pytest.mark.parametrize("different_from", [0, 15_000, 49_999])
+def test_an_attempt_that_makes_other_rows_is_told_and_writes_none_of_them(
+    cluster: LocalCluster, topic: str, different_from: int
+) -> None:
+    job = begin_write(cluster, topic)
+    write_task(cluster, job, 0, [numbered(50_000)])
+    other = [numbered(different_from), numbered(50_000 - different_from, first=100_000)]
+    with pytest.raises(RewriteMismatchError, match=f"{topic}-0"):
+        write_task(cluster, job, 0, other)
+    assert numbers(cluster, topic) == list(range(50_000))
+
+
+def test_an_attempt_with_fewer_or_more_rows_is_told_too(cluster: LocalCluster, topic: str) -> None:
+    job = begin_write(cluster, topic)
+    write_task(cluster, job, 0, [numbered(30_000)])
+    for count in (10_001, 40_000):
+        with pytest.raises(RewriteMismatchError):
+            write_task(cluster, job, 0, [numbered(count)])
+    assert numbers(cluster, topic) == list(range(30_000))
+
+
+def test_an_old_job_is_looked_for_in_the_log_before_anything_is_sent(
+    cluster: LocalCluster, new_topic: NewTopic
+) -> None:
+    topic = new_topic(segment_bytes=100_000)
+    job = begin_write(cluster, topic)
+    old = job._replace(timestamp_ms=job.timestamp_ms - 2 * HOUR_MS)
+    write_task(cluster, old, 0, [numbered(10_000)])
+    assert write_task(cluster, old, 0, [numbered(10_000)]).repeated == 10_000
+    assert numbers(cluster, topic) == list(range(10_000))
+
+
+def test_what_expired_meanwhile_is_not_written_again(
+    cluster: LocalCluster, new_topic: NewTopic
+) -> None:
+    topic = new_topic()
+    job = begin_write(cluster, topic)
+    write_task(cluster, job, 0, [numbered(50_000)])
+    cluster.admin.delete_records({TopicPartition(topic, 0): 40_000})
+    assert write_task(cluster, job, 0, [numbered(50_000)]).repeated == 50_000
+    assert numbers(cluster, topic) == list(range(40_000, 50_000))
+
+
+def test_records_with_the_leaders_time_are_recognised(
+    cluster: LocalCluster, new_topic: NewTopic
+) -> None:
+    topic = new_topic(message_timestamp_type="append")
+    job = begin_write(cluster, topic)
+    for _ in range(2):
+        write_task(cluster, job, 0, [numbered(100)])
+    assert numbers(cluster, topic) == list(range(100))
+
+
+def test_an_empty_task_writes_nothing(cluster: LocalCluster, topic: str) -> None:
+    job = begin_write(cluster, topic)
+    assert write_task(cluster, job, 0, []).ranges == []
+    assert write_task(cluster, job, 1, [numbered(0)]).records == 0
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pa.table({"key": [b"k"]}),
+        pa.table({"value": [b"v"], "offset": [1]}),
+        pa.table({"value": [1]}),
+        pa.table({"value": [b"v"], "partition": ["0"]}),
+        pa.table({"value": [b"v"], "partition": [7]}),
+        pa.table({"value": [b"v"], "timestamp": ["now"]}),
+        pa.table({"value": [b"v"], "timestamp": [-1]}),
+        pa.table({"value": [b"v"], "headers": ["a"]}),
+        pa.table({"value": [b"v"], "headers": [[{"name": "a", "value": None}]]}),
+        b"v",
+    ],
+)
+def test_rows_that_cannot_be_written_are_refused(
+    cluster: LocalCluster, topic: str, rows: Any
+) -> None:
+    with pytest.raises(InvalidRequestError):
+        write_task(cluster, begin_write(cluster, topic), 0, [rows])
+    assert read_all(cluster, topic) == []
+
+
+def test_a_task_number_below_zero_or_far_too_large_is_refused(
+    cluster: LocalCluster, topic: str
+) -> None:
+    job = begin_write(cluster, topic)
+    for task in (-1, 2**20, True, None):
+        with pytest.raises(InvalidRequestError, match="numbered"):
+            write_task(cluster, job, task, [])  # type: ignore[arg-type]
+
+
+def test_what_a_leader_refuses_is_raised(cluster: LocalCluster, new_topic: NewTopic) -> None:
+    compacted = new_topic(cleanup_policy="compact")
+    with pytest.raises(NullKeyError):
+        write_task(cluster, begin_write(cluster, compacted), 0, [numbered(5)])
+    small = new_topic(max_message_bytes=1000)
+    noise = pa.table({"value": [random.Random(1).randbytes(2000)]})
+    with pytest.raises(RecordTooLargeError):
+        write_task(cluster, begin_write(cluster, small), 0, [noise])
+    with pytest.raises(UnknownTopicError):
+        begin_write(cluster, "nosuch")
+
+
+def test_a_topic_created_anew_is_not_written_to_in_place_of_the_old_one(
+    cluster: LocalCluster, topic: str
+) -> None:
+    job = begin_write(cluster, topic)
+    cluster.admin.delete_topic(topic)
+    with pytest.raises(UnknownTopicError):
+        write_task(cluster, job, 0, [numbered(5)])
+    cluster.create_topic(topic)
+    with pytest.raises(UnknownTopicError):
+        write_task(cluster, job, 0, [numbered(5)])
+    assert read_all(cluster, topic) == []
+
+
+def test_a_leader_that_dies_during_a_write_loses_and_doubles_nothing(fragile: LocalCluster) -> None:
+    fragile.create_topic("t")
+    job = begin_write(fragile, "t")
+
+    def rows() -> Iterator[pa.Table]:
+        for first in range(0, 100_000, 5_000):
+            yield numbered(5_000, first)
+            if first == 40_000:
+                fragile.kill_broker(leader_of(fragile, "t"))
+
+    write_task(fragile, job, 0, rows())
+    assert numbers(fragile, "t") == list(range(100_000))
+
+
+def test_a_partition_that_stays_offline_is_an_error_and_the_task_can_be_run_again(
+    fragile: LocalCluster,
+) -> None:
+    fragile.create_topic("t", replication_factor=1)
+    job = begin_write(fragile, "t")
+    leader = leader_of(fragile, "t")
+    fragile.kill_broker(leader)
+    eventually(lambda: leader_is_gone(fragile), "the partition is offline")
+    with pytest.raises(PartitionOfflineError, match="t-0"):
+        write_task(fragile, job, 0, [numbered(100)], timeout_s=0.5)
+    fragile.start_broker(leader)
+    write_task(fragile, job, 0, [numbered(100)], timeout_s=20.0)
+    assert numbers(fragile, "t") == list(range(100))
+
+
+def leader_is_gone(cluster: LocalCluster) -> bool:
+    return cluster.admin.describe_topic("t").partitions[0].leader is None

