@@ -52,7 +52,7 @@ def ray_data_read(cluster: rayq.Cluster, directory: Path) -> list[Row]:
         in_this_process = alone()
         from_log = rates(lambda: read_topic(TOPIC, cluster=cluster))
         read_topic(TOPIC, cluster=cluster).write_parquet(parquet)
-        from_parquet = rates(lambda: ray.data.read_parquet(parquet))
+        from_parquet = rates(lambda: ray.data.read_parquet(parquet), repetitions=2)
     finally:
         cluster.admin.delete_topic(TOPIC)
     return [

@@ -31,6 +31,7 @@ from benchmarks.groups import groups, groups_local
 from benchmarks.ray_data import ray_data_read
 from benchmarks.reopen import reopen
 from benchmarks.report import Row, print_all, wide_console
+from benchmarks.spark import spark_read
 from rayq.testing import LocalCluster
 
 OUTPUT = Path(".bench")
@@ -95,7 +96,7 @@ ALONE: dict[str, Callable[[Path], list[Row]]] = {
     "compaction": compaction,
     "groups-local": groups_local,
 }
-ON_RAY = {**on_ray.SECTIONS, "groups": groups, "ray-data": ray_data_read}
+ON_RAY = {**on_ray.SECTIONS, "groups": groups, "ray-data": ray_data_read, "spark": spark_read}
 
 
 class Bench:

@@ -30,6 +30,7 @@ from rayq.errors import (
     RewriteMismatchError,
     TimeoutError,
     UnknownProducerError,
+    UnknownServerError,
 )
 from rayq.records import OffsetRange, TopicPartition
 from rayq.storage.batch import BatchHeader, read_header, split_batches
@@ -115,6 +116,8 @@ class NumberedSender:
         self.ranges: list[OffsetRange] = []
         self.repeated = 0
         """Records that were there from an earlier attempt."""
+        self._ends_in_repeat = False
+        self._next_sequence = 0
 
     @property
     def has_room(self) -> bool:
@@ -146,9 +149,23 @@ class NumberedSender:
                 self._on_change()
         except RayqError as error:
             self.failure = error
+        except Exception as error:
+            logger.exception("writing to %s failed", self._place)
+            self.failure = UnknownServerError(f"The writer failed: {error!r}.")
         finally:
             self._task = None
             self._on_change()
+
+    async def check_end(self) -> None:
+        """After the last batch. Raises RewriteMismatchError where an earlier attempt had more: its
+        batches would stand behind the last of these."""
+        if not self._ends_in_repeat:
+            return
+        if self.ranges:
+            self._scanned_to = max(self._scanned_to, self.ranges[-1].end)
+        await self._scan()
+        if self._known_next > self._next_sequence:
+            raise self._mismatch(self._next_sequence)
 
     # --- one batch ------------------------------------------------------------------------------
 
@@ -162,7 +179,7 @@ class NumberedSender:
                 # Perhaps another attempt is ahead, by more than the leader recognises.
                 await self._scan()
                 if batch.base_sequence < self._known_next < batch.next_sequence:
-                    raise self._mismatch(batch) from None
+                    raise self._mismatch(batch.base_sequence) from None
                 if self._known_next == known_before:
                     raise
         self._is_there(batch)
@@ -199,8 +216,14 @@ class NumberedSender:
             ) from error
         if answer.is_repeat:
             await self._compare(batch, answer.base_offset)
-            self.repeated += batch.header.record_count
+        self._done(batch, is_repeat=answer.is_repeat)
         self._written(answer.base_offset, batch.header.record_count)
+
+    def _done(self, batch: NumberedBatch, *, is_repeat: bool) -> None:
+        self._next_sequence = batch.next_sequence
+        self._ends_in_repeat = is_repeat
+        if is_repeat:
+            self.repeated += batch.header.record_count
 
     def _written(self, base_offset: int, count: int) -> None:
         start = base_offset
@@ -215,13 +238,13 @@ class NumberedSender:
         known = self._known.get(batch.base_sequence)
         if known is None:
             if not self._may_have_gaps:
-                raise self._mismatch(batch)
+                raise self._mismatch(batch.base_sequence)
         else:
             same_numbers = known.next_sequence == batch.next_sequence
             if not same_numbers or (known.is_whole and known.body_crc != batch.header.body_crc):
-                raise self._mismatch(batch)
+                raise self._mismatch(batch.base_sequence)
             self._written(known.base_offset, batch.header.record_count)
-        self.repeated += batch.header.record_count
+        self._done(batch, is_repeat=True)
 
     async def _compare(self, batch: NumberedBatch, offset: int) -> None:
         """The leader says that the batch is at `offset` already: so it was sent before, by this
@@ -235,13 +258,13 @@ class NumberedSender:
                 self._remember(header)
         known = self._known.get(batch.base_sequence)
         if known is not None and known.is_whole and known.body_crc != batch.header.body_crc:
-            raise self._mismatch(batch)
+            raise self._mismatch(batch.base_sequence)
 
-    def _mismatch(self, batch: NumberedBatch) -> RewriteMismatchError:
+    def _mismatch(self, sequence: int) -> RewriteMismatchError:
         topic, partition = self._place
         return RewriteMismatchError(
             f"An earlier attempt at this task wrote other records to {topic}-{partition} than this "
-            f"one makes, from its record {batch.base_sequence} on: the task's rows or their order "
+            f"one makes, from the task's record {sequence} there on: its rows or their order "
             "changed between the attempts. What is in the topic may lack rows or hold them twice. "
             "Make the task repeatable: sort its rows within partitions, or persist what is written "
             "before the write."

@@ -186,7 +186,9 @@ class _Writing:
         sender.put(batch)
 
     async def finish(self) -> None:
-        await self._until(lambda: all(sender.is_idle for sender in self.senders.values()))
+        senders = self.senders.values()
+        await self._until(lambda: all(sender.is_idle for sender in senders))
+        await asyncio.gather(*(sender.check_end() for sender in senders))
 
     async def _until(self, holds: Callable[[], bool]) -> None:
         while True:

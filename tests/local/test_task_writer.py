@@ -165,6 +165,17 @@ def test_an_attempt_with_fewer_or_more_rows_is_told_too(cluster: LocalCluster, t
     assert numbers(cluster, topic) == list(range(30_000))
 
 
+@pytest.mark.parametrize("count", [40, 98])
+def test_an_attempt_that_ends_where_a_batch_of_the_earlier_one_ended_is_told(
+    cluster: LocalCluster, topic: str, count: int
+) -> None:
+    job = begin_write(cluster, topic)._replace(batch_bytes=1)  # each row is a batch
+    write_task(cluster, job, 0, [numbered(100)])
+    write_task(cluster, job, 1, [numbered(1)])
+    with pytest.raises(RewriteMismatchError, match=f"record {count} "):
+        write_task(cluster, job, 0, [numbered(count)])
+
+
 def test_an_old_job_is_looked_for_in_the_log_before_anything_is_sent(
     cluster: LocalCluster, new_topic: NewTopic
 ) -> None:

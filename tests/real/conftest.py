@@ -53,7 +53,13 @@ class _SharedSpark:
             from rayq.spark import session
 
             self._session = self._stack.enter_context(
-                session("tests", executors=1, cores=2, spark_sql_shuffle_partitions=2)
+                session(
+                    "tests",
+                    executors=1,
+                    cores=2,
+                    spark_sql_shuffle_partitions=2,
+                    spark_task_maxFailures=2,
+                )
             )
         return self._session
 

@@ -17,7 +17,7 @@ from rayq import InvalidRequestError
 from rayq.data.json_columns import JsonColumns
 
 FLIGHT = pa.schema([("carrier", pa.string()), ("number", pa.int32()), ("delay", pa.float64())])
-NUMBERS = st.none() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False)
+NUMBERS = st.none() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False, allow_infinity=False)
 VALUES = NUMBERS | st.booleans() | st.text() | st.lists(st.integers()) | st.just({})
 
 

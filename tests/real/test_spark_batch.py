@@ -322,13 +322,13 @@ def test_a_partition_that_is_offline_fails_the_job_after_the_timeout(
         cluster.create_topic("offline", 1, 1)
         with cluster.producer() as producer:
             producer.send("offline", b"0").result(timeout=20)
-        df = read(spark, "offline", cluster=cluster, timeout_s=3)
+        df = read(spark, "offline", cluster=cluster, timeout_s=2)
         leader = cluster.admin.describe_topic("offline").partitions[0].leader
         assert leader is not None
         cluster.kill_broker(leader)
         assert "PartitionOfflineError" in task_error(df.collect)
         with pytest.raises((PartitionOfflineError, RayqError), match="offline-0"):
-            read(spark, "offline", cluster=cluster, timeout_s=3)
+            read(spark, "offline", cluster=cluster, timeout_s=2)
         cluster.start_broker(leader)
         assert numbers(df) == [0]
 
