@@ -39,7 +39,7 @@ java: ## Install a Java runtime for Spark where there is none, if root may with 
 			{ $(APT_INSTALL) openjdk-17-jre-headless || { apt-get update -qq && \
 				$(APT_INSTALL) openjdk-17-jre-headless; }; } >/dev/null || true; \
 		fi; }
-	@command -v java >/dev/null || echo "There is no Java, so Spark's tests, demo and figures" \
+	@command -v java >/dev/null || echo "There is no Java, so Spark's tests and its demo" \
 		"will be left out. To have them: sudo apt-get install openjdk-17-jre-headless"
 
 demo: $(STAMP) ## Stream 336,776 flights through three brokers and kill a leader half-way; then Spark
