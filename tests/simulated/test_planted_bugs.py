@@ -21,7 +21,6 @@ FIRST_SEEDS = {
     "flush_result_from_before_a_truncation": 7,
     "isr_joined_at_a_stale_high_watermark": 1,
     "undecided_proposal_forgotten": 8,
-    "flush_result_from_before_a_truncation": 8,
     "closed_segment_not_synced": 1000,
     "duplicates_not_recognised": 500,
     "producers_forgotten_in_recovery": 1000,
