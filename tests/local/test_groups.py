@@ -365,11 +365,11 @@ def test_heartbeats_go_on_while_a_handler_works(
     cluster: LocalCluster, topic: str, group: str
 ) -> None:
     with cluster.consumer(
-        topic, group=group, group_session_timeout_ms=600, group_heartbeat_interval_ms=200
+        topic, group=group, group_session_timeout_ms=2000, group_heartbeat_interval_ms=500
     ) as consumer:
         settle([consumer], lambda: spread(consumer) == [1], "it has joined")
         before = consumer.group_membership()
-        time.sleep(1.5)
+        time.sleep(4.0)
         consumer.poll(timeout_s=0.05)
         assert consumer.group_membership() == before
 
