@@ -76,6 +76,7 @@ class Compactor:
     async def _pass(self, *, at_once: bool) -> bool:
         """One pass, when one is due. False: its memory did not suffice for all, go on."""
         replica_log, config = self._replica_log, self._replica_log.config
+        await replica_log.remove_below_start()
         log, clock = replica_log.log, self._environment.clock
         if log.roll_to_clean(clock.wall_ms()):
             replica_log.wake_flusher()
@@ -90,14 +91,18 @@ class Compactor:
         if cleaning is None:
             return True
         started_s = clock.monotonic()
+        replica_log.is_compacted_now = True
         try:
             result = await self._run_cleaner(cleaning.job)
+            is_swapped = await replica_log.swap(cleaning, result)
         except CorruptBatchError as error:
             if log.is_current(cleaning):
                 # Below the recovery point this is damage, as a reader would find it.
                 replica_log.fail(StorageError(f"{error} Nothing was deleted; check the disk."))
             return True
-        if not await replica_log.swap(cleaning, result):
+        finally:
+            replica_log.is_compacted_now = False
+        if not is_swapped:
             return True
         logger.info(
             "compacted %s up to %d in %.1f s: %d of %d records stay, %d of %d bytes; %d keys took "

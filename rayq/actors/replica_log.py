@@ -64,6 +64,10 @@ class ReplicaLog:
         self.files_lock = asyncio.Lock()
         """Held while compacted segments are put in place: who truncates, resets or moves the log
         start holds it too, before the flush lock."""
+        self.is_compacted_now = False
+        """A pass of the cleaner is under way. Segments that the log start has passed stay until the
+        next one: without them the pass would be in vain, and where retention deletes more often
+        than a pass takes, none would ever get done."""
         self._on_flushed = on_flushed
         self._on_failure = on_failure
         self._log: Log | None = None
@@ -268,11 +272,29 @@ class ReplicaLog:
         async with self.files_lock:
             log = self.log
             try:
-                paths = log.advance_start(min(offset, log.end_offset))
+                paths = log.advance_start(
+                    min(offset, log.end_offset), keeps_segments=self.is_compacted_now
+                )
             except StorageError as error:
                 self.fail(error)
                 raise
         await self.checkpoint()
+        await self._remove_files(paths)
+
+    async def remove_below_start(self) -> None:
+        """Removes the segments that `advance_log_start` left to a pass of the cleaner."""
+        async with self.files_lock:
+            if not self.is_open:
+                return
+            log = self.log
+            try:
+                paths = log.advance_start(log.start_offset)
+            except StorageError as error:
+                self.fail(error)
+                return
+        await self._remove_files(paths)
+
+    async def _remove_files(self, paths: list[str]) -> None:
         if paths:
             try:
                 await self.environment.threads.run(Log.remove_files, self.environment.disk, paths)

@@ -605,15 +605,18 @@ class Log:
         start = self._segments.retention_start(self._config, now_ms, high_watermark)
         return self._start if start is None else max(start, self._start)
 
-    def advance_start(self, offset: int) -> list[str]:
+    def advance_start(self, offset: int, *, keeps_segments: bool = False) -> list[str]:
         """Moves the log start up to `offset` (not back, not past the end); the next checkpoint
         persists it.
 
         Closed segments that lie below it and below the last checkpoint are renamed to `*.deleted`;
-        their paths are for `remove_files`, in a thread. Raises `StorageError`.
+        their paths are for `remove_files`, in a thread. `keeps_segments` leaves that to a later
+        call: a pass of the cleaner reads them. Raises `StorageError`.
         """
         self._check_usable()
         self._start = max(self._start, min(offset, self._end))
+        if keeps_segments:
+            return []
         limit = min(self._start, self._checkpoint.recovery_point)
         renamed: list[str] = []
         try:

@@ -358,9 +358,7 @@ def test_a_helper_that_hangs_or_gets_no_time_is_replaced(eager: LocalCluster) ->
         return bool(stopped)
 
     eventually(stop_one, "a helper runs")
-    eventually(
-        lambda: len(read_all(eager, "state")) == 10, "another has done its work", WAIT_S
-    )
+    eventually(lambda: len(read_all(eager, "state")) == 10, "another has done its work", WAIT_S)
     assert not set(stopped) & set(cleaner_processes())
 
 
@@ -379,6 +377,39 @@ def test_compact_and_delete_forgets_old_keys(eager: LocalCluster) -> None:
             return {record.key for record in read_all(eager, "state")} == {b"new"}
 
         eventually(old_ones_are_gone, "retention deleted the old segments", WAIT_S)
+
+
+def test_a_log_start_that_moves_during_a_pass_does_not_undo_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "rayq.actors")
+    with LocalCluster(
+        brokers=1,
+        data_dir=tmp_path / "data",
+        compaction_check_interval_ms=100,
+        compaction_bytes_per_s=60_000,
+    ) as cluster:
+        cluster.create_topic("state", replication_factor=1, **{**AT_ONCE, "cleanup_policy": "delete"})
+        with cluster.producer(compression_type="none") as producer:
+            for number in range(1500):
+                producer.send("state", b"x" * 50, key=b"k%d" % (number % 100))
+                if number % 50 == 49:
+                    producer.flush()
+        directory = tmp_path / "data" / "broker-0" / "state-0"
+        first = directory / f"{0:020d}.log"
+        assert len(list(directory.glob("*.log"))) > 20
+        cluster.admin.alter_topic_config("state", cleanup_policy="compact")
+        eventually(lambda: log_size(directory / CLEANING) > 0, "a pass is under way", WAIT_S)
+        cluster.admin.delete_records({place("state"): 500})
+        assert first.exists(), "the pass goes on with it"
+        eventually(lambda: log_size(directory) < 20_000, "it is compacted", WAIT_S)
+        assert [one.offset for one in read_all(cluster, "state")] == list(range(1400, 1500))
+        assert "changed while it was compacted" not in caplog.text
+        eventually(lambda: not cleaner_processes(), "the pass is over", WAIT_S)
+        cluster.admin.delete_records({place("state"): 1500})
+        assert read_all(cluster, "state") == []
+        eventually(lambda: not first.exists(), "what lies below the start is removed")
+    assert all(report.is_sound for report in verify(LocalDisk(), str(tmp_path)))
 
 
 def test_deleting_records_of_a_compacted_topic(eager: LocalCluster) -> None:
