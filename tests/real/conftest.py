@@ -37,7 +37,7 @@ def cluster(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     made.stop()
 
 
-SPARK_FILES = ("test_spark_batch", "test_spark_batch_faults")
+SPARK_FILES = ("test_spark_batch", "test_spark_batch_faults", "test_spark_example")
 """Which share one Spark session: it takes a quarter of a minute to start, and two of Ray's CPUs."""
 
 
