@@ -20,10 +20,10 @@ RECORDS_PER_CALL = 50_000
 TOPIC = "read-by-spark"
 
 
-def fill(cluster: rayq.Cluster, topic: str) -> None:
+def fill(cluster: rayq.Cluster, topic: str, records: int = RECORDS) -> None:
     cluster.create_topic(topic, partitions=PARTITIONS, replication_factor=1)
     with cluster.producer(batch_size=512 * 1024) as producer:
-        for start in range(0, RECORDS, RECORDS_PER_CALL):
+        for start in range(0, records, RECORDS_PER_CALL):
             content = os.urandom(RECORDS_PER_CALL * VALUE_BYTES)  # which does not compress
             values = [content[i : i + VALUE_BYTES] for i in range(0, len(content), VALUE_BYTES)]
             partition = start // RECORDS_PER_CALL % PARTITIONS

@@ -34,6 +34,7 @@ READY_TIMEOUT_S = 30.0
 RECOVERY_TIMEOUT_S = 5.0
 """How long a start waits for partitions that were there before to be in sync."""
 REPLICAS_MAX = 10_000
+LOOPBACK = "127.0.0.1"
 
 logger = logging.getLogger(__name__)
 _process_numbers = itertools.count(1)
@@ -117,7 +118,6 @@ class LocalServers:
         root: str,
         brokers: int | None,
         name: str = "local",
-        host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
         self._new_environment = new_environment
@@ -125,7 +125,7 @@ class LocalServers:
         self._root = root
         self._wanted = brokers
         self._name = name
-        self._host = host
+        self._host = config.bind_host or LOOPBACK
         self._port = port
         self.brokers: dict[int, Broker] = {}
         self.runtimes: dict[int, LocalRuntime] = {}

@@ -208,3 +208,11 @@ def test_a_consumer_sees_partitions_that_are_added(cluster: LocalCluster, topic:
         producer.send(topic, b"late", partition=1).result(10)
         assert values(consumer.poll(timeout_s=20)) == [b"late"]
         assert consumer.assignment() == {place(topic, 0), place(topic, 1)}
+
+
+def test_a_local_cluster_listens_where_its_config_says() -> None:
+    with LocalCluster(brokers=1, bind_host="127.0.0.7") as cluster:
+        cluster.create_topic("there", 1)
+        (broker,) = cluster.admin.describe_cluster().brokers
+        (replica,) = cluster.admin.describe_topic("there").partitions[0].replicas
+        assert broker.host == replica.host == "127.0.0.7"
