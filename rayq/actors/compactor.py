@@ -47,7 +47,7 @@ class Compactor:
             return
         self._next_s = now_s + self._interval_s
         self._task = self._environment.tasks.spawn(
-            replica_log.guard(self._compact()), f"compact {replica_log.where}"
+            replica_log.guard(self._compact), f"compact {replica_log.where}"
         )
 
     def stop(self) -> None:

@@ -66,7 +66,7 @@ class Follower:
 
     def start(self) -> None:
         self._task = self._replica_log.environment.tasks.spawn(
-            self._replica_log.guard(self._follow_for_ever()),
+            self._replica_log.guard(self._follow_for_ever),
             f"follow {self._replica_log.where}",
         )
 

@@ -134,7 +134,7 @@ class GroupCoordinator:
         ]
 
     async def _guarded(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        await self._replica_log.guard(work())
+        await self._replica_log.guard(work)
 
     @property
     def state(self) -> GroupState:

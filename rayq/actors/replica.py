@@ -93,7 +93,7 @@ class Replica:
         """Recovers the log. Raises StorageError, UnsupportedFormatError."""
         await self._replica_log.open(directory)
         self._ticker = self._environment.tasks.spawn(
-            self._replica_log.guard(self._tick_for_ever()), f"tick {self.where}"
+            self._replica_log.guard(self._tick_for_ever), f"tick {self.where}"
         )
 
     def status(self) -> messages.ReplicaStatus:

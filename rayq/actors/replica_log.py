@@ -108,7 +108,7 @@ class ReplicaLog:
         self._log = log
         self.high_watermark = log.persisted_high_watermark
         self._flusher = self.environment.tasks.spawn(
-            self.guard(self._flush_for_ever()), f"flush {self.where}"
+            self.guard(self._flush_for_ever), f"flush {self.where}"
         )
 
     @property
@@ -187,11 +187,12 @@ class ReplicaLog:
         self._flushed.notify()
         self._on_failure()
 
-    async def guard(self, work: Coroutine[Any, Any, None]) -> None:
+    async def guard(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Runs a background task of the replica: whatever ends it ends the replica, so that
-        another leads instead of one that does half its work."""
+        another leads instead of one that does half its work. (A function: a coroutine that was
+        made and whose task is cancelled before it starts would never be awaited.)"""
         try:
-            await work
+            await work()
         except Exception as error:
             logger.exception("a background task of %s failed", self.where)
             self.fail(error)

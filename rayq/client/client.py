@@ -172,6 +172,7 @@ class Client:
         rounds, until `timeout_s` has passed."""
         deadline = self.now + timeout_s
         backoff = Backoff(self.env, BACKOFF_FIRST_S, BACKOFF_MAX_S)
+        reason: RayqError | None = None
         while True:
             self._check_open()
             error = None
@@ -182,16 +183,17 @@ class Client:
                     error = outcome
             if error is not None and not error.retriable:
                 raise error
+            reason = error or reason  # the last round may be too short for any answer
             wait_s = backoff.next_s()
             if self.now + wait_s >= deadline:
-                raise self._none_answered(request, timeout_s, error)
+                raise self._none_answered(request, timeout_s, reason)
             await asyncio.sleep(wait_s)
 
     def _none_answered(
         self, request: Request, timeout_s: float, error: RayqError | None
     ) -> RayqError:
         tried = ", ".join(f"{host}:{port}" for host, port in self.addresses())
-        reason = "their metadata is older than what was seen before" if error is None else error
+        reason = error or "no answer in time, or metadata older than what was seen before"
         return TimeoutError(
             f"No broker answered {type(request).__name__} within {timeout_s:.1f} s. Tried {tried}; "
             f"the last reason: {reason}. Check that the cluster runs and can be reached."
