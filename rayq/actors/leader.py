@@ -318,15 +318,29 @@ class Leader:
             "on."
         )
 
+    def describe_producers(
+        self, request: messages.DescribeProducers
+    ) -> messages.DescribeProducersResponse:
+        """Raises NotLeaderError, FencedEpochError, UnknownEpochError, OffsetNotAvailableError."""
+        self._check_serving()
+        return messages.DescribeProducersResponse(
+            self._replica_log.log.producers.ids_from(
+                request.first_producer_id, request.producer_id_count
+            )
+        )
+
+    def _check_serving(self) -> None:
+        if not self.state.may_serve:
+            raise OffsetNotAvailableError(
+                f"The new leader of {self.where} does not know its high watermark yet."
+            )
+
     async def list_offsets(self, request: messages.ListOffsets) -> messages.ListOffsetsResponse:
         """Raises NotLeaderError, FencedEpochError, UnknownEpochError, OffsetNotAvailableError."""
         log = self._replica_log.log
         if request.timestamp_ms == messages.EARLIEST:
             return messages.ListOffsetsResponse(log.start_offset, None)
-        if not self.state.may_serve:
-            raise OffsetNotAvailableError(
-                f"The new leader of {self.where} does not know its high watermark yet."
-            )
+        self._check_serving()
         if request.timestamp_ms == messages.LATEST:
             return messages.ListOffsetsResponse(self._replica_log.high_watermark, None)
         plan = log.plan_offset_for_time(request.timestamp_ms, self._replica_log.high_watermark)

@@ -50,6 +50,7 @@ ToLeader = (
     | messages.ReplicaFlushed
     | messages.ListOffsets
     | messages.DeleteRecords
+    | messages.DescribeProducers
     | messages.ReplicaSnapshot
 )
 ToCoordinator = (
@@ -293,6 +294,8 @@ class ReplicaHost:
                 return self._writable(request).delete_records(request)
             case messages.ReplicaSnapshot():
                 return self._leader(request).replica_snapshot(request)
+            case messages.DescribeProducers():
+                return self._leader(request).describe_producers(request)
             case messages.DescribeReplica():
                 return self._replica(request.topic_id, request.partition).describe()
             case messages.CheckRange():

@@ -110,7 +110,8 @@ def snapshot(
     "latest" is the high watermark as it is now. A mapping of offsets or times has to name every
     partition; with `new_partitions="earliest"` those missing in `starting_offsets` begin at their
     log start. A time stands for the first record that is at or after it, and where there is none so
-    late, for the end. `cluster`: None means the process's current one.
+    late, for the end; an end in time that lies before a start by offset, or the other way round, is
+    an empty range. `cluster`: None means the process's current one.
 
     An offset below the log start (expired, or deleted) or above the end is an
     `OffsetOutOfRangeError`; with `fail_on_data_loss=False` it is logged, and what is left is read.
@@ -124,6 +125,10 @@ def snapshot(
         raise InvalidRequestError(
             f'new_partitions is "error" or "earliest", not {new_partitions!r}.'
         )
+    if type(fail_on_data_loss) is not bool:  # "false" would count as True
+        raise InvalidRequestError(f"fail_on_data_loss is a bool, not {fail_on_data_loss!r}.")
+    if type(timeout_s) not in (int, float) or not timeout_s > 0:
+        raise InvalidRequestError(f"timeout_s is a number of seconds above 0, not {timeout_s!r}.")
     names = [topics] if isinstance(topics, str) else list(topics)
     if bool(names) == (pattern is not None):
         raise InvalidRequestError("Give the topics to read by name, or a pattern; one of the two.")

@@ -10,11 +10,14 @@ How far this goes, without transactions:
 
 - Exactly once for tasks whose rows, and their order, are the same in every attempt. Where they are
   not, the attempt fails with `RewriteMismatchError` as soon as it meets a batch of an earlier one
-  that differs; it never skips rows because others have their numbers.
+  that differs; it never skips rows because others have their numbers. `finish_write`, on the driver
+  after the last task, finds what attempts wrote elsewhere: to partitions that the last attempt at a
+  task did not write to, or as tasks that there no longer are.
 - A job that fails leaves what its tasks had written. The next `begin_write` is another job. A
   `WriteJob` that was kept (in a checkpoint, say) makes writing again a repetition. Leaders forget a
   producer a day after its last append; of an older job, what is still in the log is recognised, and
-  a task that was cut short then cannot be finished (`UnknownProducerError`).
+  a task that was cut short then cannot be finished (`UnknownProducerError`). A partition's leader
+  knows 100,000 producers; each task that writes to it is one.
 - Readers see records as soon as they are committed, also those of a job that fails later.
 """
 
@@ -36,12 +39,19 @@ from rayq.client.accumulator import (
 from rayq.client.arrow import load_pyarrow
 from rayq.client.client import Client
 from rayq.client.cluster import Cluster
-from rayq.client.numbered_sender import NumberedBatch, NumberedSender, numbered
-from rayq.client.offset_ranges import find_topic, snapshot
+from rayq.client.metadata import Leader
+from rayq.client.numbered_sender import (
+    ATTEMPT_TIMEOUT_S,
+    NumberedBatch,
+    NumberedSender,
+    numbered,
+)
+from rayq.client.offset_ranges import check_topic_id, find_topic, snapshot
 from rayq.config import HOUR_MS, TopicConfig, parse
-from rayq.errors import InvalidRequestError, RecordTooLargeError
+from rayq.errors import InvalidRequestError, RecordTooLargeError, RewriteMismatchError
 from rayq.records import Headers, OffsetRange, TopicPartition
 from rayq.storage.batch import SEQUENCE_COUNT, encode_batch
+from rayq.wire.messages import DescribeProducers
 
 COLUMNS = ("key", "value", "partition", "timestamp", "headers")
 """What may be written. Only `value` has to be there."""
@@ -54,6 +64,8 @@ ROWS_AT_A_TIME = 8192
 KEYLESS_RUN = 4096
 """Rows without a key and a partition go to one partition after another, so many at a time."""
 TASKS_MAX = 2**20
+CHECKS_AT_ONCE = 100
+"""Partitions that `finish_write` asks about at the same time."""
 CHOSEN_IDS_FIRST = 2**62
 """Producer ids from here on are chosen by jobs, at random; those below are handed out in turn."""
 JOB_BITS = 41
@@ -79,10 +91,13 @@ class WriteJob(NamedTuple):
 
 class TaskWritten(NamedTuple):
     """What became of a task's records: `repeated` of them were there already, sent by an earlier
-    attempt or by a try whose answer was lost. `ranges` are by partition, in order."""
+    attempt or by a try whose answer was lost. `partitions` are those that got records of the task,
+    `ranges` are by partition, in order."""
 
+    task: int
     records: int
     repeated: int
+    partitions: list[int]
     ranges: list[OffsetRange]
 
 
@@ -148,10 +163,66 @@ def write_task(
         background.call_soon(writing.close)
     senders = [writing.senders[partition] for partition in sorted(writing.senders)]
     return TaskWritten(
+        task,
         records,
         sum(sender.repeated for sender in senders),
+        sorted(writing.senders),
         [written for sender in senders for written in sender.ranges],
     )
+
+
+def finish_write(
+    cluster: Cluster | None,
+    job: WriteJob,
+    written: Iterable[tuple[int, Iterable[int]]],
+    *,
+    timeout_s: float = 60.0,
+) -> None:
+    """Once for each job, on the driver, after its last task. `written` are the tasks, each with the
+    partitions that got its records.
+
+    A task compares what it writes with what an earlier attempt wrote, in the partitions it writes
+    to. What is left to find out is what nobody wrote this time: an attempt whose rows went to other
+    partitions, a job that was divided into more tasks. Leaders remember who wrote, for a day.
+
+    Raises RewriteMismatchError, UnknownTopicError, PartitionOfflineError, TimeoutError.
+    """
+    tasks: defaultdict[int, set[int]] = defaultdict(set)
+    for task, partitions in written:
+        for partition in partitions:
+            tasks[partition].add(task)
+    client, background = (cluster or Cluster.current()).shared_client()
+
+    async def check(partition: int) -> None:
+        def build(topic_id: str, leader: Leader) -> DescribeProducers:
+            check_topic_id(job.topic, job.topic_id, topic_id)
+            return DescribeProducers(
+                topic_id=topic_id,
+                partition=partition,
+                leader_epoch=leader.epoch,
+                first_producer_id=job.first_producer_id,
+                producer_id_count=TASKS_MAX,
+            )
+
+        answer = await client.ask_leader(
+            job.topic, partition, build, timeout_s=timeout_s, attempt_timeout_s=ATTEMPT_TIMEOUT_S
+        )
+        found = {producer_id - job.first_producer_id for producer_id in answer.producer_ids}
+        unknown = sorted(found - tasks[partition])
+        if unknown:
+            raise RewriteMismatchError(
+                f"An earlier attempt at task {unknown[0]} of this job wrote to "
+                f"{job.topic}-{partition}, and the last one did not: its rows changed, or the job "
+                "was divided into other tasks. The topic holds rows twice, or rows that are none "
+                "of the result. Make the job repeatable: persist what is written before the write."
+            )
+
+    async def check_all() -> None:
+        for first in range(0, len(job.start_offsets), CHECKS_AT_ONCE):
+            some = range(first, min(first + CHECKS_AT_ONCE, len(job.start_offsets)))
+            await asyncio.gather(*(check(partition) for partition in some))
+
+    background.run(check_all())
 
 
 class _Writing:
@@ -377,11 +448,11 @@ def _rows_of(batches: Iterable[Any]) -> Iterator[_Rows]:
             some = given.slice(start, ROWS_AT_A_TIME)
             columns = {name: some.column(name) for name in names}
             yield _Rows(
-                _bytes(pa, "value", columns["value"]),
-                _bytes(pa, "key", columns["key"]) if "key" in columns else None,
+                bytes_of("value", columns["value"]),
+                bytes_of("key", columns["key"]) if "key" in columns else None,
                 _partitions(pa, columns["partition"]) if "partition" in columns else None,
                 _times_ms(pa, columns["timestamp"]) if "timestamp" in columns else None,
-                _headers(pa, columns["headers"]) if "headers" in columns else None,
+                headers_of(columns["headers"]) if "headers" in columns else None,
             )
 
 
@@ -389,7 +460,9 @@ def _wrong_type(name: str, kind: Any, wanted: str) -> InvalidRequestError:
     return InvalidRequestError(f"The column {name} has type {kind}; it has to be {wanted}.")
 
 
-def _bytes(pa: Any, name: str, column: Any) -> list[bytes | None]:
+def bytes_of(name: str, column: Any) -> list[bytes | None]:
+    """A binary or string column; raises InvalidRequestError for another one."""
+    pa = load_pyarrow()
     kind = column.type
     if pa.types.is_dictionary(kind):
         column = column.cast(kind.value_type)
@@ -429,12 +502,16 @@ def _times_ms(pa: Any, column: Any) -> list[int | None]:
     return found
 
 
-def _headers(pa: Any, column: Any) -> list[Headers | None]:
+def headers_of(column: Any) -> list[Headers | None]:
+    """A column of headers as `write_task` takes it; raises InvalidRequestError for another one."""
+    pa = load_pyarrow()
     kind = column.type
     wanted = "a list of structs of key (or name) and value"
     if pa.types.is_null(kind):
         return [None] * len(column)
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if is_list and pa.types.is_null(kind.value_type):
+        return [None] * len(column)  # what Arrow makes of lists that are all empty
     if not is_list or not pa.types.is_struct(kind.value_type):
         raise _wrong_type("headers", kind, wanted)
     fields = [field.name for field in kind.value_type]

@@ -6,13 +6,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from ray.data import Dataset
 from ray.data.block import Block, BlockAccessor
 from ray.data.datasource import Datasink, WriteResult
 
 from rayq.client.cluster import Cluster
-from rayq.client.task_writer import TaskWritten, WriteJob, begin_write, write_task
+from rayq.client.task_writer import (
+    TaskWritten,
+    WriteJob,
+    begin_write,
+    bytes_of,
+    finish_write,
+    headers_of,
+    write_task,
+)
 from rayq.errors import InvalidRequestError
 from rayq.records import OffsetRange
 
@@ -115,6 +122,12 @@ class TopicDatasink(Datasink[TaskWritten]):
 
     def on_write_complete(self, write_result: WriteResult[TaskWritten]) -> None:
         tasks = write_result.write_returns
+        finish_write(
+            self._cluster,
+            self.job,
+            ((one.task, one.partitions) for one in tasks),
+            timeout_s=self._timeout_s,
+        )
         self.written = Written(
             sum(task.records for task in tasks),
             sum(task.repeated for task in tasks),
@@ -143,11 +156,10 @@ class TopicDatasink(Datasink[TaskWritten]):
         kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
         found: list[list[Any]] = [[] for _ in range(table.num_rows)]
         if given is not None:
-            names = [field.name for field in given.type.value_type if field.name != "value"]
-            for headers, some in zip(found, given.to_pylist(), strict=True):
-                headers += [(one[names[0]], one["value"]) for one in some or ()]
+            for headers, some in zip(found, headers_of(given), strict=True):
+                headers += some or ()
         for name in self._header_columns:
-            values = pc.cast(table.column(name), pa.binary()).to_pylist()
+            values = bytes_of(name, table.column(name))
             for headers, value in zip(found, values, strict=True):
                 if value is not None:
                     headers.append((name, value))

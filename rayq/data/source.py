@@ -29,8 +29,10 @@ TASK_BYTES = 32 * MIB
 """A read task is made for about so much of Arrow data."""
 TASK_OFFSETS_MIN = 10_000
 """No task is made smaller than this only to give every CPU one."""
-BLOCK_BYTES = 32 * MIB
-"""What a read task gathers before it hands it to Ray Data, which shapes blocks further."""
+BLOCK_BYTES = 64 * MIB
+"""A read task that is larger hands its records to Ray Data in several blocks."""
+RECORD_BYTES_UNKNOWN = 1024
+"""What a record is taken for where none could be looked at."""
 SAMPLE_RECORDS = 1000
 SAMPLE_TIMEOUT_S = 5.0
 
@@ -90,14 +92,15 @@ def read_topic(
         more = rayq.data.read_topic("flights", starting_offsets=taken.end_offsets)
 
     Partitions are read in parallel and cut by offsets where that helps; `min_partitions` is the
-    least number of read tasks (by default one for about 32 MiB, or one for each CPU). Naming fewer
+    least number of read tasks, if more than one for about 32 MiB, or one for each CPU. Naming fewer
     `columns` reads faster. `ray_remote_args` are options of the read tasks; other keywords are the
     bounds of `snapshot`. `cluster`: None means the process's current one.
 
     Reading is exact or fails: while a leader cannot be reached it is tried again, and without any
     progress for `timeout_s` seconds the job raises PartitionOfflineError or TimeoutError. Records
     that expired since the snapshot are an OffsetOutOfRangeError, or, with
-    `fail_on_data_loss=False`, logged and left out. A topic deleted meanwhile is an
+    `fail_on_data_loss=False`, logged and left out. (Ray Data's own `max_errored_blocks`, where it
+    is set, leaves out tasks that fail: keep it at 0.) A topic deleted meanwhile is an
     UnknownTopicError. Raises what `snapshot` raises.
     """
     found = cluster or Cluster.current()
@@ -162,12 +165,12 @@ class TopicDatasource(Datasource):
     def task_count(self, min_partitions: int | None) -> int:
         """How many read tasks to ask for; an empty topic has one, which gives the schema."""
         ranges = self._taken.ranges
-        if min_partitions is None:
-            offsets = sum(one.offsets for one in ranges)
-            cpus = int(ray.cluster_resources().get("CPU", 1))  # type: ignore[no-untyped-call]
-            by_size = math.ceil(self.estimate_inmemory_data_size() / TASK_BYTES)
-            min_partitions = max(by_size, min(cpus, offsets // TASK_OFFSETS_MIN), 1)
-        return max(len(split_ranges(ranges, min_partitions)), 1)
+        split_ranges(ranges, min_partitions)  # checks it
+        offsets = sum(one.offsets for one in ranges)
+        cpus = int(ray.cluster_resources().get("CPU", 1))  # type: ignore[no-untyped-call]
+        by_size = math.ceil(self.estimate_inmemory_data_size() / TASK_BYTES)
+        wanted = max(by_size, min(cpus, offsets // TASK_OFFSETS_MIN), min_partitions or 1)
+        return max(len(split_ranges(ranges, wanted)), 1)
 
     def get_read_tasks(
         self,
@@ -181,7 +184,11 @@ class TopicDatasource(Datasource):
         return [
             self._task(
                 _reading(
-                    self._cluster, split, self._columns, self._fail_on_data_loss, self._timeout_s
+                    self._cluster,
+                    split_ranges([split], math.ceil(self._size_of(split) / BLOCK_BYTES) or 1),
+                    self._columns,
+                    self._fail_on_data_loss,
+                    self._timeout_s,
                 ),
                 # Compaction leaves offsets without a record, so how many there are is not known.
                 None,
@@ -208,7 +215,7 @@ class TopicDatasource(Datasource):
     def _size_of(self, split: Split) -> int:
         if self._record_bytes is None:
             self._record_bytes = self._sampled()
-        return int(self._record_bytes.get(split.topic, 0.0) * split.offsets)
+        return int(self._record_bytes.get(split.topic, RECORD_BYTES_UNKNOWN) * split.offsets)
 
     def _sampled(self) -> dict[str, float]:
         """Bytes of Arrow data for each offset, by topic, from the largest range of each. A topic
@@ -237,29 +244,24 @@ class TopicDatasource(Datasource):
 
 def _reading(
     cluster: Cluster,
-    split: Split,
+    blocks: list[Split],
     columns: tuple[str, ...],
     fail_on_data_loss: bool,
     timeout_s: float,
 ) -> Callable[[], Iterator[pa.Table]]:
-    """What a read task does, wherever it runs."""
+    """What a read task does, wherever it runs. Which offsets each block holds is decided before:
+    Ray may run a task again for one lost block, and takes the block of the same number for it."""
 
     def read() -> Iterator[pa.Table]:
-        gathered: list[pa.RecordBatch] = []
-        size_bytes = 0
-        for batch in read_range(
-            cluster,
-            split,
-            columns=columns,
-            fail_on_data_loss=fail_on_data_loss,
-            timeout_s=timeout_s,
-        ):
-            gathered.append(batch)
-            size_bytes += batch.nbytes
-            if size_bytes >= BLOCK_BYTES:
-                yield pa.Table.from_batches(gathered)
-                gathered, size_bytes = [], 0
-        yield pa.Table.from_batches(gathered, schema=read_schema(columns))
+        for block in blocks:
+            batches = read_range(
+                cluster,
+                block,
+                columns=columns,
+                fail_on_data_loss=fail_on_data_loss,
+                timeout_s=timeout_s,
+            )
+            yield pa.Table.from_batches(list(batches), schema=read_schema(columns))
 
     return read
 

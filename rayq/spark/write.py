@@ -15,6 +15,7 @@ from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as fn
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     ByteType,
     DataType,
@@ -29,12 +30,17 @@ from pyspark.sql.types import (
 
 from rayq.client.arrow import load_pyarrow
 from rayq.client.cluster import Cluster
-from rayq.client.task_writer import WriteJob, begin_write, write_task
+from rayq.client.task_writer import WriteJob, begin_write, finish_write, write_task
 from rayq.errors import InvalidRequestError
 from rayq.spark.schema import HEADERS_TYPE
 
 _RESULT = StructType(
-    [StructField("records", LongType(), False), StructField("repeated", LongType(), False)]
+    [
+        StructField("task", LongType(), False),
+        StructField("records", LongType(), False),
+        StructField("repeated", LongType(), False),
+        StructField("partitions", ArrayType(LongType(), False), False),
+    ]
 )
 _BINARY = (BinaryType, StringType)
 _ACCEPTED: dict[str, tuple[tuple[type[DataType], ...], str]] = {
@@ -104,7 +110,10 @@ def write(
     records = _ordered(_with_long_partition(records))
     if job is None:
         job = begin_write(cluster, topic, timeout_s=timeout_s)
+    elif job.topic != topic:
+        raise InvalidRequestError(f"The job is one of topic {job.topic!r}, not {topic!r}.")
     done = records.mapInArrow(_appender(cluster, job, timeout_s), _RESULT).collect()
+    finish_write(cluster, job, ((row.task, row.partitions) for row in done), timeout_s=timeout_s)
     return Written(sum(row.records for row in done), sum(row.repeated for row in done))
 
 
@@ -157,8 +166,13 @@ def _appender(
         done = write_task(cluster, job, context.partitionId(), batches, timeout_s=timeout_s)
         pa = load_pyarrow()
         yield pa.record_batch(
-            [pa.array([done.records], pa.int64()), pa.array([done.repeated], pa.int64())],
-            names=["records", "repeated"],
+            [
+                pa.array([done.task], pa.int64()),
+                pa.array([done.records], pa.int64()),
+                pa.array([done.repeated], pa.int64()),
+                pa.array([done.partitions], pa.list_(pa.int64())),
+            ],
+            names=_RESULT.names,
         )
 
     return append

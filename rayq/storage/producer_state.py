@@ -156,6 +156,15 @@ class ProducerState:
             )
         )
 
+    def ids_from(self, first: int, count: int) -> list[int]:
+        """The producers that are remembered, of the `count` ids from `first` on, ascending."""
+        ids = range(first, first + count)
+        return sorted(
+            producer_id
+            for producer_id, producer in self._producers.items()
+            if producer_id in ids and not self._expired(producer)
+        )
+
     def batches_below(self, offset: int) -> tuple[int, ...]:
         """Base offsets of the remembered batches that end there or before: compaction keeps their
         headers, so that whoever copies the log knows of them."""

@@ -308,6 +308,22 @@ class CheckRange(Request, frozen=True):
     offset: Offset
 
 
+class DescribeProducersResponse(Response, frozen=True):
+    producer_ids: list[int]
+
+
+class DescribeProducers(Request, frozen=True):
+    """Which producers, of a range of ids, the leader remembers a batch of (after KIP-664)."""
+
+    api: ClassVar[int] = 27
+    response: ClassVar[type[Response]] = DescribeProducersResponse
+    topic_id: Id
+    partition: Partition
+    leader_epoch: Epoch
+    first_producer_id: Annotated[int, msgspec.Meta(ge=0)]
+    producer_id_count: Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
+
+
 # --- what group members ask their coordinator ---------------------------------------------------
 #
 # The coordinator of a group is the leader of one partition of `__consumer_offsets`: partition

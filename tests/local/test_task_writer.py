@@ -23,7 +23,13 @@ from rayq import (
     UnknownTopicError,
 )
 from rayq.client.partitioner import partition_of_key
-from rayq.client.task_writer import WriteJob, begin_write, write_task
+from rayq.client.task_writer import (
+    TaskWritten,
+    WriteJob,
+    begin_write,
+    finish_write,
+    write_task,
+)
 from rayq.config import HOUR_MS
 from rayq.testing import LocalCluster
 from tests.local.support import eventually, leader_of, read_all, values
@@ -302,3 +308,51 @@ def test_a_partition_that_stays_offline_is_an_error_and_the_task_can_be_run_agai
 
 def leader_is_gone(cluster: LocalCluster) -> bool:
     return cluster.admin.describe_topic("t").partitions[0].leader is None
+
+
+# --- the end of a job -----------------------------------------------------------------------------
+
+
+def to_partition(partition: int, count: int = 3) -> pa.Table:
+    return pa.table({"value": [b"v"] * count, "partition": pa.array([partition] * count)})
+
+
+def finish(cluster: LocalCluster, job: WriteJob, *written: TaskWritten) -> None:
+    finish_write(cluster, job, ((one.task, one.partitions) for one in written))
+
+
+def test_a_job_whose_tasks_ran_again_ends_well(cluster: LocalCluster, new_topic: NewTopic) -> None:
+    job = begin_write(cluster, new_topic(partitions=3))
+    for _ in range(2):
+        tasks = [write_task(cluster, job, task, [to_partition(task)]) for task in range(3)]
+        finish(cluster, job, *tasks, write_task(cluster, job, 3, []))
+    assert [one.repeated for one in tasks] == [3, 3, 3]
+    assert len(read_all(cluster, job.topic)) == 9
+
+
+def test_an_attempt_that_wrote_to_another_partition_is_told_at_the_end(
+    cluster: LocalCluster, new_topic: NewTopic
+) -> None:
+    job = begin_write(cluster, new_topic(partitions=3))
+    write_task(cluster, job, 0, [to_partition(0)])
+    again = write_task(cluster, job, 0, [to_partition(1)])
+    with pytest.raises(RewriteMismatchError, match=rf"task 0 of this job wrote to {job.topic}-0"):
+        finish(cluster, job, again)
+
+
+def test_a_job_that_is_divided_into_fewer_tasks_is_told_at_the_end(
+    cluster: LocalCluster, new_topic: NewTopic
+) -> None:
+    job = begin_write(cluster, new_topic(partitions=1))
+    for task in range(2):
+        write_task(cluster, job, task, [to_partition(0)])
+    again = begin_write(cluster, job.topic)  # another job is none of our business
+    finish(cluster, again, write_task(cluster, again, 0, [to_partition(0)]))
+    with pytest.raises(RewriteMismatchError, match="task 1 of this job"):
+        finish(cluster, job, write_task(cluster, job, 0, [to_partition(0)]))
+
+
+def test_headers_that_are_all_empty_are_none(cluster: LocalCluster, topic: str) -> None:
+    rows = pa.table({"value": [b"a", b"b"], "headers": pa.array([[], []])})
+    write_task(cluster, begin_write(cluster, topic), 0, [rows])
+    assert [record.headers for record in read_all(cluster, topic)] == [[], []]
