@@ -167,6 +167,16 @@ def test_only_so_many_producers_are_remembered(monkeypatch: pytest.MonkeyPatch) 
     assert known == [1, 3, 4]
 
 
+def test_the_producers_of_a_range_of_ids_are_listed_while_they_are_known() -> None:
+    state = ProducerState()
+    for producer, now_ms in ((12, NOW_MS), (7, NOW_MS + DAY_MS), (10, NOW_MS + DAY_MS)):
+        state.update(header_of(0, producer=producer, now_ms=now_ms))
+    assert state.ids_from(8, 5) == [10, 12]
+    state.update(header_of(0, producer=7, now_ms=NOW_MS + DAY_MS + 1, epoch=1))
+    assert state.ids_from(8, 5) == [10], "12 is forgotten by now"
+    assert state.ids_from(0, 10) == [7]
+
+
 @given(
     st.lists(
         st.tuples(st.integers(0, 3), st.integers(1, 4), st.booleans(), st.integers(0, DAY_MS)),
