@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+import operator
 import re
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, SupportsIndex, TypeVar
 
 from rayq.client.client import Client
 from rayq.client.cluster import Cluster
@@ -44,14 +45,16 @@ PartitionOffset = int | Literal["earliest", "latest"]
 Offsets = (
     Literal["earliest", "latest"]
     | Mapping[TopicPartition, PartitionOffset]
-    | Mapping[str, Mapping[int, PartitionOffset]]
+    | Mapping[str, Mapping[int, PartitionOffset] | Mapping[str, PartitionOffset]]
 )
 """A bound: one word for all partitions, or a value for each, by `TopicPartition` or nested as
-`{topic: {partition: value}}`."""
+`{topic: {partition: value}}`. Partitions may be decimal strings, as JSON has them."""
 
 Time = int | datetime
 """Unix time in milliseconds, or a datetime with a time zone."""
-Times = Mapping[TopicPartition, Time] | Mapping[str, Mapping[int, Time]]
+Times = Mapping[TopicPartition, Time] | Mapping[str, Mapping[int, Time] | Mapping[str, Time]]
+
+_DIGITS = re.compile("[0-9]{1,9}")
 
 ATTEMPT_TIMEOUT_S = 10.0
 """How long one question to a leader waits for its answer before it is repeated."""
@@ -230,17 +233,38 @@ def _flat(what: str, given: object) -> dict[TopicPartition, Any]:
     found: dict[TopicPartition, Any] = {}
     if not isinstance(given, Mapping):
         raise InvalidRequestError(f"{what} cannot be {given!r}.")
+
+    def add(topic: str, partition: object, value: object) -> None:
+        place = TopicPartition(topic, _partition(what, partition))
+        if place in found:
+            raise InvalidRequestError(f"{what} names {_names([place])} twice.")
+        found[place] = value
+
     for key, value in given.items():
         if isinstance(key, str) and isinstance(value, Mapping):
-            found.update({TopicPartition(key, partition): one for partition, one in value.items()})
-        elif isinstance(key, tuple) and len(key) == 2:
-            found[TopicPartition(*key)] = value
+            for partition, one in value.items():
+                add(key, partition, one)
+        elif isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], str):
+            add(*key, value)
         else:
             raise InvalidRequestError(
                 f"{what} maps TopicPartition(topic, partition) to a value, or a topic to a mapping "
                 f"of its partitions; {key!r} is neither."
             )
     return found
+
+
+def _partition(what: str, given: object) -> int:
+    """A partition's number, from an int (of any kind) or the digits that a key of JSON is."""
+    if isinstance(given, str) and _DIGITS.fullmatch(given):
+        return int(given)
+    if isinstance(given, SupportsIndex) and not isinstance(given, bool):
+        number = operator.index(given)
+        if number >= 0:
+            return number
+    raise InvalidRequestError(
+        f"{what} names partitions by numbers from 0, or by their digits, not by {given!r}."
+    )
 
 
 def _time_ms(what: str, value: object) -> int:

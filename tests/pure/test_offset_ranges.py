@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayq import InvalidRequestError, TopicPartition
+from rayq.client import offset_ranges
 from rayq.client.cluster import Cluster
 from rayq.client.offset_ranges import (
     Split,
@@ -93,6 +94,17 @@ def test_counts_are_positive_ints(bad: Any) -> None:
         {"topics": "t", "starting_offsets": {"t": 5}},
         {"topics": "t", "starting_offsets": {"t": {0: -5}}},
         {"topics": "t", "starting_offsets": {"t": {0: True}}},
+        {"topics": "t", "starting_offsets": {"t": {-1: 5}}},
+        {"topics": "t", "starting_offsets": {"t": {"0": 5, 0: 6}}},
+        {"topics": "t", "starting_offsets": {"t": {"first": 5}}},
+        {"topics": "t", "starting_offsets": {"t": {"-1": 5, 0: 5}}},
+        {"topics": "t", "starting_offsets": {"t": {"٣": 5}}},
+        {"topics": "t", "starting_offsets": {"t": {1.0: 5}}},
+        {"topics": "t", "starting_offsets": {"t": {True: 5}}},
+        {"topics": "t", "starting_offsets": {"t": {None: 5}}},
+        {"topics": "t", "starting_offsets": {("t", None): 5, ("t", 0): 5}},
+        {"topics": "t", "starting_offsets": {(1, 0): 5, ("t", 0): 5}},
+        {"topics": "t", "ending_timestamps": {"t": {"first": 5}}},
         {"topics": "t", "starting_timestamp": -1},
         {"topics": "t", "starting_timestamp": datetime(2026, 1, 1)},
         {"topics": "t", "starting_timestamp": 5, "starting_timestamps": {"t": {0: 5}}},
@@ -105,6 +117,21 @@ def test_bounds_that_cannot_be_are_refused_before_anybody_is_asked(options: dict
     nowhere = Cluster("127.0.0.1:1", key=b"none")
     with pytest.raises(InvalidRequestError):
         snapshot(nowhere, options.pop("topics", ()), **options)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"t": {"0": 5, 1: "latest"}},
+        {"t": {"0": 5, "1": "latest"}},
+        {TopicPartition("t", 0): 5, "t": {"1": "latest"}},
+        {("t", "0"): 5, ("t", 1): "latest"},
+    ],
+)
+def test_partitions_may_be_named_as_json_does(given: Any) -> None:
+    bound = offset_ranges._Bound("starting", given, "earliest", None, None)
+    places = [TopicPartition("t", 0), TopicPartition("t", 1)]
+    assert [at.offset for at in bound.of(places).values()] == [5, "latest"]
 
 
 def test_times_may_be_datetimes_with_a_zone() -> None:
