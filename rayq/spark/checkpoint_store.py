@@ -8,8 +8,10 @@ makes it; and the lock is a lease, a file that its holder rewrites every few sec
 
 from __future__ import annotations
 
+import fcntl
 import os
 import posixpath
+import re
 import socket
 import threading
 import time
@@ -22,8 +24,10 @@ from rayq.environment import Disk, File
 from rayq.errors import CheckpointError, CheckpointInUseError, MissingExtraError, StorageError
 from rayq.runtime.processes import process_start_time
 from rayq.storage import checked_file
-from rayq.storage.disk import LocalDisk
+from rayq.storage.disk import LocalDisk, LocalFile
 
+ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?!/)")
+"""`s3:/bucket/x`, as Hadoop's paths may be written: not to be taken for a directory named `s3:`."""
 LOCK = "lock"
 LEASE_S = 30.0
 """A lease that its holder did not renew for so long is over."""
@@ -34,12 +38,16 @@ SETTLE_S = 1.0
 
 class Holder(msgspec.Struct, frozen=True):
     """Who uses a checkpoint. `started` is the process's start (clock ticks since boot): with the
-    pid it names one process of its host."""
+    pid, the boot and the pid namespace it names one process for ever. The host's name is for people
+    alone: machines and containers may share one."""
 
     host: str
     pid: int
     started: int | None
     run_id: str
+    boot_id: str | None = None
+    pid_namespace: str | None = None
+    """As Linux names them; None where it does not say (or an earlier version did not ask)."""
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host} (run {self.run_id})"
@@ -88,7 +96,24 @@ class Store(Protocol):
 
 def this_process(run_id: str) -> Holder:
     pid = os.getpid()
-    return Holder(socket.gethostname(), pid, process_start_time(pid), run_id)
+    return Holder(
+        socket.gethostname(), pid, process_start_time(pid), run_id, _boot_id(), _pid_namespace()
+    )
+
+
+def _boot_id() -> str | None:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return None
+
+
+def _pid_namespace() -> str | None:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return None
 
 
 def open_store(path: str | os.PathLike[str], run_id: str) -> Store:
@@ -96,6 +121,11 @@ def open_store(path: str | os.PathLike[str], run_id: str) -> Store:
     text = os.fspath(path)
     if not isinstance(text, str) or not text:
         raise CheckpointError(f"checkpoint={path!r}: give the path of a directory, or a URL.")
+    if found := ONE_SLASH.match(text):
+        raise CheckpointError(
+            f"checkpoint={path!r} looks like a URL that lacks a slash: write "
+            f"{found[1]}://... (as a str, a Path takes a slash away), or ./{text} for a directory."
+        )
     protocol, separator, rest = text.partition("://")
     if not separator or protocol in ("file", "local"):
         local = os.path.abspath(os.path.expanduser(rest if separator else text))
@@ -180,6 +210,10 @@ class LocalStore:
 
     def unlock(self) -> None:
         if self._lock is not None:
+            # A child that was forked shares the open file: until it ends as well, closing ours
+            # does not unlock. Nor may it unlock what is its parent's.
+            if isinstance(self._lock, LocalFile) and self._holder.pid == os.getpid():
+                fcntl.flock(self._lock.descriptor, fcntl.LOCK_UN)
             self._lock.close()
             self._lock = None
 
@@ -280,7 +314,8 @@ class LeaseLock:
 
     The file names its holder and a beat that grows every few seconds. Who finds it watches: a beat
     that moves means in use; one that stands still for `LEASE_S` means that the holder is dead (at
-    once where it was a process of this host that is gone). No clocks are compared.
+    once where it was a process of this boot and pid namespace that is gone). No clocks are
+    compared.
 
     Without a compare-and-swap this is no proof: of two that take a dead holder's lease at the same
     moment the later writer wins, and the other sees so after `SETTLE_S`, or before its next batch
@@ -370,7 +405,9 @@ class LeaseLock:
 
 
 def _is_gone(holder: Holder) -> bool:
-    """A process of this host that has ended; of others nothing is known."""
-    if holder.host != socket.gethostname() or holder.started is None:
+    """A process that this one would see, and that has ended; of others nothing is known."""
+    if holder.started is None or None in (holder.boot_id, holder.pid_namespace):
+        return False
+    if (holder.boot_id, holder.pid_namespace) != (_boot_id(), _pid_namespace()):
         return False
     return process_start_time(holder.pid) != holder.started

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import uuid
 from pathlib import Path
 
 import fsspec
+import msgspec
 import pytest
 
 from rayq.client.offset_ranges import Split
@@ -235,6 +237,35 @@ def test_a_second_query_is_refused_and_told_who_is_first(tmp_path: Path) -> None
     at_local(tmp_path, "third").close()
 
 
+def test_a_child_of_the_process_does_not_keep_the_lock(tmp_path: Path) -> None:
+    first = at_local(tmp_path, "first")
+    waits, ends = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(ends)
+        os.read(waits, 1)
+        os._exit(0)
+    try:
+        os.close(waits)
+        first.close()
+        at_local(tmp_path, "second").close()
+    finally:
+        os.close(ends)
+        os.waitpid(child, 0)
+
+
+def test_a_child_of_the_process_does_not_give_the_lock_away(tmp_path: Path) -> None:
+    first = at_local(tmp_path, "first")
+    child = os.fork()
+    if child == 0:
+        first.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    with pytest.raises(CheckpointInUseError):
+        at_local(tmp_path, "second")
+    first.close()
+
+
 HOLD = """
 import sys, time
 from rayq.spark.checkpoint_store import open_store
@@ -285,6 +316,19 @@ def test_a_checkpoint_may_be_anywhere_fsspec_reaches() -> None:
         Checkpoint.open("nosuch://bucket/query", "run")
 
 
+@pytest.mark.parametrize(
+    "url", ["s3:/bucket/query", "dbfs:/query", "file:/query", Path("s3://b/q")]
+)
+def test_a_url_with_one_slash_is_no_local_directory(
+    url: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="://"):
+        Checkpoint.open(url, "run")
+    assert list(tmp_path.iterdir()) == []
+    Checkpoint.open(f"./{url}", "run").close()  # so it is one
+
+
 ELSEWHERE = Holder("elsewhere", 7, 7, "first")
 
 
@@ -325,6 +369,36 @@ def test_a_lease_that_stands_still_is_over_and_its_holder_may_write_no_more() ->
     first.release()
     second.check()
     second.release()
+
+
+def test_a_lease_is_waited_for_unless_its_holder_is_of_this_boot_and_these_pids() -> None:
+    me = this_process("first")
+    assert me.boot_id is not None and me.pid_namespace is not None
+    ended = msgspec.structs.replace(me, pid=2**22 + 1, started=1)  # above pid_max: nobody's
+
+    def waited_for(holder: Holder) -> bool:
+        store = in_memory(str(uuid.uuid4()), holder)
+        lease(store, holder)._write()
+        slept: list[float] = []
+        second = lease(store, this_process("second"), slept.append)
+        second.take()
+        second.release()
+        return sum(slept) > 10
+
+    assert not waited_for(ended)
+    # Hosts and containers may share a name, and pids mean nothing across them.
+    assert waited_for(msgspec.structs.replace(ended, boot_id="of another machine"))
+    assert waited_for(msgspec.structs.replace(ended, pid_namespace="of another container"))
+    assert waited_for(msgspec.structs.replace(ended, boot_id=None, pid_namespace=None))
+
+
+def test_the_lease_of_a_version_without_boot_and_namespace_is_read() -> None:
+    store = in_memory(str(uuid.uuid4()), ELSEWHERE)
+    store.make_directories("")
+    old = b'{"holder":{"host":"%b","pid":1,"started":1,"run_id":"old"},"beat":3}'
+    store.write("lock", old % socket.gethostname().encode())
+    with pytest.raises(CheckpointInUseError, match="run old"):
+        lease(store, this_process("second")).check()
 
 
 def test_of_two_that_take_a_lease_at_once_one_gets_it() -> None:
