@@ -8,12 +8,13 @@ sink that keeps one result for each batch id has every record once.
 What a batch holds for each partition of the query, also for those it reads nothing of, is all that
 the next one needs to go on: batches follow each other without a gap and without an overlap. Only
 where the log has lost records, and `fail_on_data_loss=False` accepts it, does the next batch begin
-elsewhere: where the log starts, or where it ends.
+elsewhere: where the log starts, or where it ends. It is then as well that a start leaves deleted
+topics out of the batch that it runs again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -24,7 +25,8 @@ from rayq.records import TopicPartition
 
 class Batch(msgspec.Struct, frozen=True):
     """A micro-batch as it is written ahead: one range for every partition of the query, sorted by
-    topic and partition; some may be empty, not all."""
+    topic and partition. Some may be empty; all of them only where the log ended before the query's
+    position, so that what is appended there from now on is read, also after a restart."""
 
     batch_id: int
     timestamp_ms: int
@@ -83,6 +85,21 @@ def _ends(ranges: Iterable[Split]) -> list[Split]:
     return [one._replace(start=one.end) for one in ranges]
 
 
+def with_topics(found: Resumption, topics: Collection[str]) -> Resumption:
+    """What is left of a resumption without the topics that are not among these."""
+
+    def left(ranges: Iterable[Split]) -> list[Split]:
+        return [one for one in ranges if one.topic in topics]
+
+    replay, progress = found.replay, found.progress
+    return Resumption(
+        None
+        if replay is None
+        else Batch(replay.batch_id, replay.timestamp_ms, left(replay.ranges)),
+        Progress(progress.next_id, left(progress.positions)),
+    )
+
+
 def next_batch(
     progress: Progress,
     available: Sequence[Split],
@@ -91,7 +108,8 @@ def next_batch(
     until: Mapping[TopicPartition, int] | None = None,
     now_ms: int,
 ) -> Batch | None:
-    """The next batch, None while there is nothing new.
+    """The next batch, None while there is nothing new: no offsets to read, and no log that ends
+    before the query's position.
 
     `available`: for every partition of the topics as they are now the range from the query's
     position (of a partition that is new to it, from the log's start) to the end. `until`: ends that
@@ -105,7 +123,9 @@ def next_batch(
         ranges = [_until(one, until.get(one.place)) for one in ranges]
     if offsets_max is not None:
         ranges = _share(ranges, offsets_max, progress.next_id)
-    if all(one.is_empty for one in ranges):
+    positions = progress.offsets
+    moved_back = any(one.start < positions.get(one.place, one.start) for one in ranges)
+    if all(one.is_empty for one in ranges) and not moved_back:
         return None
     return Batch(progress.next_id, now_ms, ranges)
 

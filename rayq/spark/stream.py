@@ -32,7 +32,7 @@ from pyspark.sql import DataFrame, SparkSession
 from rayq.client.cluster import Cluster
 from rayq.client.offset_ranges import Offsets, Split, Time, Times, split_ranges
 from rayq.errors import CheckpointMismatchError, InvalidRequestError
-from rayq.spark.batches import Resumption
+from rayq.spark.batches import Resumption, with_topics
 from rayq.spark.checkpoint import Checkpoint, QueryMetadata
 from rayq.spark.read import read_ranges
 from rayq.spark.streaming_query import BatchFunction, Engine, StreamingQuery, patiently
@@ -170,9 +170,7 @@ class StreamStarter:
         checkpoint = Checkpoint.open(stream.checkpoint, run_id)
         try:
             metadata = self._metadata(checkpoint)
-            resumption = checkpoint.resume(metadata)
-            positions = resumption.progress.positions
-            self._ask(lambda timeout_s: stream.source.check_topics(positions, timeout_s))
+            resumption = self._without_deleted(checkpoint.resume(metadata))
             self._commit_to_group(resumption)
             query = StreamingQuery(
                 query_id=metadata.id,
@@ -212,6 +210,22 @@ class StreamStarter:
         )
         checkpoint.create(made)
         return made
+
+    def _without_deleted(self, found: Resumption) -> Resumption:
+        """What to resume of the topics that are there. Raises UnknownTopicError, unless
+        `fail_on_data_loss` accepts that some are not; CheckpointMismatchError."""
+        source = self._stream.source
+        positions = found.progress.positions
+        topics = self._ask(lambda timeout_s: source.check_topics(positions, timeout_s))
+        if found.replay is not None:
+            gone = sorted({one.topic for one in found.replay.ranges} - topics)
+            if gone:
+                logger.warning(
+                    "batch %d is run again without %s, which was deleted (fail_on_data_loss=False)",
+                    found.replay.batch_id,
+                    ", ".join(gone),
+                )
+        return with_topics(found, topics)
 
     def _commit_to_group(self, resumption: Resumption) -> None:
         """Where the query stands now; a group that it cannot use shows at the start."""
@@ -269,9 +283,13 @@ class SparkEngine:
         self._min_partitions = min_partitions
         self._options = options
 
-    def thread(self, work: Callable[[], None], name: str) -> threading.Thread:
-        # Spark's own kind of thread: it has a thread of the JVM to itself, where its job group is.
-        return InheritableThread(target=work, name=name, daemon=True)
+    def thread(
+        self,
+        work: Callable[[], None],
+        never_ran: Callable[[BaseException], None],
+        name: str,
+    ) -> threading.Thread:
+        return _QueryThread(work, never_ran, name)
 
     def begin(self, group: str, description: str) -> None:
         self._spark.sparkContext.setJobGroup(group, description, interruptOnCancel=True)
@@ -285,3 +303,31 @@ class SparkEngine:
             self._spark.sparkContext.cancelJobGroup(group)
         except (Py4JError, OSError, AttributeError) as error:  # Spark was stopped, or its JVM died
             logger.info("no jobs to cancel: %s", error)
+
+
+class _QueryThread(InheritableThread):
+    """Spark's own kind of thread: it has a thread of the JVM to itself, where its job group is. It
+    asks the JVM before it begins to work, and fails there if that died."""
+
+    def __init__(
+        self,
+        work: Callable[[], None],
+        never_ran: Callable[[BaseException], None],
+        name: str,
+    ) -> None:
+        super().__init__(target=self._begin, name=name, daemon=True)
+        self._work = work
+        self._never_ran = never_ran
+        self._has_begun = False
+
+    def _begin(self) -> None:
+        self._has_begun = True
+        self._work()
+
+    def run(self) -> None:
+        try:
+            super().run()
+        except BaseException as error:
+            if self._has_begun:
+                raise
+            self._never_ran(error)

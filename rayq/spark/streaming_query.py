@@ -42,8 +42,14 @@ _active: set[StreamingQuery] = set()
 class Engine(Protocol):
     """Where batches run."""
 
-    def thread(self, work: Callable[[], None], name: str) -> threading.Thread:
-        """A thread that may use the engine, not started."""
+    def thread(
+        self,
+        work: Callable[[], None],
+        never_ran: Callable[[BaseException], None],
+        name: str,
+    ) -> threading.Thread:
+        """A thread that may use the engine, not started. It calls `work`, or `never_ran` with what
+        it failed with before it came to that."""
         ...
 
     def begin(self, group: str, description: str) -> None:
@@ -101,10 +107,11 @@ class StreamingQuery:
         self._idle_look = 0
         """The last look at the log that began, and the last one that found nothing new."""
         self._error: StreamingQueryError | None = None
+        self._last_trigger_s: float | None = None
         self._status = _status("Initializing")
         self._recent: deque[dict[str, Any]] = deque(maxlen=PROGRESS_KEPT)
         title = f"rayq stream {name or query_id}"
-        self._thread = engine.thread(self._run, title)
+        self._thread = engine.thread(self._run, self._never_ran, title)
 
     def __repr__(self) -> str:
         state = "active" if self.isActive else "ended"
@@ -138,8 +145,9 @@ class StreamingQuery:
 
     @property
     def lastProgress(self) -> dict[str, Any] | None:  # noqa: N802
-        """Of the last batch that was committed; None before the first. The keys are those of
-        Spark's progress; `numInputRows` counts offsets, of which a compacted log may lack some."""
+        """Of the last batch that was committed; None before the first. Its keys mean what those of
+        Spark's progress do; of these it has not `stateOperators`, nor `numOutputRows` of the sink.
+        `numInputRows` counts offsets, of which a compacted log may lack some."""
         recent = self.recentProgress
         return recent[-1] if recent else None
 
@@ -213,13 +221,23 @@ class StreamingQuery:
         except BaseException as error:  # noqa: BLE001 - kept, and raised by awaitTermination
             self._failed(error)
         finally:
-            try:
-                self._checkpoint.close()
-            finally:
-                _active.discard(self)
-                with self._changed:
-                    self._ended.set()
-                    self._changed.notify_all()
+            self._end()
+
+    def _never_ran(self, error: BaseException) -> None:
+        """Instead of `_run`."""
+        try:
+            self._failed(error)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        try:
+            self._checkpoint.close()
+        finally:
+            _active.discard(self)
+            with self._changed:
+                self._ended.set()
+                self._changed.notify_all()
 
     def _failed(self, error: BaseException) -> None:
         if isinstance(error, _StoppedError):
@@ -240,13 +258,13 @@ class StreamingQuery:
 
     def _work(self) -> None:
         if self._replay is not None:
-            self._execute(self._replay, _Stopwatch())
+            self._execute(self._replay, self._begin_trigger())
             self._replay = None
         until: Mapping[TopicPartition, int] | None = None
         if self._trigger.drains:
             until = {one.place: one.end for one in self._available()}
         while not self._stopping.is_set():
-            watch = _Stopwatch()
+            watch = self._begin_trigger()
             found_any = self._look(watch, until)
             if not found_any:
                 self._status = _status("Waiting for data to arrive")
@@ -256,6 +274,11 @@ class StreamingQuery:
                 self._status = _status("Waiting for next trigger", is_data_available=True)
             next_s = self._trigger.next_s(watch.start_s, time.monotonic(), found_any=found_any)
             self._stopping.wait(max(next_s - time.monotonic(), 0))
+
+    def _begin_trigger(self) -> _Stopwatch:
+        watch = _Stopwatch(self._last_trigger_s)
+        self._last_trigger_s = watch.start_s
+        return watch
 
     def _look(self, watch: _Stopwatch, until: Mapping[TopicPartition, int] | None) -> bool:
         """One trigger; whether there was a batch."""
@@ -348,12 +371,15 @@ class StreamingQuery:
         behind = [latest[place] - end for place, end in ends.items()] or [0]
         watch.total("triggerExecution")
         seconds = max(watch.durations_ms["triggerExecution"], 1) / 1000
+        since_s = watch.since_previous_s
+        input_per_s = 0.0 if since_s is None else batch.offsets / max(since_s, 0.001)
         source = {
             "description": f"rayq[{self._source}]",
             "startOffset": _nested({one.place: one.start for one in batch.ranges}),
             "endOffset": _nested(ends),
             "latestOffset": _nested(latest),
             "numInputRows": batch.offsets,
+            "inputRowsPerSecond": input_per_s,
             "processedRowsPerSecond": batch.offsets / seconds,
             "metrics": {
                 "avgOffsetsBehindLatest": str(sum(behind) / len(behind)),
@@ -368,6 +394,7 @@ class StreamingQuery:
             "timestamp": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "batchId": batch.batch_id,
             "numInputRows": batch.offsets,
+            "inputRowsPerSecond": input_per_s,
             "processedRowsPerSecond": batch.offsets / seconds,
             "durationMs": dict(watch.durations_ms),
             "sources": [source],
@@ -418,9 +445,15 @@ def patiently(
 class _Stopwatch:
     """Durations of the steps of a trigger."""
 
-    def __init__(self) -> None:
+    def __init__(self, previous_start_s: float | None) -> None:
+        """`previous_start_s`: when the trigger before it began, None for the first of the run."""
         self.start_s = time.monotonic()
+        self._previous_start_s = previous_start_s
         self.durations_ms: dict[str, int] = {}
+
+    @property
+    def since_previous_s(self) -> float | None:
+        return None if self._previous_start_s is None else self.start_s - self._previous_start_s
 
     def measure(self, step: str) -> _Measurement:
         return _Measurement(self, step)

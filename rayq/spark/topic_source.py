@@ -104,14 +104,15 @@ class TopicSource:
             raise UnknownTopicError(f"No topic's name matches the pattern {self.pattern!r} now.")
         return names, [one for one in positions if one.topic in set(names)]
 
-    def check_topics(self, known: Iterable[Split], timeout_s: float) -> None:
-        """Raises UnknownTopicError, CheckpointMismatchError where the topics of a checkpoint are
-        others by now."""
+    def check_topics(self, known: Iterable[Split], timeout_s: float) -> set[str]:
+        """The topics as they are now. Raises UnknownTopicError, CheckpointMismatchError where those
+        of a checkpoint are others by now."""
         names, kept = self._names(known, timeout_s)
         client, background = self.cluster.shared_client()
         for name in names:
             topic = background.run(client.topic(name, timeout_s=timeout_s, age_max_s=0.0))
             check_same_topics(kept, [Split(name, topic.topic_id, 0, 0, 0)])
+        return set(names)
 
     def commit(self, group: str, positions: Mapping[TopicPartition, int], timeout_s: float) -> None:
         """Sets the group's offsets. Raises GroupNotEmptyError where consumers are in it."""

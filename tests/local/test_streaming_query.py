@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark import InheritableThread
 
 from rayq import Cluster, TopicPartition
 from rayq.client.offset_ranges import Split
@@ -24,7 +26,9 @@ from rayq.errors import (
     StreamingQueryError,
     UnknownTopicError,
 )
-from rayq.spark.stream import TopicStream
+from rayq.spark import streaming_query
+from rayq.spark.checkpoint import Checkpoint, QueryMetadata
+from rayq.spark.stream import SparkEngine, TopicStream
 from rayq.spark.streaming_query import StreamingQuery
 from rayq.spark.topic_source import TopicSource
 from rayq.spark.trigger import parse_trigger
@@ -44,7 +48,12 @@ class ListEngine:
         self._cluster = cluster
         self.cancelled = threading.Event()
 
-    def thread(self, work: Callable[[], None], name: str) -> threading.Thread:
+    def thread(
+        self,
+        work: Callable[[], None],
+        never_ran: Callable[[BaseException], None],
+        name: str,
+    ) -> threading.Thread:
         return threading.Thread(target=work, name=name, daemon=True)
 
     def begin(self, group: str, description: str) -> None:
@@ -220,6 +229,20 @@ def test_topics_that_begin_to_match_the_pattern_are_read_from_their_start(
     assert sink.seen == offsets("pattern-one", 2) + offsets("pattern-two", 4)
 
 
+def test_a_query_may_start_where_the_last_progress_of_another_ended(
+    cluster: LocalCluster, new_topic: NewTopic, tmp_path: Path, sink: Sink
+) -> None:
+    topic = new_topic(partitions=2)
+    produce(cluster, topic, 4)
+    progress = drain(stream(cluster, topic, tmp_path / "a"), Sink()).lastProgress
+    assert progress is not None
+    produce(cluster, topic, 2)
+    (source,) = progress["sources"]
+    starting = source["endOffset"]
+    drain(stream(cluster, topic, tmp_path / "b", starting_offsets=starting), sink)
+    assert sink.seen == offsets(topic, 6, first=4)
+
+
 # --- failures -------------------------------------------------------------------------------------
 
 
@@ -261,6 +284,116 @@ def test_records_that_expired_end_the_query_or_are_left_out(
     assert isinstance(caught.value.__cause__, OffsetOutOfRangeError)
     drain(stream(cluster, topic, tmp_path, fail_on_data_loss=False), sink)
     assert sink.seen == offsets(topic, 5) + offsets(topic, 20, first=12)
+
+
+def at_offset(cluster: LocalCluster, topic: str, checkpoint: Path, position: int) -> None:
+    """The checkpoint of a query that has read so far: the log lost the records behind its end."""
+    topic_id = cluster.admin.describe_topic(topic).topic_id
+    start = [Split(topic, topic_id, 0, position, position)]
+    made = Checkpoint.open(checkpoint, "made")
+    cluster_id = cluster.admin.describe_cluster().cluster_id
+    made.create(QueryMetadata("query", cluster_id, [topic], None, 1, start))
+    made.close()
+
+
+def test_a_query_that_is_past_the_end_goes_on_at_the_end_that_it_found(
+    cluster: LocalCluster, topic: str, tmp_path: Path, sink: Sink, queries: list[StreamingQuery]
+) -> None:
+    produce(cluster, topic, 6)
+    at_offset(cluster, topic, tmp_path, 10)
+    looking = stream(cluster, topic, tmp_path, trigger="20 ms", fail_on_data_loss=False)
+    queries.append(looking.foreach_batch(sink).start())
+    queries[0].processAllAvailable()
+    produce(cluster, topic, 2)
+    queries[0].processAllAvailable()
+    assert sink.seen == offsets(topic, 8, first=6)
+    assert queries[0].exception() is None
+
+
+def test_a_query_that_is_past_the_end_keeps_the_end_that_it_found_for_the_next_start(
+    cluster: LocalCluster, topic: str, tmp_path: Path, sink: Sink
+) -> None:
+    produce(cluster, topic, 6)
+    at_offset(cluster, topic, tmp_path, 10)
+    refused = stream(cluster, topic, tmp_path).foreach_batch(sink).start()
+    with pytest.raises(StreamingQueryError, match="past the end 6"):
+        refused.awaitTermination(30)
+    drain(stream(cluster, topic, tmp_path, fail_on_data_loss=False), sink)
+    produce(cluster, topic, 2)
+    drain(stream(cluster, topic, tmp_path), sink)  # nothing more was lost
+    assert sink.seen == offsets(topic, 8, first=6)
+
+
+@pytest.mark.parametrize("is_replay", [True, False], ids=["a batch to run again", "nothing to run"])
+def test_a_start_without_a_topic_of_the_pattern_goes_on_with_the_other_ones(
+    cluster: LocalCluster,
+    new_topic: NewTopic,
+    tmp_path: Path,
+    sink: Sink,
+    caplog: pytest.LogCaptureFixture,
+    is_replay: bool,
+) -> None:
+    kept, gone = sorted((new_topic(replication_factor=1), new_topic(replication_factor=1)))
+    produce(cluster, kept, 3)
+    produce(cluster, gone, 2)
+
+    def run(_frame: Frame, _batch_id: int) -> None:
+        if is_replay:
+            raise ZeroDivisionError("before it wrote anything")
+
+    going_on = stream(
+        cluster,
+        (),
+        tmp_path,
+        pattern=f"{kept}|{gone}",
+        fail_on_data_loss=False,
+        group=f"of-{kept}",
+    )
+    first = going_on.foreach_batch(run).start()
+    if is_replay:
+        with pytest.raises(StreamingQueryError):
+            first.awaitTermination(30)
+    else:
+        assert first.awaitTermination(30)
+    cluster.admin.delete_topic(gone)
+    produce(cluster, kept, 1)
+    query = drain(going_on, sink)
+    assert sink.runs == ([0, 1] if is_replay else [1])
+    assert sink.seen == offsets(kept, 4, first=0 if is_replay else 3)
+    assert query.lastProgress is not None and query.lastProgress["group"]["error"] is None
+    assert cluster.admin.describe_group(f"of-{kept}").lag == 0
+    without = f"batch 0 is run again without {gone}"
+    assert any(without in one for one in caplog.messages) is is_replay
+
+
+def test_a_query_whose_thread_never_ran_has_ended_and_lets_go_of_the_checkpoint(
+    cluster: LocalCluster,
+    topic: str,
+    tmp_path: Path,
+    sink: Sink,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def the_jvm_is_gone(_thread: threading.Thread) -> None:
+        raise ConnectionRefusedError("the JVM does not answer")
+
+    produce(cluster, topic, 5)
+    spark: Any = None
+    on_spark = dataclasses.replace(
+        stream(cluster, topic, tmp_path, trigger=None),
+        engine=SparkEngine(spark, cluster, min_partitions=None, options={}),
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(InheritableThread, "run", the_jvm_is_gone)
+        query = on_spark.foreach_batch(sink).start()
+        with pytest.raises(StreamingQueryError, match="the JVM does not answer") as caught:
+            query.awaitTermination(30)
+    assert isinstance(caught.value.__cause__, ConnectionRefusedError)
+    assert not query.isActive and query not in streaming_query._active
+    with pytest.raises(StreamingQueryError):
+        query.processAllAvailable()
+    query.stop()
+    drain(stream(cluster, topic, tmp_path), sink)
+    assert sink.seen == offsets(topic, 5)
 
 
 def test_an_unknown_topic_is_said_at_the_start(
@@ -388,6 +521,8 @@ def test_progress_and_status_say_what_spark_says(
     assert source["startOffset"] == {topic: {"0": 0}} and source["endOffset"] == {topic: {"0": 5}}
     assert source["latestOffset"] == {topic: {"0": 8}}
     assert source["metrics"]["maxOffsetsBehindLatest"] == "3"
+    assert first["inputRowsPerSecond"] == 0, "there was no trigger before the first"
+    assert 0 < last["inputRowsPerSecond"] < 1_000_000
     steps = {"latestOffset", "walCommit", "addBatch", "commitOffsets", "triggerExecution"}
     assert set(first["durationMs"]) == steps
     eventually(

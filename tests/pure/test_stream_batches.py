@@ -16,7 +16,7 @@ from rayq.errors import (
     InvalidRequestError,
 )
 from rayq.records import TopicPartition
-from rayq.spark.batches import Batch, Progress, Resumption, after, next_batch, resume
+from rayq.spark.batches import Batch, Progress, Resumption, after, next_batch, resume, with_topics
 from rayq.spark.trigger import Trigger, parse_trigger
 
 TOPIC, TOPIC_ID = "flights", "a" * 32
@@ -96,6 +96,16 @@ def test_a_snapshot_is_not_passed_and_newer_partitions_wait() -> None:
     assert ranges_of(decide(available, until=until)) == [(0, 5, 12), (1, 9, 9), (2, 4, 4)]
 
 
+def test_a_log_that_ends_before_the_position_is_news() -> None:
+    progress = Progress(3, [at(0, 10), at(1, 4)])
+    batch = next_batch(progress, [at(0, 6, 6), at(1, 4, 4)], offsets_max=5, now_ms=1)
+    assert ranges_of(batch) == [(0, 6, 6), (1, 4, 4)], "so the next start knows it too"
+    assert batch is not None
+    assert next_batch(after(batch), [at(0, 6, 6), at(1, 4, 4)], now_ms=1) is None
+    expired = [at(0, 12, 12), at(1, 4, 4)]
+    assert next_batch(progress, expired, now_ms=1) is None, "nothing more can get lost"
+
+
 def test_a_topic_made_anew_is_refused() -> None:
     progress = Progress(3, [at(0, 5)])
     with pytest.raises(CheckpointMismatchError, match="deleted and created anew"):
@@ -120,6 +130,19 @@ def test_a_batch_without_a_commit_is_run_again_as_it_stands() -> None:
     assert resume(START, BATCH, 3) == Resumption(BATCH, Progress(5, [at(0, 20), at(1, 7)]))
     first = Batch(0, 1, BATCH.ranges)
     assert resume(START, first, None).replay == first
+
+
+def test_what_was_deleted_is_left_out_of_a_start() -> None:
+    other = Split("delays", "d" * 32, 0, 3, 8)
+    batch = Batch(4, 1, [other, at(0, 10, 20)])
+    found = resume([], batch, 3)
+    assert with_topics(found, {"delays", "flights", "new"}) == found
+    assert with_topics(found, {"flights"}) == Resumption(
+        Batch(4, 1, [at(0, 10, 20)]), Progress(5, [at(0, 20)])
+    )
+    assert with_topics(resume([], batch, 4), {"flights"}) == Resumption(
+        None, Progress(5, [at(0, 20)])
+    )
 
 
 @pytest.mark.parametrize("written, committed", [(None, 0), (BATCH, 5), (BATCH, 2), (BATCH, None)])

@@ -12,6 +12,7 @@ import shutil
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,7 @@ def say(*words: object) -> None:
 
 def run_query(spark: SparkSession, checkpoint: str, table: Path, finish: Path) -> None:
     def save(df: DataFrame, batch_id: int) -> None:
-        target, work = table / f"batch-{batch_id:05d}", table / f"work-{os.getpid()}"
-        shutil.rmtree(work, ignore_errors=True)
+        target, work = table / f"batch-{batch_id:05d}", table / f"work-{uuid.uuid4()}"
         df.select("partition", "offset", "key", "value").write.parquet(str(work))
         try:
             work.rename(target)
