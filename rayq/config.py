@@ -170,6 +170,10 @@ class ClusterConfig:
     max_replicas_per_broker: int | None = None
     """How many replicas a broker may carry. None: by memory, one for each 100 MiB of it."""
 
+    replica_rebuild_delay_ms: int | None = None
+    """The replicas of a broker whose session has been over for so long are built anew on others.
+    None: never. Longer than any restart takes, or a restart copies what it would have found."""
+
     replicas_per_process: int = 1
     """Replicas that share a process. More: less memory for many partitions, but one crash takes
     more of them."""
@@ -265,6 +269,11 @@ class ClusterConfig:
             self.session_timeout_ms >= 2 * self.heartbeat_interval_ms,
             "session_timeout_ms must be at least twice heartbeat_interval_ms, or one late "
             "heartbeat ends a session.",
+        )
+        _require(
+            self.replica_rebuild_delay_ms is None
+            or self.replica_rebuild_delay_ms >= self.session_timeout_ms,
+            "replica_rebuild_delay_ms must be None or at least session_timeout_ms.",
         )
         _require(self.max_frame_bytes >= 65 * MIB, "max_frame_bytes must be at least 65 MiB.")
         tls = (self.tls_certificate, self.tls_key, self.tls_ca)

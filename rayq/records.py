@@ -90,6 +90,8 @@ class PartitionInfo(msgspec.Struct, frozen=True):
     isr: list[int]
     replicas: list[ReplicaInfo]
     offline_reason: str | None = None
+    target: list[int] = []
+    """While the partition is being moved: the brokers whose replicas stay in the end."""
 
 
 class TopicInfo(msgspec.Struct, frozen=True):
@@ -109,6 +111,35 @@ class BrokerInfo(msgspec.Struct, frozen=True):
     port: int
     node_id: str
     live: bool
+    cordoned: bool = False
+    """It takes no new replicas: it is being drained, or was."""
+
+
+class Reassignment(msgspec.Struct, frozen=True):
+    """A partition that is being moved.
+
+    `replicas` are all that there are now, `target` those that stay, of which `adding` are new and
+    copy the log; `removing` go when the whole target is in sync. `waits_for` says what still lacks,
+    and why where that is known (a broker that is not running, a disk that is full).
+    """
+
+    topic_partition: TopicPartition
+    replicas: list[int]
+    adding: list[int]
+    removing: list[int]
+    target: list[int]
+    throttle_bytes_per_s: int | None = None
+    waits_for: str | None = None
+
+
+class DrainProgress(msgspec.Struct, frozen=True):
+    """How far a drain is: partitions that have left the broker, those that are moving, and those
+    that wait for their turn. `waits_for` are what the moves lack, by partition."""
+
+    done: int
+    moving: int
+    waiting: int
+    waits_for: dict[TopicPartition, str]
 
 
 class ClusterInfo(msgspec.Struct, frozen=True):

@@ -56,6 +56,8 @@ class BrokerEndpoint(Response, frozen=True):
     port: int
     node_id: str
     live: bool
+    cordoned: bool = False
+    """It takes no new replicas."""
 
 
 class ReplicaEndpoint(Response, frozen=True):
@@ -74,6 +76,11 @@ class PartitionMetadata(Response, frozen=True):
     isr: list[int]
     replicas: list[ReplicaEndpoint]
     offline_reason: str | None
+    target: list[int] = []
+    """While the partition is being moved: the replicas that stay; else empty, as is `origin`."""
+    origin: list[int] = []
+    """The replicas that there were before the move."""
+    throttle_bytes_per_s: int | None = None
 
 
 class TopicMetadata(Response, frozen=True):
@@ -177,6 +184,38 @@ class EnsureOffsetsTopic(Request, frozen=True):
 
     api: ClassVar[int] = 8
     response: ClassVar[type[Response]] = ChangeResponse
+
+
+class AlterReassignments(Request, frozen=True):
+    """Moves partitions (KIP-455): adds the target's replicas, and removes the others once all of
+    the target are in sync. All of the moves begin, or none. Any broker forwards this, and the two
+    below, to the controller."""
+
+    api: ClassVar[int] = 9
+    response: ClassVar[type[Response]] = ChangeResponse
+    moves: list[tuple[str, int, list[int] | None]]
+    """`(topic, partition, brokers)`, the preferred leader first; None cancels the move that is
+    under way."""
+    throttle_bytes_per_s: int | None = None
+    """The most that each added replica copies; None: no limit."""
+
+
+class CordonBroker(Request, frozen=True):
+    """The broker takes no new replicas from now on, and gives up its vote where it can; or does so
+    again no more."""
+
+    api: ClassVar[int] = 10
+    response: ClassVar[type[Response]] = ChangeResponse
+    broker: int
+    cordoned: bool
+
+
+class RemoveBroker(Request, frozen=True):
+    """Forgets a broker that is stopped and holds no replicas."""
+
+    api: ClassVar[int] = 11
+    response: ClassVar[type[Response]] = ChangeResponse
+    broker: int
 
 
 # --- what clients ask a partition's leader ------------------------------------------------------
@@ -286,6 +325,8 @@ class DescribeReplicaResponse(Response, frozen=True):
     log_end_offset: int
     flushed_offset: int
     size_bytes: int
+    trouble: str | None = None
+    """What keeps a follower from going on, such as a full disk; None: nothing that it knows of."""
 
 
 class DescribeReplica(Request, frozen=True):
@@ -609,6 +650,10 @@ class PartitionAssignment(msgspec.Struct, array_like=True, frozen=True):
     """`(broker, incarnation)` of each in-sync member."""
     replicas: list[tuple[int, str | None]]
     """`(broker, incarnation registered now)` of each replica, in order of preference."""
+    replication_factor: int = 0
+    """Of the topic: a partition that is being moved has more replicas. 0: as many as there are."""
+    throttle_bytes_per_s: int | None = None
+    """How much this very replica may copy while it is not in sync; None: no limit."""
 
 
 class AttachReplicaHostResponse(Response, frozen=True):
@@ -626,6 +671,9 @@ class AttachReplicaHost(Request, frozen=True):
     host: str
     port: int
     replicas: list[ReplicaStatus]
+    let_go: list[tuple[str, int]] = []
+    """`(topic id, partition)` pairs that it hosted once and was told to close: never again under
+    this incarnation, which stands for a log that is gone."""
 
 
 class ReplicaHostHeartbeatResponse(Response, frozen=True):
@@ -633,7 +681,8 @@ class ReplicaHostHeartbeatResponse(Response, frozen=True):
     assignments: list[PartitionAssignment]
     """Those that changed since `version` of the request."""
     removed: list[tuple[str, int]]
-    """`(topic id, partition)` pairs this process is to close; their topic was deleted."""
+    """`(topic id, partition)` pairs this process is to close: their topic was deleted, or they were
+    moved away."""
 
 
 class ReplicaHostHeartbeat(Request, frozen=True):
@@ -724,6 +773,8 @@ class ReplicaRegistration(msgspec.Struct, array_like=True, frozen=True):
     port: int
     last_epoch: int | None
     flushed: int
+    partition_epoch: int = 0
+    """Of the partition in the metadata by which the broker knows that it is placed there."""
 
 
 class RegisterReplicas(Request, frozen=True):

@@ -11,6 +11,7 @@ from rayq import errors
 
 NAMES = {
     "Cluster",
+    "DrainProgress",
     "GroupInfo",
     "GroupListing",
     "GroupMemberInfo",
@@ -18,6 +19,7 @@ NAMES = {
     "GroupOffset",
     "OffsetAndMetadata",
     "OffsetRange",
+    "Reassignment",
     "Record",
     "RecordMetadata",
     "TopicPartition",
