@@ -225,6 +225,10 @@ class ClusterConfig:
     bind_host: str | None = None
     """Address that servers bind to. None: the node's own address; never 0.0.0.0 unasked."""
 
+    broker_resource: str | None = None
+    """Only nodes that offer this Ray resource (`ray start --resources '{"rayq_broker": 1}'`) get a
+    broker. None: every node does; so set it where nodes come and go that only compute."""
+
     advertised_host: str | None = None
     """Address told to clients, where it differs from `bind_host` (NAT, Kubernetes)."""
 

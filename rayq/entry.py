@@ -31,6 +31,7 @@ def start(
     path: str,
     *,
     brokers: int | None = None,
+    nodes: int | None = None,
     name: str = "default",
     port: int = DEFAULT_PORT,
     **config: Any,
@@ -39,8 +40,9 @@ def start(
 
     `path` is a directory on each node; broker `i` keeps its data in `path/broker-<i>`. `brokers`:
     how many, spread over the nodes; None means those found in `path`, else one for each live node.
-    A path that holds more than asked for starts all of them. Each broker listens on the first free
-    port from `port`. `config` are fields of `rayq.config.ClusterConfig`.
+    A path that holds more than asked for starts all of them. `nodes`: waits until Ray has so many
+    nodes (that may have brokers: see `broker_resource`), at most 10 minutes. Each broker listens on
+    the first free port from `port`. `config` are fields of `rayq.config.ClusterConfig`.
 
     Ray: the one that is connected, else that of RAY_ADDRESS, else a local one of its own, which
     ends with this process. The actors are detached: they outlive the driver where Ray does. A node
@@ -49,8 +51,8 @@ def start(
     Returns when every broker has registered. Raises ConfigError; DirectoryInUseError (another
     process serves the directory); WrongClusterError (directories of several clusters);
     UnsupportedFormatError (written by a newer rayq); RayqError where a cluster of that name runs
-    already or directories are missing; ControllerUnavailableError where no majority of the voters'
-    directories is there.
+    already, or directories or nodes are missing; ControllerUnavailableError where no majority of
+    the voters' directories is there.
     """
     options = parse(ClusterConfig, config)
     from rayq.runtime import ray_runtime
@@ -64,6 +66,7 @@ def start(
     info = ray_runtime.start_cluster(
         os.path.abspath(os.path.expanduser(path)),
         brokers=brokers,
+        nodes_min=nodes,
         cluster_name=name,
         port=port,
         config=options,

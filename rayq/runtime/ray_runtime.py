@@ -63,6 +63,8 @@ LOCK_PATIENCE_S = 2.0
 and who looks whether a directory is idle takes the lock for an instant."""
 LOCK_RETRY_S = 0.05
 START_TIMEOUT_S = 60.0
+NODES_TIMEOUT_S = 600.0
+NODES_POLL_S = 0.5
 RECOVERY_TIMEOUT_S = 30.0
 """How long a start waits for partitions that were there before to be in sync."""
 Endpoint = tuple[str, int]
@@ -279,7 +281,7 @@ class ControllerActor:
         while True:
             await asyncio.sleep(NODE_CHECK_S)
             try:
-                nodes = await asyncio.to_thread(live_nodes)
+                nodes = await asyncio.to_thread(live_nodes, self._spec.config.broker_resource)
                 for node_id in sorted(set(nodes) - self._nodes):
                     if await self._serve_node(node_id, nodes):
                         self._nodes.add(node_id)
@@ -345,11 +347,17 @@ def find_cluster(cluster_name: str) -> ConnectionInfo | None:
 
 
 def start_cluster(
-    root: str, *, brokers: int | None, cluster_name: str, port: int, config: ClusterConfig
+    root: str,
+    *,
+    brokers: int | None,
+    cluster_name: str,
+    port: int,
+    config: ClusterConfig,
+    nodes_min: int | None = None,
 ) -> ConnectionInfo:
     """Formats or reopens the directories and starts the actors; returns when every broker has
     registered. Raises the errors that `rayq.start` documents."""
-    nodes = live_nodes()
+    nodes = _wait_for_nodes(nodes_min, config.broker_resource)
     found = {node: ray.get(_find_on(node, root)) for node in nodes}
     placed, cluster_id, secret = _open_or_format(nodes, found, root, brokers)
     per_node = {node: sum(at == node for at in placed.values()) for node in nodes}
@@ -388,6 +396,7 @@ def start_cluster(
         controller: Any = (
             _actor(ControllerActor)
             .options(
+                resources=_share(config),
                 name=controller_name(cluster_name),
                 namespace=NAMESPACE,
                 lifetime="detached",
@@ -442,6 +451,7 @@ def start_broker_actor(spec: BrokerSpec) -> Any:
         _actor(BrokerActor)
         .options(
             **_pinned(spec.node_id),
+            resources=_share(spec.config),
             name=name,
             max_restarts=-1,
             max_concurrency=1000,
@@ -450,12 +460,34 @@ def start_broker_actor(spec: BrokerSpec) -> Any:
     )
 
 
-def live_nodes() -> dict[str, str]:
-    """Node ids and addresses, in a stable order."""
+def live_nodes(resource: str | None = None) -> dict[str, str]:
+    """Node ids and addresses, in a stable order; only of those that offer `resource`."""
     listed: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    nodes = [node for node in listed if node["Alive"]]
+    nodes = [
+        node
+        for node in listed
+        if node["Alive"] and (resource is None or node["Resources"].get(resource, 0) > 0)
+    ]
     nodes.sort(key=lambda node: (str(node["NodeManagerAddress"]), str(node["NodeID"])))
     return {str(node["NodeID"]): str(node["NodeManagerAddress"]) for node in nodes}
+
+
+def _wait_for_nodes(count: int | None, resource: str | None) -> dict[str, str]:
+    """At least `count` nodes that may have brokers; None: those there are, at once."""
+    patience_s = 0.0 if count is None else NODES_TIMEOUT_S
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        nodes = live_nodes(resource)
+        if len(nodes) >= (count or 1):
+            return nodes
+        if time.monotonic() >= deadline_s:
+            offering = f" that offer the resource {resource!r}" if resource else ""
+            raise RayqError(
+                f"A start on {count or 1} nodes was asked for; after {patience_s:.0f} s Ray has "
+                f"{len(nodes)}{offering} ({', '.join(nodes.values()) or 'none'}). See `ray status` "
+                "for those that do not come, or start with fewer."
+            )
+        time.sleep(NODES_POLL_S)
 
 
 def _open_or_format(
@@ -537,6 +569,12 @@ def _on(node_id: str) -> dict[str, Any]:
 
 def _pinned(node_id: str) -> dict[str, Any]:
     return {**_on(node_id), "namespace": NAMESPACE, "lifetime": "detached"}
+
+
+def _share(config: ClusterConfig) -> dict[str, float]:
+    """A token amount of what only nodes for brokers offer: it keeps the controller off the others,
+    and Ray's autoscaler from taking a node with a broker for idle."""
+    return {} if config.broker_resource is None else {config.broker_resource: 0.001}
 
 
 def _find_on(node_id: str, root: str) -> Any:
