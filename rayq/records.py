@@ -69,7 +69,7 @@ class GroupMembership(NamedTuple):
 
 
 class ReplicaInfo(msgspec.Struct, frozen=True):
-    """One replica of a partition as it answered just now; the offsets and pid are None when it did
+    """One replica of a partition as it answered just now; what follows the port is None when it did
     not answer."""
 
     broker: int
@@ -79,6 +79,12 @@ class ReplicaInfo(msgspec.Struct, frozen=True):
     log_start_offset: int | None
     high_watermark: int | None
     log_end_offset: int | None
+    size_bytes: int | None = None
+    """Of its log on disk."""
+    disk_free_bytes: int | None = None
+    """What is left of the file system that the log is on."""
+    trouble: str | None = None
+    """What keeps a follower from going on, such as a full disk; None: nothing that it knows of."""
 
 
 class PartitionInfo(msgspec.Struct, frozen=True):

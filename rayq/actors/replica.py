@@ -242,7 +242,14 @@ class Replica:
             log.end_offset,
             log.flushed_offset,
             log.size_bytes,
+            disk_free_bytes=self._disk_free_bytes(),
         )
+
+    def _disk_free_bytes(self) -> int | None:
+        try:
+            return self._environment.disk.free_bytes(self._replica_log.log.directory)
+        except OSError:
+            return None
 
     # --- background -------------------------------------------------------------------------
 

@@ -121,10 +121,12 @@ class AsyncAdmin:
         await self._change(request, timeout_s)
         await self._client.refresh([name], timeout_s=timeout_s)
 
-    async def list_topics(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> list[str]:
+    async def list_topics(
+        self, *, internal: bool = False, timeout_s: float = ADMIN_TIMEOUT_S
+    ) -> list[str]:
         response = await self._client.fetch_all(timeout_s=timeout_s)
         names = (topic.name for topic in response.topics)
-        return sorted(name for name in names if not name.startswith(INTERNAL_PREFIX))
+        return sorted(name for name in names if internal or not name.startswith(INTERNAL_PREFIX))
 
     async def describe_topic(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> TopicInfo:
         client = self._client
@@ -178,6 +180,9 @@ class AsyncAdmin:
             log_start_offset=None if answer is None else answer.log_start_offset,
             high_watermark=None if answer is None else answer.high_watermark,
             log_end_offset=None if answer is None else answer.log_end_offset,
+            size_bytes=None if answer is None else answer.size_bytes,
+            disk_free_bytes=None if answer is None else answer.disk_free_bytes,
+            trouble=None if answer is None else answer.trouble,
         )
 
     async def describe_cluster(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> ClusterInfo:
@@ -372,9 +377,11 @@ class Admin:
         """Deletes a topic and its records. Raises UnknownTopicError."""
         self._run(lambda admin: admin.delete_topic(name, timeout_s=timeout_s))
 
-    def list_topics(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> list[str]:
-        """The names of all topics, sorted; rayq's own, which begin with `__`, are left out."""
-        return self._run(lambda admin: admin.list_topics(timeout_s=timeout_s))
+    def list_topics(
+        self, *, internal: bool = False, timeout_s: float = ADMIN_TIMEOUT_S
+    ) -> list[str]:
+        """The names of all topics, sorted; rayq's own, which begin with `__`, only if `internal`."""
+        return self._run(lambda admin: admin.list_topics(internal=internal, timeout_s=timeout_s))
 
     def describe_topic(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> TopicInfo:
         """A topic with its partitions; each replica is asked for its offsets, which are None where

@@ -327,6 +327,8 @@ class DescribeReplicaResponse(Response, frozen=True):
     size_bytes: int
     trouble: str | None = None
     """What keeps a follower from going on, such as a full disk; None: nothing that it knows of."""
+    disk_free_bytes: int | None = None
+    """Of the file system that the log is on."""
 
 
 class DescribeReplica(Request, frozen=True):
