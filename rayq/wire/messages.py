@@ -16,6 +16,8 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
+from rayq.metrics import Sample
+
 Offset = Annotated[int, msgspec.Meta(ge=0)]
 Epoch = Annotated[int, msgspec.Meta(ge=0)]
 Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
@@ -218,6 +220,17 @@ class RemoveBroker(Request, frozen=True):
     broker: int
 
 
+class DescribeMetricsResponse(Response, frozen=True):
+    samples: list[Sample]
+
+
+class DescribeMetrics(Request, frozen=True):
+    """What this process measures. Any server answers."""
+
+    api: ClassVar[int] = 19
+    response: ClassVar[type[Response]] = DescribeMetricsResponse
+
+
 # --- what clients ask a partition's leader ------------------------------------------------------
 
 
@@ -348,6 +361,26 @@ class CheckRange(Request, frozen=True):
     response: ClassVar[type[Response]] = Done
     topic_id: Id
     partition: Partition
+    offset: Offset
+
+
+class DescribeOffsetResponse(Response, frozen=True):
+    """The batch that holds the record; both None at the high watermark: there is none yet."""
+
+    append_time_ms: int | None
+    age_ms: int | None
+    """By the clock of the leader, which stamped it (or followed who did)."""
+
+
+class DescribeOffset(Request, frozen=True):
+    """When the record at `offset` was appended, or, where it is gone, the oldest one left. Raises
+    NotLeader, FencedEpoch, UnknownEpoch, UnknownTopic, OffsetNotAvailable, Storage errors."""
+
+    api: ClassVar[int] = 26
+    response: ClassVar[type[Response]] = DescribeOffsetResponse
+    topic_id: Id
+    partition: Partition
+    leader_epoch: Epoch
     offset: Offset
 
 
