@@ -380,7 +380,7 @@ class Admin:
     def list_topics(
         self, *, internal: bool = False, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> list[str]:
-        """The names of all topics, sorted; rayq's own, which begin with `__`, only if `internal`."""
+        """The names of all topics, sorted; with `internal` also rayq's own (`__...`)."""
         return self._run(lambda admin: admin.list_topics(internal=internal, timeout_s=timeout_s))
 
     def describe_topic(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> TopicInfo:

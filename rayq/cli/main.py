@@ -1,0 +1,88 @@
+"""Where `rayq` begins and ends: every failure is one line on stderr and an exit code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+OK, FAILED, USAGE, UNHEALTHY = 0, 1, 2, 3
+INTERRUPTED, BROKEN_PIPE = 130, 141
+"""As a shell reports programs that ended by SIGINT and SIGPIPE."""
+PROGRAM = "rayq"
+
+
+def main() -> None:
+    """The console script."""
+    code = run(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = BROKEN_PIPE
+    if code == BROKEN_PIPE:
+        # Or the interpreter would flush once more at its end, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command and returns its exit code."""
+    try:
+        import rich  # noqa: F401
+        import typer
+    except ImportError as error:
+        return _fail(f"The command needs {error.name}: pip install 'rayq[cli]'", FAILED)
+    from rayq.cli.app import app
+    from rayq.errors import RayqError
+
+    _quiet_logs()
+    try:
+        command = typer.main.get_command(app)
+        # A verb returns nothing; the number is that of a typer.Exit.
+        result = command.main(list(arguments), prog_name=PROGRAM, standalone_mode=False)
+        return result if isinstance(result, int) else OK
+    except typer.TyperException as error:
+        return _fail(_usage(error), error.exit_code)
+    except typer.Abort:
+        return INTERRUPTED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        return BROKEN_PIPE
+    except RayqError as error:
+        return _fail(str(error), FAILED)
+    except OSError as error:
+        return _fail(str(error), FAILED)
+
+
+def _usage(error: Exception) -> str:
+    """A wrong use, and where to read how it is right."""
+    message = str(getattr(error, "format_message", error.__str__)())
+    context = getattr(error, "ctx", None)
+    if context is None:
+        return message
+    return f"{message.rstrip('.')}. See: {context.command_path} --help"
+
+
+def _fail(message: str, code: int) -> int:
+    text = " ".join(message.split())
+    try:
+        sys.stderr.write(f"Error: {text}\n")
+        sys.stderr.flush()
+    except BrokenPipeError:
+        pass
+    return code
+
+
+def _quiet_logs() -> None:
+    """What the client logs on its way (a connection that broke and is made again) is no business
+    of who typed a command; RAYQ_LOG=debug (or info, warning) shows it."""
+    level = os.environ.get("RAYQ_LOG")
+    if level:
+        logging.basicConfig(stream=sys.stderr)
+        logging.getLogger("rayq").setLevel(level.upper())
+    else:
+        log = logging.getLogger("rayq")
+        log.addHandler(logging.NullHandler())
+        log.propagate = False
