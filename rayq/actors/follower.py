@@ -167,6 +167,7 @@ class Follower:
                     timeout_s=FETCH_TIMEOUT_S,
                 )
                 raise
+            replica.metrics.replication_bytes_in.value += len(payload)
             replica.wake_flusher()
         replica.high_watermark = max(
             replica.high_watermark, min(answer.high_watermark, log.end_offset)

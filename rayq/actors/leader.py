@@ -34,7 +34,7 @@ from rayq.errors import (
     StorageError,
     TimeoutError,
 )
-from rayq.storage.batch import BatchHeader, check_body, read_header
+from rayq.storage.batch import BatchHeader, append_time_of, check_body, read_header
 from rayq.storage.log import Log
 from rayq.storage.producer_state import ProducerState
 from rayq.wire import messages
@@ -72,6 +72,7 @@ class Leader:
     ) -> None:
         self._replica_log = replica_log
         self._environment = replica_log.environment
+        self._metrics = replica_log.metrics
         self._assignment = assignment
         self._propose = propose
         self._has_lease = has_lease
@@ -181,6 +182,8 @@ class Leader:
                 raise
             base_offset, append_time_ms = stamped.base_offset, stamped.append_time_ms
             next_offset = stamped.next_offset
+            self._metrics.bytes_in.value += header.length
+            self._metrics.records_in.value += header.record_count
             leader.appended(log.end_offset)
             if leader.flushed_offset != log.flushed_offset:
                 leader.flushed(log.flushed_offset)
@@ -303,10 +306,20 @@ class Leader:
                     request.offset, limit, min(request.bytes_max, CLIENT_FETCH_BYTES_MAX)
                 )
                 self.check()
+                self._count_sent(data, next_offset - request.offset, next_offset == limit)
                 return self._read_answer(log, limit, next_offset), data
             remaining_s = deadline_s - clock.monotonic()
             if remaining_s <= 0 or not await self._replica_log.committed.wait(remaining_s):
                 return self._read_answer(log, limit, request.offset), b""
+
+    def _count_sent(self, data: bytes, records: int, is_at_end: bool) -> None:
+        """To a consumer. One that is at the end now was waiting for what it gets, or nearly."""
+        metrics = self._metrics
+        metrics.bytes_out.value += len(data)
+        metrics.records_out.value += records
+        if is_at_end and data:
+            age_ms = self._environment.clock.wall_ms() - append_time_of(data)
+            metrics.end_to_end.observe(max(age_ms, 0) / 1000)
 
     def _read_answer(self, log: Log, limit: int, next_offset: int) -> messages.FetchResponse:
         return messages.FetchResponse(limit, log.start_offset, log.cleaned_offset, next_offset)
@@ -334,6 +347,23 @@ class Leader:
         if found is None:
             return messages.ListOffsetsResponse(None, None)
         return messages.ListOffsetsResponse(*found)
+
+    async def describe_offset(
+        self, request: messages.DescribeOffset
+    ) -> messages.DescribeOffsetResponse:
+        """See `messages.DescribeOffset`."""
+        if not self.state.may_serve:
+            raise OffsetNotAvailableError(
+                f"The new leader of {self.where} does not know its high watermark yet."
+            )
+        limit = self._replica_log.high_watermark
+        offset = max(request.offset, self._replica_log.log.start_offset)
+        if offset >= limit:
+            return messages.DescribeOffsetResponse(None, None)
+        data, _ = await self._replica_log.read(offset, limit, 1)
+        append_time_ms = read_header(data).append_time_ms
+        age_ms = max(self._environment.clock.wall_ms() - append_time_ms, 0)
+        return messages.DescribeOffsetResponse(append_time_ms, age_ms)
 
     # --- the log start ----------------------------------------------------------------------
 
@@ -394,6 +424,7 @@ class Leader:
                     return self._fetch_answer(leader, reset_to=log.start_offset), b""
                 if log.tombstone_horizon != horizon:
                     continue  # What was read may be from before; the answer would name the new one.
+                self._metrics.replication_bytes_out.value += len(data)
                 return self._fetch_answer(leader), data
             remaining_s = deadline_s - clock.monotonic()
             if remaining_s <= 0 or not await self._replica_log.appended.wait(remaining_s):

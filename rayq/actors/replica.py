@@ -27,6 +27,7 @@ from rayq.errors import (
     StorageError,
     UnknownEpochError,
 )
+from rayq.metrics import Sample
 from rayq.storage.data_directory import PartitionDirectory
 from rayq.wire import messages
 from rayq.wire.pool import ConnectionPool
@@ -83,6 +84,7 @@ class Replica:
         self._coordinator: GroupCoordinator | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._clock_watch = ClockWatch(environment.clock)
+        self._forget_source = environment.metrics.add_source(self._measure)
         self._compactor = Compactor(
             self._replica_log, run_cleaner or cleaner_in_steps(environment)
         )
@@ -122,6 +124,8 @@ class Replica:
         self._replica_log.abandon()
 
     def _stop(self, reason: str) -> None:
+        self._forget_source()
+        self._replica_log.metrics.forget()
         self._end_role(reason)
         self._compactor.stop()
         if self._ticker is not None:
@@ -250,6 +254,26 @@ class Replica:
             return self._environment.disk.free_bytes(self._replica_log.log.directory)
         except OSError:
             return None
+
+    def _measure(self) -> list[Sample]:
+        replica_log, sample = self._replica_log, self._environment.metrics.sample
+        if not replica_log.is_open:
+            return []
+        log = replica_log.log
+        at = {"topic": self.assignment.topic, "partition": self.assignment.partition}
+        samples = [
+            sample("rayq_log_size_bytes", log.size_bytes, **at),
+            sample("rayq_log_end_offset", log.end_offset, **at),
+        ]
+        if isinstance(self._role, Leader) and self._has_lease():
+            state = self._role.state
+            samples += [
+                sample("rayq_partition_latest_offset", replica_log.high_watermark, **at),
+                sample("rayq_partition_earliest_offset", log.start_offset, **at),
+                sample("rayq_partition_in_sync_replicas", len(state.isr), **at),
+                sample("rayq_partition_replicas", len(self.assignment.replicas), **at),
+            ]
+        return samples
 
     # --- background -------------------------------------------------------------------------
 

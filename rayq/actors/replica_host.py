@@ -49,6 +49,7 @@ ToLeader = (
     | messages.ReplicaFetch
     | messages.ReplicaFlushed
     | messages.ListOffsets
+    | messages.DescribeOffset
     | messages.DeleteRecords
     | messages.ReplicaSnapshot
 )
@@ -81,6 +82,7 @@ class ReplicaHost:
         self._spec = spec
         self._pid_start_time = pid_start_time
         self._run_cleaner = run_cleaner
+        environment.metrics.label(cluster=spec.cluster_name, broker=spec.broker)
         meta = read_meta(environment.disk, spec.data_path)
         assert meta is not None, spec.data_path
         secret = read_secret(environment.disk, spec.data_path)
@@ -289,6 +291,8 @@ class ReplicaHost:
                 return None
             case messages.ListOffsets():
                 return self._leader(request).list_offsets(request)
+            case messages.DescribeOffset():
+                return self._leader(request).describe_offset(request)
             case messages.DeleteRecords():
                 return self._writable(request).delete_records(request)
             case messages.ReplicaSnapshot():
@@ -311,6 +315,8 @@ class ReplicaHost:
                 return self._coordinator(request).delete(request)
             case messages.SetGroupOffsets():
                 return self._coordinator(request).set_offsets(request)
+            case messages.DescribeMetrics():
+                return messages.DescribeMetricsResponse(self._environment.metrics.collect())
             case messages.StopReplicaHost():
                 return self._stop()
         raise UnknownTopicError(f"A replica process does not answer {type(request).__name__}.")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
+from rayq.actors.replica_metrics import ReplicaMetrics
 from rayq.actors.signal import Signal
 from rayq.config import ClusterConfig, TopicConfig, parse
 from rayq.environment import Environment
@@ -53,6 +54,7 @@ class ReplicaLog:
         self.broker = broker
         self.incarnation = incarnation
         self.where = f"{assignment.topic}-{assignment.partition}"
+        self.metrics = ReplicaMetrics(environment, assignment.topic, assignment.partition)
         self.failure: str | None = None
         self.high_watermark = 0
         self.appended = Signal()
@@ -252,8 +254,10 @@ class ReplicaLog:
                     plan = log.plan_flush(self.high_watermark, checkpoint=checkpoint)
                     if plan is None:
                         return False
+                    began_s = self.environment.clock.monotonic()
                     self._flush = asyncio.ensure_future(self.environment.threads.run(plan.run))
                     await asyncio.shield(self._flush)
+                    self.metrics.flush.observe(self.environment.clock.monotonic() - began_s)
                 except (OSError, StorageError) as error:
                     # The kernel may have dropped the pages: never retry, never trust them.
                     self.fail(StorageError(f"Flushing the log of {self.where} failed: {error}"))
