@@ -10,6 +10,7 @@ import types as _types
 from importlib.metadata import version as _version
 
 from rayq.client.cluster import Cluster
+from rayq.client.consumer_pool import ConsumerPool
 from rayq.entry import connect, start
 from rayq.errors import (
     AuthenticationError,
@@ -35,6 +36,7 @@ from rayq.errors import (
     FencedMemberError,
     GroupLimitError,
     GroupNotEmptyError,
+    HandlerError,
     InvalidAssignmentError,
     InvalidPartitionsError,
     InvalidReassignmentError,
@@ -60,6 +62,7 @@ from rayq.errors import (
     OutOfOrderSequenceError,
     OverloadedError,
     PartitionOfflineError,
+    PoolExistsError,
     ProducerFencedError,
     ProtocolError,
     RayqError,
@@ -79,6 +82,7 @@ from rayq.errors import (
     UnknownEpochError,
     UnknownGroupError,
     UnknownMemberError,
+    UnknownPoolError,
     UnknownProducerError,
     UnknownServerError,
     UnknownTopicError,
@@ -95,6 +99,8 @@ from rayq.records import (
     GroupOffset,
     OffsetAndMetadata,
     OffsetRange,
+    PoolConsumer,
+    PoolStatus,
     Reassignment,
     Record,
     RecordMetadata,
@@ -125,6 +131,7 @@ __all__ = [
     "Cluster",
     "CommitRefusedError",
     "ConfigError",
+    "ConsumerPool",
     "ControllerUnavailableError",
     "CoordinatorLoadingError",
     "CorruptBatchError",
@@ -144,6 +151,7 @@ __all__ = [
     "GroupMembership",
     "GroupNotEmptyError",
     "GroupOffset",
+    "HandlerError",
     "InvalidAssignmentError",
     "InvalidPartitionsError",
     "InvalidReassignmentError",
@@ -171,6 +179,9 @@ __all__ = [
     "OutcomeUnknownError",
     "OverloadedError",
     "PartitionOfflineError",
+    "PoolConsumer",
+    "PoolExistsError",
+    "PoolStatus",
     "ProducerFencedError",
     "ProtocolError",
     "RayqError",
@@ -194,6 +205,7 @@ __all__ = [
     "UnknownEpochError",
     "UnknownGroupError",
     "UnknownMemberError",
+    "UnknownPoolError",
     "UnknownProducerError",
     "UnknownServerError",
     "UnknownTopicError",

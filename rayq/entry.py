@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from rayq.client.cluster import Cluster
+from rayq.client.consumer_pool import PoolControl, PoolSpec
 from rayq.config import ClusterConfig, parse
 from rayq.errors import AuthenticationError, NoClusterError, RayqError
 from rayq.wire.authentication import client_key, key_of_token
@@ -15,16 +16,30 @@ TOKEN_PATH = "~/.rayq/token"
 
 
 class RayLifecycle:
-    """Stops a cluster on Ray, from any process that is connected to that Ray."""
+    """Stops a cluster on Ray and runs pools beside it, from any process that is connected to that
+    Ray."""
 
     def __init__(self, cluster_name: str) -> None:
         self._cluster_name = cluster_name
 
     def stop(self) -> None:
-        from rayq.runtime import ray_runtime
+        from rayq.runtime import ray_pool, ray_runtime
 
         _join_ray()
+        ray_pool.stop_pools(self._cluster_name)
         ray_runtime.stop_cluster(self._cluster_name)
+
+    def start_pool(self, cluster: Cluster, spec: PoolSpec) -> PoolControl:
+        from rayq.runtime import ray_pool
+
+        _join_ray()
+        return ray_pool.start_pool(cluster, spec)
+
+    def pools(self, cluster: Cluster) -> dict[str, PoolControl]:
+        from rayq.runtime import ray_pool
+
+        _join_ray()
+        return ray_pool.pools(cluster.name)
 
 
 def start(

@@ -326,6 +326,23 @@ class NullKeyError(RayqError, ValueError):
     """A record without a key was sent to a compacted topic, which keeps the latest of each key."""
 
 
+# --- consumer pools -------------------------------------------------------------------------------
+
+
+class PoolExistsError(RayqError):
+    """A consumer pool of that name runs already: `cluster.consumer_pools()` has it. Stop it first,
+    or give this one a name (and a group) of its own."""
+
+
+class UnknownPoolError(RayqError, KeyError):
+    """No consumer pool of that name runs."""
+
+
+class HandlerError(RayqError):
+    """A pool's handler cannot be used: it does not pickle, does not unpickle where the consumers
+    run, or its class cannot be made."""
+
+
 # --- streaming queries ----------------------------------------------------------------------------
 
 

@@ -211,3 +211,60 @@ class GroupInfo(msgspec.Struct, frozen=True):
     def lag(self) -> int:
         """Over all partitions whose lag is known."""
         return sum(one.lag for one in self.partitions.values() if one.lag is not None)
+
+
+class PoolConsumer(msgspec.Struct, frozen=True):
+    """One consumer of a pool. `state` is "pending" (it waits for room on a node, or starts),
+    "running" or "draining" (it finishes its batch and leaves). The counts are since its start;
+    `problem` is what it last failed with, None once all is well again."""
+
+    consumer: str
+    state: str
+    node: str
+    pid: int | None
+    partitions: list[int]
+    records: int
+    retries: int
+    dead_letters: int
+    problem: str | None
+
+
+class PoolStatus(msgspec.Struct, frozen=True):
+    """A consumer pool as it saw itself last."""
+
+    name: str
+    topic: str
+    group: str
+    wanted: int
+    """Consumers there should be, for the `reason` that follows."""
+    reason: str
+    consumers: list[PoolConsumer]
+    partitions: int
+    lag: int | None
+    """Records that are not handled and committed yet, None while that could not be measured."""
+    lag_s: float
+    """The age of the oldest of these, in seconds since it was seen to come in."""
+    lag_slope: float
+    """Seconds of lag that are added each second."""
+    target_lag_s: float
+    incoming_per_s: float
+    handled_per_s: float
+    capacity_per_s: float | None
+    """Records that one consumer can handle each second; None before that was measured."""
+    records: int
+    """Handled by all consumers that this pool has seen, those that went to the dead letters
+    included."""
+    retries: int
+    dead_letters: int
+    problem: str | None
+    """What keeps the pool from its work, and whose fault it is; None while all is well."""
+    looks: int
+    """How often the pool has measured its lag."""
+
+    @property
+    def running(self) -> int:
+        return sum(one.state == "running" for one in self.consumers)
+
+    @property
+    def pending(self) -> int:
+        return sum(one.state == "pending" for one in self.consumers)

@@ -11,6 +11,7 @@ from rayq import errors
 
 NAMES = {
     "Cluster",
+    "ConsumerPool",
     "DrainProgress",
     "GroupInfo",
     "GroupListing",
@@ -19,6 +20,8 @@ NAMES = {
     "GroupOffset",
     "OffsetAndMetadata",
     "OffsetRange",
+    "PoolConsumer",
+    "PoolStatus",
     "Reassignment",
     "Record",
     "RecordMetadata",
