@@ -47,6 +47,9 @@ _FOR_CONTROLLER = (
     messages.CreatePartitions,
     messages.AlterTopicConfig,
     messages.ElectLeaders,
+    messages.AlterReassignments,
+    messages.CordonBroker,
+    messages.RemoveBroker,
     messages.AlterPartition,
     messages.RegisterBroker,
     messages.BrokerHeartbeat,
@@ -193,7 +196,11 @@ class Broker:
         for topic, number, partition in state.all_partitions():
             value = partition.value
             in_sync = {member.broker for member in value.isr}
-            behind = [one for one in value.replicas if state.is_live(one) and one not in in_sync]
+            behind = [
+                one
+                for one in value.origin or value.replicas
+                if state.is_live(one) and one not in in_sync
+            ]
             if value.leader is None:
                 reason = offline_reason(state, topic, number)
                 found[f"{topic.name}-{number}"] = f"is offline: it {reason}"
@@ -393,6 +400,7 @@ class Broker:
                     broker.registration.port,
                     broker.registration.node_id,
                     broker.live,
+                    broker.cordoned,
                 )
                 for number, broker in sorted(state.brokers.items())
             ],
@@ -422,6 +430,9 @@ class Broker:
                     [member.broker for member in value.isr],
                     replicas,
                     offline_reason(self.metadata.state, topic, number),
+                    list(value.target),
+                    list(value.origin),
+                    value.throttle_bytes_per_s,
                 )
             )
         return messages.TopicMetadata(

@@ -14,17 +14,25 @@ from collections.abc import Callable, Sequence
 
 from rayq.actors.quorum import Endpoint, Quorum
 from rayq.config import ClusterConfig
-from rayq.core import broker_changes, topic_changes
+from rayq.core import broker_changes, reassignment, topic_changes
 from rayq.core.broker_changes import ReplicaReport
 from rayq.core.cluster_state import ClusterState
 from rayq.core.metadata_records import (
     BrokerRegistered,
+    BrokerRemoved,
     MetadataRecord,
     PartitionChanged,
+    VotersChanged,
     encode_records,
 )
 from rayq.environment import Environment
-from rayq.errors import ProtocolError, RayqError, StaleBrokerError, WrongClusterError
+from rayq.errors import (
+    ControllerUnavailableError,
+    ProtocolError,
+    RayqError,
+    StaleBrokerError,
+    WrongClusterError,
+)
 from rayq.wire import messages
 from rayq.wire.pool import ConnectionPool
 
@@ -33,6 +41,7 @@ logger = logging.getLogger(__name__)
 SILENT_HEARTBEATS = 2
 """A voter that heard a controller within so many heartbeats is not asked for its vote."""
 BALANCE_INTERVAL_S = 10.0
+REBUILD_INTERVAL_S = 1.0
 FOUND_PATIENCE_S = 5.0
 """How long a new partition, one of whose replicas runs, waits for the others to start."""
 
@@ -64,6 +73,8 @@ class Controller:
         )
         self.state = ClusterState()
         self._heard_s: dict[int, float] = {}
+        self._gone_since_s: dict[int, float] = {}
+        """Since when brokers have had no session, as far as this controller has seen it."""
         self._unfounded_since_s: dict[tuple[str, int], float] = {}
         self._started_s = 0.0
         self._cluster_stops = False
@@ -203,7 +214,25 @@ class Controller:
                 return None, topic_changes.elect_leaders(
                     state, request.name, request.partitions, unclean=request.unclean
                 )
+            case messages.AlterReassignments():
+                return None, reassignment.alter_reassignments(
+                    state, request.moves, request.throttle_bytes_per_s, self._heard()
+                )
+            case messages.CordonBroker():
+                return None, reassignment.cordon_broker(state, request.broker, request.cordoned)
+            case messages.RemoveBroker():
+                return None, self._remove_broker(request.broker)
         raise ProtocolError(f"{type(request).__name__} is not a request to the controller.")
+
+    def _remove_broker(self, broker: int) -> list[MetadataRecord]:
+        records = reassignment.remove_broker(self.state, broker)
+        changes_voters = any(isinstance(record, VotersChanged) for record in records)
+        if changes_voters and self._quorum.commit_index < self._quorum.last_index:
+            raise ControllerUnavailableError(
+                f"Broker {broker} has a vote, and the voters change one at a time: other changes "
+                "are being committed. Try again."
+            )
+        return records
 
     def _register_broker(
         self, request: messages.RegisterBroker
@@ -242,10 +271,31 @@ class Controller:
             return self._quorum.last_index
         index = self._quorum.append(records)
         for record in records:
+            if isinstance(record, PartitionChanged):
+                self._log_move(record)
             self.state.replay(record)
             if isinstance(record, PartitionChanged):
                 self._log_election(record)
+            elif isinstance(record, BrokerRemoved):
+                self._quorum.remove_peer(record.broker)
+                self._heard_s.pop(record.broker, None)
         return index
+
+    def _log_move(self, record: PartitionChanged) -> None:
+        partition = self.state.partition(record.topic_id, record.partition)
+        if partition is None or partition.value.replicas == record.value.replicas:
+            return
+        before, value = partition.value, record.value
+        if value.target:
+            what = f"begins to move from {list(value.origin)} to {list(value.target)}"
+        elif before.target == value.replicas:
+            what = f"has moved from {list(before.origin)} to {list(value.replicas)}"
+        elif before.target:
+            what = f"moves to {list(before.target)} no more, it stays on {list(value.replicas)}"
+        else:
+            what = f"has its replicas in the order {list(value.replicas)}"
+        topic = self.state.topics[record.topic_id].name
+        logger.info("%s-%d %s", topic, record.partition, what)
 
     def _log_election(self, record: PartitionChanged) -> None:
         value = record.value
@@ -281,6 +331,19 @@ class Controller:
                     broker_changes.found_partition(self.state, topic, number, self._heard())
                 )
 
+    def _rebuild(self, now_s: float) -> None:
+        """Moves the replicas of brokers that have been gone for too long."""
+        delay_ms = self._config.replica_rebuild_delay_ms
+        away = {number for number, broker in self.state.brokers.items() if not broker.live}
+        self._gone_since_s = {one: self._gone_since_s.get(one, now_s) for one in sorted(away)}
+        if delay_ms is None:
+            return
+        gone = {
+            one for one, at_s in self._gone_since_s.items() if now_s - at_s > delay_ms / 1000
+        }
+        if gone:
+            self._append(reassignment.rebuild(self.state, gone, self._heard()))
+
     async def _watch_sessions(self) -> None:
         """Ends sessions of silent brokers. A pass that comes late (this process was paused, or the
         machine is busy) gives everyone that much longer."""
@@ -288,6 +351,7 @@ class Controller:
         clock = self._environment.clock
         last_s = clock.monotonic()
         balance_s = last_s + BALANCE_INTERVAL_S
+        rebuild_s = last_s
         while True:
             await asyncio.sleep(interval_s)
             now_s = clock.monotonic()
@@ -295,6 +359,7 @@ class Controller:
             last_s = now_s
             if late_s > interval_s:
                 self._started_s += late_s
+                self._gone_since_s = {one: at + late_s for one, at in self._gone_since_s.items()}
                 self._heard_s = {one: at_s + late_s for one, at_s in self._heard_s.items()}
             elif not self._quorum.has_majority() and now_s > self._started_s + self._session_s:
                 self.end("no majority of the voters answered for a session")
@@ -309,6 +374,11 @@ class Controller:
                     )
                     self._append(broker_changes.fence_broker(self.state, number, self._heard()))
             self._found_late(now_s)
+            if not self._cluster_stops:
+                self._append(reassignment.complete_moves(self.state, self._heard()))
+                if now_s > rebuild_s:
+                    rebuild_s = now_s + REBUILD_INTERVAL_S
+                    self._rebuild(now_s)
             if self._quorum.commit_index == self._quorum.last_index:
                 voters = broker_changes.next_voters(self.state)
                 if voters:

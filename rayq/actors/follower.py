@@ -10,7 +10,7 @@ import asyncio
 import logging
 
 from rayq.actors.replica_log import ReplicaLog
-from rayq.config import MIB
+from rayq.config import KIB, MIB
 from rayq.errors import (
     CorruptBatchError,
     DivergedLogError,
@@ -28,6 +28,11 @@ FETCH_WAIT_MS = 500
 FETCH_TIMEOUT_S = 3.0
 RETRY_S = 0.02
 RETRY_MAX_S = 0.5
+THROTTLE_PERIOD_S = 0.5
+"""A throttled follower asks for what it may copy in about so long, then waits."""
+THROTTLED_FETCH_BYTES_MIN = 16 * KIB
+THROTTLE_PAUSE_MAX_S = 5.0
+"""However large a batch is: a longer silence would count as lagging."""
 
 
 class Follower:
@@ -64,6 +69,10 @@ class Follower:
             assignment.leader_port,
         )
 
+    def committed(self, assignment: messages.PartitionAssignment) -> None:
+        """Newer metadata of the partition, under the same leader."""
+        self._assignment = assignment
+
     def start(self) -> None:
         self._task = self._replica_log.environment.tasks.spawn(
             self._replica_log.guard(self._follow_for_ever()),
@@ -98,8 +107,12 @@ class Follower:
         retry_s = RETRY_S
         while True:
             try:
-                await self._fetch()
+                copied = await self._fetch()
+                self._replica_log.trouble = None
                 retry_s = RETRY_S
+                throttle = self._throttle
+                if copied and throttle is not None:
+                    await asyncio.sleep(min(copied / throttle, THROTTLE_PAUSE_MAX_S))
             except DivergedLogError as error:
                 self._replica_log.fail(error)
                 return
@@ -110,13 +123,31 @@ class Follower:
                     self._replica_log.fail(error)
                     return
                 logger.warning("follower of %s: %s", self._replica_log.where, error)
+                self._replica_log.trouble = str(error)
                 await asyncio.sleep(RETRY_MAX_S)
             except RayqError as error:
                 logger.debug("follower of %s: %s", self._replica_log.where, error)
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, RETRY_MAX_S)
 
-    async def _fetch(self) -> None:
+    @property
+    def _throttle(self) -> int | None:
+        """Bytes per second while a move has this replica copy the log; None: no limit."""
+        replica, assignment = self._replica_log, self._assignment
+        if (replica.broker, replica.incarnation) in assignment.isr:
+            return None
+        return assignment.throttle_bytes_per_s
+
+    @property
+    def _fetch_bytes_max(self) -> int:
+        throttle = self._throttle
+        if throttle is None:
+            return FETCH_BYTES_MAX
+        at_once = max(THROTTLED_FETCH_BYTES_MIN, int(throttle * THROTTLE_PERIOD_S))
+        return min(FETCH_BYTES_MAX, at_once)
+
+    async def _fetch(self) -> int:
+        """One fetch, and what follows from it. Returns how many bytes of the log came."""
         replica, assignment = self._replica_log, self._assignment
         assert assignment.leader_host is not None and assignment.leader_port is not None
         log = replica.log
@@ -136,7 +167,7 @@ class Follower:
             log.flushed_offset,
             log.start_offset,
             log.last_epoch,
-            FETCH_BYTES_MAX,
+            self._fetch_bytes_max,
             FETCH_WAIT_MS,
             0 if was_empty else self._copied_horizon,
         )
@@ -144,10 +175,10 @@ class Follower:
         assert isinstance(answer, messages.ReplicaFetchResponse)
         if answer.diverging_end is not None:
             await self._truncate(answer.diverging_epoch, answer.diverging_end)
-            return
+            return 0
         if answer.reset_to is not None:
             await self._reset()
-            return
+            return 0
         self._agrees = True
         if len(payload):
             if was_empty:
@@ -174,6 +205,7 @@ class Follower:
         )
         if answer.log_start_offset > log.start_offset:
             await replica.advance_log_start(answer.log_start_offset)
+        return len(payload)
 
     @property
     def _may_lose(self) -> bool:

@@ -113,7 +113,9 @@ class Leader:
             assignment.partition_epoch,
             assignment.isr,
             assignment.replicas,
-            self._replica_log.topic_config.min_insync(len(assignment.replicas)),
+            self._replica_log.topic_config.min_insync(
+                assignment.replication_factor or len(assignment.replicas)
+            ),
         )
         self._replica_log.wake_flusher()  # What was appended as a follower must be flushed.
         self._after_progress()

@@ -94,6 +94,7 @@ class Replica:
     async def open(self, directory: PartitionDirectory) -> None:
         """Recovers the log. Raises StorageError, UnsupportedFormatError."""
         await self._replica_log.open(directory)
+        self._replica_log.trouble = None
         self._ticker = self._environment.tasks.spawn(
             self._replica_log.guard(self._tick_for_ever()), f"tick {self.where}"
         )
@@ -111,6 +112,10 @@ class Replica:
     def fail(self, error: BaseException) -> None:
         """The replica stops for good: its directory cannot be used."""
         self._replica_log.fail(error)
+
+    def note_trouble(self, error: BaseException) -> None:
+        """It cannot go on for now; whoever describes the replica is told why."""
+        self._replica_log.trouble = str(error)
 
     async def close(self) -> messages.ReplicaStatus:
         """A controlled stop: serves no more, flushes, and says exactly where the log ends."""
@@ -176,6 +181,8 @@ class Replica:
             if assignment.leader_host is not None:
                 self._role = Follower(self._replica_log, self._pool, assignment)
                 self._role.start()
+        else:
+            role.committed(assignment)
 
     def _end_role(self, reason: str) -> None:
         coordinator, self._coordinator = self._coordinator, None
@@ -246,6 +253,7 @@ class Replica:
             log.end_offset,
             log.flushed_offset,
             log.size_bytes,
+            trouble=self._replica_log.trouble,
             disk_free_bytes=self._disk_free_bytes(),
         )
 

@@ -23,6 +23,7 @@ from rayq.environment import Environment
 from rayq.errors import (
     DirectoryInUseError,
     DiskFullError,
+    InvalidRequestError,
     RayqError,
     StaleBrokerError,
     UnknownTopicError,
@@ -94,6 +95,9 @@ class ReplicaHost:
         self._host = host
         self._replicas: dict[Key, Replica] = {}
         self._opening: set[Key] = set()
+        self._let_go: set[Key] = set()
+        """Closed because the broker said so: their directories may be removed and made anew, and
+        this incarnation stands for what was in them."""
         self._version = 0
         self._lease_until_s = 0.0
         self._urgent = Signal()
@@ -154,6 +158,7 @@ class ReplicaHost:
                 self._server.host,
                 self._server.port,
                 self._statuses(),
+                sorted(self._let_go),
             ),
             timeout_s=self._session_s,
         )
@@ -187,6 +192,7 @@ class ReplicaHost:
         assert isinstance(answer, messages.ReplicaHostHeartbeatResponse)
         self._lease_until_s = max(self._lease_until_s, sent_s + self._session_s)
         for topic_id, partition in answer.removed:
+            self._let_go.add((topic_id, partition))
             replica = self._replicas.pop((topic_id, partition), None)
             if replica is not None:
                 replica.abandon()
@@ -212,6 +218,8 @@ class ReplicaHost:
         if replica is not None:
             replica.apply(assignment)
             return
+        if key in self._let_go:
+            raise InvalidRequestError("it was closed for good in this process.")
         replica = Replica(
             self._environment,
             self._config,
@@ -234,7 +242,7 @@ class ReplicaHost:
         is_open = False
         while not is_open:
             if self._replicas.get(key) is not replica:
-                return  # The topic was deleted meanwhile.
+                return  # The topic was deleted meanwhile, or the replica moved away.
             try:
                 await replica.open(self._lock_directory(replica.assignment))
                 is_open = True
@@ -244,6 +252,7 @@ class ReplicaHost:
                 await asyncio.sleep(RETRY_S)
             except DiskFullError as error:  # It heals when space returns.
                 logger.warning("%s", error)
+                replica.note_trouble(error)
                 await asyncio.sleep(DISK_FULL_RETRY_S)
             except (RayqError, OSError) as error:
                 replica.fail(error)

@@ -56,6 +56,8 @@ class ReplicaLog:
         self.where = f"{assignment.topic}-{assignment.partition}"
         self.metrics = ReplicaMetrics(environment, assignment.topic, assignment.partition)
         self.failure: str | None = None
+        self.trouble: str | None = None
+        """What keeps a follower from going on for now, such as a full disk."""
         self.high_watermark = 0
         self.appended = Signal()
         """The log grew, or its start moved."""
@@ -124,7 +126,8 @@ class ReplicaLog:
         if self.failure is not None:
             raise StorageError(f"Replica of {self.where} on broker {self.broker}: {self.failure}")
         if self._log is None or self._is_closed:
-            raise NotLeaderError(f"The log of the replica of {self.where} is not open.")
+            why = "" if self.trouble is None else f": {self.trouble}"
+            raise NotLeaderError(f"The log of the replica of {self.where} is not open{why}.")
         return self._log
 
     def configure(self, options: dict[str, object]) -> None:
