@@ -144,6 +144,9 @@ _METRICS = (
         "Partitions with fewer in-sync replicas than min_insync_replicas: acks=all is refused.",
     ),
     Metric(
+        "rayq_reassigning_partitions", "gauge", ("cluster",), "Partitions that are being moved."
+    ),
+    Metric(
         "rayq_leader_elections_total",
         "counter",
         ("cluster",),

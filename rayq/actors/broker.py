@@ -26,6 +26,7 @@ from rayq.errors import (
     RayqError,
     StaleBrokerError,
 )
+from rayq.metrics import Sample
 from rayq.storage.data_directory import DataDirectory
 from rayq.storage.metadata_log import MetadataLog
 from rayq.wire import messages
@@ -149,6 +150,8 @@ class Broker:
             may_host=self._is_voter,
             is_preferred=False,
         )
+        environment.metrics.label(cluster=self._cluster_name, broker=meta.broker)
+        environment.metrics.add_source(self._measure)
         spawn = environment.tasks.spawn
         spawn(self._keep_session(), "broker-session")
         spawn(self._replicas.run(), "replica-supervisor")
@@ -207,6 +210,20 @@ class Broker:
             elif behind:
                 found[f"{topic.name}-{number}"] = f"waits for brokers {behind} to catch up"
         return found
+
+    def _measure(self) -> list[Sample]:
+        sample = self._environment.metrics.sample
+        samples = [
+            sample("rayq_metadata_version", self.metadata.version),
+            sample("rayq_failed_replicas", self._replicas.failed_count),
+        ]
+        try:
+            free_bytes = self._environment.disk.free_bytes(self._data_path)
+        except OSError as error:  # Said to be unknown, rather than 0.
+            logger.warning("the free space of %s is not known: %s", self._data_path, error)
+        else:
+            samples.append(sample("rayq_disk_free_bytes", free_bytes))
+        return samples
 
     def _on_metadata(self, records: Sequence[MetadataRecord] | None) -> None:
         self._replicas.on_metadata(records)
@@ -328,6 +345,8 @@ class Broker:
                 return self._controller_known()
             case messages.StopBroker():
                 return self._stop_on_request()
+            case messages.DescribeMetrics():
+                return messages.DescribeMetricsResponse(self._environment.metrics.collect())
         if isinstance(request, _FOR_CONTROLLER):
             return self._forward(peer, request)
         raise ProtocolError(f"A broker does not answer {type(request).__name__}.")

@@ -127,6 +127,11 @@ class ReplicaSupervisor:
     def wake(self) -> None:
         self._wake.notify()
 
+    @property
+    def failed_count(self) -> int:
+        """Replicas that stopped on a disk error."""
+        return len(self._failed)
+
     def on_metadata(self, records: Sequence[MetadataRecord] | None) -> None:
         """Committed records were applied (None: a snapshot was)."""
         version = self._metadata.version
