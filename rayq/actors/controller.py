@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from rayq.actors.controller_metrics import ControllerMetrics, reason_of
 from rayq.actors.quorum import Endpoint, Quorum
 from rayq.config import ClusterConfig
 from rayq.core import broker_changes, reassignment, topic_changes
@@ -22,6 +23,7 @@ from rayq.core.metadata_records import (
     BrokerRemoved,
     MetadataRecord,
     PartitionChanged,
+    PartitionValue,
     VotersChanged,
     encode_records,
 )
@@ -33,6 +35,8 @@ from rayq.errors import (
     StaleBrokerError,
     WrongClusterError,
 )
+from rayq.logs import log_event
+from rayq.metrics import Sample
 from rayq.wire import messages
 from rayq.wire.pool import ConnectionPool
 
@@ -79,6 +83,7 @@ class Controller:
         self._started_s = 0.0
         self._cluster_stops = False
         self._watch: asyncio.Task[None] | None = None
+        self._metrics: ControllerMetrics | None = None
 
     @property
     def epoch(self) -> int:
@@ -95,7 +100,8 @@ class Controller:
             self._quorum.add_peer(
                 number, registered.directory_id, (registered.host, registered.port)
             )
-        logger.info("controller epoch %d started", self.epoch)
+        self._metrics = ControllerMetrics(self._environment, self.state)
+        log_event(logger, logging.INFO, "controller_started", controller_epoch=self.epoch)
         self._watch = self._environment.tasks.spawn(self._watch_sessions(), "controller-sessions")
 
     def end(self, reason: str) -> None:
@@ -108,7 +114,7 @@ class Controller:
         try:
             answer, records = self._decide(request)
             if records:
-                index = self._append(records)
+                index = self._append(records, reason_of(request))
             else:
                 index = self._quorum.last_index
         except RayqError:
@@ -146,11 +152,13 @@ class Controller:
                 )
             case messages.ReplicasFailed():
                 self._check_heard(request.broker, request.incarnation)
-                logger.warning(
-                    "broker %d: %d replicas gone: %s",
-                    request.broker,
-                    len(request.replicas),
-                    request.reason,
+                log_event(
+                    logger,
+                    logging.WARNING,
+                    "replicas_gone",
+                    broker=request.broker,
+                    replicas=len(request.replicas),
+                    reason=request.reason,
                 )
                 return None, broker_changes.fail_replicas(
                     state, request.broker, request.replicas, self._heard()
@@ -206,7 +214,7 @@ class Controller:
                 return None, topic_changes.create_partitions(state, request.name, request.total)
             case messages.AlterTopicConfig():
                 changes = topic_changes.alter_topic_config(state, request.name, request.changes)
-                self._append(changes)
+                self._append(changes, reason_of(request))
                 return None, topic_changes.settle_after_config_change(
                     state, request.name, self._heard()
                 )
@@ -265,17 +273,20 @@ class Controller:
         if not self.state.is_live(broker):
             raise StaleBrokerError(f"The session of broker {broker} ended: send a heartbeat first.")
 
-    def _append(self, records: Sequence[MetadataRecord]) -> int:
-        """Adds to the log and to the state at once: what is decided next builds on it."""
+    def _append(self, records: Sequence[MetadataRecord], reason: str) -> int:
+        """Adds to the log and to the state at once: what is decided next builds on it. `reason` is
+        for whoever reads the log lines of what changed."""
         if not records:
             return self._quorum.last_index
         index = self._quorum.append(records)
         for record in records:
             if isinstance(record, PartitionChanged):
                 self._log_move(record)
+            before = self._value_before(record)
             self.state.replay(record)
-            if isinstance(record, PartitionChanged):
-                self._log_election(record)
+            if isinstance(record, PartitionChanged) and self._metrics is not None:
+                topic = self.state.topics[record.topic_id]
+                self._metrics.changed(topic, record.partition, before, reason)
             elif isinstance(record, BrokerRemoved):
                 self._quorum.remove_peer(record.broker)
                 self._heard_s.pop(record.broker, None)
@@ -297,17 +308,11 @@ class Controller:
         topic = self.state.topics[record.topic_id].name
         logger.info("%s-%d %s", topic, record.partition, what)
 
-    def _log_election(self, record: PartitionChanged) -> None:
-        value = record.value
-        if value.last_unclean_epoch == value.leader_epoch:
-            logger.error(
-                "UNCLEAN election of broker %s for %s-%d in epoch %d: acknowledged records may "
-                "be lost",
-                value.leader,
-                self.state.topics[record.topic_id].name,
-                record.partition,
-                value.leader_epoch,
-            )
+    def _value_before(self, record: MetadataRecord) -> PartitionValue | None:
+        if not isinstance(record, PartitionChanged):
+            return None
+        known = self.state.partition(record.topic_id, record.partition)
+        return None if known is None else known.value
 
     # --- sessions ---------------------------------------------------------------------------
 
@@ -328,7 +333,8 @@ class Controller:
             if now_s - since_s > FOUND_PATIENCE_S:
                 topic = self.state.topics[topic_id]
                 self._append(
-                    broker_changes.found_partition(self.state, topic, number, self._heard())
+                    broker_changes.found_partition(self.state, topic, number, self._heard()),
+                    "those of its replicas that started do not wait for the others any longer",
                 )
 
     def _rebuild(self, now_s: float) -> None:
@@ -342,7 +348,10 @@ class Controller:
             one for one, at_s in self._gone_since_s.items() if now_s - at_s > delay_ms / 1000
         }
         if gone:
-            self._append(reassignment.rebuild(self.state, gone, self._heard()))
+            self._append(
+                reassignment.rebuild(self.state, gone, self._heard()),
+                f"brokers {sorted(gone)} have been away for replica_rebuild_delay_ms",
+            )
 
     async def _watch_sessions(self) -> None:
         """Ends sessions of silent brokers. A pass that comes late (this process was paused, or the
@@ -367,30 +376,42 @@ class Controller:
             for number, broker in list(self.state.brokers.items()):
                 heard_s = self._heard_s.get(number, self._started_s)
                 if broker.live and now_s - heard_s > self._session_s:
-                    logger.warning(
-                        "broker %d was silent for %.1f s: its session ends",
-                        number,
-                        now_s - heard_s,
+                    silent_s = now_s - heard_s
+                    log_event(
+                        logger, logging.WARNING, "session_ended", broker=number, silent_s=silent_s
                     )
-                    self._append(broker_changes.fence_broker(self.state, number, self._heard()))
+                    self._append(
+                        broker_changes.fence_broker(self.state, number, self._heard()),
+                        f"broker {number} was silent for {silent_s:.1f} s",
+                    )
             self._found_late(now_s)
             if not self._cluster_stops:
-                self._append(reassignment.complete_moves(self.state, self._heard()))
+                self._append(
+                    reassignment.complete_moves(self.state, self._heard()),
+                    "all replicas of a move are in sync",
+                )
                 if now_s > rebuild_s:
                     rebuild_s = now_s + REBUILD_INTERVAL_S
                     self._rebuild(now_s)
             if self._quorum.commit_index == self._quorum.last_index:
                 voters = broker_changes.next_voters(self.state)
                 if voters:
-                    self._append(voters)
+                    self._append(voters, "the voters are completed")
                 elif self._quorum.entry_count > self._config.metadata_snapshot_records:
                     self._quorum.compact(encode_records(self.state.snapshot()))
             if now_s > balance_s and not self._cluster_stops:
                 balance_s = now_s + BALANCE_INTERVAL_S
-                self._append(broker_changes.balance_leaders(self.state))
+                self._append(
+                    broker_changes.balance_leaders(self.state),
+                    "the preferred replica is in sync again",
+                )
 
     def _on_quorum_end(self, reason: str) -> None:
-        logger.info("controller epoch %d ended: %s", self.epoch, reason)
+        log_event(
+            logger, logging.INFO, "controller_ended", controller_epoch=self.epoch, reason=reason
+        )
+        if self._metrics is not None:
+            self._metrics.end()
         if self._watch is not None:
             self._watch.cancel()
         if not self.ended.done():
@@ -441,6 +462,7 @@ class ControllerHost:
         self._may_host = may_host
         self._is_preferred = is_preferred
         self.controller: Controller | None = None
+        environment.metrics.add_source(self._measure)
 
     async def run(self) -> None:
         """Waits for silence, takes over, hosts until the epoch ends; for ever."""
@@ -473,6 +495,10 @@ class ControllerHost:
             await controller.ended
             self.controller = None
             patience_s = self._patience_s()
+
+    def _measure(self) -> list[Sample]:
+        is_here = self.controller is not None
+        return [self._environment.metrics.sample("rayq_active_controller", int(is_here))]
 
     def _patience_s(self) -> float:
         patience_s = self._config.controller_patience_ms / 1000
