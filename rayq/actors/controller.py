@@ -286,7 +286,9 @@ class Controller:
             self.state.replay(record)
             if isinstance(record, PartitionChanged) and self._metrics is not None:
                 topic = self.state.topics[record.topic_id]
-                self._metrics.changed(topic, record.partition, before, reason)
+                self._metrics.changed(
+                    topic, record.partition, before, reason, cluster_stops=self._cluster_stops
+                )
             elif isinstance(record, BrokerRemoved):
                 self._quorum.remove_peer(record.broker)
                 self._heard_s.pop(record.broker, None)
@@ -306,7 +308,15 @@ class Controller:
         else:
             what = f"has its replicas in the order {list(value.replicas)}"
         topic = self.state.topics[record.topic_id].name
-        logger.info("%s-%d %s", topic, record.partition, what)
+        log_event(
+            logger,
+            logging.INFO,
+            "partition_moves",
+            topic=topic,
+            partition=record.partition,
+            epoch=value.leader_epoch,
+            what=what,
+        )
 
     def _value_before(self, record: MetadataRecord) -> PartitionValue | None:
         if not isinstance(record, PartitionChanged):

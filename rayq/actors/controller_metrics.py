@@ -28,7 +28,13 @@ class ControllerMetrics:
         self.end = self._metrics.add_source(self._measure)
 
     def changed(
-        self, topic: Topic, partition: int, before: PartitionValue | None, reason: str
+        self,
+        topic: Topic,
+        partition: int,
+        before: PartitionValue | None,
+        reason: str,
+        *,
+        cluster_stops: bool,
     ) -> None:
         """The state shows a new value of a partition."""
         after = topic.partitions[partition].value
@@ -52,8 +58,9 @@ class ControllerMetrics:
                 )  # fmt: skip
         elif after.leader is None:
             waits = offline_reason(self._state, topic, partition)
+            level = logging.INFO if cluster_stops else logging.WARNING
             log_event(
-                logger, logging.WARNING, "partition_offline", **where, was=before.leader, isr=isr,
+                logger, level, "partition_offline", **where, was=before.leader, isr=isr,
                 reason=reason, waits=waits,
             )  # fmt: skip
         else:

@@ -17,6 +17,7 @@ from rayq.errors import (
     RayqError,
     StorageError,
 )
+from rayq.logs import log_event
 from rayq.wire import messages
 from rayq.wire.connection import Connection
 from rayq.wire.pool import ConnectionPool
@@ -47,6 +48,11 @@ class Follower:
         self._replica_log = replica_log
         self._pool = pool
         self._assignment = assignment
+        self._bytes_in = replica_log.environment.metrics.counter(
+            "rayq_replication_bytes_in_total",
+            topic=assignment.topic,
+            partition=assignment.partition,
+        )
         self._connection: Connection | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_stopped = False
@@ -198,7 +204,7 @@ class Follower:
                     timeout_s=FETCH_TIMEOUT_S,
                 )
                 raise
-            replica.metrics.replication_bytes_in.value += len(payload)
+            self._bytes_in.value += len(payload)
             replica.wake_flusher()
         replica.high_watermark = max(
             replica.high_watermark, min(answer.high_watermark, log.end_offset)
@@ -249,8 +255,16 @@ class Follower:
             # here and is the latest again there.
             await self._reset()
             return
-        logger.info(
-            "%s on broker %d cuts its log from %d to %d", replica.where, replica.broker, mine, cut
+        log_event(
+            logger,
+            logging.INFO,
+            "log_truncated",
+            topic=assignment.topic,
+            partition=assignment.partition,
+            epoch=assignment.leader_epoch,
+            broker=replica.broker,
+            from_offset=mine,
+            to_offset=cut,
         )
         async with replica.files_lock, replica.flush_lock:
             log.truncate(cut)
@@ -275,11 +289,15 @@ class Follower:
             timeout_s=FETCH_TIMEOUT_S,
         )
         assert isinstance(answer, messages.ReplicaSnapshotResponse)
-        logger.info(
-            "%s on broker %d restarts its log at %d",
-            replica.where,
-            replica.broker,
-            answer.log_start_offset,
+        log_event(
+            logger,
+            logging.INFO,
+            "log_restarted",
+            topic=assignment.topic,
+            partition=assignment.partition,
+            epoch=assignment.leader_epoch,
+            broker=replica.broker,
+            offset=answer.log_start_offset,
         )
         self._copied_horizon = 0
         async with replica.files_lock, replica.flush_lock:

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from rayq.actors.replica_log import ReplicaLog
+from rayq.actors.replica_metrics import LeaderMetrics
 from rayq.actors.signal import Signal
 from rayq.config import MIB
 from rayq.core.partition_state import Isr, PartitionState
@@ -34,7 +35,8 @@ from rayq.errors import (
     StorageError,
     TimeoutError,
 )
-from rayq.storage.batch import BatchHeader, append_time_of, check_body, read_header
+from rayq.logs import log_event
+from rayq.storage.batch import BatchHeader, check_body, read_header
 from rayq.storage.log import Log
 from rayq.storage.producer_state import ProducerState
 from rayq.wire import messages
@@ -72,7 +74,9 @@ class Leader:
     ) -> None:
         self._replica_log = replica_log
         self._environment = replica_log.environment
-        self._metrics = replica_log.metrics
+        self._metrics = LeaderMetrics(
+            replica_log.environment, assignment.topic, assignment.partition
+        )
         self._assignment = assignment
         self._propose = propose
         self._has_lease = has_lease
@@ -93,12 +97,15 @@ class Leader:
             high_watermark=min(replica_log.high_watermark, log.end_offset),
             started_s=self._environment.clock.monotonic(),
         )
-        logger.info(
-            "broker %d leads %s in epoch %d from offset %d",
-            replica_log.broker,
-            self.where,
-            assignment.leader_epoch,
-            log.end_offset,
+        log_event(
+            logger,
+            logging.INFO,
+            "leads",
+            topic=assignment.topic,
+            partition=assignment.partition,
+            epoch=assignment.leader_epoch,
+            broker=replica_log.broker,
+            offset=log.end_offset,
         )
 
     @property
@@ -184,8 +191,7 @@ class Leader:
                 raise
             base_offset, append_time_ms = stamped.base_offset, stamped.append_time_ms
             next_offset = stamped.next_offset
-            self._metrics.bytes_in.value += header.length
-            self._metrics.records_in.value += header.record_count
+            self._metrics.appended(header)
             leader.appended(log.end_offset)
             if leader.flushed_offset != log.flushed_offset:
                 leader.flushed(log.flushed_offset)
@@ -308,20 +314,12 @@ class Leader:
                     request.offset, limit, min(request.bytes_max, CLIENT_FETCH_BYTES_MAX)
                 )
                 self.check()
-                self._count_sent(data, next_offset - request.offset, next_offset == limit)
+                records = next_offset - request.offset
+                self._metrics.sent(data, records, is_at_end=next_offset == limit)
                 return self._read_answer(log, limit, next_offset), data
             remaining_s = deadline_s - clock.monotonic()
             if remaining_s <= 0 or not await self._replica_log.committed.wait(remaining_s):
                 return self._read_answer(log, limit, request.offset), b""
-
-    def _count_sent(self, data: bytes, records: int, is_at_end: bool) -> None:
-        """To a consumer. One that is at the end now was waiting for what it gets, or nearly."""
-        metrics = self._metrics
-        metrics.bytes_out.value += len(data)
-        metrics.records_out.value += records
-        if is_at_end and data:
-            age_ms = self._environment.clock.wall_ms() - append_time_of(data)
-            metrics.end_to_end.observe(max(age_ms, 0) / 1000)
 
     def _read_answer(self, log: Log, limit: int, next_offset: int) -> messages.FetchResponse:
         return messages.FetchResponse(limit, log.start_offset, log.cleaned_offset, next_offset)
@@ -426,7 +424,7 @@ class Leader:
                     return self._fetch_answer(leader, reset_to=log.start_offset), b""
                 if log.tombstone_horizon != horizon:
                     continue  # What was read may be from before; the answer would name the new one.
-                self._metrics.replication_bytes_out.value += len(data)
+                self._metrics.replicated(data)
                 return self._fetch_answer(leader), data
             remaining_s = deadline_s - clock.monotonic()
             if remaining_s <= 0 or not await self._replica_log.appended.wait(remaining_s):

@@ -27,6 +27,7 @@ from rayq.errors import (
     StorageError,
     UnknownEpochError,
 )
+from rayq.logs import log_event
 from rayq.metrics import Sample
 from rayq.storage.data_directory import PartitionDirectory
 from rayq.wire import messages
@@ -130,7 +131,10 @@ class Replica:
 
     def _stop(self, reason: str) -> None:
         self._forget_source()
-        self._replica_log.metrics.forget()
+        assignment = self.assignment
+        self._environment.metrics.forget(
+            topic=assignment.topic, partition=assignment.partition
+        )
         self._end_role(reason)
         self._compactor.stop()
         if self._ticker is not None:
@@ -313,6 +317,14 @@ class Replica:
         now_ms = self._environment.clock.wall_ms()
         start = log.retention_start(now_ms, replica_log.high_watermark)
         if start > log.start_offset:
-            logger.info("retention moves the log start of %s to %d", self.where, start)
+            log_event(
+                logger,
+                logging.INFO,
+                "retention",
+                topic=self.assignment.topic,
+                partition=self.assignment.partition,
+                epoch=self.assignment.leader_epoch,
+                log_start_offset=start,
+            )
             await replica_log.advance_log_start(start)
             replica_log.appended.notify()  # Followers hear of it with their next fetch.

@@ -11,7 +11,6 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
-from rayq.actors.replica_metrics import ReplicaMetrics
 from rayq.actors.signal import Signal
 from rayq.config import ClusterConfig, TopicConfig, parse
 from rayq.environment import Environment
@@ -54,7 +53,7 @@ class ReplicaLog:
         self.broker = broker
         self.incarnation = incarnation
         self.where = f"{assignment.topic}-{assignment.partition}"
-        self.metrics = ReplicaMetrics(environment, assignment.topic, assignment.partition)
+        self._flush_seconds = environment.metrics.histogram("rayq_log_flush_seconds")
         self.failure: str | None = None
         self.trouble: str | None = None
         """What keeps a follower from going on for now, such as a full disk."""
@@ -260,7 +259,7 @@ class ReplicaLog:
                     began_s = self.environment.clock.monotonic()
                     self._flush = asyncio.ensure_future(self.environment.threads.run(plan.run))
                     await asyncio.shield(self._flush)
-                    self.metrics.flush.observe(self.environment.clock.monotonic() - began_s)
+                    self._flush_seconds.observe(self.environment.clock.monotonic() - began_s)
                 except (OSError, StorageError) as error:
                     # The kernel may have dropped the pages: never retry, never trust them.
                     self.fail(StorageError(f"Flushing the log of {self.where} failed: {error}"))

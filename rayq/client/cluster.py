@@ -25,14 +25,17 @@ from rayq.client.consumer_pool import (
 )
 from rayq.client.environment import process_name, system_environment
 from rayq.client.group_consumer import Callback, Callbacks, check_group
+from rayq.client.metrics import collect_metrics
 from rayq.client.producer import AsyncProducer, Producer
 from rayq.config import ClusterConfig, ConsumerConfig, PoolConfig, ProducerConfig, parse
 from rayq.errors import ClosedError, ConfigError, InvalidRequestError, NoClusterError, RayqError
+from rayq.metrics import Sample
 from rayq.wire.authentication import Identity, token_of_key
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_PORT = 9392
+METRICS_TIMEOUT_S = 10.0
 POOL_CHECK_TIMEOUT_S = 30.0
 """How long a pool's topics are looked up before it starts."""
 
@@ -365,6 +368,15 @@ class Cluster:
                 "rayq.connect() in a process of the cluster's Ray."
             )
         return self._lifecycle
+
+    # --- what it measures -----------------------------------------------------------------------
+
+    def metrics(self, *, timeout_s: float = METRICS_TIMEOUT_S) -> list[Sample]:
+        """The figures of every process of the cluster, and how far each group is behind, sorted by
+        name; `rayq.metrics.CATALOGUE` says what each name means. A process that does not answer has
+        `rayq_process_up` 0. Raises TimeoutError where no broker answers."""
+        client, background = self.shared_client()
+        return background.run(collect_metrics(client, timeout_s=timeout_s))
 
     # --- the end --------------------------------------------------------------------------------
 

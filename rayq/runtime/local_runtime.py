@@ -177,6 +177,7 @@ class LocalServers:
 
     async def start_controller(self) -> None:
         environment = self._new_environment("controller")
+        environment.metrics.label(cluster=self._name)
         self.controller_environment = environment
         self.controller = ControllerServer(
             environment,
