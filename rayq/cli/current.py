@@ -33,8 +33,8 @@ CONNECT_TIMEOUT_S = 5.0
 """A cluster none of whose brokers answers within that time is taken for down."""
 TLS_FIELDS = ("tls_certificate", "tls_key", "tls_ca", "tls_check_hostname")
 NO_CLUSTER = (
-    "There is no current cluster: start one with `rayq start DIR --brokers 3`, or name a broker with "
-    "--cluster HOST:PORT (or RAYQ_CLUSTER)."
+    "There is no current cluster: start one with `rayq start DIR --brokers 3`, or name a broker "
+    "with --cluster HOST:PORT (or RAYQ_CLUSTER)."
 )
 
 
@@ -66,7 +66,7 @@ def read_current() -> Current | None:
         return None
     except msgspec.DecodeError as error:
         raise RayqError(
-            f"{path} is damaged ({error}): remove it, and name the cluster with --cluster HOST:PORT."
+            f"{path} is damaged ({error}): remove it, and name the cluster by --cluster HOST:PORT."
         ) from error
 
 
@@ -95,8 +95,8 @@ def start_lock() -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RayqError(
-                f"Another `rayq start` or `rayq stop` is under way in {home()}: wait for it, or set "
-                "RAYQ_HOME to another directory for a second cluster."
+                f"Another `rayq start` or `rayq stop` is under way in {home()}: wait for it, or "
+                "set RAYQ_HOME to another directory for a second cluster."
             ) from None
         yield
 
@@ -151,8 +151,8 @@ def cluster_of(current: Current) -> Cluster:
 
 
 def _saved_token() -> str | None:
-    """RAYQ_TOKEN, else `$RAYQ_HOME/token`, else that of the current cluster, so that `--cluster` with
-    one of its brokers needs nothing more."""
+    """RAYQ_TOKEN, else `$RAYQ_HOME/token`, else that of the current cluster, so that `--cluster`
+    with one of its brokers needs nothing more."""
     if os.environ.get("RAYQ_TOKEN"):
         return os.environ["RAYQ_TOKEN"]
     with contextlib.suppress(FileNotFoundError):

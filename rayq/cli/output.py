@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -42,7 +43,9 @@ def print_json(value: Any) -> None:
     say(msgspec.json.format(msgspec.json.encode(value)).decode())
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[Cell]], *, styles: Sequence[str] = ()) -> None:
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[Cell]], *, styles: Sequence[str] = ()
+) -> None:
     """A table where a person looks; aligned columns, never cut, where a pipe does. `styles` are of
     the rows, by their names in `STYLES`."""
     listed = list(rows)
@@ -84,7 +87,7 @@ def verdict(text: str, kind: str) -> None:
         say(text)
 
 
-def mebibytes(size_bytes: int | None) -> str:
+def human_size(size_bytes: int | None) -> str:
     if size_bytes is None:
         return "-"
     size, units = float(size_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
@@ -93,11 +96,19 @@ def mebibytes(size_bytes: int | None) -> str:
     return f"{size:.0f} {units[0]}" if units[0] == "B" else f"{size:.1f} {units[0]}"
 
 
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 def moment(timestamp_ms: int | None) -> str:
     if timestamp_ms is None:
         return "-"
     at = datetime.fromtimestamp(timestamp_ms / 1000, tz=UTC)
     return at.isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
+
+
+def config_text(value: object) -> str:
+    return "none" if value is None else _text(value)
 
 
 def numbers(values: Iterable[int]) -> str:
