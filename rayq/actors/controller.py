@@ -437,6 +437,7 @@ def _report(registration: messages.ReplicaRegistration) -> ReplicaReport:
         registration.port,
         registration.last_epoch,
         registration.flushed,
+        registration.partition_epoch,
     )
 
 
