@@ -32,6 +32,8 @@ from typing import IO, Self
 NETWORK = "10.77.0"
 MACHINE = f"{NETWORK}.254"
 """The machine's own address on the bridge."""
+KNOWN_ELSEWHERE = "8.8.8.8"
+"""What programs, Ray among them, take for an example of the world outside."""
 HOSTS_MAX = 20
 BRIDGE = "rayq-hosts"
 PREFIX = "rayq-h"
@@ -91,6 +93,9 @@ class Host:
             ("addr", "add", f"{self.address}/24", "dev", inside),
             ("link", "set", "lo", "up"),
             ("link", "set", inside, "up"),
+            # It leads nowhere, but programs that ask for the way there learn their own address. No
+            # default route: what looks for a name server or a cloud has to fail at once.
+            ("route", "add", KNOWN_ELSEWHERE, "via", MACHINE),
         ):
             _call("ip", "-n", self.name, *arguments)
 
@@ -152,10 +157,6 @@ class Host:
         _call("ip", "link", "set", self.name, "up")
 
     # --- using it ---------------------------------------------------------------------------------
-
-    @property
-    def is_up(self) -> bool:
-        return self._process is not None and self._process.poll() is None
 
     def start(
         self,
@@ -219,6 +220,7 @@ class Host:
         host_key = config / "host_key"
         if not host_key.exists():
             _call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(host_key))
+        (self.root / "root/.bashrc").touch()
         (config / "authorized_keys").write_bytes(self.key.with_suffix(".pub").read_bytes())
         (config / "config").write_text(
             "ListenAddress 0.0.0.0\n"
