@@ -223,6 +223,10 @@ class ClusterConfig:
     idle_connection_ms: int = 600_000
     """A client connection without a request for so long is closed."""
 
+    metrics_interval_ms: int = 5000
+    """How often each process on Ray hands what it measures to Ray's metrics, and how often the lag
+    of groups is looked at."""
+
     bind_host: str | None = None
     """Address that servers bind to. None: the node's own address; never 0.0.0.0 unasked."""
 
@@ -256,6 +260,7 @@ class ClusterConfig:
             "session_timeout_ms",
             "controller_patience_ms",
             "replica_lag_time_max_ms",
+            "metrics_interval_ms",
             "replicas_per_process",
             "metadata_snapshot_records",
             "flush_checkpoint_bytes",

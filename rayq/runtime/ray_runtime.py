@@ -27,6 +27,7 @@ from rayq.actors.replica_host import ReplicaHost
 from rayq.client.environment import system_environment
 from rayq.config import ClusterConfig
 from rayq.core.metadata_records import Voter
+from rayq.environment import Environment
 from rayq.errors import (
     ControllerUnavailableError,
     DirectoryInUseError,
@@ -45,6 +46,8 @@ from rayq.runtime.layout import (
     voter_count,
     write_first_record,
 )
+from rayq.runtime.ray_logs import log_to_session
+from rayq.runtime.ray_metrics import export_for_ever, export_group_lag_for_ever
 from rayq.runtime.processes import adopt_process, process_start_time
 from rayq.storage.data_directory import (
     BROKER_LOCK,
@@ -122,6 +125,14 @@ def broker_name(cluster_name: str, broker: int) -> str:
     return f"rayq:{cluster_name}:broker-{broker}"
 
 
+def start_reports(
+    environment: Environment, config: ClusterConfig, name: str
+) -> asyncio.Task[None]:
+    """What this process logs goes into a file, and what it measures to Ray, from now on."""
+    log_to_session(name)
+    return asyncio.get_running_loop().create_task(export_for_ever(environment, config))
+
+
 # --- replica processes ----------------------------------------------------------------------------
 
 
@@ -133,8 +144,10 @@ class ReplicaHostActor:
         pid = os.getpid()
         started = process_start_time(pid)
         assert started is not None
+        environment = system_environment(config)
+        self._reports = start_reports(environment, config, host_name(spec))
         self._host = ReplicaHost(
-            system_environment(config),
+            environment,
             config,
             spec,
             host=_bind_host(config),
@@ -189,8 +202,11 @@ class BrokerActor:
 
     async def _start(self) -> Endpoint:
         spec, config = self._spec, self._spec.config
+        environment = system_environment(config)
+        name = broker_name(spec.cluster_name, spec.broker)
+        self._reports = start_reports(environment, config, name)
         self._broker = Broker(
-            system_environment(config),
+            environment,
             config,
             RayRuntime(config, spec.node_id),
             cluster_name=spec.cluster_name,
@@ -237,8 +253,10 @@ class ControllerActor:
         self._nodes = set(spec.nodes)
         self._endpoints: dict[int, Endpoint] = {}
         self._is_stopping = False
+        environment = system_environment(spec.config)
+        environment.metrics.label(cluster=spec.cluster_name)
         self._server = ControllerServer(
-            system_environment(spec.config),
+            environment,
             spec.config,
             cluster_id=spec.cluster_id,
             secret=spec.secret,
@@ -246,6 +264,17 @@ class ControllerActor:
             brokers=spec.brokers,
         )
         loop = asyncio.get_running_loop()
+        name = controller_name(spec.cluster_name)
+        self._reports = start_reports(environment, spec.config, name)
+        self._lag_report = loop.create_task(
+            export_group_lag_for_ever(
+                spec.config,
+                cluster_name=spec.cluster_name,
+                cluster_id=spec.cluster_id,
+                secret=spec.secret,
+                brokers=spec.brokers,
+            )
+        )
         self._started = loop.create_task(self._server.start())
         self._watch = loop.create_task(self._watch_nodes())
 
