@@ -46,9 +46,9 @@ from rayq.runtime.layout import (
     voter_count,
     write_first_record,
 )
+from rayq.runtime.processes import adopt_process, process_start_time
 from rayq.runtime.ray_logs import log_to_session
 from rayq.runtime.ray_metrics import export_for_ever, export_group_lag_for_ever
-from rayq.runtime.processes import adopt_process, process_start_time
 from rayq.storage.data_directory import (
     BROKER_LOCK,
     format_directory,
