@@ -16,8 +16,8 @@ TOKEN_PATH = "~/.rayq/token"
 
 
 class RayLifecycle:
-    """Stops a cluster on Ray and runs pools beside it, from any process that is connected to that
-    Ray."""
+    """Stops a cluster on Ray, restarts its brokers, and runs pools beside it, from any process that
+    is connected to that Ray."""
 
     def __init__(self, cluster_name: str) -> None:
         self._cluster_name = cluster_name
@@ -28,6 +28,12 @@ class RayLifecycle:
         _join_ray()
         ray_pool.stop_pools(self._cluster_name)
         ray_runtime.stop_cluster(self._cluster_name)
+
+    def restart_broker(self, broker: int) -> None:
+        from rayq.runtime import ray_operations
+
+        _join_ray()
+        ray_operations.restart_broker(self._cluster_name, broker)
 
     def start_pool(self, cluster: Cluster, spec: PoolSpec) -> PoolControl:
         from rayq.runtime import ray_pool

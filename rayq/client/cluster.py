@@ -27,6 +27,7 @@ from rayq.client.environment import process_name, system_environment
 from rayq.client.group_consumer import Callback, Callbacks, check_group
 from rayq.client.metrics import collect_metrics
 from rayq.client.producer import AsyncProducer, Producer
+from rayq.client.restart import restart_broker
 from rayq.config import ClusterConfig, ConsumerConfig, PoolConfig, ProducerConfig, parse
 from rayq.errors import ClosedError, ConfigError, InvalidRequestError, NoClusterError, RayqError
 from rayq.metrics import Sample
@@ -35,6 +36,7 @@ from rayq.wire.authentication import Identity, token_of_key
 logger = logging.getLogger(__name__)
 
 DEFAULT_PORT = 9392
+RESTART_TIMEOUT_S = 300.0
 METRICS_TIMEOUT_S = 10.0
 POOL_CHECK_TIMEOUT_S = 30.0
 """How long a pool's topics are looked up before it starts."""
@@ -46,6 +48,10 @@ class Lifecycle(PoolRuntime, Protocol):
 
     def stop(self) -> None:
         """Stops the cluster's actors; the data stays."""
+        ...
+
+    def restart_broker(self, broker: int) -> None:
+        """Stops a broker in a controlled way and starts it again; returns when it has a session."""
         ...
 
 
@@ -377,6 +383,25 @@ class Cluster:
         `rayq_process_up` 0. Raises TimeoutError where no broker answers."""
         client, background = self.shared_client()
         return background.run(collect_metrics(client, timeout_s=timeout_s))
+
+    # --- operating it ---------------------------------------------------------------------------
+
+    def restart_broker(self, broker: int, *, timeout_s: float = RESTART_TIMEOUT_S) -> None:
+        """Restarts a broker's processes under load: waits until others are in sync for all that it
+        holds, stops it in a controlled way, and returns when it is in sync again. One broker after
+        the other, this is a rolling restart; no write fails.
+
+        Raises UnknownBrokerError; NotEnoughReplicasError where it cannot be spared, or is not in
+        sync again in time; InvalidRequestError for a cluster that was connected to from outside."""
+        restart_broker(self.admin, broker, self._restart_process, timeout_s=timeout_s)
+
+    def _restart_process(self, broker: int) -> None:
+        if self._lifecycle is None:
+            raise InvalidRequestError(
+                "This cluster was connected to by its address, and brokers are restarted through "
+                "Ray: use rayq.connect() in a process of the cluster's Ray."
+            )
+        self._lifecycle.restart_broker(broker)
 
     # --- the end --------------------------------------------------------------------------------
 
