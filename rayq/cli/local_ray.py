@@ -92,10 +92,8 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _ray_environment() -> dict[str, str]:
-    """With Ray's token authentication, which needs a token; never with what is meant for us."""
-    environment = {
-        name: value for name, value in os.environ.items() if name != "RAY_BACKEND_LOG_LEVEL"
-    }
+    """With Ray's token authentication, which needs a token."""
+    environment = dict(os.environ)
     if "RAY_AUTH_MODE" not in environment:
         _ensure_token(environment)
         environment["RAY_AUTH_MODE"] = "token"
@@ -129,19 +127,31 @@ def connected_to_ray(address: str) -> Iterator[None]:
     """This process is a driver of the Ray at `address` meanwhile. Raises NoClusterError."""
     if "RAY_AUTH_MODE" not in os.environ and _has_token(os.environ):
         os.environ["RAY_AUTH_MODE"] = "token"
-    # What Ray's C++ says of each attempt goes straight to stderr. Read when ray is imported.
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     import ray
     from ray.exceptions import RayError
 
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
+        with _silent_stderr():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         raise NoClusterError(f"No Ray can be reached at {address}: {error}") from error
     try:
         yield
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Ray's C++ part tells stderr at length of each attempt to connect; the error says enough."""
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 # --- ending ---------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ OK, FAILED, USAGE, UNHEALTHY = 0, 1, 2, 3
 INTERRUPTED, BROKEN_PIPE = 130, 141
 """As a shell reports programs that ended by SIGINT and SIGPIPE."""
 PROGRAM = "rayq"
+COMPLETE = "_RAYQ_COMPLETE"
+"""Set by a shell that wants to complete what was typed so far."""
 
 
 def main() -> None:
@@ -37,22 +39,24 @@ def run(arguments: Sequence[str]) -> int:
     from rayq.errors import RayqError
 
     _quiet_logs()
+    command = typer.main.get_command(app)
+    if COMPLETE in os.environ:
+        command.main(list(arguments), prog_name=PROGRAM)
     try:
-        command = typer.main.get_command(app)
-        # A verb returns nothing; the number is that of a typer.Exit.
-        result = command.main(list(arguments), prog_name=PROGRAM, standalone_mode=False)
-        return result if isinstance(result, int) else OK
+        with command.make_context(PROGRAM, list(arguments)) as context:
+            command.invoke(context)
+        return OK
+    except typer.Exit as error:
+        return error.exit_code
     except typer.TyperException as error:
-        return _fail(_usage(error), error.exit_code)
-    except typer.Abort:
-        return INTERRUPTED
-    except KeyboardInterrupt:
+        message = _usage(error)
+        # Without one the help was asked for, by leaving out the verb; it is printed already.
+        return _fail(message, error.exit_code) if message else error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BrokenPipeError:
         return BROKEN_PIPE
-    except RayqError as error:
-        return _fail(str(error), FAILED)
-    except OSError as error:
+    except (RayqError, OSError) as error:
         return _fail(str(error), FAILED)
 
 
@@ -60,9 +64,10 @@ def _usage(error: Exception) -> str:
     """A wrong use, and where to read how it is right."""
     message = str(getattr(error, "format_message", error.__str__)())
     context = getattr(error, "ctx", None)
-    if context is None:
+    if context is None or not message:
         return message
-    return f"{message.rstrip('.')}. See: {context.command_path} --help"
+    ended = message.rstrip(".")
+    return f"{ended}{'' if ended.endswith('?') else '.'} See: {context.command_path} --help"
 
 
 def _fail(message: str, code: int) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import Annotated
 
 import typer
 
 from rayq.cli.current import connected
+from rayq.client.cluster import Cluster
 from rayq.errors import RayqError
 
 COMPLETIONS_MAX = 200
@@ -25,16 +27,20 @@ ClusterAddress = Annotated[
 ]
 
 
+def _quickly() -> contextlib.AbstractContextManager[Cluster]:
+    return connected(os.environ.get("RAYQ_CLUSTER"))
+
+
 def complete_topic(incomplete: str) -> list[str]:
     """Nothing where no cluster answers: a completion must not complain."""
-    with contextlib.suppress(RayqError, OSError), connected(None) as cluster:
+    with contextlib.suppress(RayqError, OSError), _quickly() as cluster:
         names = cluster.admin.list_topics(timeout_s=2.0)
         return [name for name in names if name.startswith(incomplete)][:COMPLETIONS_MAX]
     return []
 
 
 def complete_group(incomplete: str) -> list[str]:
-    with contextlib.suppress(RayqError, OSError), connected(None) as cluster:
+    with contextlib.suppress(RayqError, OSError), _quickly() as cluster:
         groups = [one.group for one in cluster.admin.list_groups(timeout_s=2.0)]
         return [name for name in groups if name.startswith(incomplete)][:COMPLETIONS_MAX]
     return []

@@ -108,7 +108,14 @@ def moment(timestamp_ms: int | None) -> str:
 
 
 def config_text(value: object) -> str:
-    return "none" if value is None else _text(value)
+    """As one would type it."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def numbers(values: Iterable[int]) -> str:

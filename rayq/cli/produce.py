@@ -122,7 +122,7 @@ def produce(
             }
         )
     else:
-        output.say(f"Produced {number:,} records to {topic}.")
+        output.say(f"Produced {output.counted(number, 'record')} to {topic}.")
 
 
 class Source(msgspec.Struct, frozen=True):

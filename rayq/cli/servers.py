@@ -36,7 +36,9 @@ from rayq.client.health import (
     partition_state,
 )
 from rayq.config import ClusterConfig
-from rayq.errors import InvalidRequestError, NoClusterError, RayqError
+from rayq.errors import DirectoryInUseError, InvalidRequestError, NoClusterError, RayqError
+from rayq.storage.data_directory import BROKER_LOCK, find_brokers, lock_holder
+from rayq.storage.disk import LocalDisk
 
 RayAddress = Annotated[
     str | None,
@@ -104,6 +106,7 @@ def start(
         raise InvalidRequestError(f"{directory} is a file: name a directory for the data.")
     with start_lock():
         _check_nothing_runs()
+        _check_not_in_use(path)
         with contextlib.ExitStack() as undo, output.waiting(f"Starting brokers on {path}"):
             session = None
             if ray_address is None:
@@ -122,8 +125,8 @@ def start(
         output.print_json(shown)
         return
     output.say(
-        f"Cluster {name!r} is up: {len(current.brokers)} brokers at {', '.join(current.brokers)}, "
-        f"data in {path}."
+        f"Cluster {name!r} is up: {output.counted(len(current.brokers), 'broker')} at "
+        f"{', '.join(current.brokers)}, data in {path}."
     )
     output.say("Next: rayq topic create TOPIC -p 6; rayq status; rayq stop.")
     output.say(
@@ -148,6 +151,18 @@ def _check_nothing_runs() -> None:
             f"No broker of cluster {current.name!r} ({current.path}) answers, but its Ray still "
             "runs: `rayq stop` ends it, then start again."
         )
+
+
+def _check_not_in_use(path: str) -> None:
+    """Before a Ray is started in vain: of brokers on this machine their locks tell."""
+    disk = LocalDisk()
+    for broker, directory in find_brokers(disk, path):
+        holder = lock_holder(disk, f"{directory}/{BROKER_LOCK}")
+        if holder is not None:
+            raise DirectoryInUseError(
+                f"{directory} is in use by process {holder.pid}: broker {broker} runs on it. Stop "
+                "that cluster first, or use another directory."
+            )
 
 
 def _answers(current: Current) -> bool:
@@ -307,11 +322,14 @@ def status(json: Json = False, cluster: ClusterAddress = None) -> None:
     )
     states = _states(found)
     output.say(
-        f"{len(found.users_topics)} topics, {sum(states.values())} partitions"
+        f"{output.counted(len(found.users_topics), 'topic')}, "
+        f"{output.counted(sum(states.values()), 'partition')}"
         + "".join(f", {count} {state}" for state, count in states.items())
     )
     lag = sum(group.lag for group in found.groups)
-    output.say(f"{len(found.groups)} groups, lag {lag:,} records")
+    output.say(
+        f"{output.counted(len(found.groups), 'group')}, lag {output.counted(lag, 'record')}"
+    )
     if is_healthy(problems):
         output.verdict("Healthy.", "ok")
     else:

@@ -66,7 +66,7 @@ def create(
             made.append({"topic": name, "created": is_new})
             if not json:
                 output.say(
-                    f"Created topic {name}: {partitions} partitions."
+                    f"Created topic {name}: {output.counted(partitions, 'partition')}."
                     if is_new
                     else f"Topic {name} exists already."
                 )
@@ -179,7 +179,7 @@ def _show(topic: TopicInfo) -> None:
     output.table(
         ("config", "value", "source"),
         [
-            (key, value, "default" if value == defaults.get(key) else "topic")
+            (key, output.config_text(value), "default" if value == defaults.get(key) else "topic")
             for key, value in topic.config.items()
         ],
     )
