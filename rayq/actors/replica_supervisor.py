@@ -215,10 +215,10 @@ class ReplicaSupervisor:
                     is_new = key not in known or changed_at > request.version
                     is_hosted = key in host.keys and key not in host.let_go
                     assignment = self._assignment(key) if is_hosted else None
-                    if assignment is None:
+                    if assignment is None and key in known:
                         removed.append(key)
                         host.let_go.add(key)
-                    elif is_new:
+                    elif assignment is not None and is_new:
                         assignments.append(assignment)
             remaining_s = deadline_s - self._environment.clock.monotonic()
             if assignments or removed or remaining_s <= 0:

@@ -302,9 +302,20 @@ class MoveAdmin:
         return "; ".join(told[:3]) or "they wait for their turn"
 
     async def _all(self, *, version_min: int = 0, wait_ms: int = 0) -> MetadataResponse:
-        return await self._client.fetch_all(
-            timeout_s=self._timeout_s, version_min=version_min, wait_ms=wait_ms
-        )
+        """All metadata, of a broker that knows the cluster: one that has just started may not."""
+        deadline = self._client.now + self._timeout_s
+        while True:
+            response = await self._client.fetch_all(
+                timeout_s=self._timeout_s, version_min=version_min, wait_ms=wait_ms
+            )
+            if response.controller is not None:
+                return response
+            if self._client.now >= deadline:
+                raise TimeoutError(
+                    f"The brokers that answered within {self._timeout_s:g} s have just started and "
+                    "know no controller yet: try again."
+                )
+            await asyncio.sleep(PAUSE_S)
 
     async def _waits_for(
         self, topic_id: str, partition: PartitionMetadata, live: set[int]

@@ -136,6 +136,8 @@ class Operators(Workload):
             for one in topic.partitions
         }
         brokers = [broker.broker for broker in response.brokers]
+        if not replicas:
+            return  # Told by a broker that has just started.
         places = rng.sample(sorted(replicas), min(len(replicas), rng.choice((1, 1, 2, 4))))
         trace = self._cluster.world.trace
         trace.note(f"OPERATOR {what} {places}")
