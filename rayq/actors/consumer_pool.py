@@ -164,6 +164,8 @@ class ConsumerPool:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+        if drain:
+            await self._hear_members(those_on_their_way=True)
         for member in list(self._members.values()):
             if not drain or member.last is None:
                 self._kill(member)
@@ -253,20 +255,21 @@ class ConsumerPool:
 
     # --- consumers ------------------------------------------------------------------------------
 
-    async def _hear_members(self) -> None:
-        """Asks those that run, and collects what those on their way have answered meanwhile."""
+    async def _hear_members(self, *, those_on_their_way: bool = False) -> None:
+        """Asks all, and waits for those that are known to run: it may be long until the others
+        do."""
         for member in list(self._members.values()):
             if member.asking is None and not member.is_draining:
                 member.asking = self._env.tasks.spawn(
                     self._ask(member), f"report of {member.name}"
                 )
-        running = [
+        waited_for = [
             one.asking
             for one in self._members.values()
-            if one.asking is not None and one.last is not None
+            if one.asking is not None and (one.last is not None or those_on_their_way)
         ]
-        if running:
-            await asyncio.wait(running, timeout=REPORT_PATIENCE_S)
+        if waited_for:
+            await asyncio.wait(waited_for, timeout=REPORT_PATIENCE_S)
         limit_s = self._spec.config.max_poll_interval_ms / 1000
         for member in list(self._members.values()):
             if member.last is None or member.is_draining:
