@@ -404,7 +404,7 @@ class Controller:
                     rebuild_s = now_s + REBUILD_INTERVAL_S
                     self._rebuild(now_s)
             if self._quorum.commit_index == self._quorum.last_index:
-                voters = broker_changes.next_voters(self.state)
+                voters = broker_changes.next_voters(self.state, self._heard())
                 if voters:
                     self._append(voters, "the voters are completed")
                 elif self._quorum.entry_count > self._config.metadata_snapshot_records:

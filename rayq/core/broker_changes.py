@@ -324,17 +324,19 @@ def balance_leaders(state: ClusterState) -> list[MetadataRecord]:
     return records
 
 
-def next_voters(state: ClusterState) -> list[MetadataRecord]:
+def next_voters(state: ClusterState, heard: Collection[int]) -> list[MetadataRecord]:
     """The next single step towards a full set of voters, or nothing.
 
     A voter whose broker lives with another data directory is dropped (its log is gone), then live
     brokers join, up to three (one where there are fewer than three brokers). One that is cordoned
     is replaced where another can be: first the other joins. The last voter is never dropped.
+    Only those in `heard` live for certain: what the log says of the others may be from before all
+    of them were lost, and a voter that never comes would stop everything.
     """
     directories = {
         number: broker.registration.directory_id
         for number, broker in state.brokers.items()
-        if broker.live
+        if broker.live and number in heard
     }
     wanted = VOTERS_MAX if len(state.brokers) >= VOTERS_MAX else 1
     for voter in state.voters:
