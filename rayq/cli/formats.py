@@ -263,7 +263,7 @@ def parse_json(line: bytes) -> Given:
     timestamp_ms; topic and offset are ignored. Raises InvalidRequestError."""
     try:
         given = msgspec.json.decode(line)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"{_shown(line)} is no JSON: {error}") from None
     if not isinstance(given, dict) or "value" not in given:
         raise InvalidRequestError(f'{_shown(line)} is no object with a "value".')
