@@ -112,10 +112,12 @@ class _Spreading(Generic[Key]):
                     self._on[broker][key] = None
 
     def take_apart(self) -> None:
-        for key, replicas in self.placed.items():
-            for position, broker in enumerate(list(replicas)):
-                node = self._nodes.get(broker)
-                if node is None or not self._shares_node(replicas, position):
+        for key in self.placed:
+            for position in reversed(range(len(self.placed[key]))):
+                replicas = self.placed[key]
+                if replicas[position] not in self._nodes:
+                    continue
+                if not self._shares_node(replicas, position):
                     continue
                 taker = _best_taker(self._nodes, self._load, replicas, position)
                 if taker is not None and not self._is_used(replicas, position, taker):
