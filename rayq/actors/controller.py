@@ -164,7 +164,7 @@ class Controller:
                     state, request.broker, request.replicas, self._heard()
                 )
             case messages.AlterPartition():
-                return None, broker_changes.alter_partition(
+                changed = broker_changes.alter_partition(
                     state,
                     topic_id=request.topic_id,
                     partition=request.partition,
@@ -174,6 +174,11 @@ class Controller:
                     partition_epoch=request.partition_epoch,
                     isr=request.isr,
                 )
+                if (request.topic_id, request.partition) not in state.moving:
+                    return None, changed
+                self._append(changed, "its leader proposed another in-sync set")
+                self._complete_moves()
+                return None, []
             case messages.PrepareStop():
                 self._cluster_stops = True
                 return messages.Done(), []
@@ -347,6 +352,13 @@ class Controller:
                     "those of its replicas that started do not wait for the others any longer",
                 )
 
+    def _complete_moves(self) -> None:
+        if not self._cluster_stops:
+            self._append(
+                reassignment.complete_moves(self.state, self._heard()),
+                "all replicas of a move are in sync",
+            )
+
     def _rebuild(self, now_s: float) -> None:
         """Moves the replicas of brokers that have been gone for too long."""
         delay_ms = self._config.replica_rebuild_delay_ms
@@ -395,14 +407,10 @@ class Controller:
                         f"broker {number} was silent for {silent_s:.1f} s",
                     )
             self._found_late(now_s)
-            if not self._cluster_stops:
-                self._append(
-                    reassignment.complete_moves(self.state, self._heard()),
-                    "all replicas of a move are in sync",
-                )
-                if now_s > rebuild_s:
-                    rebuild_s = now_s + REBUILD_INTERVAL_S
-                    self._rebuild(now_s)
+            self._complete_moves()
+            if now_s > rebuild_s and not self._cluster_stops:
+                rebuild_s = now_s + REBUILD_INTERVAL_S
+                self._rebuild(now_s)
             if self._quorum.commit_index == self._quorum.last_index:
                 voters = broker_changes.next_voters(self.state, self._heard())
                 if voters:
