@@ -176,7 +176,7 @@ class Controller:
                 )
                 if (request.topic_id, request.partition) not in state.moving:
                     return None, changed
-                self._append(changed, "its leader proposed another in-sync set")
+                self._append(changed, reason_of(request))
                 self._complete_moves()
                 return None, []
             case messages.PrepareStop():
