@@ -60,7 +60,11 @@ def partition_state(partition: PartitionInfo, min_insync: int) -> PartitionState
         return "offline"
     if len(partition.isr) < min_insync:
         return "under min ISR"
-    return "in sync" if _wanted(partition) <= set(partition.isr) else "under-replicated"
+    if partition.target:  # Added replicas that still copy the log are nothing to worry about.
+        is_whole = len(partition.isr) >= len(partition.target)
+    else:
+        is_whole = _wanted(partition) <= set(partition.isr)
+    return "in sync" if is_whole else "under-replicated"
 
 
 def min_insync_of(topic: TopicInfo, partition: PartitionInfo) -> int:
