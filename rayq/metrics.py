@@ -37,6 +37,7 @@ _PROCESS = ("cluster", "broker")
 _PARTITION = ("cluster", "topic", "partition")
 _REPLICA = ("cluster", "broker", "topic", "partition")
 _GROUP = ("cluster", "group")
+_POOL = ("cluster", "pool", "group")
 _GROUP_PARTITION = ("cluster", "group", "topic", "partition")
 
 _METRICS = (
@@ -201,6 +202,25 @@ _METRICS = (
         "rayq_consumergroup_group_max_lag_seconds", "gauge", _GROUP, "Of the worst partition."
     ),
     Metric("rayq_consumergroup_group_sum_lag", "gauge", _GROUP, "Over all partitions."),
+    # Consumer pools, from the pool's own process: on Ray only.
+    Metric("rayq_pool_wanted_consumers", "gauge", _POOL, "Consumers that there should be now."),
+    Metric("rayq_pool_running_consumers", "gauge", _POOL, "Consumers that run."),
+    Metric(
+        "rayq_pool_pending_consumers",
+        "gauge",
+        _POOL,
+        "Consumers that start, or wait for room on a node.",
+    ),
+    Metric("rayq_pool_lag_seconds", "gauge", _POOL, "The lag by which the pool is sized."),
+    Metric("rayq_pool_target_lag_seconds", "gauge", _POOL, "The lag that is to be kept below."),
+    Metric("rayq_pool_records_total", "counter", _POOL, "Records that were handled."),
+    Metric("rayq_pool_retries_total", "counter", _POOL, "Batches that were handled again."),
+    Metric(
+        "rayq_pool_dead_letters_total",
+        "counter",
+        _POOL,
+        "Records that went to the dead-letter topic.",
+    ),
     # Who asks for them all.
     Metric(
         "rayq_process_up",

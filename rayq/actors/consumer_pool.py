@@ -22,6 +22,8 @@ from rayq.config import ConsumerConfig
 from rayq.core.pool_scaling import Decision, Limits, Look, PoolScaling, Progress
 from rayq.environment import Environment
 from rayq.errors import GroupNotEmptyError, RayqError
+from rayq.logs import log_event
+from rayq.metrics import Sample
 from rayq.records import PoolConsumer, PoolStatus, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -131,6 +133,8 @@ class ConsumerPool:
 
     def start(self) -> None:
         """On the loop it will run on."""
+        self._env.metrics.label(cluster=self._cluster.name)
+        self._env.metrics.add_source(self._figures)
         self._task = self._env.tasks.spawn(self._run(), f"pool {self._spec.name}")
 
     async def _run(self) -> None:
@@ -198,12 +202,15 @@ class ConsumerPool:
         self._wanted = self._decision.wanted
         self._looks += 1
         if self._wanted != before:
-            logger.info(
-                "pool %r: from %d to %d consumers: %s",
-                self._spec.name,
-                before,
-                self._wanted,
-                self._decision.reason,
+            log_event(
+                logger,
+                logging.INFO,
+                "pool_scaled",
+                pool=self._spec.name,
+                group=self._spec.group,
+                was=before,
+                wanted=self._wanted,
+                reason=self._decision.reason,
             )
 
     async def _measure(self, client: Client, watcher: AsyncConsumer) -> None:
@@ -378,6 +385,21 @@ class ConsumerPool:
             self._kill(member)
 
     # --- what it tells --------------------------------------------------------------------------
+
+    def _figures(self) -> list[Sample]:
+        status = self.status()
+        figures = {
+            "rayq_pool_wanted_consumers": status.wanted,
+            "rayq_pool_running_consumers": status.running,
+            "rayq_pool_pending_consumers": status.pending,
+            "rayq_pool_lag_seconds": status.lag_s,
+            "rayq_pool_target_lag_seconds": status.target_lag_s,
+            "rayq_pool_records_total": status.records,
+            "rayq_pool_retries_total": status.retries,
+            "rayq_pool_dead_letters_total": status.dead_letters,
+        }
+        sample, at = self._env.metrics.sample, {"pool": status.name, "group": status.group}
+        return [sample(name, value, **at) for name, value in figures.items()]
 
     def status(self) -> PoolStatus:
         found = self._decision

@@ -28,10 +28,10 @@ from rayq.actors.pool_member import MemberDiedError, MemberReport, MemberSpec, P
 from rayq.client.cluster import Cluster
 from rayq.client.consumer_pool import Handler, PoolControl, PoolSpec
 from rayq.client.environment import system_environment
-from rayq.config import RAY_OPTIONS, PoolConfig
+from rayq.config import RAY_OPTIONS, ClusterConfig, PoolConfig
 from rayq.errors import HandlerError, PoolExistsError, RayqError, TimeoutError, UnknownPoolError
 from rayq.records import PoolStatus
-from rayq.runtime.ray_runtime import NAMESPACE
+from rayq.runtime.ray_runtime import NAMESPACE, start_reports
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +76,12 @@ class PoolConsumerActor:
     """The Ray actor around one `PoolMember`."""
 
     def __init__(self, work: PoolWork) -> None:
+        environment = system_environment(None)
+        self._reports = start_reports(
+            environment, ClusterConfig(), ray.get_runtime_context().get_actor_name() or work.name
+        )
         self._member = PoolMember(
-            system_environment(None),
+            environment,
             work.cluster,
             MemberSpec(work.name, work.topic, work.group, work.config),
             lambda: _unpickled(work.handler),
@@ -175,9 +179,11 @@ class PoolActor:
 
     def __init__(self, work: PoolWork) -> None:
         spec = PoolSpec(work.name, work.topic, work.group, _no_handler, work.config)
-        self._pool = ConsumerPool(
-            system_environment(None), work.cluster, spec, RayHosting(work)
+        environment = system_environment(None)
+        self._reports = start_reports(
+            environment, ClusterConfig(), pool_name(work.cluster.name, work.name)
         )
+        self._pool = ConsumerPool(environment, work.cluster, spec, RayHosting(work))
         self._pool.start()
 
     async def ready(self) -> None:
