@@ -54,6 +54,10 @@ class Lifecycle(PoolRuntime, Protocol):
         """Stops a broker in a controlled way and starts it again; returns when it has a session."""
         ...
 
+    def replace_disk(self, broker: int, node: str | None) -> None:
+        """Starts a broker on an empty directory, of `node` or of its own."""
+        ...
+
 
 class _Shared:
     """A client, and how many use it: it is closed with the last of them."""
@@ -395,13 +399,25 @@ class Cluster:
         sync again in time; InvalidRequestError for a cluster that was connected to from outside."""
         restart_broker(self.admin, broker, self._restart_process, timeout_s=timeout_s)
 
+    def replace_disk(self, broker: int, *, node: str | None = None) -> None:
+        """Starts a broker whose data is lost on a new, empty disk, mounted where the old one was;
+        its replicas copy everything from the others. With `node`, an address or node id of Ray, it
+        starts there instead. Returns when it has a session; see `rayq cluster health` for the rest.
+
+        Raises UnknownBrokerError; InvalidRequestError where the disk is not empty (then nothing was
+        done), or for a cluster that was connected to from outside; RayqError."""
+        self._operator().replace_disk(broker, node)
+
     def _restart_process(self, broker: int) -> None:
+        self._operator().restart_broker(broker)
+
+    def _operator(self) -> Lifecycle:
         if self._lifecycle is None:
             raise InvalidRequestError(
-                "This cluster was connected to by its address, and brokers are restarted through "
+                "This cluster was connected to by its address, and brokers are started through "
                 "Ray: use rayq.connect() in a process of the cluster's Ray."
             )
-        self._lifecycle.restart_broker(broker)
+        return self._lifecycle
 
     # --- the end --------------------------------------------------------------------------------
 

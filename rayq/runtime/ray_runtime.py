@@ -288,6 +288,14 @@ class ControllerActor:
             self._spec.config,
         )
 
+    async def broker_nodes(self) -> dict[int, str]:
+        """See `ControllerServer`."""
+        return await self._server.broker_nodes()
+
+    async def spec(self) -> ControllerSpec:
+        """What it was started with."""
+        return self._spec
+
     async def prepare_stop(self) -> list[int]:
         """Nobody is elected any more. Returns the brokers."""
         self._is_stopping = True
@@ -589,7 +597,7 @@ def _wait_recovered(broker: Any) -> None:
 # --- small jobs on a node -------------------------------------------------------------------------
 
 
-def _on(node_id: str) -> dict[str, Any]:
+def on_node(node_id: str) -> dict[str, Any]:
     return {
         "num_cpus": 0,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
@@ -597,7 +605,7 @@ def _on(node_id: str) -> dict[str, Any]:
 
 
 def _pinned(node_id: str) -> dict[str, Any]:
-    return {**_on(node_id), "namespace": NAMESPACE, "lifetime": "detached"}
+    return {**on_node(node_id), "namespace": NAMESPACE, "lifetime": "detached"}
 
 
 def _share(config: ClusterConfig) -> dict[str, float]:
@@ -607,7 +615,7 @@ def _share(config: ClusterConfig) -> dict[str, float]:
 
 
 def _find_on(node_id: str, root: str) -> Any:
-    return ray.remote(_find).options(**_on(node_id)).remote(root)
+    return ray.remote(_find).options(**on_node(node_id)).remote(root)
 
 
 def _find(root: str) -> list[Directory]:
@@ -623,7 +631,7 @@ def _survey(root: str) -> tuple[list[Directory], list[Directory]]:
 
 
 def _format_on(node_id: str, root: str, cluster_id: str, broker: int, secret: bytes) -> Any:
-    return ray.remote(_format).options(**_on(node_id)).remote(root, cluster_id, broker, secret)
+    return ray.remote(_format).options(**on_node(node_id)).remote(root, cluster_id, broker, secret)
 
 
 def _format(root: str, cluster_id: str, broker: int, secret: bytes) -> Directory:
@@ -635,7 +643,7 @@ def _format(root: str, cluster_id: str, broker: int, secret: bytes) -> Directory
 
 
 def _secret_on(node_id: str, path: str) -> Any:
-    return ray.remote(_secret).options(**_on(node_id)).remote(path)
+    return ray.remote(_secret).options(**on_node(node_id)).remote(path)
 
 
 def _secret(path: str) -> bytes:
@@ -643,7 +651,7 @@ def _secret(path: str) -> bytes:
 
 
 def _write_first_on(node_id: str, path: str, voters: tuple[Voter, ...]) -> Any:
-    return ray.remote(_write_first).options(**_on(node_id)).remote(path, voters)
+    return ray.remote(_write_first).options(**on_node(node_id)).remote(path, voters)
 
 
 def _write_first(path: str, voters: tuple[Voter, ...]) -> None:
@@ -652,7 +660,7 @@ def _write_first(path: str, voters: tuple[Voter, ...]) -> None:
 
 async def _remote_survey(node_id: str, root: str) -> tuple[list[Directory], list[Directory]]:
     survey: tuple[list[Directory], list[Directory]] = await (
-        ray.remote(_survey).options(**_on(node_id)).remote(root)
+        ray.remote(_survey).options(**on_node(node_id)).remote(root)
     )
     return survey
 

@@ -1,11 +1,14 @@
-"""A rolling restart of real processes under load."""
+"""A rolling restart of real processes under load; a broker on a new disk."""
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from rayq import Cluster, UnknownBrokerError
-from tests.local.support import Load, partition_of
+import pytest
+import ray
+
+from rayq import Cluster, InvalidRequestError, UnknownBrokerError
+from tests.local.support import Load, eventually, partition_of, wait_in_sync
 from tests.real.support import actor_pid
 
 
@@ -34,3 +37,22 @@ def test_a_broker_that_does_not_exist_is_named(cluster: Cluster) -> None:
 def _replica_pid(cluster: Cluster, broker: int) -> int | None:
     replicas = partition_of(cluster, "rolling").replicas
     return next(one.pid for one in replicas if one.broker == broker)
+
+
+def test_a_broker_starts_on_a_new_disk_and_copies_what_it_had(cluster: Cluster) -> None:
+    cluster.create_topic("disk")
+    with cluster.producer() as producer:
+        producer.send_many("disk", [b"%d" % number for number in range(1000)]).result(20)
+    with pytest.raises(InvalidRequestError, match="not empty"):
+        cluster.replace_disk(2)
+    controller = ray.get_actor(f"rayq:{cluster.name}:controller", namespace="rayq")
+    path = Path(ray.get(controller.spec.remote()).root) / "broker-2"
+    path.rename(path.with_name("lost"))
+    cluster.replace_disk(2)
+    wait_in_sync(cluster, "disk", timeout_s=60)
+    (copy,) = (one for one in partition_of(cluster, "disk").replicas if one.broker == 2)
+    assert copy.log_end_offset == 1000
+    assert (path / "disk-0").is_dir()
+    eventually(
+        lambda: sorted(cluster.admin.describe_cluster().voters) == [0, 1, 2], "it votes again"
+    )
