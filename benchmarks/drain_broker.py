@@ -68,7 +68,7 @@ class Writing:
         """`(sent, latency)`, in seconds."""
         self.acknowledged: list[tuple[int, int, bytes]] = []
         """`(partition, offset, value)`"""
-        self.failures: list[RayqError] = []
+        self.failures: list[BaseException] = []
 
     def __enter__(self) -> Writing:
         self._thread.start()
@@ -90,7 +90,7 @@ class Writing:
         value = b"%d " % number + os.urandom(RECORD_BYTES - 20)
         sent_s = time.monotonic()
 
-        def delivered(metadata: RecordMetadata | None, error: RayqError | None) -> None:
+        def delivered(metadata: RecordMetadata | None, error: BaseException | None) -> None:
             if metadata is None or metadata.offset is None:
                 self.failures.append(error or RayqError("no offset"))
                 return

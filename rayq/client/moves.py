@@ -38,6 +38,8 @@ WATCH_MS = 500
 """How long a broker holds a question for newer metadata while moves are under way."""
 PAUSE_S = 0.05
 DESCRIBE_TIMEOUT_S = 2.0
+STUCK_PATIENCE_S = 30.0
+"""How long a drain waits for brokers to come back where too few are left to take what remains."""
 VOTE_PATIENCE_S = 10.0
 """How long a drain waits for another broker to take the vote over."""
 OnProgress = Callable[[DrainProgress], None]
@@ -142,7 +144,7 @@ class MoveAdmin:
         await self.cordon(broker, True)
         seen: set[TopicPartition] = set()
         told: DrainProgress | None = None
-        version = 0
+        version, stuck_since = 0, self._client.now
         while True:
             response = await self._all(version_min=version + 1, wait_ms=WATCH_MS if version else 0)
             is_newer = response.version > version
@@ -155,6 +157,10 @@ class MoveAdmin:
             seen |= left.keys()
             moving = [place for place, one in left.items() if one.target]
             begun = await self._begin_some(response, broker, moving, concurrency, share)
+            if moving or begun:
+                stuck_since = self._client.now
+            elif left and self._client.now - stuck_since > STUCK_PATIENCE_S:
+                _plan_drain(response, broker)  # Says why not.
             if on_progress is not None:
                 waits = {one.topic_partition: one.waits_for for one in await self.reassignments()}
                 progress = DrainProgress(
