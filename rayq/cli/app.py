@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rayq.cli import bench, cluster, groups, log, servers, topics
+from rayq.cli import bench, cluster, groups, log, moves, operations, servers, topics
 from rayq.cli.consume import consume
 from rayq.cli.produce import produce
 
@@ -25,6 +25,12 @@ app.command()(servers.status)
 app.command()(servers.token)
 topics.app.command()(produce)
 topics.app.command()(consume)
+for verb in (moves.reassign, moves.drain, moves.undrain):
+    cluster.app.command()(verb)
+cluster.app.command("remove-broker")(moves.remove_broker)
+cluster.app.command("restart-broker")(operations.restart_broker)
+cluster.app.command("replace-disk")(operations.replace_disk)
+cluster.app.command("recover-quorum")(operations.recover_quorum)
 app.add_typer(topics.app, name="topic")
 app.add_typer(groups.app, name="group")
 app.add_typer(cluster.app, name="cluster")

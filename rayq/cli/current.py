@@ -113,6 +113,25 @@ def connected(address: str | None) -> Iterator[Cluster]:
         yield cluster
 
 
+@contextlib.contextmanager
+def operated(ray_address: str | None) -> Iterator[Cluster]:
+    """The cluster as its Ray knows it, which can also start and stop brokers: the current one, else
+    that of `ray_address`. Raises NoClusterError."""
+    from rayq.cli.local_ray import connected_to_ray
+
+    current = read_current()
+    if current is None and ray_address is None:
+        raise NoClusterError(
+            "Brokers are started through Ray: run this where `rayq start` was run, or set "
+            "RAY_ADDRESS."
+        )
+    address = ray_address if current is None else current.ray_address
+    name = "default" if current is None else current.name
+    assert address is not None
+    with connected_to_ray(address), rayq.connect(name=name) as cluster:
+        yield cluster
+
+
 def check_answers(cluster: Cluster) -> ClusterInfo:
     """Raises NoClusterError where no broker answers."""
     try:

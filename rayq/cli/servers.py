@@ -50,6 +50,16 @@ RayAddress = Annotated[
     ),
 ]
 
+OtherRay = Annotated[
+    str | None,
+    typer.Option(
+        "--ray-address",
+        metavar="HOST:PORT|auto",
+        envvar="RAY_ADDRESS",
+        help="Where no cluster is current: the Ray that runs it.",
+    ),
+]
+
 
 # --- start ----------------------------------------------------------------------------------------
 
@@ -214,7 +224,7 @@ def stop(
     name: Annotated[
         str, typer.Option("--name", help="Which cluster of RAY_ADDRESS, where none is current.")
     ] = "default",
-    ray_address: RayAddress = None,
+    ray_address: OtherRay = None,
     force: Annotated[
         bool,
         typer.Option("--force", help="Forget the current cluster where its Ray cannot be reached."),
