@@ -1,6 +1,6 @@
 """A consumer pool under a step of load: 100 records/s, then 20,000, then none.
 
-    python -m benchmarks.pool_load_step [--high 20000] [--target-lag-s 10] [--json FILE]
+    python -m benchmarks.pool_load_step [--high 20000] [--target-lag-s 5] [--json FILE]
 
 Prints a line for each second and a summary. Exit 1 when a record was left out, one came twice, the
 lag did not come back below its target, or consumers were left over. Each consumer writes the
@@ -182,7 +182,7 @@ def _watch(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--high", type=int, default=20_000, help="records/s at the top")
-    parser.add_argument("--target-lag-s", type=float, default=10.0)
+    parser.add_argument("--target-lag-s", type=float, default=5.0)
     parser.add_argument("--cool-down-s", type=float, default=10.0)
     parser.add_argument(
         "--record-s", type=float, default=0.0002, help="what a record costs its handler"

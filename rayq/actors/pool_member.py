@@ -89,7 +89,8 @@ class PoolMember:
         spec: MemberSpec,
         load_handler: Callable[[], Handler],
     ) -> None:
-        """`load_handler` may take its time, and may raise HandlerError."""
+        """`load_handler` may take its time, and may raise HandlerError. Of `env.threads` there is
+        one: what a handler opens in its first call, the others find in the same thread."""
         self._env = env
         self._cluster = cluster
         self._spec = spec
@@ -180,7 +181,7 @@ class PoolMember:
             self._partitions.clear()
             if self._producer is not None:
                 await self._producer.close()
-            await self._env.threads.run(_close_handler, self._handler)
+        await self._env.threads.run(_close_handler, self._handler)
 
     @property
     def _pool(self) -> str:

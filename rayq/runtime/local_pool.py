@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 
 from rayq.actors.consumer_pool import ConsumerPool, MemberHandle
@@ -11,10 +12,16 @@ from rayq.client.background import BackgroundLoop, background_loop
 from rayq.client.cluster import Cluster
 from rayq.client.consumer_pool import PoolControl, PoolSpec
 from rayq.client.environment import system_environment
+from rayq.environment import Environment, ThreadPool
 from rayq.errors import PoolExistsError, UnknownPoolError
 from rayq.records import PoolStatus
 
 logger = logging.getLogger(__name__)
+
+
+def with_one_thread(environment: Environment) -> Environment:
+    """For the handler of one consumer: see `PoolMember`."""
+    return dataclasses.replace(environment, threads=ThreadPool(1))
 
 
 class LocalMember:
@@ -57,7 +64,7 @@ class LocalHosting:
     async def start_member(self, name: str) -> MemberHandle:
         spec = self._spec
         member = PoolMember(
-            system_environment(None),
+            with_one_thread(system_environment(None)),
             self._cluster,
             MemberSpec(spec.name, spec.topic, spec.group, spec.config),
             lambda: spec.handler,

@@ -31,6 +31,7 @@ from rayq.client.environment import system_environment
 from rayq.config import RAY_OPTIONS, ClusterConfig, PoolConfig
 from rayq.errors import HandlerError, PoolExistsError, RayqError, TimeoutError, UnknownPoolError
 from rayq.records import PoolStatus
+from rayq.runtime.local_pool import with_one_thread
 from rayq.runtime.ray_runtime import NAMESPACE, start_reports
 
 logger = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ class PoolConsumerActor:
             environment, ClusterConfig(), ray.get_runtime_context().get_actor_name() or work.name
         )
         self._member = PoolMember(
-            environment,
+            with_one_thread(environment),
             work.cluster,
             MemberSpec(work.name, work.topic, work.group, work.config),
             lambda: _unpickled(work.handler),

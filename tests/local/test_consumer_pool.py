@@ -307,6 +307,7 @@ def test_coroutine_functions_and_classes_are_handlers_too(
 ) -> None:
     topic, seen = new_topic(), Seen()
     closed: list[bool] = []
+    threads: set[int] = set()
 
     async def in_turn(records: list[Record]) -> None:
         await asyncio.sleep(0.001)
@@ -315,12 +316,15 @@ def test_coroutine_functions_and_classes_are_handlers_too(
     class Connected:
         def __init__(self) -> None:
             self.seen = Seen()
+            threads.add(threading.get_ident())
 
-        async def __call__(self, records: list[Record]) -> None:
+        def __call__(self, records: list[Record]) -> None:
+            threads.add(threading.get_ident())
             self.seen(records)
             seen(records)
 
         def close(self) -> None:
+            threads.add(threading.get_ident())
             closed.append(self.seen.values == expected(1, 10))
 
     fill(cluster, topic, 1, 10)
@@ -330,6 +334,7 @@ def test_coroutine_functions_and_classes_are_handlers_too(
     with cluster.consumer_pool(topic, f"{group}-b", Connected, min_consumers=1, **SOON) as pool:
         pool.wait_idle(30)
     assert closed == [True]
+    assert len(threads) == 1  # as a connection to SQLite wants it
 
 
 def test_latest_begins_where_the_topic_ended_when_the_pool_started(
