@@ -85,6 +85,7 @@ class ConsumerPool:
         looks = self.status().looks
         while True:
             status = self.status()
+            looks = min(looks, status.looks)  # A pool that Ray started again counts anew.
             # A look that began after this call: the next but one to end.
             if status.lag == 0 and status.looks >= looks + 2:
                 return status
