@@ -556,6 +556,11 @@ class PoolConfig:
             self.retry_backoff_max_ms >= self.retry_backoff_ms,
             "retry_backoff_max_ms must be at least retry_backoff_ms.",
         )
+        _require(
+            100 <= self.group_session_timeout_ms <= HOUR_MS,
+            f"group_session_timeout_ms is from 100 to {HOUR_MS}, not "
+            f"{self.group_session_timeout_ms}.",
+        )
         _check_resources(self.resources or {})
 
 

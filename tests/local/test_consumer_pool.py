@@ -390,6 +390,7 @@ def test_partitions_that_are_added_are_handled(
         ({"resources": {"num_cpu": 1}}, "Did you mean 'num_cpus'"),
         ({"resources": {"num_cpus": -1}}, "at least 0"),
         ({"retries": -1}, "at least 0"),
+        ({"group_session_timeout_ms": 50}, "from 100"),
     ],
 )
 def test_a_config_that_cannot_be_is_refused(
