@@ -116,3 +116,41 @@ def elect_leaders(
         output.table(head, rows)
     else:
         output.say("Nothing to change.")
+
+
+@app.command()
+def metrics(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME...]", help="Only names that contain one of these."),
+    ] = None,
+    json: Json = False,
+    cluster: ClusterAddress = None,
+) -> None:
+    """Print the figures of every process of the cluster; docs/metrics.md says what they mean."""
+    with connected(cluster) as connection:
+        found = [
+            sample
+            for sample in connection.metrics()
+            if not names or any(name in sample.name for name in names)
+        ]
+    if json:
+        output.print_json(
+            [
+                dict(zip(sample.__struct_fields__, msgspec.to_builtins(sample), strict=False))
+                for sample in found
+            ]
+        )
+        return
+    output.table(
+        ("name", "labels", "value", "count"),
+        [
+            (
+                sample.name,
+                ",".join(f"{key}={value}" for key, value in sample.labels.items()),
+                f"{sample.value:g}",
+                sample.count,
+            )
+            for sample in found
+        ],
+    )

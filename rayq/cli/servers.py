@@ -99,7 +99,8 @@ def start(
         str | None,
         typer.Option(
             "--node-ip-address",
-            help="The address that Ray and the brokers bind to; 127.0.0.1 for this machine only.",
+            help="Which address of this machine Ray and the brokers bind to. For brokers that only "
+            "this machine reaches: -c bind_host=127.0.0.1.",
             show_default="as Ray finds it",
         ),
     ] = None,

@@ -123,7 +123,7 @@ def test_every_verb_has_help_and_json(rayq_command: Command) -> None:
             text = rayq_command.well(*group, verb, "--help").out
             assert "--json" in text, (group, verb)
             seen += 1
-    assert seen >= 24
+    assert seen >= 32
 
 
 def verbs_of(*group: str) -> list[str]:
@@ -193,6 +193,14 @@ def test_status_and_health_of_a_cluster_that_is_well(rayq_command: Command, topi
     info = rayq_command.well("cluster", "info", "--json").json
     assert [one["broker"] for one in info["brokers"]] == [0, 1, 2]
     assert info["voters"] == [0, 1, 2]
+
+
+def test_metrics_are_printed_and_chosen_by_name(rayq_command: Command, topic: str) -> None:
+    rayq_command.well("topic", "produce", topic, stdin=b"a\n")
+    active = rayq_command.well("cluster", "metrics", "active_controller", "--json").json
+    assert sum(one["value"] for one in active) == 1
+    text = rayq_command.well("cluster", "metrics", "records_in").out
+    assert f"topic={topic}" in text
 
 
 @pytest.fixture
