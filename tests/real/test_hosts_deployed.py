@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rayq import Cluster
+from rayq import Cluster, TopicPartition
 from rayq.testing.deployment import PORT, Deployment
 from rayq.testing.hosts import Host, Hosts, why_not
 from tests.local.support import Load, eventually, leader_of, read_all, wait_in_sync
@@ -71,6 +71,7 @@ def test_a_deployed_cluster_outlives_a_cut_off_and_a_killed_host(hosts: Hosts) -
         values = {record.value for record in read_all(cluster, "t")}
         assert b"cut off" not in values
         load.check()
+        assert load.failures() == []
 
 
 def _broker_on(cluster: Cluster, host: Host) -> int:
@@ -125,8 +126,16 @@ def _kill(cluster: Cluster, host: Host, load: Load) -> None:
 
 def _add(cluster: Cluster, deployment: Deployment, host: Host, load: Load) -> None:
     """As an operator adds a machine: its address in the file, and `ray up` that restarts nothing."""
-    before = len(cluster.admin.describe_cluster().brokers)
+    known = {one.broker for one in cluster.admin.describe_cluster().brokers}
     deployment.machines.append(host)
     deployment.up("--no-restart")
-    eventually(lambda: len(cluster.admin.describe_cluster().brokers) > before, "a broker more", 60)
+    eventually(lambda: bool(_live(cluster) - known), "a broker more", 60)
+    # It takes over what the dead one was to hold.
+    (new,) = _live(cluster) - known
+    cluster.admin.reassign_partitions(
+        {TopicPartition("t", one): sorted(_live(cluster)) for one in range(PARTITIONS)},
+        timeout_s=60,
+    )
+    for partition in range(PARTITIONS):
+        assert new in wait_in_sync(cluster, "t", 3, partition).isr
     load.wait_for_more(200)
