@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 
 from rayq.actors.replica_supervisor import ReplicaSupervisor
-from rayq.core import broker_changes, election, reassignment
-from rayq.core.partition_state import PartitionState
+from rayq.core import election, reassignment
 from rayq.testing.simulation.planting import Patch, plants
 
 MOVES = "moves"
@@ -84,37 +83,4 @@ def directory_removed_by_old_metadata() -> list[Patch]:
     return [
         (ReplicaSupervisor, "_may_tidy", lambda self: True),
         (ReplicaSupervisor, "_may_remove", lambda self, key: True),
-    ]
-
-
-@plants("moves", "a replica that left, and came back, counts for what it had before", MOVES)
-def followers_kept_over_moves() -> list[Patch]:
-    """Its process hosts the partition anew, in a new directory, under its old incarnation."""
-    committed = PartitionState.committed
-    register = broker_changes.register_replicas
-
-    def kept(self: Any, epoch: int, isr: Any, processes: Any, min_insync: int) -> None:
-        followers = dict(self._followers)
-        committed(self, epoch, isr, processes, min_insync)
-        self._followers = {**followers, **self._followers}
-
-    def trusting(state: Any, broker: int, reports: Any, heard: Any) -> Any:
-        reports = [one._replace(partition_epoch=1 << 30) for one in reports]
-        return register(state, broker, reports, heard)
-
-    class _Forgetful(set[Any]):
-        def add(self, item: Any) -> None:
-            pass
-
-    start = ReplicaSupervisor._start_host
-
-    def forgets(self: Any, key: Any, now_s: float) -> None:
-        start(self, key, now_s)
-        for host in self._hosts.values():
-            host.let_go = _Forgetful()
-
-    return [
-        (PartitionState, "committed", kept),
-        (broker_changes, "register_replicas", trusting),
-        (ReplicaSupervisor, "_start_host", forgets),
     ]
