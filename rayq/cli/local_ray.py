@@ -27,13 +27,13 @@ ATTEMPTS_MAX = 3
 """A port that was free may be taken a moment later."""
 RAYLET_PATIENCE_S = 1.0
 KILL_PATIENCE_S = 10.0
-_SESSION = re.compile(r"/(session_[^/\s]+)")
+_SESSION = re.compile(r"[/=](session_[^/\s]+)")
 
 
 def start_ray(node_ip: str | None) -> tuple[str, str]:
     """Starts a Ray of one node and returns its address and its session. It outlives this process.
     Raises RayqError."""
-    said = ""
+    failure = RayqError("Ray was not started.")
     for _ in range(ATTEMPTS_MAX):
         port, dashboard, client = _free_ports(3)
         command = [
@@ -57,25 +57,45 @@ def start_ray(node_ip: str | None) -> tuple[str, str]:
                 # A Ctrl+C is for us: we end what was started.
                 start_new_session=True,
             )
+            said = ran.stdout + ran.stderr
+            session = _session_at(port)
+            if ran.returncode == 0 and session is not None:
+                return _address_in(said), session
+            raise RayqError(f"Ray could not be started: {_last_line(said)}")
+        except RayqError as error:
+            _clean_up(port)
+            failure = error
         except subprocess.TimeoutExpired as error:
+            _clean_up(port)
             raise RayqError(f"Ray did not start within {START_TIMEOUT_S:g} s.") from error
-        said = ran.stdout + ran.stderr
-        if ran.returncode == 0:
-            for line in said.splitlines():
-                _, found, rest = line.partition("ray start --address='")
-                if found:
-                    address = rest.partition("'")[0]
-                    return address, _session_at(address)
-            raise RayqError(f"Ray started and did not say where: {_last_line(said)}")
-    raise RayqError(f"Ray could not be started: {_last_line(said)}")
+        except BaseException:
+            _clean_up(port)
+            raise
+    raise failure
 
 
-def _session_at(address: str) -> str:
+def _address_in(said: str) -> str:
+    for line in said.splitlines():
+        _, found, rest = line.partition("ray start --address='")
+        if found:
+            return rest.partition("'")[0]
+    raise RayqError(f"Ray started and did not say where: {_last_line(said)}")
+
+
+def _session_at(port: int) -> str | None:
+    """Of the Ray of this machine whose head listens there."""
     for command in _processes()[0].values():
         found = _SESSION.search(command)
-        if found and f"--gcs-address={address}" in command:
+        if found and f" --gcs_server_port={port} " in f"{command} ":
             return found[1]
-    raise RayqError(f"Ray started at {address}, and none of its processes is there any more.")
+    return None
+
+
+def _clean_up(port: int) -> None:
+    """Ends what an attempt has left."""
+    session = _session_at(port)
+    if session is not None:
+        stop_ray(session)
 
 
 def _last_line(text: str) -> str:

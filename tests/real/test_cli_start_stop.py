@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,6 +49,24 @@ class Rayq:
         return subprocess.CompletedProcess(
             arguments, ran.returncode, ran.stdout.decode(), ran.stderr.decode()
         )
+
+    def popen(self, *arguments: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "rayq.cli", *arguments],
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def processes_of_ray(self) -> list[str]:
+        """Those that keep their files in the temporary directory of this test."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if f"{self._environment['RAY_TMPDIR']}/" in command:
+                    found.append(command)
+        return found
 
     def well(self, *arguments: str, stdin: bytes = b"") -> str:
         ran = self(*arguments, stdin=stdin)
@@ -107,6 +128,24 @@ def test_a_cluster_from_start_to_stop_and_back(rayq: Rayq, tmp_path: Path) -> No
     assert rayq("cluster", "health").returncode == 3
     rayq.well("stop")
     assert not (rayq.home / "current.json").exists()
+
+
+def test_ctrl_c_while_ray_starts_leaves_nothing_running(
+    rayq: Rayq, tmp_path: Path
+) -> None:
+    starting = rayq.popen("start", str(tmp_path / "data"), "-b", "1", "-c", "bind_host=127.0.0.1")
+    try:
+        deadline_s = time.monotonic() + 60
+        while not (left := rayq.processes_of_ray()):
+            assert time.monotonic() < deadline_s and starting.poll() is None
+            time.sleep(0.02)
+        starting.send_signal(signal.SIGINT)
+        _, said = starting.communicate(timeout=60)
+        assert (starting.returncode, said) == (130, b"")
+        left = rayq.processes_of_ray()
+        assert left == []
+    finally:
+        starting.kill()
 
 
 def test_a_ray_that_cannot_be_reached_is_one_line(rayq: Rayq, tmp_path: Path) -> None:
