@@ -341,3 +341,19 @@ def test_the_last_broker_cannot_be_drained_nor_one_of_too_few(tmp_path: Path) ->
             lambda: cluster.admin.describe_cluster().voters == [1 - leader],
             "the only vote goes to the other",
         )
+
+
+def test_a_move_goes_on_after_a_full_stop(tmp_path: Path) -> None:
+    place = TopicPartition("t", 0)
+    with LocalCluster(BROKERS, data_dir=tmp_path / "data", **FAST) as cluster:
+        cluster.create_topic("t", replication_factor=3)
+        fill(cluster, "t", 1)
+        before = replicas_of(cluster, "t")
+        target = [outsider(cluster, "t"), *before[:2]]
+        cluster.admin.reassign_partitions({place: target}, throttle_bytes_per_s=1024, wait=False)
+    with LocalCluster(BROKERS, data_dir=tmp_path / "data", **FAST) as cluster:
+        (move,) = cluster.admin.list_reassignments()
+        assert (move.topic_partition, move.target) == (place, target)
+        cluster.admin.reassign_partitions({place: target}, timeout_s=20)
+        assert replicas_of(cluster, "t") == target
+        assert len(read_all(cluster, "t")) == 1024
