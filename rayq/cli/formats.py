@@ -221,14 +221,14 @@ def _parse_line(line: bytes, pieces: list[bytes | str], template: str) -> Given:
             continue
         end = line.find(piece, position)
         if end < 0 or (not name and end > position):
-            raise InvalidRequestError(f"{_shown(line)} is not as {template!r}: no {piece!r}.")
+            raise InvalidRequestError(f"{shown(line)} is not as {template!r}: no {piece!r}.")
         if name:
             found[name] = line[position:end]
         position, name = end + len(piece), ""
     if name:
         found[name] = line[position:]
     elif position < len(line):
-        raise InvalidRequestError(f"{_shown(line)} is longer than {template!r}.")
+        raise InvalidRequestError(f"{shown(line)} is longer than {template!r}.")
     headers = found.get("h")
     return Given(
         value=found.get("s", found.get("v")),
@@ -249,11 +249,12 @@ def _number(text: bytes | None, what: str) -> int | None:
     if text is None:
         return None
     if not text.strip().isdigit():
-        raise InvalidRequestError(f"{_shown(text)} is no {what}.")
+        raise InvalidRequestError(f"{shown(text)} is no {what}.")
     return int(text)
 
 
-def _shown(line: bytes) -> str:
+def shown(line: bytes) -> str:
+    """The beginning of a line, for an error."""
     text = line[:60].decode(errors="replace")
     return repr(text + "..." if len(line) > 60 else text)
 
@@ -264,14 +265,14 @@ def parse_json(line: bytes) -> Given:
     try:
         given = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(f"{_shown(line)} is no JSON: {error}") from None
+        raise InvalidRequestError(f"{shown(line)} is no JSON: {error}") from None
     if not isinstance(given, dict) or "value" not in given:
-        raise InvalidRequestError(f'{_shown(line)} is no object with a "value".')
+        raise InvalidRequestError(f'{shown(line)} is no object with a "value".')
     unknown = given.keys() - {
         *("topic", "partition", "offset", "timestamp_ms", "key", "value", "headers")
     }
     if unknown:
-        raise InvalidRequestError(f"{_shown(line)}: {min(unknown)!r} is no field of a record.")
+        raise InvalidRequestError(f"{shown(line)}: {min(unknown)!r} is no field of a record.")
     headers = given.get("headers")
     pairs = list(headers.items()) if isinstance(headers, dict) else headers
     if pairs is not None and not (
@@ -281,10 +282,10 @@ def parse_json(line: bytes) -> Given:
             for one in pairs
         )
     ):
-        raise InvalidRequestError(f"{_shown(line)}: headers are pairs of a name and a value.")
+        raise InvalidRequestError(f"{shown(line)}: headers are pairs of a name and a value.")
     for name in ("partition", "timestamp_ms"):
         if type(given.get(name)) not in (int, type(None)):
-            raise InvalidRequestError(f"{_shown(line)}: {name} is a number.")
+            raise InvalidRequestError(f"{shown(line)}: {name} is a number.")
     return Given(
         value=_bytes(given["value"], line),
         key=_bytes(given.get("key"), line),
@@ -305,6 +306,6 @@ def _bytes(value: Any, line: bytes) -> bytes | None:
         except (TypeError, ValueError, binascii.Error):
             pass
     raise InvalidRequestError(
-        f'{_shown(line)}: a key or value is text, null or {{"base64": "..."}}; JSON inside of it '
+        f'{shown(line)}: a key or value is text, null or {{"base64": "..."}}; JSON inside of it '
         "goes as text."
     )

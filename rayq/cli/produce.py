@@ -14,7 +14,7 @@ import typer
 
 from rayq.cli import output
 from rayq.cli.current import connected
-from rayq.cli.formats import Given, Parser, parser, unescape
+from rayq.cli.formats import Given, Parser, parser, shown, unescape
 from rayq.cli.options import ClusterAddress, Json, TopicName
 from rayq.cli.values import config_values, pair, time_ms
 from rayq.client.client import check_partition
@@ -89,11 +89,11 @@ def produce(
     if format_ is not None and key_delimiter is not None:
         raise typer.BadParameter("give one of --format and --key-delimiter")
     end = unescape(delimiter)
-    if not end:
-        raise typer.BadParameter("--delimiter cannot be empty")
-    template = format_ if key_delimiter is None else f"%k{key_delimiter.replace('%', '%%')}%s"
+    if not end or key_delimiter == "":
+        raise typer.BadParameter("a delimiter cannot be empty")
     source = Source(
-        parse=None if template is None else parser(template, end),
+        parse=None if format_ is None else parser(format_, end),
+        key_delimiter=None if key_delimiter is None else unescape(key_delimiter),
         key=None if key is None else key.encode(),
         headers=[_header(one) for one in header or ()] or None,
         partition=partition,
@@ -129,6 +129,7 @@ class Source(msgspec.Struct, frozen=True):
     """What a line becomes: how it is parsed, and what the options say of every record."""
 
     parse: Parser | None
+    key_delimiter: bytes | None
     key: bytes | None
     headers: Headers | None
     partition: int | None
@@ -138,11 +139,33 @@ class Source(msgspec.Struct, frozen=True):
     @property
     def is_plain(self) -> bool:
         """Only keys and values, so that many records can be sent at once."""
-        return self.headers is None and self.timestamp_ms is None
+        return self.parse is None and self.headers is None and self.timestamp_ms is None
+
+    def columns(self, lines: list[bytes]) -> tuple[list[bytes | None], list[bytes | None] | None]:
+        """Values and keys of plain records, up to the first line that has no key."""
+        delimiter = self.key_delimiter
+        keys: list[bytes | None] | None = None if self.key is None else [self.key] * len(lines)
+        values: list[bytes | None] = list(lines)
+        if delimiter is not None:
+            keys, values = [], []
+            for line in lines:
+                key, found, value = line.partition(delimiter)
+                if not found:
+                    break
+                keys.append(key)
+                values.append(value)
+        if self.null_when_empty:
+            values = [value or None for value in values]
+            keys = None if keys is None else [key or None for key in keys]
+        return values, keys
 
     def record(self, line: bytes) -> Given:
         given = Given(line) if self.parse is None else self.parse(line)
         value, key = given.value, given.key
+        if self.key_delimiter is not None:
+            key, found, value = line.partition(self.key_delimiter)
+            if not found:
+                raise self.no_key_error(line)
         if self.null_when_empty:
             value, key = value or None, key or None
         return Given(
@@ -151,6 +174,11 @@ class Source(msgspec.Struct, frozen=True):
             [*(self.headers or ()), *(given.headers or ())] or None,
             self.partition if given.partition is None else given.partition,
             self.timestamp_ms if given.timestamp_ms is None else given.timestamp_ms,
+        )
+
+    def no_key_error(self, line: bytes) -> InvalidRequestError:
+        return InvalidRequestError(
+            f"{shown(line)} has no key: there is no {self.key_delimiter!r} in it."
         )
 
 
@@ -203,15 +231,14 @@ def _send_all(
     answers = Answers()
     done_bytes = number = 0
     for lines in _records(stream, delimiter):
-        if source.parse is None and source.is_plain:
-            values: list[Any] = lines
-            if source.null_when_empty:
-                values = [line or None for line in lines]
-            keys = None if source.key is None else [source.key] * len(lines)
+        if source.is_plain:
+            values, keys = source.columns(lines)
             answers.add(
                 producer.send_many(topic, values, keys=keys, partition=source.partition)
             )
-            number += len(lines)
+            number += len(values)
+            if len(values) < len(lines):
+                raise _at(number + 1, source.no_key_error(lines[len(values)]))
         else:
             for line in lines:
                 number += 1
@@ -239,7 +266,11 @@ def _send(
             )
         )
     except (InvalidRequestError, RecordTooLargeError) as error:
-        raise type(error)(f"Record {number}: {error} (Those before it are produced.)") from error
+        raise _at(number, error) from error
+
+
+def _at(number: int, error: RayqError) -> RayqError:
+    return type(error)(f"Record {number}: {error} (Those before it are produced.)")
 
 
 class Answers:
