@@ -144,7 +144,8 @@ def _ensure_token(environment: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def connected_to_ray(address: str) -> Iterator[None]:
-    """This process is a driver of the Ray at `address` meanwhile. Raises NoClusterError."""
+    """This process is a driver of the Ray at `address` meanwhile. Raises NoClusterError, and
+    RayqError for what Ray raises meanwhile."""
     if "RAY_AUTH_MODE" not in os.environ and _has_token(os.environ):
         os.environ["RAY_AUTH_MODE"] = "token"
     import ray
@@ -157,6 +158,12 @@ def connected_to_ray(address: str) -> Iterator[None]:
         raise NoClusterError(f"No Ray can be reached at {address}: {error}") from error
     try:
         yield
+    except RayError as error:
+        # What a remote function raised is in it, below its traceback there.
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, RayqError):
+            raise cause from error
+        raise RayqError(f"Ray at {address} failed: {_last_line(str(error))}") from error
     finally:
         ray.shutdown()
 

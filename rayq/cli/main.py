@@ -22,7 +22,9 @@ def main() -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         code = BROKEN_PIPE
-    if code == BROKEN_PIPE:
+    except OSError as error:
+        code = _fail(_system_error(error), FAILED)
+    if code != OK:
         # Or the interpreter would flush once more at its end, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
@@ -56,8 +58,16 @@ def run(arguments: Sequence[str]) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         return BROKEN_PIPE
-    except (RayqError, OSError) as error:
+    except RayqError as error:
         return _fail(str(error), FAILED)
+    except OSError as error:
+        return _fail(_system_error(error), FAILED)
+
+
+def _system_error(error: OSError) -> str:
+    if error.strerror is None:
+        return str(error)
+    return f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}."
 
 
 def _usage(error: Exception) -> str:

@@ -197,15 +197,10 @@ def _start_cluster(
 ) -> Current:
     with connected_to_ray(address):
         import ray
-        from ray.exceptions import RayError
 
-        try:
-            cluster = rayq.start(
-                path, brokers=brokers, nodes=nodes, name=name, port=port, **config
-            )
-        except RayError as error:
-            raise RayqError(f"Ray could not start the brokers: {error}") from error
-        with cluster:
+        with rayq.start(
+            path, brokers=brokers, nodes=nodes, name=name, port=port, **config
+        ) as cluster:
             return Current(
                 ray_address=str(ray.get_runtime_context().gcs_address),
                 name=name,
@@ -269,21 +264,16 @@ def _stop_current(current: Current, force: bool) -> None:
         return
     if processes_of(session):
         # A Ray that does not answer is ended all the same: a broker may be killed at any moment.
-        with contextlib.suppress(NoClusterError):
+        with contextlib.suppress(RayqError):
             _stop_cluster(current.ray_address, current.name)
         stop_ray(session, current.ray_address)
 
 
 def _stop_cluster(address: str, name: str) -> None:
     with connected_to_ray(address):
-        from ray.exceptions import RayError
-
         from rayq.runtime import ray_runtime
 
-        try:
-            ray_runtime.stop_cluster(name)
-        except RayError as error:
-            raise NoClusterError(f"The cluster did not stop in order: {error}") from error
+        ray_runtime.stop_cluster(name)
 
 
 # --- looking --------------------------------------------------------------------------------------

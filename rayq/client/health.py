@@ -110,7 +110,8 @@ def _broker_problems(cluster: ClusterInfo) -> Iterable[Problem]:
                 "warning",
                 f"Broker {broker.broker} is down",
                 f"{broker.host}:{broker.port} has no session with the controller",
-                f"start its node again ({_node(broker)}); for good without it: rayq cluster drain "
+                f"start its node again ({_node(broker)}); where its disk is lost: rayq cluster "
+                f"replace-disk {broker.broker}; for good without it: rayq cluster drain "
                 f"{broker.broker}",
             )
 

@@ -190,6 +190,13 @@ def test_when_the_reader_of_a_pipe_goes_the_command_ends_quietly(
     assert ran.err == ""
 
 
+def test_a_disk_that_is_full_is_one_line(rayq_command: Command, topic: str) -> None:
+    rayq_command.well("topic", "produce", topic, stdin=b"line\n")
+    ran = rayq_command.shell(f"rayq topic consume {topic} -e > /dev/full; rayq status > /dev/full")
+    assert ran.code == 1
+    assert ran.err == "Error: No space left on device.\n" * 2
+
+
 def test_records_come_through_a_pipe_as_soon_as_they_are_there(
     rayq_command: Command, topic: str
 ) -> None:
