@@ -74,7 +74,7 @@ def elect_leaders(
     topics: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[TOPIC...]", help="All topics by default.", autocompletion=complete_topic
+            metavar="TOPIC", help="All topics by default.", autocompletion=complete_topic
         ),
     ] = None,
     partitions: Annotated[
@@ -122,7 +122,7 @@ def elect_leaders(
 def metrics(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME...]", help="Only names that contain one of these."),
+        typer.Argument(metavar="NAME", help="Only names that contain one of these."),
     ] = None,
     json: Json = False,
     cluster: ClusterAddress = None,

@@ -21,7 +21,7 @@ BROKERS_TIMEOUT_S = 300.0
 def restart_broker(
     brokers: Annotated[
         list[int] | None,
-        typer.Argument(metavar="[BROKER...]", help="All of them, one by one, by default."),
+        typer.Argument(metavar="BROKER", help="All of them, one by one, by default."),
     ] = None,
     timeout_s: Annotated[
         float, typer.Option("--timeout", help="Seconds for each to be in sync again.")

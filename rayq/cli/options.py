@@ -50,9 +50,9 @@ TopicName = Annotated[
     str, typer.Argument(metavar="TOPIC", autocompletion=complete_topic, show_default=False)
 ]
 TopicNames = Annotated[
-    list[str], typer.Argument(metavar="TOPIC...", autocompletion=complete_topic)
+    list[str], typer.Argument(metavar="TOPIC", autocompletion=complete_topic)
 ]
 GroupName = Annotated[str, typer.Argument(metavar="GROUP", autocompletion=complete_group)]
 GroupNames = Annotated[
-    list[str], typer.Argument(metavar="GROUP...", autocompletion=complete_group)
+    list[str], typer.Argument(metavar="GROUP", autocompletion=complete_group)
 ]

@@ -76,7 +76,7 @@ def test_leaders_are_elected_and_nothing_to_do_is_said(
     [
         (("topc",), 2, "Did you mean 'topic'"),
         (("topic", "creat", "a"), 2, "Did you mean 'create'"),
-        (("topic", "create"), 2, "Missing argument 'TOPIC...'"),
+        (("topic", "create"), 2, "Missing argument 'TOPIC'"),
         (("topic", "create", "a", "--foo"), 2, "No such option: --foo"),
         (("topic", "create", "a", "-p", "many"), 2, "valid integer"),
         (("topic", "create", "a", "-c", "retention=7d"), 1, "Did you mean"),
