@@ -122,10 +122,8 @@ def test_a_cluster_from_start_to_stop_and_back(rayq: Rayq, tmp_path: Path) -> No
     assert sorted(rayq.well("topic", "consume", "flights", "-e").split()) == [
         *("one", "three", "two")
     ]
-    # Killed without warning, the cluster is found down, and stop cleans up.
-    session = rayq.current["ray_session"]
-    stop_ray(session)
-    assert rayq("cluster", "health").returncode == 3
+    # Also after its Ray was killed without warning, stop cleans up.
+    stop_ray(rayq.current["ray_session"])
     rayq.well("stop")
     assert not (rayq.home / "current.json").exists()
 
