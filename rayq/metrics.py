@@ -86,7 +86,13 @@ _METRICS = (
         "rayq_log_end_offset",
         "gauge",
         _REPLICA,
-        "Where a replica's log ends: the leader's minus a follower's is how far that is behind.",
+        "Where a replica's log ends.",
+    ),
+    Metric(
+        "rayq_replica_lag",
+        "gauge",
+        _REPLICA,
+        "Committed records that a follower has yet to copy, as of its last fetch.",
     ),
     Metric(
         "rayq_partition_latest_offset",

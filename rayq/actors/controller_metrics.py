@@ -87,6 +87,9 @@ class ControllerMetrics:
                 continue
             underreplicated += len(value.isr) < topic.replication_factor
             under_min_isr += len(value.isr) < topic.min_insync
+        for broker in state.brokers:  # From 0 on, or Prometheus misses the first change.
+            self._metrics.counter("rayq_isr_shrinks_total", replica=broker)
+            self._metrics.counter("rayq_isr_expands_total", replica=broker)
         live = sum(broker.live for broker in state.brokers.values())
         return [
             sample("rayq_active_brokers", live),

@@ -53,6 +53,7 @@ class Follower:
             topic=assignment.topic,
             partition=assignment.partition,
         )
+        self._leader_high_watermark = 0
         self._connection: Connection | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_stopped = False
@@ -90,6 +91,11 @@ class Follower:
         self._is_stopped = True
         if self._task is not None:
             self._task.cancel()
+
+    @property
+    def lag(self) -> int:
+        """Records that were committed at the last fetch and are not here."""
+        return max(self._leader_high_watermark - self._replica_log.log.end_offset, 0)
 
     def flushed(self, flushed_offset: int) -> None:
         """The follower's disk holds everything below: tell the leader at once."""
@@ -186,6 +192,7 @@ class Follower:
             await self._reset()
             return 0
         self._agrees = True
+        self._leader_high_watermark = answer.high_watermark
         if len(payload):
             if was_empty:
                 self._copied_horizon = answer.tombstone_horizon

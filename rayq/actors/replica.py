@@ -277,7 +277,9 @@ class Replica:
             sample("rayq_log_size_bytes", log.size_bytes, **at),
             sample("rayq_log_end_offset", log.end_offset, **at),
         ]
-        if isinstance(self._role, Leader) and self._has_lease():
+        if isinstance(self._role, Follower):
+            samples.append(sample("rayq_replica_lag", self._role.lag, **at))
+        elif isinstance(self._role, Leader) and self._has_lease():
             state = self._role.state
             samples += [
                 sample("rayq_partition_latest_offset", replica_log.high_watermark, **at),

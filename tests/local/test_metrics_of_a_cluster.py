@@ -63,6 +63,8 @@ def test_what_goes_in_and_out_is_counted_once(own: LocalCluster) -> None:
         replicas = select(samples, "rayq_log_end_offset", topic="traffic", partition=number)
         assert [one.value for one in replicas] == [end] * 3
     assert value(samples, "rayq_partition_in_sync_replicas", topic="traffic", partition=0) == 3
+    lags = select(samples, "rayq_replica_lag", topic="traffic")
+    assert len(lags) == 4 and all(one.value == 0 for one in lags)
     produced = select(samples, "rayq_request_seconds", request="Produce")
     assert sum(one.count or 0 for one in produced) >= 2
     assert all(one.count == 0 or 0 < (one.quantile(0.99) or 0) < 10 for one in produced)
