@@ -461,3 +461,29 @@ def test_a_call_that_takes_longer_than_allowed_costs_its_consumer_its_place(
         pool.wait_idle(30)
         assert set(seen.values) == set(expected(1, 5))
         hangs.set()
+
+
+# --- servers die ----------------------------------------------------------------------------------
+
+
+def test_a_broker_dies_and_nothing_is_left_out(fragile: LocalCluster, group: str) -> None:
+    fragile.create_topic("t", partitions=3)
+    seen = Seen()
+    with (
+        fragile.consumer_pool(
+            "t", group, seen, min_consumers=2, group_session_timeout_ms=3000, **SOON
+        ) as pool,
+        fragile.producer() as producer,
+    ):
+        wait(pool, lambda one: one.running == 2, "two run")
+        for number in range(600):
+            producer.send("t", b"%d/%d" % (number % 3, number // 3), partition=number % 3)
+            if number == 300:
+                # The coordinator of the group and a leader of the topic go with it.
+                leader = fragile.admin.describe_topic("__consumer_offsets").partitions[0].leader
+                assert leader is not None
+                fragile.kill_broker(leader)
+        producer.flush(30)
+        pool.wait_idle(30)
+        assert set(seen.values) == set(expected(3, 200))
+        assert wait(pool, lambda one: one.problem is None, "all is well again").running == 2
