@@ -137,9 +137,10 @@ def check_answers(cluster: Cluster) -> ClusterInfo:
     try:
         return cluster.admin.describe_cluster(timeout_s=CONNECT_TIMEOUT_S)
     except (TimeoutError, DisconnectedError, ControllerUnavailableError) as error:
+        why = str(error).replace("..", ".")
         raise NoClusterError(
-            f"No broker answers at {', '.join(cluster.addresses)}: is the cluster up? `rayq start "
-            "DIR` starts the current one again."
+            f"No broker answers at {', '.join(cluster.addresses)}. {why} Where the cluster is down, "
+            "`rayq start DIR` starts it again."
         ) from error
 
 

@@ -17,7 +17,10 @@ COMPLETE = "_RAYQ_COMPLETE"
 
 def main() -> None:
     """The console script."""
-    code = run(sys.argv[1:])
+    try:
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:
+        code = INTERRUPTED
     try:
         sys.stdout.flush()
     except BrokenPipeError:

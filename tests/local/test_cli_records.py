@@ -211,9 +211,9 @@ def test_records_come_through_a_pipe_as_soon_as_they_are_there(
             writer.stdin.flush()
             assert reader.stdout.readline() == b"line %d\n" % number
         writer.stdin.close()
-        assert writer.wait(20) == 0
+        assert writer.wait(60) == 0
         reader.send_signal(signal.SIGINT)
-        assert reader.wait(20) == 130
+        assert reader.wait(60) == 130
     finally:
         writer.kill()
         reader.kill()
@@ -242,7 +242,7 @@ def test_members_of_a_group_share_and_go_on_where_they_stopped(
         eventually(lambda: admin.describe_group(group).lag == 0, "all is committed")
         for member in (one, two):
             member.send_signal(signal.SIGINT)
-        outs = [member.communicate(timeout=20)[0].split() for member in (one, two)]
+        outs = [member.communicate(timeout=60)[0].split() for member in (one, two)]
         assert sorted(len(out) for out in outs) == [50, 50]
         assert {len(set(out)) for out in outs} == {1}
         assert [one.returncode, two.returncode] == [130, 130]
