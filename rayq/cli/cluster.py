@@ -11,9 +11,9 @@ from rayq.cli import output
 from rayq.cli.current import connected
 from rayq.cli.main import UNHEALTHY
 from rayq.cli.options import ClusterAddress, Json, complete_topic
-from rayq.cli.survey import survey
+from rayq.cli.survey import problems_of, survey
 from rayq.cli.values import partition_numbers
-from rayq.client.health import Problem, find_problems, is_healthy
+from rayq.client.health import Problem, is_healthy
 from rayq.errors import NoClusterError
 
 app = typer.Typer(help="Brokers, health, and where partitions are.", no_args_is_help=True)
@@ -52,7 +52,7 @@ def health(json: Json = False, cluster: ClusterAddress = None) -> None:
     try:
         with connected(cluster) as connection:
             found = survey(connection)
-        problems = find_problems(found.cluster, found.topics, found.groups)
+        problems = problems_of(found)
     except NoClusterError as error:
         problems = [Problem("error", "The cluster is down", str(error), "rayq start DIR")]
     healthy = is_healthy(problems)

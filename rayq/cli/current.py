@@ -139,8 +139,8 @@ def check_answers(cluster: Cluster) -> ClusterInfo:
     except (TimeoutError, DisconnectedError, ControllerUnavailableError) as error:
         why = str(error).replace("..", ".")
         raise NoClusterError(
-            f"No broker answers at {', '.join(cluster.addresses)}. {why} Where the cluster is down, "
-            "`rayq start DIR` starts it again."
+            f"No broker answers at {', '.join(cluster.addresses)}. {why} Where the cluster is "
+            "down, `rayq start DIR` starts it again."
         ) from error
 
 

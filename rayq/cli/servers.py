@@ -25,12 +25,11 @@ from rayq.cli.current import (
 )
 from rayq.cli.local_ray import connected_to_ray, processes_of, start_ray, stop_ray
 from rayq.cli.options import ClusterAddress, Json
-from rayq.cli.survey import Survey, survey
+from rayq.cli.survey import Survey, problems_of, survey
 from rayq.cli.values import config_values
 from rayq.client.health import (
     disk_free,
     disk_used,
-    find_problems,
     is_healthy,
     min_insync_of,
     partition_state,
@@ -117,7 +116,8 @@ def start(
         raise InvalidRequestError(f"{directory} is a file: name a directory for the data.")
     with start_lock():
         _check_nothing_runs()
-        _check_not_in_use(path)
+        if ray_address is None:
+            _check_not_in_use(path)
         with contextlib.ExitStack() as undo, output.waiting(f"Starting brokers on {path}"):
             session = None
             if ray_address is None:
@@ -284,7 +284,7 @@ def status(json: Json = False, cluster: ClusterAddress = None) -> None:
     with connected(cluster) as connection:
         found = survey(connection)
         name = connection.name
-    problems = find_problems(found.cluster, found.topics, found.groups)
+    problems = problems_of(found)
     if json:
         output.print_json(
             {
@@ -293,6 +293,7 @@ def status(json: Json = False, cluster: ClusterAddress = None) -> None:
                 "brokers": _broker_rows(found),
                 "topics": len(found.users_topics),
                 "partitions": _states(found),
+                "moving": len(found.moves),
                 "groups": {one.group: one.lag for one in found.groups},
                 "healthy": is_healthy(problems),
                 "problems": msgspec.to_builtins(problems),
@@ -326,6 +327,7 @@ def status(json: Json = False, cluster: ClusterAddress = None) -> None:
         f"{output.counted(len(found.users_topics), 'topic')}, "
         f"{output.counted(sum(states.values()), 'partition')}"
         + "".join(f", {count} {state}" for state, count in states.items())
+        + (f", {len(found.moves)} moving" if found.moves else "")
     )
     lag = sum(group.lag for group in found.groups)
     output.say(

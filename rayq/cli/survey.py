@@ -7,22 +7,28 @@ from typing import NamedTuple
 
 from rayq.client.admin import INTERNAL_PREFIX, AsyncAdmin
 from rayq.client.cluster import Cluster
+from rayq.client.health import Problem, find_problems
 from rayq.errors import RayqError, UnknownGroupError, UnknownTopicError
-from rayq.records import ClusterInfo, GroupInfo, TopicInfo
+from rayq.records import ClusterInfo, GroupInfo, Reassignment, TopicInfo
 
 GROUPS_TIMEOUT_S = 5.0
 
 
 class Survey(NamedTuple):
-    """A cluster, its topics (rayq's own too) and its groups."""
+    """A cluster, its topics (rayq's own too), its groups, and the moves that are under way."""
 
     cluster: ClusterInfo
     topics: list[TopicInfo]
     groups: list[GroupInfo]
+    moves: list[Reassignment]
 
     @property
     def users_topics(self) -> list[TopicInfo]:
         return [topic for topic in self.topics if not topic.name.startswith(INTERNAL_PREFIX)]
+
+
+def problems_of(found: Survey) -> list[Problem]:
+    return find_problems(found.cluster, found.topics, found.groups, found.moves)
 
 
 def survey(cluster: Cluster) -> Survey:
@@ -61,6 +67,7 @@ def survey(cluster: Cluster) -> Survey:
         info = await admin.describe_cluster()
         names = await admin.list_topics(internal=True)
         topics = await asyncio.gather(*(topic(name) for name in names))
-        return Survey(info, [one for one in topics if one is not None], await groups())
+        moves = await admin.list_reassignments()
+        return Survey(info, [one for one in topics if one is not None], await groups(), moves)
 
     return background.run(look())

@@ -8,7 +8,14 @@ from typing import Literal
 import msgspec
 
 from rayq.config import MIB
-from rayq.records import BrokerInfo, ClusterInfo, GroupInfo, PartitionInfo, TopicInfo
+from rayq.records import (
+    BrokerInfo,
+    ClusterInfo,
+    GroupInfo,
+    PartitionInfo,
+    Reassignment,
+    TopicInfo,
+)
 
 Severity = Literal["error", "warning", "notice"]
 
@@ -38,7 +45,10 @@ def is_healthy(problems: Iterable[Problem]) -> bool:
 
 
 def find_problems(
-    cluster: ClusterInfo, topics: Iterable[TopicInfo], groups: Iterable[GroupInfo] = ()
+    cluster: ClusterInfo,
+    topics: Iterable[TopicInfo],
+    groups: Iterable[GroupInfo] = (),
+    moves: Iterable[Reassignment] = (),
 ) -> list[Problem]:
     """What is wrong, the worst first; [] where nothing is."""
     listed = list(topics)
@@ -49,6 +59,7 @@ def find_problems(
         *_disk_problems(listed),
         *_leadership_problems(listed),
         *_group_problems(groups),
+        *_move_problems(moves),
     ]
     order: Mapping[Severity, int] = {"error": 0, "warning": 1, "notice": 2}
     return sorted(problems, key=lambda problem: order[problem.severity])
@@ -228,6 +239,18 @@ def _group_problems(groups: Iterable[GroupInfo]) -> Iterable[Problem]:
                 "nobody reads for it",
                 f"rayq group describe {group.group}",
             )
+
+
+def _move_problems(moves: Iterable[Reassignment]) -> Iterable[Problem]:
+    waiting = [move for move in moves if move.waits_for is not None]
+    if waiting:
+        names = [f"{one.topic_partition.topic}-{one.topic_partition.partition}" for one in waiting]
+        yield Problem(
+            "notice",
+            _count(len(waiting), "partition is", "partitions are") + f" moving: {_named(names)}",
+            f"{names[0]} waits for {waiting[0].waits_for}",
+            "rayq cluster reassign --list; to take moves back: rayq cluster reassign --cancel",
+        )
 
 
 # --- words ----------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from rayq.records import (
     GroupMemberInfo,
     GroupOffset,
     PartitionInfo,
+    Reassignment,
     ReplicaInfo,
     TopicInfo,
     TopicPartition,
@@ -151,6 +152,15 @@ def test_a_group_that_lags_without_members_is_only_a_notice() -> None:
     problem = only(find_problems(cluster(), [], [group, served]))
     assert problem.severity == "notice"
     assert "rayq group describe g" in problem.next_command
+
+
+def test_a_move_says_what_it_waits_for_and_how_to_take_it_back() -> None:
+    place = TopicPartition("t", 0)
+    move = Reassignment(place, [3, 0, 1], [3], [0], [3, 1], None, "broker 3: its disk is full")
+    problem = only(find_problems(cluster(), [], [], [move]))
+    assert problem.severity == "notice"
+    assert "its disk is full" in problem.why
+    assert "--cancel" in problem.next_command
 
 
 def test_many_partitions_are_counted_and_some_named() -> None:
