@@ -1,4 +1,4 @@
-"""A rolling restart of real processes under load; a broker on a new disk."""
+"""What operators do: a rolling restart under load, a broker on a new disk, nodes to choose."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import ray
 
-from rayq import Cluster, InvalidRequestError, UnknownBrokerError
+import rayq
+from rayq import Cluster, InvalidRequestError, RayqError, UnknownBrokerError
 from tests.local.support import Load, eventually, partition_of, wait_in_sync
 from tests.real.support import actor_pid
 
@@ -32,6 +33,12 @@ def test_all_brokers_are_restarted_one_by_one_and_no_write_fails(cluster: Cluste
 def test_a_broker_that_does_not_exist_is_named(cluster: Cluster) -> None:
     with pytest.raises(UnknownBrokerError, match="no broker 9"):
         cluster.restart_broker(9)
+
+
+def test_a_start_where_no_node_may_have_brokers_says_so(ray_here: None, tmp_path: Path) -> None:
+    with pytest.raises(RayqError, match="Ray has 0 that offer the resource 'nobody_has_it'"):
+        rayq.start(str(tmp_path), name="nowhere", broker_resource="nobody_has_it")
+    assert list(tmp_path.iterdir()) == []
 
 
 def _replica_pid(cluster: Cluster, broker: int) -> int | None:
