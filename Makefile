@@ -12,7 +12,7 @@ STAMP := $(VENV)/.setup-done
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java demo test test-fast bench sim chaos chaos-groups lint lock clean hunt
+.PHONY: help setup java hosts demo test test-fast bench sim chaos chaos-groups lint lock clean hunt
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,17 @@ java: ## Install a Java runtime for Spark where there is none, if root may with 
 		fi; }
 	@command -v java >/dev/null || echo "There is no Java, so Spark's tests and its demo" \
 		"will be left out. To have them: sudo apt-get install openjdk-17-jre-headless"
+
+# The tests of deploy/local.yaml play several hosts on this machine, as root. No sshd is started
+# here (RUNLEVEL=1); the tests start their own, in namespaces.
+hosts: ## Install what tests on several hosts need (ip, sshd, rsync), if root may with apt-get
+	@command -v ip >/dev/null && test -x /usr/sbin/sshd && command -v rsync >/dev/null || { \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			echo "Installing ip, sshd and rsync for tests on several hosts."; \
+			export RUNLEVEL=1; TOOLS="iproute2 openssh-client openssh-server rsync"; \
+			{ $(APT_INSTALL) $$TOOLS || { apt-get update -qq && $(APT_INSTALL) $$TOOLS; }; } \
+				>/dev/null || true; \
+		fi; }
 
 demo: $(STAMP) ## Stream 336,776 flights through three brokers and kill a leader half-way; then Spark
 	@$(BIN)/python -m rayq.demo

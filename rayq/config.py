@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -170,6 +171,10 @@ class ClusterConfig:
     max_replicas_per_broker: int | None = None
     """How many replicas a broker may carry. None: by memory, one for each 100 MiB of it."""
 
+    replica_rebuild_delay_ms: int | None = None
+    """The replicas of a broker whose session has been over for so long are built anew on others.
+    None: never. Longer than any restart takes, or a restart copies what it would have found."""
+
     replicas_per_process: int = 1
     """Replicas that share a process. More: less memory for many partitions, but one crash takes
     more of them."""
@@ -218,8 +223,16 @@ class ClusterConfig:
     idle_connection_ms: int = 600_000
     """A client connection without a request for so long is closed."""
 
+    metrics_interval_ms: int = 5000
+    """How often each process on Ray hands what it measures to Ray's metrics, and how often the lag
+    of groups is looked at."""
+
     bind_host: str | None = None
     """Address that servers bind to. None: the node's own address; never 0.0.0.0 unasked."""
+
+    broker_resource: str | None = None
+    """Only nodes that offer this Ray resource (`ray start --resources '{"rayq_broker": 1}'`) get a
+    broker. None: every node does; so set it where nodes come and go that only compute."""
 
     advertised_host: str | None = None
     """Address told to clients, where it differs from `bind_host` (NAT, Kubernetes)."""
@@ -247,6 +260,7 @@ class ClusterConfig:
             "session_timeout_ms",
             "controller_patience_ms",
             "replica_lag_time_max_ms",
+            "metrics_interval_ms",
             "replicas_per_process",
             "metadata_snapshot_records",
             "flush_checkpoint_bytes",
@@ -265,6 +279,11 @@ class ClusterConfig:
             self.session_timeout_ms >= 2 * self.heartbeat_interval_ms,
             "session_timeout_ms must be at least twice heartbeat_interval_ms, or one late "
             "heartbeat ends a session.",
+        )
+        _require(
+            self.replica_rebuild_delay_ms is None
+            or self.replica_rebuild_delay_ms >= self.session_timeout_ms,
+            "replica_rebuild_delay_ms must be None or at least session_timeout_ms.",
         )
         _require(self.max_frame_bytes >= 65 * MIB, "max_frame_bytes must be at least 65 MiB.")
         tls = (self.tls_certificate, self.tls_key, self.tls_ca)
@@ -452,7 +471,119 @@ class ConsumerConfig:
         )
 
 
-Config = TypeVar("Config", TopicConfig, ClusterConfig, ProducerConfig, ConsumerConfig)
+@dataclass(frozen=True, kw_only=True)
+class PoolConfig:
+    """How a consumer pool grows, shrinks, and deals with records that its handler refuses."""
+
+    min_consumers: int = 0
+    """So many run always; 0: none while nothing waits."""
+
+    max_consumers: int | None = None
+    """The most that run, None: as many as the topic has partitions, the most that can be of use."""
+
+    target_lag_s: float | int = 10.0
+    """How old the oldest record that is not handled yet should be at most, in seconds, and how fast
+    a backlog is worked off. Smaller: more consumers."""
+
+    cool_down_s: float | int = 30.0
+    """Consumers are stopped once fewer would have done for so long. Shorter: less idling, more
+    starting."""
+
+    resources: dict[str, float | int] | None = None
+    """What each consumer takes of Ray: "num_cpus", "num_gpus", "memory" (bytes), or a custom
+    resource. None: one CPU. Consumers that find no room wait, which makes Ray's autoscaler add
+    nodes."""
+
+    batch: Literal["records", "arrow"] = "records"
+    """What the handler is given: a list of `Record`, or a `pyarrow.Table` as of `poll_arrow`."""
+
+    max_records: int = 500
+    """The most records that the handler is given at once."""
+
+    auto_offset_reset: Literal["earliest", "latest"] = "earliest"
+    """Where partitions begin that the group has no position of: at their log start, or where they
+    ended when the pool was started."""
+
+    retries: int = 5
+    """How often a batch that the handler raised an error for is tried again, before it is taken
+    apart and what still fails goes to the dead letters."""
+
+    retry_backoff_ms: int = 200
+    """Wait before a retry; doubles up to `retry_backoff_max_ms`, with jitter."""
+
+    retry_backoff_max_ms: int = 30_000
+    """The longest wait before a retry."""
+
+    dead_letter_topic: str | None = None
+    """Where records go that the handler keeps refusing, with the reason in headers. None: nowhere,
+    they are tried again until they succeed, and what follows in their partition waits."""
+
+    max_poll_interval_ms: int = 300_000
+    """The most time that one call of the handler may take. A consumer that takes longer loses its
+    partitions, and is killed."""
+
+    group_session_timeout_ms: int = 45_000
+    """As in `ConsumerConfig`."""
+
+    drain_timeout_s: float | int = 60.0
+    """How long a consumer that is stopped may take to finish the batch it is at; then it is killed,
+    and others handle that batch again."""
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        _positive(
+            self,
+            "target_lag_s",
+            "max_records",
+            "retry_backoff_ms",
+            "retry_backoff_max_ms",
+            "max_poll_interval_ms",
+            "drain_timeout_s",
+        )
+        _require(
+            self.min_consumers >= 0,
+            f"min_consumers must be at least 0, not {self.min_consumers}.",
+        )
+        _require(
+            self.max_consumers is None or self.max_consumers >= max(self.min_consumers, 1),
+            f"max_consumers must be at least 1 and min_consumers, not {self.max_consumers}.",
+        )
+        _require(self.retries >= 0, f"retries must be at least 0, not {self.retries}.")
+        _require(
+            self.cool_down_s >= 0, f"cool_down_s must be at least 0, not {self.cool_down_s}."
+        )
+        _require(
+            self.retry_backoff_max_ms >= self.retry_backoff_ms,
+            "retry_backoff_max_ms must be at least retry_backoff_ms.",
+        )
+        _require(
+            100 <= self.group_session_timeout_ms <= HOUR_MS,
+            f"group_session_timeout_ms is from 100 to {HOUR_MS}, not "
+            f"{self.group_session_timeout_ms}.",
+        )
+        _check_resources(self.resources or {})
+
+
+RAY_OPTIONS = ("num_cpus", "num_gpus", "memory")
+"""What Ray has a word of its own for; everything else is a custom resource."""
+
+
+def _check_resources(resources: Mapping[str, float]) -> None:
+    """A slip would be a custom resource that no node has: consumers would wait for it for ever."""
+    for name, amount in resources.items():
+        _require(
+            0 <= amount < math.inf, f"resources[{name!r}] must be at least 0, not {amount}."
+        )
+        if name in RAY_OPTIONS:
+            continue
+        meant = {"cpu": "num_cpus", "gpu": "num_gpus"}.get(name.lower())
+        near = [meant] if meant else difflib.get_close_matches(name, RAY_OPTIONS, n=1, cutoff=0.6)
+        _require(
+            not near, f"Unknown resource {name!r}. Did you mean {near[0] if near else name!r}?"
+        )
+
+
+Config = TypeVar("Config", TopicConfig, ClusterConfig, ProducerConfig, ConsumerConfig, PoolConfig)
 
 
 def parse(kind: type[Config], options: Mapping[str, Any]) -> Config:

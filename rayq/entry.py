@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from rayq.client.cluster import Cluster
+from rayq.client.consumer_pool import PoolControl, PoolSpec
 from rayq.config import ClusterConfig, parse
 from rayq.errors import AuthenticationError, NoClusterError, RayqError
 from rayq.wire.authentication import client_key, key_of_token
@@ -15,22 +16,49 @@ TOKEN_PATH = "~/.rayq/token"
 
 
 class RayLifecycle:
-    """Stops a cluster on Ray, from any process that is connected to that Ray."""
+    """Stops a cluster on Ray, restarts its brokers, and runs pools beside it, from any process that
+    is connected to that Ray."""
 
     def __init__(self, cluster_name: str) -> None:
         self._cluster_name = cluster_name
 
     def stop(self) -> None:
-        from rayq.runtime import ray_runtime
+        from rayq.runtime import ray_pool, ray_runtime
 
         _join_ray()
+        ray_pool.stop_pools(self._cluster_name)
         ray_runtime.stop_cluster(self._cluster_name)
+
+    def restart_broker(self, broker: int) -> None:
+        from rayq.runtime import ray_operations
+
+        _join_ray()
+        ray_operations.restart_broker(self._cluster_name, broker)
+
+    def replace_disk(self, broker: int, node: str | None) -> None:
+        from rayq.runtime import ray_operations
+
+        _join_ray()
+        ray_operations.replace_disk(self._cluster_name, broker, node)
+
+    def start_pool(self, cluster: Cluster, spec: PoolSpec) -> PoolControl:
+        from rayq.runtime import ray_pool
+
+        _join_ray()
+        return ray_pool.start_pool(cluster, spec)
+
+    def pools(self, cluster: Cluster) -> dict[str, PoolControl]:
+        from rayq.runtime import ray_pool
+
+        _join_ray()
+        return ray_pool.pools(cluster.name)
 
 
 def start(
     path: str,
     *,
     brokers: int | None = None,
+    nodes: int | None = None,
     name: str = "default",
     port: int = DEFAULT_PORT,
     **config: Any,
@@ -39,8 +67,9 @@ def start(
 
     `path` is a directory on each node; broker `i` keeps its data in `path/broker-<i>`. `brokers`:
     how many, spread over the nodes; None means those found in `path`, else one for each live node.
-    A path that holds more than asked for starts all of them. Each broker listens on the first free
-    port from `port`. `config` are fields of `rayq.config.ClusterConfig`.
+    A path that holds more than asked for starts all of them. `nodes`: waits until Ray has so many
+    nodes (that may have brokers: see `broker_resource`), at most 10 minutes. Each broker listens on
+    the first free port from `port`. `config` are fields of `rayq.config.ClusterConfig`.
 
     Ray: the one that is connected, else that of RAY_ADDRESS, else a local one of its own, which
     ends with this process. The actors are detached: they outlive the driver where Ray does. A node
@@ -49,8 +78,8 @@ def start(
     Returns when every broker has registered. Raises ConfigError; DirectoryInUseError (another
     process serves the directory); WrongClusterError (directories of several clusters);
     UnsupportedFormatError (written by a newer rayq); RayqError where a cluster of that name runs
-    already or directories are missing; ControllerUnavailableError where no majority of the voters'
-    directories is there.
+    already, or directories or nodes are missing; ControllerUnavailableError where no majority of
+    the voters' directories is there.
     """
     options = parse(ClusterConfig, config)
     from rayq.runtime import ray_runtime
@@ -64,6 +93,7 @@ def start(
     info = ray_runtime.start_cluster(
         os.path.abspath(os.path.expanduser(path)),
         brokers=brokers,
+        nodes_min=nodes,
         cluster_name=name,
         port=port,
         config=options,

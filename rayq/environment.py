@@ -13,8 +13,10 @@ import random
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
+
+from rayq.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -138,7 +140,8 @@ class Tasks(Protocol):
 class Environment:
     """The world as one process sees it.
 
-    `pid` and `boot_id` name the process in lock files; in a simulation they are made up.
+    `pid` and `boot_id` name the process in lock files; in a simulation they are made up. `metrics`
+    are what this process measures.
     """
 
     clock: Clock
@@ -149,6 +152,7 @@ class Environment:
     tasks: Tasks
     pid: int
     boot_id: str
+    metrics: Metrics = field(default_factory=Metrics)
 
     def new_id(self) -> str:
         """A fresh 128-bit id in hex: cluster, directory, incarnation, topic."""

@@ -61,6 +61,28 @@ class ReplicaLimitError(RayqError):
     """The topic would give a broker more replicas than `max_replicas_per_broker` allows."""
 
 
+class InvalidReassignmentError(RayqError, ValueError):
+    """A move of a partition that is not possible: unknown or duplicate brokers, not as many as the
+    topic's replication factor, too few of them running, or no brokers left to move to."""
+
+
+class ReassignmentInProgressError(RayqError):
+    """The partition is being moved already: wait for that, or cancel it."""
+
+
+class NoReassignmentError(RayqError):
+    """The partition is not being moved: there is nothing to cancel, or somebody else cancelled what
+    was waited for."""
+
+
+class UnknownBrokerError(RayqError, KeyError):
+    """No broker of that id belongs to the cluster."""
+
+
+class BrokerInUseError(RayqError):
+    """A broker cannot be removed while it runs, holds replicas, or is the last one."""
+
+
 class TopicExistsError(RayqError):
     """A topic of that name exists already."""
 
@@ -302,6 +324,23 @@ class InvalidAssignmentError(RayqError):
 
 class NullKeyError(RayqError, ValueError):
     """A record without a key was sent to a compacted topic, which keeps the latest of each key."""
+
+
+# --- consumer pools -------------------------------------------------------------------------------
+
+
+class PoolExistsError(RayqError):
+    """A consumer pool of that name runs already: `cluster.consumer_pools()` has it. Stop it first,
+    or give this one a name (and a group) of its own."""
+
+
+class UnknownPoolError(RayqError, KeyError):
+    """No consumer pool of that name runs."""
+
+
+class HandlerError(RayqError):
+    """A pool's handler cannot be used: it does not pickle, does not unpickle where the consumers
+    run, or its class cannot be made."""
 
 
 # --- streaming queries ----------------------------------------------------------------------------

@@ -69,7 +69,7 @@ class GroupMembership(NamedTuple):
 
 
 class ReplicaInfo(msgspec.Struct, frozen=True):
-    """One replica of a partition as it answered just now; the offsets and pid are None when it did
+    """One replica of a partition as it answered just now; what follows the port is None when it did
     not answer."""
 
     broker: int
@@ -79,6 +79,12 @@ class ReplicaInfo(msgspec.Struct, frozen=True):
     log_start_offset: int | None
     high_watermark: int | None
     log_end_offset: int | None
+    size_bytes: int | None = None
+    """Of its log on disk."""
+    disk_free_bytes: int | None = None
+    """What is left of the file system that the log is on."""
+    trouble: str | None = None
+    """What keeps a follower from going on, such as a full disk; None: nothing that it knows of."""
 
 
 class PartitionInfo(msgspec.Struct, frozen=True):
@@ -90,6 +96,8 @@ class PartitionInfo(msgspec.Struct, frozen=True):
     isr: list[int]
     replicas: list[ReplicaInfo]
     offline_reason: str | None = None
+    target: list[int] = []
+    """While the partition is being moved: the brokers whose replicas stay in the end."""
 
 
 class TopicInfo(msgspec.Struct, frozen=True):
@@ -109,6 +117,35 @@ class BrokerInfo(msgspec.Struct, frozen=True):
     port: int
     node_id: str
     live: bool
+    cordoned: bool = False
+    """It takes no new replicas: it is being drained, or was."""
+
+
+class Reassignment(msgspec.Struct, frozen=True):
+    """A partition that is being moved.
+
+    `replicas` are all that there are now, `target` those that stay, of which `adding` are new and
+    copy the log; `removing` go when the whole target is in sync. `waits_for` says what still lacks,
+    and why where that is known (a broker that is not running, a disk that is full).
+    """
+
+    topic_partition: TopicPartition
+    replicas: list[int]
+    adding: list[int]
+    removing: list[int]
+    target: list[int]
+    throttle_bytes_per_s: int | None = None
+    waits_for: str | None = None
+
+
+class DrainProgress(msgspec.Struct, frozen=True):
+    """How far a drain is: partitions that have left the broker, those that are moving, and those
+    that wait for their turn. `waits_for` are what the moves lack, by partition."""
+
+    done: int
+    moving: int
+    waiting: int
+    waits_for: dict[TopicPartition, str]
 
 
 class ClusterInfo(msgspec.Struct, frozen=True):
@@ -174,3 +211,60 @@ class GroupInfo(msgspec.Struct, frozen=True):
     def lag(self) -> int:
         """Over all partitions whose lag is known."""
         return sum(one.lag for one in self.partitions.values() if one.lag is not None)
+
+
+class PoolConsumer(msgspec.Struct, frozen=True):
+    """One consumer of a pool. `state` is "pending" (it waits for room on a node, or starts),
+    "running" or "draining" (it finishes its batch and leaves). The counts are since its start;
+    `problem` is what it last failed with, None once all is well again."""
+
+    consumer: str
+    state: str
+    node: str
+    pid: int | None
+    partitions: list[int]
+    records: int
+    retries: int
+    dead_letters: int
+    problem: str | None
+
+
+class PoolStatus(msgspec.Struct, frozen=True):
+    """A consumer pool as it saw itself last."""
+
+    name: str
+    topic: str
+    group: str
+    wanted: int
+    """Consumers there should be, for the `reason` that follows."""
+    reason: str
+    consumers: list[PoolConsumer]
+    partitions: int
+    lag: int | None
+    """Records that are not handled and committed yet, None while that could not be measured."""
+    lag_s: float
+    """The age of the oldest of these, in seconds since it was seen to come in."""
+    lag_slope: float
+    """Seconds of lag that are added each second."""
+    target_lag_s: float
+    incoming_per_s: float
+    handled_per_s: float
+    capacity_per_s: float | None
+    """Records that one consumer can handle each second; None before that was measured."""
+    records: int
+    """Handled by all consumers that this pool has seen, those that went to the dead letters
+    included."""
+    retries: int
+    dead_letters: int
+    problem: str | None
+    """What keeps the pool from its work, and whose fault it is; None while all is well."""
+    looks: int
+    """How often the pool has measured its lag."""
+
+    @property
+    def running(self) -> int:
+        return sum(one.state == "running" for one in self.consumers)
+
+    @property
+    def pending(self) -> int:
+        return sum(one.state == "pending" for one in self.consumers)

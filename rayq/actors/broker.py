@@ -26,6 +26,7 @@ from rayq.errors import (
     RayqError,
     StaleBrokerError,
 )
+from rayq.metrics import Sample
 from rayq.storage.data_directory import DataDirectory
 from rayq.storage.metadata_log import MetadataLog
 from rayq.wire import messages
@@ -47,6 +48,9 @@ _FOR_CONTROLLER = (
     messages.CreatePartitions,
     messages.AlterTopicConfig,
     messages.ElectLeaders,
+    messages.AlterReassignments,
+    messages.CordonBroker,
+    messages.RemoveBroker,
     messages.AlterPartition,
     messages.RegisterBroker,
     messages.BrokerHeartbeat,
@@ -146,6 +150,8 @@ class Broker:
             may_host=self._is_voter,
             is_preferred=False,
         )
+        environment.metrics.label(cluster=self._cluster_name, broker=meta.broker)
+        environment.metrics.add_source(self._measure)
         spawn = environment.tasks.spawn
         spawn(self._keep_session(), "broker-session")
         spawn(self._replicas.run(), "replica-supervisor")
@@ -193,13 +199,31 @@ class Broker:
         for topic, number, partition in state.all_partitions():
             value = partition.value
             in_sync = {member.broker for member in value.isr}
-            behind = [one for one in value.replicas if state.is_live(one) and one not in in_sync]
+            behind = [
+                one
+                for one in value.origin or value.replicas
+                if state.is_live(one) and one not in in_sync
+            ]
             if value.leader is None:
                 reason = offline_reason(state, topic, number)
                 found[f"{topic.name}-{number}"] = f"is offline: it {reason}"
             elif behind:
                 found[f"{topic.name}-{number}"] = f"waits for brokers {behind} to catch up"
         return found
+
+    def _measure(self) -> list[Sample]:
+        sample = self._environment.metrics.sample
+        samples = [
+            sample("rayq_metadata_version", self.metadata.version),
+            sample("rayq_failed_replicas", self._replicas.failed_count),
+        ]
+        try:
+            free_bytes = self._environment.disk.free_bytes(self._data_path)
+        except OSError as error:  # Said to be unknown, rather than 0.
+            logger.warning("the free space of %s is not known: %s", self._data_path, error)
+        else:
+            samples.append(sample("rayq_disk_free_bytes", free_bytes))
+        return samples
 
     def _on_metadata(self, records: Sequence[MetadataRecord] | None) -> None:
         self._replicas.on_metadata(records)
@@ -321,6 +345,8 @@ class Broker:
                 return self._controller_known()
             case messages.StopBroker():
                 return self._stop_on_request()
+            case messages.DescribeMetrics():
+                return messages.DescribeMetricsResponse(self._environment.metrics.collect())
         if isinstance(request, _FOR_CONTROLLER):
             return self._forward(peer, request)
         raise ProtocolError(f"A broker does not answer {type(request).__name__}.")
@@ -393,6 +419,7 @@ class Broker:
                     broker.registration.port,
                     broker.registration.node_id,
                     broker.live,
+                    broker.cordoned,
                 )
                 for number, broker in sorted(state.brokers.items())
             ],
@@ -422,6 +449,9 @@ class Broker:
                     [member.broker for member in value.isr],
                     replicas,
                     offline_reason(self.metadata.state, topic, number),
+                    list(value.target),
+                    list(value.origin),
+                    value.throttle_bytes_per_s,
                 )
             )
         return messages.TopicMetadata(

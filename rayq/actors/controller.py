@@ -12,19 +12,31 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from rayq.actors.controller_metrics import ControllerMetrics, reason_of
 from rayq.actors.quorum import Endpoint, Quorum
 from rayq.config import ClusterConfig
-from rayq.core import broker_changes, topic_changes
+from rayq.core import broker_changes, reassignment, topic_changes
 from rayq.core.broker_changes import ReplicaReport
 from rayq.core.cluster_state import ClusterState
 from rayq.core.metadata_records import (
     BrokerRegistered,
+    BrokerRemoved,
     MetadataRecord,
     PartitionChanged,
+    PartitionValue,
+    VotersChanged,
     encode_records,
 )
 from rayq.environment import Environment
-from rayq.errors import ProtocolError, RayqError, StaleBrokerError, WrongClusterError
+from rayq.errors import (
+    ControllerUnavailableError,
+    ProtocolError,
+    RayqError,
+    StaleBrokerError,
+    WrongClusterError,
+)
+from rayq.logs import log_event
+from rayq.metrics import Sample
 from rayq.wire import messages
 from rayq.wire.pool import ConnectionPool
 
@@ -33,6 +45,7 @@ logger = logging.getLogger(__name__)
 SILENT_HEARTBEATS = 2
 """A voter that heard a controller within so many heartbeats is not asked for its vote."""
 BALANCE_INTERVAL_S = 10.0
+REBUILD_INTERVAL_S = 1.0
 FOUND_PATIENCE_S = 5.0
 """How long a new partition, one of whose replicas runs, waits for the others to start."""
 
@@ -64,10 +77,13 @@ class Controller:
         )
         self.state = ClusterState()
         self._heard_s: dict[int, float] = {}
+        self._gone_since_s: dict[int, float] = {}
+        """Since when brokers have had no session, as far as this controller has seen it."""
         self._unfounded_since_s: dict[tuple[str, int], float] = {}
         self._started_s = 0.0
         self._cluster_stops = False
         self._watch: asyncio.Task[None] | None = None
+        self._metrics: ControllerMetrics | None = None
 
     @property
     def epoch(self) -> int:
@@ -84,7 +100,8 @@ class Controller:
             self._quorum.add_peer(
                 number, registered.directory_id, (registered.host, registered.port)
             )
-        logger.info("controller epoch %d started", self.epoch)
+        self._metrics = ControllerMetrics(self._environment, self.state)
+        log_event(logger, logging.INFO, "controller_started", controller_epoch=self.epoch)
         self._watch = self._environment.tasks.spawn(self._watch_sessions(), "controller-sessions")
 
     def end(self, reason: str) -> None:
@@ -97,7 +114,7 @@ class Controller:
         try:
             answer, records = self._decide(request)
             if records:
-                index = self._append(records)
+                index = self._append(records, reason_of(request))
             else:
                 index = self._quorum.last_index
         except RayqError:
@@ -135,17 +152,19 @@ class Controller:
                 )
             case messages.ReplicasFailed():
                 self._check_heard(request.broker, request.incarnation)
-                logger.warning(
-                    "broker %d: %d replicas gone: %s",
-                    request.broker,
-                    len(request.replicas),
-                    request.reason,
+                log_event(
+                    logger,
+                    logging.WARNING,
+                    "replicas_gone",
+                    broker=request.broker,
+                    replicas=len(request.replicas),
+                    reason=request.reason,
                 )
                 return None, broker_changes.fail_replicas(
                     state, request.broker, request.replicas, self._heard()
                 )
             case messages.AlterPartition():
-                return None, broker_changes.alter_partition(
+                changed = broker_changes.alter_partition(
                     state,
                     topic_id=request.topic_id,
                     partition=request.partition,
@@ -155,6 +174,11 @@ class Controller:
                     partition_epoch=request.partition_epoch,
                     isr=request.isr,
                 )
+                if (request.topic_id, request.partition) not in state.moving:
+                    return None, changed
+                self._append(changed, reason_of(request))
+                self._complete_moves()
+                return None, []
             case messages.PrepareStop():
                 self._cluster_stops = True
                 return messages.Done(), []
@@ -195,7 +219,7 @@ class Controller:
                 return None, topic_changes.create_partitions(state, request.name, request.total)
             case messages.AlterTopicConfig():
                 changes = topic_changes.alter_topic_config(state, request.name, request.changes)
-                self._append(changes)
+                self._append(changes, reason_of(request))
                 return None, topic_changes.settle_after_config_change(
                     state, request.name, self._heard()
                 )
@@ -203,7 +227,25 @@ class Controller:
                 return None, topic_changes.elect_leaders(
                     state, request.name, request.partitions, unclean=request.unclean
                 )
+            case messages.AlterReassignments():
+                return None, reassignment.alter_reassignments(
+                    state, request.moves, request.throttle_bytes_per_s, self._heard()
+                )
+            case messages.CordonBroker():
+                return None, reassignment.cordon_broker(state, request.broker, request.cordoned)
+            case messages.RemoveBroker():
+                return None, self._remove_broker(request.broker)
         raise ProtocolError(f"{type(request).__name__} is not a request to the controller.")
+
+    def _remove_broker(self, broker: int) -> list[MetadataRecord]:
+        records = reassignment.remove_broker(self.state, broker)
+        changes_voters = any(isinstance(record, VotersChanged) for record in records)
+        if changes_voters and self._quorum.commit_index < self._quorum.last_index:
+            raise ControllerUnavailableError(
+                f"Broker {broker} has a vote, and the voters change one at a time: other changes "
+                "are being committed. Try again."
+            )
+        return records
 
     def _register_broker(
         self, request: messages.RegisterBroker
@@ -236,28 +278,56 @@ class Controller:
         if not self.state.is_live(broker):
             raise StaleBrokerError(f"The session of broker {broker} ended: send a heartbeat first.")
 
-    def _append(self, records: Sequence[MetadataRecord]) -> int:
-        """Adds to the log and to the state at once: what is decided next builds on it."""
+    def _append(self, records: Sequence[MetadataRecord], reason: str) -> int:
+        """Adds to the log and to the state at once: what is decided next builds on it. `reason` is
+        for whoever reads the log lines of what changed."""
         if not records:
             return self._quorum.last_index
         index = self._quorum.append(records)
         for record in records:
-            self.state.replay(record)
             if isinstance(record, PartitionChanged):
-                self._log_election(record)
+                self._log_move(record)
+            before = self._value_before(record)
+            self.state.replay(record)
+            if isinstance(record, PartitionChanged) and self._metrics is not None:
+                topic = self.state.topics[record.topic_id]
+                self._metrics.changed(
+                    topic, record.partition, before, reason, cluster_stops=self._cluster_stops
+                )
+            elif isinstance(record, BrokerRemoved):
+                self._quorum.remove_peer(record.broker)
+                self._heard_s.pop(record.broker, None)
         return index
 
-    def _log_election(self, record: PartitionChanged) -> None:
-        value = record.value
-        if value.last_unclean_epoch == value.leader_epoch:
-            logger.error(
-                "UNCLEAN election of broker %s for %s-%d in epoch %d: acknowledged records may "
-                "be lost",
-                value.leader,
-                self.state.topics[record.topic_id].name,
-                record.partition,
-                value.leader_epoch,
-            )
+    def _log_move(self, record: PartitionChanged) -> None:
+        partition = self.state.partition(record.topic_id, record.partition)
+        if partition is None or partition.value.replicas == record.value.replicas:
+            return
+        before, value = partition.value, record.value
+        if value.target:
+            what = f"begins to move from {list(value.origin)} to {list(value.target)}"
+        elif before.target == value.replicas:
+            what = f"has moved from {list(before.origin)} to {list(value.replicas)}"
+        elif before.target:
+            what = f"moves to {list(before.target)} no more, it stays on {list(value.replicas)}"
+        else:
+            what = f"has its replicas in the order {list(value.replicas)}"
+        topic = self.state.topics[record.topic_id].name
+        log_event(
+            logger,
+            logging.INFO,
+            "partition_moves",
+            topic=topic,
+            partition=record.partition,
+            epoch=value.leader_epoch,
+            what=what,
+        )
+
+    def _value_before(self, record: MetadataRecord) -> PartitionValue | None:
+        if not isinstance(record, PartitionChanged):
+            return None
+        known = self.state.partition(record.topic_id, record.partition)
+        return None if known is None else known.value
 
     # --- sessions ---------------------------------------------------------------------------
 
@@ -278,8 +348,32 @@ class Controller:
             if now_s - since_s > FOUND_PATIENCE_S:
                 topic = self.state.topics[topic_id]
                 self._append(
-                    broker_changes.found_partition(self.state, topic, number, self._heard())
+                    broker_changes.found_partition(self.state, topic, number, self._heard()),
+                    "those of its replicas that started do not wait for the others any longer",
                 )
+
+    def _complete_moves(self) -> None:
+        if not self._cluster_stops:
+            self._append(
+                reassignment.complete_moves(self.state, self._heard()),
+                "all replicas of a move are in sync",
+            )
+
+    def _rebuild(self, now_s: float) -> None:
+        """Moves the replicas of brokers that have been gone for too long."""
+        delay_ms = self._config.replica_rebuild_delay_ms
+        away = {number for number, broker in self.state.brokers.items() if not broker.live}
+        self._gone_since_s = {one: self._gone_since_s.get(one, now_s) for one in sorted(away)}
+        if delay_ms is None:
+            return
+        gone = {
+            one for one, at_s in self._gone_since_s.items() if now_s - at_s > delay_ms / 1000
+        }
+        if gone:
+            self._append(
+                reassignment.rebuild(self.state, gone, self._heard()),
+                f"brokers {sorted(gone)} have been away for replica_rebuild_delay_ms",
+            )
 
     async def _watch_sessions(self) -> None:
         """Ends sessions of silent brokers. A pass that comes late (this process was paused, or the
@@ -288,6 +382,7 @@ class Controller:
         clock = self._environment.clock
         last_s = clock.monotonic()
         balance_s = last_s + BALANCE_INTERVAL_S
+        rebuild_s = last_s
         while True:
             await asyncio.sleep(interval_s)
             now_s = clock.monotonic()
@@ -295,6 +390,7 @@ class Controller:
             last_s = now_s
             if late_s > interval_s:
                 self._started_s += late_s
+                self._gone_since_s = {one: at + late_s for one, at in self._gone_since_s.items()}
                 self._heard_s = {one: at_s + late_s for one, at_s in self._heard_s.items()}
             elif not self._quorum.has_majority() and now_s > self._started_s + self._session_s:
                 self.end("no majority of the voters answered for a session")
@@ -302,25 +398,38 @@ class Controller:
             for number, broker in list(self.state.brokers.items()):
                 heard_s = self._heard_s.get(number, self._started_s)
                 if broker.live and now_s - heard_s > self._session_s:
-                    logger.warning(
-                        "broker %d was silent for %.1f s: its session ends",
-                        number,
-                        now_s - heard_s,
+                    silent_s = now_s - heard_s
+                    log_event(
+                        logger, logging.WARNING, "session_ended", broker=number, silent_s=silent_s
                     )
-                    self._append(broker_changes.fence_broker(self.state, number, self._heard()))
+                    self._append(
+                        broker_changes.fence_broker(self.state, number, self._heard()),
+                        f"broker {number} was silent for {silent_s:.1f} s",
+                    )
             self._found_late(now_s)
+            self._complete_moves()
+            if now_s > rebuild_s and not self._cluster_stops:
+                rebuild_s = now_s + REBUILD_INTERVAL_S
+                self._rebuild(now_s)
             if self._quorum.commit_index == self._quorum.last_index:
-                voters = broker_changes.next_voters(self.state)
+                voters = broker_changes.next_voters(self.state, self._heard())
                 if voters:
-                    self._append(voters)
+                    self._append(voters, "the voters are completed")
                 elif self._quorum.entry_count > self._config.metadata_snapshot_records:
                     self._quorum.compact(encode_records(self.state.snapshot()))
             if now_s > balance_s and not self._cluster_stops:
                 balance_s = now_s + BALANCE_INTERVAL_S
-                self._append(broker_changes.balance_leaders(self.state))
+                self._append(
+                    broker_changes.balance_leaders(self.state),
+                    "the preferred replica is in sync again",
+                )
 
     def _on_quorum_end(self, reason: str) -> None:
-        logger.info("controller epoch %d ended: %s", self.epoch, reason)
+        log_event(
+            logger, logging.INFO, "controller_ended", controller_epoch=self.epoch, reason=reason
+        )
+        if self._metrics is not None:
+            self._metrics.end()
         if self._watch is not None:
             self._watch.cancel()
         if not self.ended.done():
@@ -336,6 +445,7 @@ def _report(registration: messages.ReplicaRegistration) -> ReplicaReport:
         registration.port,
         registration.last_epoch,
         registration.flushed,
+        registration.partition_epoch,
     )
 
 
@@ -371,6 +481,7 @@ class ControllerHost:
         self._may_host = may_host
         self._is_preferred = is_preferred
         self.controller: Controller | None = None
+        environment.metrics.add_source(self._measure)
 
     async def run(self) -> None:
         """Waits for silence, takes over, hosts until the epoch ends; for ever."""
@@ -403,6 +514,10 @@ class ControllerHost:
             await controller.ended
             self.controller = None
             patience_s = self._patience_s()
+
+    def _measure(self) -> list[Sample]:
+        is_here = self.controller is not None
+        return [self._environment.metrics.sample("rayq_active_controller", int(is_here))]
 
     def _patience_s(self) -> float:
         patience_s = self._config.controller_patience_ms / 1000

@@ -37,6 +37,7 @@ class ControllerServer:
         host: str,
         brokers: Sequence[Endpoint],
     ) -> None:
+        environment.metrics.label(broker="controller")
         self._environment = environment
         self._config = config
         self._cluster_id = cluster_id
@@ -97,6 +98,8 @@ class ControllerServer:
     def _handle(
         self, peer: Peer, request: messages.Request, payload: memoryview
     ) -> Result | Awaitable[Result]:
+        if isinstance(request, messages.DescribeMetrics):
+            return messages.DescribeMetricsResponse(self._environment.metrics.collect())
         controller = self.controller_host.controller
         if controller is None:
             raise NotControllerError("The controller is not hosted in this process now.")

@@ -10,13 +10,14 @@ import asyncio
 import logging
 
 from rayq.actors.replica_log import ReplicaLog
-from rayq.config import MIB
+from rayq.config import KIB, MIB
 from rayq.errors import (
     CorruptBatchError,
     DivergedLogError,
     RayqError,
     StorageError,
 )
+from rayq.logs import log_event
 from rayq.wire import messages
 from rayq.wire.connection import Connection
 from rayq.wire.pool import ConnectionPool
@@ -28,6 +29,11 @@ FETCH_WAIT_MS = 500
 FETCH_TIMEOUT_S = 3.0
 RETRY_S = 0.02
 RETRY_MAX_S = 0.5
+THROTTLE_PERIOD_S = 0.5
+"""A throttled follower asks for what it may copy in about so long, then waits."""
+THROTTLED_FETCH_BYTES_MIN = 16 * KIB
+THROTTLE_PAUSE_MAX_S = 5.0
+"""However large a batch is: a longer silence would count as lagging."""
 
 
 class Follower:
@@ -42,6 +48,12 @@ class Follower:
         self._replica_log = replica_log
         self._pool = pool
         self._assignment = assignment
+        self._bytes_in = replica_log.environment.metrics.counter(
+            "rayq_replication_bytes_in_total",
+            topic=assignment.topic,
+            partition=assignment.partition,
+        )
+        self._leader_high_watermark = 0
         self._connection: Connection | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_stopped = False
@@ -64,6 +76,10 @@ class Follower:
             assignment.leader_port,
         )
 
+    def committed(self, assignment: messages.PartitionAssignment) -> None:
+        """Newer metadata of the partition, under the same leader."""
+        self._assignment = assignment
+
     def start(self) -> None:
         self._task = self._replica_log.environment.tasks.spawn(
             self._replica_log.guard(self._follow_for_ever),
@@ -75,6 +91,11 @@ class Follower:
         self._is_stopped = True
         if self._task is not None:
             self._task.cancel()
+
+    @property
+    def lag(self) -> int:
+        """Records that were committed at the last fetch and are not here."""
+        return max(self._leader_high_watermark - self._replica_log.log.end_offset, 0)
 
     def flushed(self, flushed_offset: int) -> None:
         """The follower's disk holds everything below: tell the leader at once."""
@@ -98,8 +119,12 @@ class Follower:
         retry_s = RETRY_S
         while True:
             try:
-                await self._fetch()
+                copied = await self._fetch()
+                self._replica_log.trouble = None
                 retry_s = RETRY_S
+                throttle = self._throttle
+                if copied and throttle is not None:
+                    await asyncio.sleep(min(copied / throttle, THROTTLE_PAUSE_MAX_S))
             except DivergedLogError as error:
                 self._replica_log.fail(error)
                 return
@@ -110,13 +135,31 @@ class Follower:
                     self._replica_log.fail(error)
                     return
                 logger.warning("follower of %s: %s", self._replica_log.where, error)
+                self._replica_log.trouble = str(error)
                 await asyncio.sleep(RETRY_MAX_S)
             except RayqError as error:
                 logger.debug("follower of %s: %s", self._replica_log.where, error)
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, RETRY_MAX_S)
 
-    async def _fetch(self) -> None:
+    @property
+    def _throttle(self) -> int | None:
+        """Bytes per second while a move has this replica copy the log; None: no limit."""
+        replica, assignment = self._replica_log, self._assignment
+        if (replica.broker, replica.incarnation) in assignment.isr:
+            return None
+        return assignment.throttle_bytes_per_s
+
+    @property
+    def _fetch_bytes_max(self) -> int:
+        throttle = self._throttle
+        if throttle is None:
+            return FETCH_BYTES_MAX
+        at_once = max(THROTTLED_FETCH_BYTES_MIN, int(throttle * THROTTLE_PERIOD_S))
+        return min(FETCH_BYTES_MAX, at_once)
+
+    async def _fetch(self) -> int:
+        """One fetch, and what follows from it. Returns how many bytes of the log came."""
         replica, assignment = self._replica_log, self._assignment
         assert assignment.leader_host is not None and assignment.leader_port is not None
         log = replica.log
@@ -136,7 +179,7 @@ class Follower:
             log.flushed_offset,
             log.start_offset,
             log.last_epoch,
-            FETCH_BYTES_MAX,
+            self._fetch_bytes_max,
             FETCH_WAIT_MS,
             0 if was_empty else self._copied_horizon,
         )
@@ -144,11 +187,12 @@ class Follower:
         assert isinstance(answer, messages.ReplicaFetchResponse)
         if answer.diverging_end is not None:
             await self._truncate(answer.diverging_epoch, answer.diverging_end)
-            return
+            return 0
         if answer.reset_to is not None:
             await self._reset()
-            return
+            return 0
         self._agrees = True
+        self._leader_high_watermark = answer.high_watermark
         if len(payload):
             if was_empty:
                 self._copied_horizon = answer.tombstone_horizon
@@ -167,12 +211,14 @@ class Follower:
                     timeout_s=FETCH_TIMEOUT_S,
                 )
                 raise
+            self._bytes_in.value += len(payload)
             replica.wake_flusher()
         replica.high_watermark = max(
             replica.high_watermark, min(answer.high_watermark, log.end_offset)
         )
         if answer.log_start_offset > log.start_offset:
             await replica.advance_log_start(answer.log_start_offset)
+        return len(payload)
 
     @property
     def _may_lose(self) -> bool:
@@ -216,8 +262,16 @@ class Follower:
             # here and is the latest again there.
             await self._reset()
             return
-        logger.info(
-            "%s on broker %d cuts its log from %d to %d", replica.where, replica.broker, mine, cut
+        log_event(
+            logger,
+            logging.INFO,
+            "log_truncated",
+            topic=assignment.topic,
+            partition=assignment.partition,
+            epoch=assignment.leader_epoch,
+            broker=replica.broker,
+            from_offset=mine,
+            to_offset=cut,
         )
         async with replica.files_lock, replica.flush_lock:
             log.truncate(cut)
@@ -242,11 +296,15 @@ class Follower:
             timeout_s=FETCH_TIMEOUT_S,
         )
         assert isinstance(answer, messages.ReplicaSnapshotResponse)
-        logger.info(
-            "%s on broker %d restarts its log at %d",
-            replica.where,
-            replica.broker,
-            answer.log_start_offset,
+        log_event(
+            logger,
+            logging.INFO,
+            "log_restarted",
+            topic=assignment.topic,
+            partition=assignment.partition,
+            epoch=assignment.leader_epoch,
+            broker=replica.broker,
+            offset=answer.log_start_offset,
         )
         self._copied_horizon = 0
         async with replica.files_lock, replica.flush_lock:

@@ -47,6 +47,8 @@ from rayq.errors import (
     RayqError,
     UnsupportedFormatError,
 )
+from rayq.logs import log_event
+from rayq.metrics import Sample
 from rayq.storage.batch import decode_columns, encode_batch, split_batches
 from rayq.wire import messages
 from rayq.wire.messages import TopicPartitionId
@@ -127,6 +129,7 @@ class GroupCoordinator:
         self._topics_wanted = Signal()
         self._reset_wanted = Signal()
         self.where = replica_log.where
+        self._forget_source = self._environment.metrics.add_source(self._measure)
         spawn = self._environment.tasks.spawn
         self._tasks = [
             spawn(self._guarded(self._run), f"groups of {self.where}"),
@@ -141,8 +144,16 @@ class GroupCoordinator:
         """For invariants of tests: what is decided, committed or not."""
         return self._state
 
+    def _measure(self) -> list[Sample]:
+        sample = self._environment.metrics.sample
+        return [
+            sample("rayq_consumergroup_members", len(group.members), group=name)
+            for name, group in self._state.groups.items()
+        ]
+
     def end(self, reason: str) -> None:
         """Another coordinates: whoever waits is told."""
+        self._forget_source()
         self._ended = NotLeaderError(
             f"Broker {self._replica_log.broker} coordinates the groups of {self.where} no more "
             f"({reason}): ask for new metadata."
@@ -468,7 +479,18 @@ class GroupCoordinator:
         known = self._state.groups.get(group)
         before = GroupValue() if known is None else known.value
         if (value.rebalance_time_ms, value.reason) != (before.rebalance_time_ms, before.reason):
-            logger.info("group %s, epoch %d: %s", group, value.epoch, value.reason)
+            self._environment.metrics.counter(
+                "rayq_consumergroup_rebalances_total", group=group
+            ).value += 1
+            log_event(
+                logger,
+                logging.INFO,
+                "group_rebalanced",
+                group=group,
+                epoch=value.epoch,
+                members=0 if known is None else len(known.members),
+                reason=value.reason,
+            )
 
     async def _until_committed(self) -> None:
         """Returns when all that is decided by now is committed, and this still coordinates."""

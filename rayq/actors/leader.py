@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from rayq.actors.replica_log import ReplicaLog
+from rayq.actors.replica_metrics import LeaderMetrics
 from rayq.actors.signal import Signal
 from rayq.config import MIB
 from rayq.core.partition_state import Isr, PartitionState
@@ -34,6 +35,7 @@ from rayq.errors import (
     StorageError,
     TimeoutError,
 )
+from rayq.logs import log_event
 from rayq.storage.batch import BatchHeader, check_body, read_header
 from rayq.storage.log import Log
 from rayq.storage.producer_state import ProducerState
@@ -72,6 +74,9 @@ class Leader:
     ) -> None:
         self._replica_log = replica_log
         self._environment = replica_log.environment
+        self._metrics = LeaderMetrics(
+            replica_log.environment, assignment.topic, assignment.partition
+        )
         self._assignment = assignment
         self._propose = propose
         self._has_lease = has_lease
@@ -92,12 +97,15 @@ class Leader:
             high_watermark=min(replica_log.high_watermark, log.end_offset),
             started_s=self._environment.clock.monotonic(),
         )
-        logger.info(
-            "broker %d leads %s in epoch %d from offset %d",
-            replica_log.broker,
-            self.where,
-            assignment.leader_epoch,
-            log.end_offset,
+        log_event(
+            logger,
+            logging.INFO,
+            "leads",
+            topic=assignment.topic,
+            partition=assignment.partition,
+            epoch=assignment.leader_epoch,
+            broker=replica_log.broker,
+            offset=log.end_offset,
         )
 
     @property
@@ -112,7 +120,9 @@ class Leader:
             assignment.partition_epoch,
             assignment.isr,
             assignment.replicas,
-            self._replica_log.topic_config.min_insync(len(assignment.replicas)),
+            self._replica_log.topic_config.min_insync(
+                assignment.replication_factor or len(assignment.replicas)
+            ),
         )
         self._replica_log.wake_flusher()  # What was appended as a follower must be flushed.
         self._after_progress()
@@ -181,6 +191,7 @@ class Leader:
                 raise
             base_offset, append_time_ms = stamped.base_offset, stamped.append_time_ms
             next_offset = stamped.next_offset
+            self._metrics.appended(header)
             leader.appended(log.end_offset)
             if leader.flushed_offset != log.flushed_offset:
                 leader.flushed(log.flushed_offset)
@@ -303,6 +314,8 @@ class Leader:
                     request.offset, limit, min(request.bytes_max, CLIENT_FETCH_BYTES_MAX)
                 )
                 self.check()
+                records = next_offset - request.offset
+                self._metrics.sent(data, records, is_at_end=next_offset == limit)
                 return self._read_answer(log, limit, next_offset), data
             remaining_s = deadline_s - clock.monotonic()
             if remaining_s <= 0 or not await self._replica_log.committed.wait(remaining_s):
@@ -348,6 +361,23 @@ class Leader:
         if found is None:
             return messages.ListOffsetsResponse(None, None)
         return messages.ListOffsetsResponse(*found)
+
+    async def describe_offset(
+        self, request: messages.DescribeOffset
+    ) -> messages.DescribeOffsetResponse:
+        """See `messages.DescribeOffset`."""
+        if not self.state.may_serve:
+            raise OffsetNotAvailableError(
+                f"The new leader of {self.where} does not know its high watermark yet."
+            )
+        limit = self._replica_log.high_watermark
+        offset = max(request.offset, self._replica_log.log.start_offset)
+        if offset >= limit:
+            return messages.DescribeOffsetResponse(None, None)
+        data, _ = await self._replica_log.read(offset, limit, 1)
+        append_time_ms = read_header(data).append_time_ms
+        age_ms = max(self._environment.clock.wall_ms() - append_time_ms, 0)
+        return messages.DescribeOffsetResponse(append_time_ms, age_ms)
 
     # --- the log start ----------------------------------------------------------------------
 
@@ -408,6 +438,7 @@ class Leader:
                     return self._fetch_answer(leader, reset_to=log.start_offset), b""
                 if log.tombstone_horizon != horizon:
                     continue  # What was read may be from before; the answer would name the new one.
+                self._metrics.replicated(data)
                 return self._fetch_answer(leader), data
             remaining_s = deadline_s - clock.monotonic()
             if remaining_s <= 0 or not await self._replica_log.appended.wait(remaining_s):

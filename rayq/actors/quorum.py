@@ -299,6 +299,12 @@ class Quorum:
         self._peers[broker] = peer
         self._start_pusher(peer)
 
+    def remove_peer(self, broker: int) -> None:
+        """A broker was removed: it is sent nothing more."""
+        peer = self._peers.pop(broker, None)
+        if peer is not None and peer.pusher is not None:
+            peer.pusher.cancel()
+
     def compact(self, snapshot: bytes) -> None:
         """Replaces the entries in memory by a snapshot of the state after all of them, which must
         be committed."""

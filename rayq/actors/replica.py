@@ -27,6 +27,8 @@ from rayq.errors import (
     StorageError,
     UnknownEpochError,
 )
+from rayq.logs import log_event
+from rayq.metrics import Sample
 from rayq.storage.data_directory import PartitionDirectory
 from rayq.wire import messages
 from rayq.wire.pool import ConnectionPool
@@ -83,6 +85,7 @@ class Replica:
         self._coordinator: GroupCoordinator | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._clock_watch = ClockWatch(environment.clock)
+        self._forget_source = environment.metrics.add_source(self._measure)
         self._compactor = Compactor(
             self._replica_log, run_cleaner or cleaner_in_steps(environment)
         )
@@ -92,6 +95,7 @@ class Replica:
     async def open(self, directory: PartitionDirectory) -> None:
         """Recovers the log. Raises StorageError, UnsupportedFormatError."""
         await self._replica_log.open(directory)
+        self._replica_log.trouble = None
         self._ticker = self._environment.tasks.spawn(
             self._replica_log.guard(self._tick_for_ever), f"tick {self.where}"
         )
@@ -110,6 +114,10 @@ class Replica:
         """The replica stops for good: its directory cannot be used."""
         self._replica_log.fail(error)
 
+    def note_trouble(self, error: BaseException) -> None:
+        """It cannot go on for now; whoever describes the replica is told why."""
+        self._replica_log.trouble = str(error)
+
     async def close(self) -> messages.ReplicaStatus:
         """A controlled stop: serves no more, flushes, and says exactly where the log ends."""
         self._stop("it is stopping")
@@ -122,6 +130,11 @@ class Replica:
         self._replica_log.abandon()
 
     def _stop(self, reason: str) -> None:
+        self._forget_source()
+        assignment = self.assignment
+        self._environment.metrics.forget(
+            topic=assignment.topic, partition=assignment.partition
+        )
         self._end_role(reason)
         self._compactor.stop()
         if self._ticker is not None:
@@ -172,6 +185,8 @@ class Replica:
             if assignment.leader_host is not None:
                 self._role = Follower(self._replica_log, self._pool, assignment)
                 self._role.start()
+        else:
+            role.committed(assignment)
 
     def _end_role(self, reason: str) -> None:
         coordinator, self._coordinator = self._coordinator, None
@@ -242,7 +257,37 @@ class Replica:
             log.end_offset,
             log.flushed_offset,
             log.size_bytes,
+            trouble=self._replica_log.trouble,
+            disk_free_bytes=self._disk_free_bytes(),
         )
+
+    def _disk_free_bytes(self) -> int | None:
+        try:
+            return self._environment.disk.free_bytes(self._replica_log.log.directory)
+        except OSError:
+            return None
+
+    def _measure(self) -> list[Sample]:
+        replica_log, sample = self._replica_log, self._environment.metrics.sample
+        if not replica_log.is_open:
+            return []
+        log = replica_log.log
+        at = {"topic": self.assignment.topic, "partition": self.assignment.partition}
+        samples = [
+            sample("rayq_log_size_bytes", log.size_bytes, **at),
+            sample("rayq_log_end_offset", log.end_offset, **at),
+        ]
+        if isinstance(self._role, Follower):
+            samples.append(sample("rayq_replica_lag", self._role.lag, **at))
+        elif isinstance(self._role, Leader) and self._has_lease():
+            state = self._role.state
+            samples += [
+                sample("rayq_partition_latest_offset", replica_log.high_watermark, **at),
+                sample("rayq_partition_earliest_offset", log.start_offset, **at),
+                sample("rayq_partition_in_sync_replicas", len(state.isr), **at),
+                sample("rayq_partition_replicas", len(self.assignment.replicas), **at),
+            ]
+        return samples
 
     # --- background -------------------------------------------------------------------------
 
@@ -274,6 +319,14 @@ class Replica:
         now_ms = self._environment.clock.wall_ms()
         start = log.retention_start(now_ms, replica_log.high_watermark)
         if start > log.start_offset:
-            logger.info("retention moves the log start of %s to %d", self.where, start)
+            log_event(
+                logger,
+                logging.INFO,
+                "retention",
+                topic=self.assignment.topic,
+                partition=self.assignment.partition,
+                epoch=self.assignment.leader_epoch,
+                log_start_offset=start,
+            )
             await replica_log.advance_log_start(start)
             replica_log.appended.notify()  # Followers hear of it with their next fetch.

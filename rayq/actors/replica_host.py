@@ -23,6 +23,7 @@ from rayq.environment import Environment
 from rayq.errors import (
     DirectoryInUseError,
     DiskFullError,
+    InvalidRequestError,
     RayqError,
     StaleBrokerError,
     UnknownTopicError,
@@ -49,6 +50,7 @@ ToLeader = (
     | messages.ReplicaFetch
     | messages.ReplicaFlushed
     | messages.ListOffsets
+    | messages.DescribeOffset
     | messages.DeleteRecords
     | messages.DescribeProducers
     | messages.ReplicaSnapshot
@@ -82,6 +84,7 @@ class ReplicaHost:
         self._spec = spec
         self._pid_start_time = pid_start_time
         self._run_cleaner = run_cleaner
+        environment.metrics.label(cluster=spec.cluster_name, broker=spec.broker)
         meta = read_meta(environment.disk, spec.data_path)
         assert meta is not None, spec.data_path
         secret = read_secret(environment.disk, spec.data_path)
@@ -93,6 +96,9 @@ class ReplicaHost:
         self._host = host
         self._replicas: dict[Key, Replica] = {}
         self._opening: set[Key] = set()
+        self._let_go: set[Key] = set()
+        """Closed because the broker said so: their directories may be removed and made anew, and
+        this incarnation stands for what was in them."""
         self._version = 0
         self._lease_until_s = 0.0
         self._urgent = Signal()
@@ -153,6 +159,7 @@ class ReplicaHost:
                 self._server.host,
                 self._server.port,
                 self._statuses(),
+                sorted(self._let_go),
             ),
             timeout_s=self._session_s,
         )
@@ -186,6 +193,7 @@ class ReplicaHost:
         assert isinstance(answer, messages.ReplicaHostHeartbeatResponse)
         self._lease_until_s = max(self._lease_until_s, sent_s + self._session_s)
         for topic_id, partition in answer.removed:
+            self._let_go.add((topic_id, partition))
             replica = self._replicas.pop((topic_id, partition), None)
             if replica is not None:
                 replica.abandon()
@@ -211,6 +219,8 @@ class ReplicaHost:
         if replica is not None:
             replica.apply(assignment)
             return
+        if key in self._let_go:
+            raise InvalidRequestError("it was closed for good in this process.")
         replica = Replica(
             self._environment,
             self._config,
@@ -233,7 +243,7 @@ class ReplicaHost:
         is_open = False
         while not is_open:
             if self._replicas.get(key) is not replica:
-                return  # The topic was deleted meanwhile.
+                return  # The topic was deleted meanwhile, or the replica moved away.
             try:
                 await replica.open(self._lock_directory(replica.assignment))
                 is_open = True
@@ -243,6 +253,7 @@ class ReplicaHost:
                 await asyncio.sleep(RETRY_S)
             except DiskFullError as error:  # It heals when space returns.
                 logger.warning("%s", error)
+                replica.note_trouble(error)
                 await asyncio.sleep(DISK_FULL_RETRY_S)
             except (RayqError, OSError) as error:
                 replica.fail(error)
@@ -290,6 +301,8 @@ class ReplicaHost:
                 return None
             case messages.ListOffsets():
                 return self._leader(request).list_offsets(request)
+            case messages.DescribeOffset():
+                return self._leader(request).describe_offset(request)
             case messages.DeleteRecords():
                 return self._writable(request).delete_records(request)
             case messages.ReplicaSnapshot():
@@ -314,6 +327,8 @@ class ReplicaHost:
                 return self._coordinator(request).delete(request)
             case messages.SetGroupOffsets():
                 return self._coordinator(request).set_offsets(request)
+            case messages.DescribeMetrics():
+                return messages.DescribeMetricsResponse(self._environment.metrics.collect())
             case messages.StopReplicaHost():
                 return self._stop()
         raise UnknownTopicError(f"A replica process does not answer {type(request).__name__}.")

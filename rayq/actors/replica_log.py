@@ -53,7 +53,10 @@ class ReplicaLog:
         self.broker = broker
         self.incarnation = incarnation
         self.where = f"{assignment.topic}-{assignment.partition}"
+        self._flush_seconds = environment.metrics.histogram("rayq_log_flush_seconds")
         self.failure: str | None = None
+        self.trouble: str | None = None
+        """What keeps a follower from going on for now, such as a full disk."""
         self.high_watermark = 0
         self.appended = Signal()
         """The log grew, or its start moved."""
@@ -122,7 +125,8 @@ class ReplicaLog:
         if self.failure is not None:
             raise StorageError(f"Replica of {self.where} on broker {self.broker}: {self.failure}")
         if self._log is None or self._is_closed:
-            raise NotLeaderError(f"The log of the replica of {self.where} is not open.")
+            why = "" if self.trouble is None else f": {self.trouble}"
+            raise NotLeaderError(f"The log of the replica of {self.where} is not open{why}.")
         return self._log
 
     def configure(self, options: dict[str, object]) -> None:
@@ -253,8 +257,10 @@ class ReplicaLog:
                     plan = log.plan_flush(self.high_watermark, checkpoint=checkpoint)
                     if plan is None:
                         return False
+                    began_s = self.environment.clock.monotonic()
                     self._flush = asyncio.ensure_future(self.environment.threads.run(plan.run))
                     await asyncio.shield(self._flush)
+                    self._flush_seconds.observe(self.environment.clock.monotonic() - began_s)
                 except (OSError, StorageError) as error:
                     # The kernel may have dropped the pages: never retry, never trust them.
                     self.fail(StorageError(f"Flushing the log of {self.where} failed: {error}"))

@@ -57,6 +57,9 @@ class _Host:
     endpoint: tuple[str, int] | None = None
     """None until it has presented itself."""
     statuses: dict[Key, messages.ReplicaStatus] = field(default_factory=dict)
+    let_go: set[Key] = field(default_factory=set)
+    """What it was told to close. It never hosts these again: its incarnation stands for a log whose
+    directory may be gone since."""
     heard_s: float = 0.0
     changed: Signal = field(default_factory=Signal)
 
@@ -102,6 +105,8 @@ class ReplicaSupervisor:
 
     async def run(self) -> None:
         """Reconciles for ever: processes against metadata, metadata against processes."""
+        for path in self._directory.leftovers():
+            self._environment.tasks.spawn(self._remove(path), f"remove {path}")
         interval_s = REPORT_INTERVAL_S
         last_s = self._environment.clock.monotonic()
         while not self._is_stopping:
@@ -109,7 +114,7 @@ class ReplicaSupervisor:
                 self._check_sessions(last_s)
                 last_s = self._environment.clock.monotonic()
                 if self._metadata.version > 0:
-                    await self._remove_deleted()
+                    self._remove_unplaced()
                     self._start_missing()
                     await self._report()
             except RayqError as error:
@@ -121,6 +126,11 @@ class ReplicaSupervisor:
 
     def wake(self) -> None:
         self._wake.notify()
+
+    @property
+    def failed_count(self) -> int:
+        """Replicas that stopped on a disk error."""
+        return len(self._failed)
 
     def on_metadata(self, records: Sequence[MetadataRecord] | None) -> None:
         """Committed records were applied (None: a snapshot was)."""
@@ -178,6 +188,7 @@ class ReplicaSupervisor:
         if host.endpoint is None:
             self._starting = max(0, self._starting - 1)
         host.endpoint = (request.host, request.port)
+        host.let_go.update(request.let_go)
         self._note(host, request.replicas)
         self._wake.notify()
         return messages.AttachReplicaHostResponse(self._directory.meta.cluster_id)
@@ -202,10 +213,12 @@ class ReplicaSupervisor:
                 for key in host.keys | known:
                     changed_at = self._changed_at.get(key, self._known_since)
                     is_new = key not in known or changed_at > request.version
-                    assignment = self._assignment(key) if key in host.keys else None
-                    if assignment is None:
+                    is_hosted = key in host.keys and key not in host.let_go
+                    assignment = self._assignment(key) if is_hosted else None
+                    if assignment is None and key in known:
                         removed.append(key)
-                    elif is_new:
+                        host.let_go.add(key)
+                    elif assignment is not None and is_new:
                         assignments.append(assignment)
             remaining_s = deadline_s - self._environment.clock.monotonic()
             if assignments or removed or remaining_s <= 0:
@@ -275,6 +288,8 @@ class ReplicaSupervisor:
                 )
                 for broker in value.replicas
             ],
+            topic.replication_factor,
+            value.throttle_bytes_per_s if self._broker in value.adding else None,
         )
 
     def _start_missing(self) -> None:
@@ -292,7 +307,7 @@ class ReplicaSupervisor:
                 continue
             if not self._is_free(key, now_s):
                 continue
-            shared = self._host_with_room()
+            shared = self._host_with_room(key)
             if shared is not None:
                 shared.keys.add(key)
                 shared.changed.notify()
@@ -301,9 +316,9 @@ class ReplicaSupervisor:
                 return
             self._start_host(key, now_s)
 
-    def _host_with_room(self) -> _Host | None:
+    def _host_with_room(self, key: Key) -> _Host | None:
         for host in self._hosts.values():
-            if len(host.keys) < self._config.replicas_per_process:
+            if len(host.keys) < self._config.replicas_per_process and key not in host.let_go:
                 return host
         return None
 
@@ -399,29 +414,61 @@ class ReplicaSupervisor:
                 )
                 host.process.kill()
 
-    async def _remove_deleted(self) -> None:
-        """Lets go of the replicas of deleted topics, then removes their files."""
+    def _remove_unplaced(self) -> None:
+        """Lets go of the replicas of deleted topics and of those that were moved away, then removes
+        their files."""
         for host in list(self._hosts.values()):
-            for key in [key for key in host.keys if self._find(key) is None]:
+            unplaced = [key for key in host.keys if key in host.let_go or self._find(key) is None]
+            for key in unplaced:
                 if key not in host.statuses:
                     host.keys.discard(key)
                 else:
                     host.changed.notify()
             if not host.keys and host.process is not None:
                 host.process.kill()
+        if not self._may_tidy():
+            return
         for meta, path in self._directory.partitions():
             key = (meta.topic_id, meta.partition)
             if self._find(key) is not None:
                 continue
             if DataDirectory.partition_holder(self._environment.disk, path) is not None:
                 continue
-            if key in self._changed_at:  # We saw it deleted; else it is only put aside.
-                self._changed_at.pop(key)
-                aside = self._directory.quarantine(path)
-                await self._environment.threads.run(self._environment.disk.remove_tree, aside)
-            elif self._may_tidy():
+            if self._may_remove(key):
+                logger.info("broker %d removes %s, which is not placed here", self._broker, path)
+                aside = self._directory.quarantine(path, to_remove=True)
+                self._changed_at.pop(key, None)
+                self._failed.pop(key, None)
+                self._backoff_s.pop(key, None)
+                self._environment.tasks.spawn(self._remove(aside), f"remove {aside}")
+            elif key[0] not in self._metadata.state.topics:
                 logger.warning("%s belongs to no topic of this cluster: put aside", path)
                 self._directory.quarantine(path)
+
+    def _may_remove(self, key: Key) -> bool:
+        """Whether the files of a partition that is not placed here may go: its topic was deleted
+        before our eyes, or it was moved away and has what it needs elsewhere.
+
+        Only asked when `_may_tidy`: metadata from before this process started may show a placement
+        of long ago. Metadata that is behind does no harm then: should the partition be placed here
+        again by now, nobody counts on what is here before this process says so, on newer metadata
+        (`placed_epoch`), of a process that it starts after this.
+        """
+        topic = self._metadata.state.topics.get(key[0])
+        if topic is None:
+            return key in self._changed_at
+        partition = topic.partitions.get(key[1])
+        return (
+            partition is not None
+            and partition.value.leader is not None
+            and len(partition.value.isr) >= topic.min_insync
+        )
+
+    async def _remove(self, path: str) -> None:
+        try:
+            await self._environment.threads.run(self._environment.disk.remove_tree, path)
+        except OSError as error:  # The next start tries again.
+            logger.warning("%s could not be removed: %s", path, error)
 
     def _may_tidy(self) -> bool:
         """Whether the metadata here is known to be current: it holds our registration."""
@@ -436,7 +483,12 @@ class ReplicaSupervisor:
             return
         register: list[messages.ReplicaRegistration] = []
         failed: list[tuple[str, int, str]] = []
-        by_key = {key: host for host in self._hosts.values() for key in host.statuses}
+        by_key = {
+            key: host
+            for host in self._hosts.values()
+            for key in host.statuses
+            if key not in host.let_go
+        }
         for topic, number, partition in self._metadata.state.replicas_on(self._broker):
             key = (topic.topic_id, number)
             known = partition.processes.get(self._broker)
@@ -460,6 +512,7 @@ class ReplicaSupervisor:
                         *host.endpoint,
                         status.last_epoch,
                         status.flushed,
+                        partition.value.partition_epoch,
                     )
                 )
         if failed:
@@ -477,7 +530,7 @@ class ReplicaSupervisor:
         """Whether a registered process is known not to serve this partition any more."""
         host = self._hosts.get(incarnation)
         if host is not None:
-            return key in self._failed
+            return key in self._failed or key in host.let_go
         found = self._find(key)
         assert found is not None
         path = self._directory.partition_path(found[0].name, key[1])

@@ -6,13 +6,14 @@ A change that a broker confirmed is waited for: what follows sees it, whichever 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from rayq.client.background import BackgroundLoop
 from rayq.client.client import Client, check_partition
 from rayq.client.group_admin import GroupAdmin, Target
 from rayq.client.metadata import leader_of
+from rayq.client.moves import MoveAdmin, OnProgress
 from rayq.config import TopicConfig, parse
 from rayq.errors import (
     InvalidRequestError,
@@ -27,6 +28,7 @@ from rayq.records import (
     GroupInfo,
     GroupListing,
     PartitionInfo,
+    Reassignment,
     ReplicaInfo,
     TopicInfo,
     TopicPartition,
@@ -50,6 +52,8 @@ ADMIN_TIMEOUT_S = 30.0
 """Default of every call's `timeout_s`."""
 DESCRIBE_TIMEOUT_S = 2.0
 """A replica that has not described itself by then is shown without offsets."""
+MOVE_TIMEOUT_S = 600.0
+"""Default of how long `reassign_partitions` waits."""
 READY_POLL_MS = 500
 """How long a broker holds a question for newer metadata while a topic gets ready."""
 NOT_READY_PAUSE_S = 0.02
@@ -121,10 +125,12 @@ class AsyncAdmin:
         await self._change(request, timeout_s)
         await self._client.refresh([name], timeout_s=timeout_s)
 
-    async def list_topics(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> list[str]:
+    async def list_topics(
+        self, *, internal: bool = False, timeout_s: float = ADMIN_TIMEOUT_S
+    ) -> list[str]:
         response = await self._client.fetch_all(timeout_s=timeout_s)
         names = (topic.name for topic in response.topics)
-        return sorted(name for name in names if not name.startswith(INTERNAL_PREFIX))
+        return sorted(name for name in names if internal or not name.startswith(INTERNAL_PREFIX))
 
     async def describe_topic(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> TopicInfo:
         client = self._client
@@ -155,6 +161,7 @@ class AsyncAdmin:
             isr=list(partition.isr),
             replicas=list(replicas),
             offline_reason=partition.offline_reason,
+            target=list(partition.target),
         )
 
     async def _describe_replica(
@@ -178,12 +185,15 @@ class AsyncAdmin:
             log_start_offset=None if answer is None else answer.log_start_offset,
             high_watermark=None if answer is None else answer.high_watermark,
             log_end_offset=None if answer is None else answer.log_end_offset,
+            size_bytes=None if answer is None else answer.size_bytes,
+            disk_free_bytes=None if answer is None else answer.disk_free_bytes,
+            trouble=None if answer is None else answer.trouble,
         )
 
     async def describe_cluster(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> ClusterInfo:
         response = await self._client.fetch_all(timeout_s=timeout_s)
         brokers = [
-            BrokerInfo(one.broker, one.host, one.port, one.node_id, one.live)
+            BrokerInfo(one.broker, one.host, one.port, one.node_id, one.live, one.cordoned)
             for one in sorted(response.brokers, key=lambda one: one.broker)
         ]
         return ClusterInfo(
@@ -233,6 +243,69 @@ class AsyncAdmin:
         )
         start: int = response.log_start_offset
         return start
+
+    # --- moving partitions ----------------------------------------------------------------------
+
+    async def reassign_partitions(
+        self,
+        moves: Mapping[TopicPartition, Sequence[int]],
+        *,
+        throttle_bytes_per_s: int | None = None,
+        wait: bool = True,
+        timeout_s: float = MOVE_TIMEOUT_S,
+    ) -> None:
+        await self._moves(ADMIN_TIMEOUT_S).reassign(
+            moves, throttle_bytes_per_s=throttle_bytes_per_s, wait=wait, timeout_s=timeout_s
+        )
+
+    async def list_reassignments(
+        self, *, timeout_s: float = ADMIN_TIMEOUT_S
+    ) -> list[Reassignment]:
+        return await self._moves(timeout_s).reassignments()
+
+    async def cancel_reassignments(
+        self,
+        partitions: Iterable[TopicPartition] | None = None,
+        *,
+        timeout_s: float = ADMIN_TIMEOUT_S,
+    ) -> list[TopicPartition]:
+        return await self._moves(timeout_s).cancel(partitions)
+
+    async def plan_drain(
+        self, broker: int, *, timeout_s: float = ADMIN_TIMEOUT_S
+    ) -> dict[TopicPartition, list[int]]:
+        return await self._moves(timeout_s).plan_drain(_count("broker", broker))
+
+    async def drain_broker(
+        self,
+        broker: int,
+        *,
+        throttle_bytes_per_s: int | None = None,
+        concurrency: int = 4,
+        timeout_s: float | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> None:
+        await self._moves(ADMIN_TIMEOUT_S).drain(
+            _count("broker", broker),
+            throttle_bytes_per_s=throttle_bytes_per_s,
+            concurrency=concurrency,
+            timeout_s=timeout_s,
+            on_progress=on_progress,
+        )
+
+    async def undrain_broker(self, broker: int, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
+        await self._moves(timeout_s).cordon(_count("broker", broker), False)
+
+    async def plan_spread(
+        self, *, timeout_s: float = ADMIN_TIMEOUT_S
+    ) -> dict[TopicPartition, list[int]]:
+        return await self._moves(timeout_s).plan_spread()
+
+    async def remove_broker(self, broker: int, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
+        await self._moves(timeout_s).remove(_count("broker", broker))
+
+    def _moves(self, timeout_s: float) -> MoveAdmin:
+        return MoveAdmin(self._client, timeout_s)
 
     # --- groups ---------------------------------------------------------------------------------
 
@@ -308,7 +381,8 @@ def _not_ready(topic: TopicMetadata | None, partitions: int) -> list[str]:
     if len(topic.partitions) < partitions:
         missing.append(f"it has {len(topic.partitions)} of {partitions} partitions")
     for partition in topic.partitions:
-        absent = {replica.broker for replica in partition.replicas} - set(partition.isr)
+        replicas = partition.origin or [replica.broker for replica in partition.replicas]
+        absent = set(replicas) - set(partition.isr)
         if leader_of(partition) is None:
             reason = partition.offline_reason or "its process is not running yet"
             missing.append(f"partition {partition.partition} has no leader ({reason})")
@@ -372,9 +446,11 @@ class Admin:
         """Deletes a topic and its records. Raises UnknownTopicError."""
         self._run(lambda admin: admin.delete_topic(name, timeout_s=timeout_s))
 
-    def list_topics(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> list[str]:
-        """The names of all topics, sorted; rayq's own, which begin with `__`, are left out."""
-        return self._run(lambda admin: admin.list_topics(timeout_s=timeout_s))
+    def list_topics(
+        self, *, internal: bool = False, timeout_s: float = ADMIN_TIMEOUT_S
+    ) -> list[str]:
+        """The names of all topics, sorted; with `internal` also rayq's own (`__...`)."""
+        return self._run(lambda admin: admin.list_topics(internal=internal, timeout_s=timeout_s))
 
     def describe_topic(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> TopicInfo:
         """A topic with its partitions; each replica is asked for its offsets, which are None where
@@ -469,3 +545,102 @@ class Admin:
                 name, partitions, unclean=unclean, timeout_s=timeout_s
             )
         )
+
+    def reassign_partitions(
+        self,
+        moves: Mapping[TopicPartition, Sequence[int]],
+        *,
+        throttle_bytes_per_s: int | None = None,
+        wait: bool = True,
+        timeout_s: float = MOVE_TIMEOUT_S,
+    ) -> None:
+        """Moves partitions to other brokers, under load; each target names as many as the topic's
+        replication factor says, the preferred leader first.
+
+        New replicas copy the log, at most `throttle_bytes_per_s` each, and join the in-sync set.
+        Once all of a target are in sync the others are removed, never before. All of the moves
+        begin, or none. With `wait` it returns when all are done. TimeoutError says what is still
+        under way and what it waits for; it goes on all the same. A move under way, given again with
+        the same target, takes the new throttle.
+
+        Raises InvalidReassignmentError (unknown, duplicate, too few or stopped brokers),
+        ReassignmentInProgressError, ReplicaLimitError, UnknownTopicError, NoReassignmentError
+        (somebody cancelled it meanwhile).
+        """
+        self._run(
+            lambda admin: admin.reassign_partitions(
+                dict(moves),
+                throttle_bytes_per_s=throttle_bytes_per_s,
+                wait=wait,
+                timeout_s=timeout_s,
+            )
+        )
+
+    def list_reassignments(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> list[Reassignment]:
+        """The moves that are under way, and what each waits for."""
+        return self._run(lambda admin: admin.list_reassignments(timeout_s=timeout_s))
+
+    def cancel_reassignments(
+        self,
+        partitions: Iterable[TopicPartition] | None = None,
+        *,
+        timeout_s: float = ADMIN_TIMEOUT_S,
+    ) -> list[TopicPartition]:
+        """Takes moves back (None: all that are under way), all of them or none, and answers which.
+        The replicas are again those of before. Raises NoReassignmentError for a partition that is
+        not being moved, InvalidReassignmentError while that would leave too few in sync."""
+        return self._run(lambda admin: admin.cancel_reassignments(partitions, timeout_s=timeout_s))
+
+    def plan_drain(
+        self, broker: int, *, timeout_s: float = ADMIN_TIMEOUT_S
+    ) -> dict[TopicPartition, list[int]]:
+        """Where the replicas of a broker could go: the moves that `drain_broker` would make. Raises
+        UnknownBrokerError, InvalidReassignmentError (too few other brokers)."""
+        return self._run(lambda admin: admin.plan_drain(broker, timeout_s=timeout_s))
+
+    def drain_broker(
+        self,
+        broker: int,
+        *,
+        throttle_bytes_per_s: int | None = None,
+        concurrency: int = 4,
+        timeout_s: float | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> None:
+        """Moves all that a broker has to others; it takes no new replicas from now on, and another
+        takes over its vote. Returns when it holds nothing; then it can be stopped and removed.
+
+        `concurrency` partitions move at a time, all together copying at most
+        `throttle_bytes_per_s`. `on_progress(DrainProgress)` is called, in another thread, when
+        something has changed. TimeoutError (`timeout_s` None: none) leaves the broker cordoned;
+        call it again to go on. Raises UnknownBrokerError, InvalidReassignmentError (the last
+        broker, or too few would be left: nothing was changed).
+        """
+        self._run(
+            lambda admin: admin.drain_broker(
+                broker,
+                throttle_bytes_per_s=throttle_bytes_per_s,
+                concurrency=concurrency,
+                timeout_s=timeout_s,
+                on_progress=on_progress,
+            )
+        )
+
+    def undrain_broker(self, broker: int, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
+        """Lets a broker take replicas again; nothing moves back by itself (see `plan_spread`).
+        Raises UnknownBrokerError."""
+        self._run(lambda admin: admin.undrain_broker(broker, timeout_s=timeout_s))
+
+    def plan_spread(
+        self, *, timeout_s: float = ADMIN_TIMEOUT_S
+    ) -> dict[TopicPartition, list[int]]:
+        """The few moves after which brokers carry and lead equally many replicas, those of a
+        partition on different nodes: for `reassign_partitions`, after brokers were added. Empty
+        when there is nothing to do."""
+        return self._run(lambda admin: admin.plan_spread(timeout_s=timeout_s))
+
+    def remove_broker(self, broker: int, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
+        """Makes the cluster forget a broker that was drained and stopped. Should it start again
+        with its directory, it joins as a new one. Raises UnknownBrokerError, BrokerInUseError (it
+        runs, holds replicas, or is the last one)."""
+        self._run(lambda admin: admin.remove_broker(broker, timeout_s=timeout_s))

@@ -310,12 +310,20 @@ class Client:
         metadata.apply(response, asked)
         self._topic_seen_at.update(dict.fromkeys(asked, self.now))
 
-    async def fetch_all(self, *, timeout_s: float) -> MetadataResponse:
-        """Metadata of every topic, fresh from a broker."""
+    async def fetch_all(
+        self, *, timeout_s: float, version_min: int = 0, wait_ms: int = 0
+    ) -> MetadataResponse:
+        """Metadata of every topic, fresh from a broker, which waits up to `wait_ms` for one of at
+        least `version_min`."""
         response: MetadataResponse = await self.ask_any(
-            Metadata(topics=None, version_min=self.metadata.version_min),
+            Metadata(
+                topics=None,
+                version_min=max(version_min, self.metadata.version_min),
+                wait_ms=wait_ms,
+            ),
             timeout_s=timeout_s,
             accept=self._is_acceptable,
+            hedge_s=HEDGE_S + wait_ms / 1000,
         )
         self.metadata.apply(response, None)
         self._topic_seen_at = dict.fromkeys(self.metadata.topics, self.now)

@@ -16,23 +16,46 @@ from rayq.client.background import BackgroundLoop, background_loop
 from rayq.client.client import Address, Client
 from rayq.client.consumer import AsyncConsumer, Consumer, check_callbacks
 from rayq.client.consumer_core import ConsumerCore
+from rayq.client.consumer_pool import (
+    ConsumerPool,
+    Handler,
+    PoolRuntime,
+    PoolSpec,
+    check_handler,
+)
 from rayq.client.environment import process_name, system_environment
-from rayq.client.group_consumer import Callback, Callbacks
+from rayq.client.group_consumer import Callback, Callbacks, check_group
+from rayq.client.metrics import collect_metrics
 from rayq.client.producer import AsyncProducer, Producer
-from rayq.config import ClusterConfig, ConsumerConfig, ProducerConfig, parse
+from rayq.client.restart import restart_broker
+from rayq.config import ClusterConfig, ConsumerConfig, PoolConfig, ProducerConfig, parse
 from rayq.errors import ClosedError, ConfigError, InvalidRequestError, NoClusterError, RayqError
+from rayq.metrics import Sample
 from rayq.wire.authentication import Identity, token_of_key
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_PORT = 9392
+RESTART_TIMEOUT_S = 300.0
+METRICS_TIMEOUT_S = 10.0
+POOL_CHECK_TIMEOUT_S = 30.0
+"""How long a pool's topics are looked up before it starts."""
 
 
-class Lifecycle(Protocol):
-    """What a runtime gives a cluster so that `stop` works from any process; it pickles."""
+class Lifecycle(PoolRuntime, Protocol):
+    """What a runtime gives a cluster so that it can be stopped, and start what runs beside it, from
+    any process; it pickles."""
 
     def stop(self) -> None:
         """Stops the cluster's actors; the data stays."""
+        ...
+
+    def restart_broker(self, broker: int) -> None:
+        """Stops a broker in a controlled way and starts it again; returns when it has a session."""
+        ...
+
+    def replace_disk(self, broker: int, node: str | None) -> None:
+        """Starts a broker on an empty directory, of `node` or of its own."""
         ...
 
 
@@ -300,6 +323,101 @@ class Cluster:
     ) -> None:
         """As `admin.create_topic`."""
         self.admin.create_topic(name, partitions, replication_factor, **config)
+
+    # --- consumer pools -------------------------------------------------------------------------
+
+    def consumer_pool(
+        self, topic: str, group: str, handler: Handler, *, name: str | None = None, **config: Any
+    ) -> ConsumerPool:
+        """Runs `handler` on every record of `topic`, by as many consumers as it takes.
+
+        The consumers are members of `group`; they are started and stopped by how old the oldest
+        record is that waits, down to none. `handler` is called with a batch, in order within each
+        partition; a batch counts as handled when it returns, and comes again when a consumer dies
+        before that was committed (at-least-once). A plain function runs in a thread; a coroutine
+        function on the consumer's event loop, which it must not block; of a class, each consumer
+        makes an instance and calls that. Keywords as in `rayq.config.PoolConfig`, such as
+        `min_consumers`, `max_consumers`, `target_lag_s`, `resources`, `batch`, `max_records`,
+        `retries`, `dead_letter_topic`.
+
+        On Ray the pool is a detached actor that Ray restarts: it outlives this process, until it or
+        the cluster is stopped. `name` (the group's by default) finds it in `consumer_pools()`.
+
+        Raises ConfigError, HandlerError, UnknownTopicError (also of the dead letters' topic),
+        PoolExistsError, InvalidRequestError (no Ray: the cluster was connected to by its address).
+        """
+        checked = parse(PoolConfig, config)
+        spec = PoolSpec(
+            name=check_group(group if name is None else name),
+            topic=topic,
+            group=check_group(group),
+            handler=check_handler(handler),
+            config=checked,
+        )
+        runtime = self._pool_runtime()
+        client, background = self.shared_client()
+        for needed in (topic, checked.dead_letter_topic):
+            if needed is not None:
+                background.run(client.topic(needed, timeout_s=POOL_CHECK_TIMEOUT_S))
+        if checked.dead_letter_topic == topic:
+            raise ConfigError(
+                f"dead_letter_topic cannot be {topic!r} itself: what fails would come again for "
+                "ever."
+            )
+        return ConsumerPool(spec.name, runtime.start_pool(self, spec))
+
+    def consumer_pools(self) -> dict[str, ConsumerPool]:
+        """The consumer pools of this cluster that run, by name."""
+        found = self._pool_runtime().pools(self)
+        return {name: ConsumerPool(name, control) for name, control in sorted(found.items())}
+
+    def _pool_runtime(self) -> PoolRuntime:
+        if self._lifecycle is None:
+            raise InvalidRequestError(
+                "This cluster was connected to by its address, and consumer pools run on Ray: use "
+                "rayq.connect() in a process of the cluster's Ray."
+            )
+        return self._lifecycle
+
+    # --- what it measures -----------------------------------------------------------------------
+
+    def metrics(self, *, timeout_s: float = METRICS_TIMEOUT_S) -> list[Sample]:
+        """The figures of every process of the cluster, and how far each group is behind, sorted by
+        name; `rayq.metrics.CATALOGUE` says what each name means. A process that does not answer has
+        `rayq_process_up` 0. Raises TimeoutError where no broker answers."""
+        client, background = self.shared_client()
+        return background.run(collect_metrics(client, timeout_s=timeout_s))
+
+    # --- operating it ---------------------------------------------------------------------------
+
+    def restart_broker(self, broker: int, *, timeout_s: float = RESTART_TIMEOUT_S) -> None:
+        """Restarts a broker's processes under load: waits until others are in sync for all that it
+        holds, stops it in a controlled way, and returns when it is in sync again. One broker after
+        the other, this is a rolling restart; no write fails.
+
+        Raises UnknownBrokerError; NotEnoughReplicasError where it cannot be spared, or is not in
+        sync again in time; InvalidRequestError for a cluster that was connected to from outside."""
+        restart_broker(self.admin, broker, self._restart_process, timeout_s=timeout_s)
+
+    def replace_disk(self, broker: int, *, node: str | None = None) -> None:
+        """Starts a broker whose data is lost on a new, empty disk, mounted where the old one was;
+        its replicas copy everything from the others. With `node`, an address or node id of Ray, it
+        starts there instead. Returns when it has a session; see `rayq cluster health` for the rest.
+
+        Raises UnknownBrokerError; InvalidRequestError where the disk is not empty (then nothing was
+        done), or for a cluster that was connected to from outside; RayqError."""
+        self._operator().replace_disk(broker, node)
+
+    def _restart_process(self, broker: int) -> None:
+        self._operator().restart_broker(broker)
+
+    def _operator(self) -> Lifecycle:
+        if self._lifecycle is None:
+            raise InvalidRequestError(
+                "This cluster was connected to by its address, and brokers are started through "
+                "Ray: use rayq.connect() in a process of the cluster's Ray."
+            )
+        return self._lifecycle
 
     # --- the end --------------------------------------------------------------------------------
 

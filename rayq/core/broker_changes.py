@@ -50,6 +50,8 @@ class ReplicaReport(NamedTuple):
     port: int
     last_epoch: int | None
     flushed: int
+    partition_epoch: int = 0
+    """Of the partition in the metadata by which the broker knows that it is placed there."""
 
 
 def register_broker(
@@ -145,6 +147,8 @@ def register_replicas(
         partition = state.partition(report.topic_id, report.partition)
         if partition is None or broker not in partition.value.replicas:
             continue
+        if report.partition_epoch < partition.value.placed_epoch:
+            continue  # It may mean a log from before a move, which it is about to remove.
         known = partition.processes.get(broker)
         if known is not None and known.incarnation == report.incarnation:
             continue
@@ -274,7 +278,7 @@ def alter_partition(
     live = state.live_processes(known)
     members: list[Member] = []
     for member_broker, member_incarnation in isr:
-        process = live.get(member_broker)
+        process = live.get(member_broker) if member_broker in value.replicas else None
         if process is None or process.incarnation != member_incarnation:
             raise StalePartitionError(
                 f"Broker {member_broker} cannot be in sync for {where}: its process with "
@@ -320,28 +324,47 @@ def balance_leaders(state: ClusterState) -> list[MetadataRecord]:
     return records
 
 
-def next_voters(state: ClusterState) -> list[MetadataRecord]:
+def next_voters(state: ClusterState, heard: Collection[int]) -> list[MetadataRecord]:
     """The next single step towards a full set of voters, or nothing.
 
     A voter whose broker lives with another data directory is dropped (its log is gone), then live
-    brokers join, up to three (one where there are fewer than three brokers). The last voter is
-    never dropped.
+    brokers join, up to three (one where there are fewer than three brokers). One that is cordoned
+    is replaced where another can be: first the other joins. The last voter is never dropped.
+    Only those in `heard` live for certain: what the log says of the others may be from before all
+    of them were lost, and a voter that never comes would stop everything.
     """
     directories = {
         number: broker.registration.directory_id
         for number, broker in state.brokers.items()
-        if broker.live
+        if broker.live and number in heard
     }
     wanted = VOTERS_MAX if len(state.brokers) >= VOTERS_MAX else 1
     for voter in state.voters:
         replaced = directories.get(voter.broker, voter.directory_id) != voter.directory_id
         if replaced and len(state.voters) > 1:
             return [VotersChanged(tuple(one for one in state.voters if one != voter))]
-    if len(state.voters) < wanted:
-        taken = {voter.broker for voter in state.voters}
-        for broker in sorted(directories):
-            if broker not in taken:
-                return [VotersChanged((*state.voters, Voter(broker, directories[broker])))]
+    taken = {voter.broker for voter in state.voters}
+    joiners = [
+        broker
+        for broker in sorted(directories)
+        if broker not in taken and not state.brokers[broker].cordoned
+    ]
+    leavers = [
+        voter
+        for voter in state.voters
+        if voter.broker in state.brokers and state.brokers[voter.broker].cordoned
+    ]
+    if joiners and len(state.voters) < wanted + bool(leavers):
+        joiner = joiners[0]
+        return [VotersChanged((*state.voters, Voter(joiner, directories[joiner])))]
+    # Not every set that is larger than wanted: at the first start of a cluster there are three
+    # voters before there are three registered brokers.
+    if len(state.voters) > VOTERS_MAX or (len(state.voters) == 2 and wanted == 1):
+        leaver = min(
+            reversed(state.voters),
+            key=lambda voter: (voter not in leavers, voter.broker in directories),
+        )
+        return [VotersChanged(tuple(one for one in state.voters if one != leaver))]
     return []
 
 

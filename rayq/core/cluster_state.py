@@ -13,8 +13,10 @@ from typing import Any
 
 from rayq.config import TopicConfig, parse
 from rayq.core.metadata_records import (
+    BrokerCordoned,
     BrokerFenced,
     BrokerRegistered,
+    BrokerRemoved,
     BrokerUnfenced,
     EpochStarted,
     MetadataRecord,
@@ -37,6 +39,8 @@ class Broker:
 
     registration: BrokerRegistered
     live: bool
+    cordoned: bool = False
+    """It takes no new replicas."""
 
 
 @dataclass(slots=True)
@@ -73,6 +77,8 @@ class ClusterState:
         self.brokers: dict[int, Broker] = {}
         self.topics: dict[str, Topic] = {}
         self.topic_ids: dict[str, str] = {}
+        self.moving: set[tuple[str, int]] = set()
+        """The partitions, as (topic id, partition), of which a move is under way."""
         self.next_producer_id = 0
 
     # --- look-ups ---------------------------------------------------------------------------
@@ -84,6 +90,14 @@ class ClusterState:
     def partition(self, topic_id: str, partition: int) -> Partition | None:
         topic = self.topics.get(topic_id)
         return None if topic is None else topic.partitions.get(partition)
+
+    def takers(self) -> dict[int, str]:
+        """The brokers that may take new replicas, and their nodes."""
+        return {
+            number: broker.registration.node_id
+            for number, broker in self.brokers.items()
+            if broker.live and not broker.cordoned
+        }
 
     def is_live(self, broker: int) -> bool:
         known = self.brokers.get(broker)
@@ -123,7 +137,8 @@ class ClusterState:
 
     def _broker_registered(self, record: BrokerRegistered) -> None:
         before = self.brokers.get(record.broker)
-        self.brokers[record.broker] = Broker(record, live=True)
+        is_cordoned = before is not None and before.cordoned
+        self.brokers[record.broker] = Broker(record, live=True, cordoned=is_cordoned)
         if before is not None and before.registration.directory_id != record.directory_id:
             # The processes of before used another disk; they are not this broker's.
             for _, _, partition in self.replicas_on(record.broker):
@@ -138,6 +153,12 @@ class ClusterState:
         broker = self.brokers[record.broker]
         if broker.registration.incarnation == record.incarnation:
             broker.live = True
+
+    def _broker_cordoned(self, record: BrokerCordoned) -> None:
+        self.brokers[record.broker].cordoned = record.cordoned
+
+    def _broker_removed(self, record: BrokerRemoved) -> None:
+        del self.brokers[record.broker]
 
     def _topic_created(self, record: TopicCreated) -> None:
         self.topics[record.topic_id] = Topic(
@@ -157,6 +178,7 @@ class ClusterState:
     def _topic_deleted(self, record: TopicDeleted) -> None:
         topic = self.topics.pop(record.topic_id)
         del self.topic_ids[topic.name]
+        self.moving = {key for key in self.moving if key[0] != record.topic_id}
 
     def _partition_changed(self, record: PartitionChanged) -> None:
         partitions = self.topics[record.topic_id].partitions
@@ -165,6 +187,13 @@ class ClusterState:
             partitions[record.partition] = Partition(record.value)
         else:
             known.value = record.value
+            for broker in [one for one in known.processes if one not in record.value.replicas]:
+                # Moved away: if the partition comes back, a process has to register anew.
+                del known.processes[broker]
+        if record.value.target:
+            self.moving.add((record.topic_id, record.partition))
+        else:
+            self.moving.discard((record.topic_id, record.partition))
 
     def _replica_registered(self, record: ReplicaRegistered) -> None:
         partition = self.topics[record.topic_id].partitions[record.partition]
@@ -192,6 +221,8 @@ class ClusterState:
             records.append(broker.registration)
             if not broker.live:
                 records.append(BrokerFenced(number, broker.registration.incarnation))
+            if broker.cordoned:
+                records.append(BrokerCordoned(number, True))
         for topic in self.topics.values():
             records.append(
                 TopicCreated(topic.topic_id, topic.name, topic.options, topic.replication_factor)
@@ -215,6 +246,14 @@ class ClusterState:
             assert set(elr) <= set(value.replicas), where
             assert not set(isr) & set(elr), where
             assert len(set(isr)) == len(isr), where
+            assert set(partition.processes) <= set(value.replicas), where
+            assert ((topic.topic_id, number) in self.moving) == bool(value.target), where
+            assert bool(value.target) == bool(value.origin), where
+            if value.target:
+                removing = tuple(one for one in value.origin if one not in value.target)
+                assert value.replicas == (*value.target, *removing), where
+            else:
+                assert len(value.replicas) == topic.replication_factor, where
             if value.leader is None:
                 assert value.leader_incarnation is None, where
             else:
@@ -238,4 +277,6 @@ _REPLAY: dict[type[MetadataRecord], Callable[[ClusterState, Any], None]] = {
     ReplicaRegistered: ClusterState._replica_registered,
     ReplicaGone: ClusterState._replica_gone,
     ProducerIdsAllocated: ClusterState._producer_ids_allocated,
+    BrokerCordoned: ClusterState._broker_cordoned,
+    BrokerRemoved: ClusterState._broker_removed,
 }

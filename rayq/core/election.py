@@ -68,10 +68,16 @@ def settle(
 
 
 def elect_unclean(value: PartitionValue, live: Processes) -> PartitionValue:
-    """The live replica that holds the most leads, whatever it lacks. Needs at least one."""
+    """The live replica that holds the most leads, whatever it lacks; one that a move has added and
+    that is only copying the log, if there is no other. Needs at least one."""
     candidates = [broker for broker in value.replicas if broker in live]
     best = max(
-        candidates, key=lambda broker: (_holdings(live[broker]), -value.replicas.index(broker))
+        candidates,
+        key=lambda broker: (
+            broker not in value.adding,
+            _holdings(live[broker]),
+            -value.replicas.index(broker),
+        ),
     )
     leader = as_member(live[best])
     return msgspec.structs.replace(

@@ -35,6 +35,9 @@ class PartitionValue(msgspec.Struct, array_like=True, frozen=True):
     `isr` is the in-sync set, `elr` (eligible leader replicas, KIP-966) those that left it while too
     few were left: they hold every committed record. `last_unclean_epoch` is the last leader epoch
     whose leader was elected from neither. `leader_epoch` 0: nobody led yet.
+
+    While a move is under way (KIP-455) `target` are the replicas that it ends with, `origin` those
+    that there were before, and `replicas` all of both, the target first. Both are empty otherwise.
     """
 
     replicas: tuple[int, ...]
@@ -45,6 +48,21 @@ class PartitionValue(msgspec.Struct, array_like=True, frozen=True):
     leader_epoch: int = 0
     partition_epoch: int = 0
     last_unclean_epoch: int | None = None
+    target: tuple[int, ...] = ()
+    origin: tuple[int, ...] = ()
+    throttle_bytes_per_s: int | None = None
+    """The most that each added replica copies while it is not in sync; None: no limit."""
+    placed_epoch: int = 0
+    """The partition epoch in which replicas were added last. A broker that reports a replica
+    process on older knowledge may mean one of an earlier placement, whose directory it removes."""
+
+    @property
+    def adding(self) -> tuple[int, ...]:
+        return tuple(broker for broker in self.target if broker not in self.origin)
+
+    @property
+    def removing(self) -> tuple[int, ...]:
+        return tuple(broker for broker in self.origin if broker not in self.target)
 
 
 class Voter(msgspec.Struct, array_like=True, frozen=True):
@@ -96,6 +114,20 @@ class BrokerUnfenced(MetadataRecord, frozen=True):
 
     broker: int
     incarnation: str
+
+
+class BrokerCordoned(MetadataRecord, frozen=True):
+    """A broker takes no new replicas, and gives up its vote where another can have it; or does
+    so again no more."""
+
+    broker: int
+    cordoned: bool
+
+
+class BrokerRemoved(MetadataRecord, frozen=True):
+    """A broker that was ended for good is forgotten. It held no replicas."""
+
+    broker: int
 
 
 class TopicCreated(MetadataRecord, frozen=True):
@@ -164,6 +196,8 @@ _UNION = (
     | ReplicaRegistered
     | ReplicaGone
     | ProducerIdsAllocated
+    | BrokerCordoned
+    | BrokerRemoved
 )
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_UNION)

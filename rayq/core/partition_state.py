@@ -63,9 +63,13 @@ class PartitionState:
         processes: Iterable[tuple[int, str | None]],
         min_insync: int,
     ) -> None:
-        """The partition as the metadata has it now; `processes` are the incarnations registered."""
+        """The partition as the metadata has it now; `processes` are the incarnations registered of
+        all its replicas."""
         self.min_insync = min_insync
-        for broker, incarnation in processes:
+        registered = dict(processes)
+        for broker in [one for one in self._followers if one not in registered]:
+            del self._followers[broker]  # Moved away: it is no replica any more.
+        for broker, incarnation in registered.items():
             known = self._followers.get(broker)
             if broker == self.broker or incarnation is None:
                 continue

@@ -119,15 +119,17 @@ def _create(
     options: Mapping[str, Any],
 ) -> list[MetadataRecord]:
     _check_partitions(partitions)
-    nodes = _live_nodes(state)
+    nodes = state.takers()
     if replication_factor is None:
         # Of all brokers, not of those that live now: one that restarts must not cost a replica.
-        replication_factor = max(1, min(DEFAULT_REPLICATION_FACTOR, len(state.brokers)))
+        stay = sum(not broker.cordoned for broker in state.brokers.values())
+        replication_factor = max(1, min(DEFAULT_REPLICATION_FACTOR, stay))
     if not 1 <= replication_factor <= len(nodes):
         raise InvalidReplicationFactorError(
             f"replication_factor {replication_factor} of topic {name!r} is not possible: it takes "
             f"1 up to the number of live brokers, now {len(nodes)} ({sorted(nodes)}) of "
-            f"{len(state.brokers)}. Wait for the others, or say replication_factor=."
+            f"{len(state.brokers)}{_cordoned(state)}. Wait for the others, or say "
+            "replication_factor=."
         )
     _check_min_insync(parse(TopicConfig, options), replication_factor)
     options = {key.replace(".", "_"): value for key, value in options.items()}
@@ -159,11 +161,11 @@ def create_partitions(state: ClusterState, name: str, total: int) -> list[Metada
             f"Topic {name!r} has {count} partitions; their number can only grow, so {total} is "
             "not possible."
         )
-    nodes = _live_nodes(state)
+    nodes = state.takers()
     if topic.replication_factor > len(nodes):
         raise InvalidReplicationFactorError(
             f"New partitions of {name!r} need {topic.replication_factor} live brokers; there are "
-            f"{len(nodes)}."
+            f"{len(nodes)}{_cordoned(state)}."
         )
     placed = _place(state, nodes, total - count, topic.replication_factor)
     return [
@@ -259,12 +261,10 @@ def _check_min_insync(config: TopicConfig, replication_factor: int) -> None:
         )
 
 
-def _live_nodes(state: ClusterState) -> dict[int, str]:
-    return {
-        number: broker.registration.node_id
-        for number, broker in state.brokers.items()
-        if broker.live
-    }
+def _cordoned(state: ClusterState) -> str:
+    """Which brokers do not count, in words."""
+    cordoned = [number for number, broker in state.brokers.items() if broker.cordoned]
+    return f" (cordoned: {sorted(cordoned)})" if cordoned else ""
 
 
 def _place(

@@ -19,6 +19,8 @@ from rayq.storage.data_directory import Meta, find_brokers, format_directory, re
 from rayq.storage.metadata_log import MetadataLog
 
 BROKERS_PER_NODE_MAX = 100
+LOST_AND_FOUND = "lost+found"
+"""What a new file system holds."""
 
 
 class Directory(NamedTuple):
@@ -116,6 +118,23 @@ def format_cluster(environment: Environment, root: str, brokers: int) -> list[Di
     for voter in reversed(voters):
         write_first_record(environment, directory_path(root, voter.broker), voters)
     return find_directories(environment, root)
+
+
+def replace_directory(
+    environment: Environment, root: str, broker: int, *, cluster_id: str, secret: bytes
+) -> Directory:
+    """A new, empty directory for a broker of the cluster whose own is lost: what it held is copied
+    from the other replicas when it starts. Raises InvalidRequestError where something is there
+    already: nothing is ever written over."""
+    path = directory_path(root, broker)
+    held = [name for name in environment.disk.list(path) if name != LOST_AND_FOUND]
+    if held:
+        raise InvalidRequestError(
+            f"{path} is not empty ({', '.join(sorted(held)[:5])}): where its data is really to be "
+            "given up, move it away first."
+        )
+    meta = format_directory(environment, path, cluster_id=cluster_id, broker=broker, secret=secret)
+    return Directory(broker, path, cluster_id, meta.directory_id)
 
 
 def write_first_record(

@@ -177,6 +177,7 @@ class LocalServers:
 
     async def start_controller(self) -> None:
         environment = self._new_environment("controller")
+        environment.metrics.label(cluster=self._name)
         self.controller_environment = environment
         self.controller = ControllerServer(
             environment,
@@ -201,6 +202,15 @@ class LocalServers:
         for process in self.runtimes.pop(number).processes.values():
             process.kill()
         broker.close()
+
+    async def restart_broker(self, number: int) -> None:
+        """Stops a broker and its replicas in a controlled way and starts it on its directory."""
+        await self.brokers[number].stop()
+        self.kill_broker(number)
+        broker = await self.start_broker(number)
+        await wait_until(
+            lambda: broker.is_registered, READY_TIMEOUT_S, f"broker {number} to register"
+        )
 
     def kill_replica(self, number: int, name: str) -> None:
         """The process of one replica (`topic-partition`) on a broker dies."""

@@ -27,6 +27,7 @@ from rayq.actors.replica_host import ReplicaHost
 from rayq.client.environment import system_environment
 from rayq.config import ClusterConfig
 from rayq.core.metadata_records import Voter
+from rayq.environment import Environment
 from rayq.errors import (
     ControllerUnavailableError,
     DirectoryInUseError,
@@ -46,6 +47,8 @@ from rayq.runtime.layout import (
     write_first_record,
 )
 from rayq.runtime.processes import adopt_process, process_start_time
+from rayq.runtime.ray_logs import log_to_session
+from rayq.runtime.ray_metrics import export_for_ever, export_group_lag_for_ever
 from rayq.storage.data_directory import (
     BROKER_LOCK,
     format_directory,
@@ -63,6 +66,8 @@ LOCK_PATIENCE_S = 2.0
 and who looks whether a directory is idle takes the lock for an instant."""
 LOCK_RETRY_S = 0.05
 START_TIMEOUT_S = 60.0
+NODES_TIMEOUT_S = 600.0
+NODES_POLL_S = 0.5
 RECOVERY_TIMEOUT_S = 30.0
 """How long a start waits for partitions that were there before to be in sync."""
 Endpoint = tuple[str, int]
@@ -120,6 +125,14 @@ def broker_name(cluster_name: str, broker: int) -> str:
     return f"rayq:{cluster_name}:broker-{broker}"
 
 
+def start_reports(
+    environment: Environment, config: ClusterConfig, name: str
+) -> asyncio.Task[None]:
+    """What this process logs goes into a file, and what it measures to Ray, from now on."""
+    log_to_session(name)
+    return asyncio.get_running_loop().create_task(export_for_ever(environment, config))
+
+
 # --- replica processes ----------------------------------------------------------------------------
 
 
@@ -131,8 +144,10 @@ class ReplicaHostActor:
         pid = os.getpid()
         started = process_start_time(pid)
         assert started is not None
+        environment = system_environment(config)
+        self._reports = start_reports(environment, config, host_name(spec))
         self._host = ReplicaHost(
-            system_environment(config),
+            environment,
             config,
             spec,
             host=_bind_host(config),
@@ -187,8 +202,11 @@ class BrokerActor:
 
     async def _start(self) -> Endpoint:
         spec, config = self._spec, self._spec.config
+        environment = system_environment(config)
+        name = broker_name(spec.cluster_name, spec.broker)
+        self._reports = start_reports(environment, config, name)
         self._broker = Broker(
-            system_environment(config),
+            environment,
             config,
             RayRuntime(config, spec.node_id),
             cluster_name=spec.cluster_name,
@@ -235,8 +253,10 @@ class ControllerActor:
         self._nodes = set(spec.nodes)
         self._endpoints: dict[int, Endpoint] = {}
         self._is_stopping = False
+        environment = system_environment(spec.config)
+        environment.metrics.label(cluster=spec.cluster_name)
         self._server = ControllerServer(
-            system_environment(spec.config),
+            environment,
             spec.config,
             cluster_id=spec.cluster_id,
             secret=spec.secret,
@@ -244,6 +264,17 @@ class ControllerActor:
             brokers=spec.brokers,
         )
         loop = asyncio.get_running_loop()
+        name = controller_name(spec.cluster_name)
+        self._reports = start_reports(environment, spec.config, name)
+        self._lag_report = loop.create_task(
+            export_group_lag_for_ever(
+                spec.config,
+                cluster_name=spec.cluster_name,
+                cluster_id=spec.cluster_id,
+                secret=spec.secret,
+                brokers=spec.brokers,
+            )
+        )
         self._started = loop.create_task(self._server.start())
         self._watch = loop.create_task(self._watch_nodes())
 
@@ -256,6 +287,14 @@ class ControllerActor:
             tuple(brokers),
             self._spec.config,
         )
+
+    async def broker_nodes(self) -> dict[int, str]:
+        """See `ControllerServer`."""
+        return await self._server.broker_nodes()
+
+    async def spec(self) -> ControllerSpec:
+        """What it was started with."""
+        return self._spec
 
     async def prepare_stop(self) -> list[int]:
         """Nobody is elected any more. Returns the brokers."""
@@ -279,7 +318,7 @@ class ControllerActor:
         while True:
             await asyncio.sleep(NODE_CHECK_S)
             try:
-                nodes = await asyncio.to_thread(live_nodes)
+                nodes = await asyncio.to_thread(live_nodes, self._spec.config.broker_resource)
                 for node_id in sorted(set(nodes) - self._nodes):
                     if await self._serve_node(node_id, nodes):
                         self._nodes.add(node_id)
@@ -345,11 +384,17 @@ def find_cluster(cluster_name: str) -> ConnectionInfo | None:
 
 
 def start_cluster(
-    root: str, *, brokers: int | None, cluster_name: str, port: int, config: ClusterConfig
+    root: str,
+    *,
+    brokers: int | None,
+    cluster_name: str,
+    port: int,
+    config: ClusterConfig,
+    nodes_min: int | None = None,
 ) -> ConnectionInfo:
     """Formats or reopens the directories and starts the actors; returns when every broker has
     registered. Raises the errors that `rayq.start` documents."""
-    nodes = live_nodes()
+    nodes = _wait_for_nodes(nodes_min, config.broker_resource)
     found = {node: ray.get(_find_on(node, root)) for node in nodes}
     placed, cluster_id, secret = _open_or_format(nodes, found, root, brokers)
     per_node = {node: sum(at == node for at in placed.values()) for node in nodes}
@@ -388,6 +433,7 @@ def start_cluster(
         controller: Any = (
             _actor(ControllerActor)
             .options(
+                resources=_share(config),
                 name=controller_name(cluster_name),
                 namespace=NAMESPACE,
                 lifetime="detached",
@@ -442,6 +488,7 @@ def start_broker_actor(spec: BrokerSpec) -> Any:
         _actor(BrokerActor)
         .options(
             **_pinned(spec.node_id),
+            resources=_share(spec.config),
             name=name,
             max_restarts=-1,
             max_concurrency=1000,
@@ -450,12 +497,34 @@ def start_broker_actor(spec: BrokerSpec) -> Any:
     )
 
 
-def live_nodes() -> dict[str, str]:
-    """Node ids and addresses, in a stable order."""
+def live_nodes(resource: str | None = None) -> dict[str, str]:
+    """Node ids and addresses, in a stable order; only of those that offer `resource`."""
     listed: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    nodes = [node for node in listed if node["Alive"]]
+    nodes = [
+        node
+        for node in listed
+        if node["Alive"] and (resource is None or node["Resources"].get(resource, 0) > 0)
+    ]
     nodes.sort(key=lambda node: (str(node["NodeManagerAddress"]), str(node["NodeID"])))
     return {str(node["NodeID"]): str(node["NodeManagerAddress"]) for node in nodes}
+
+
+def _wait_for_nodes(count: int | None, resource: str | None) -> dict[str, str]:
+    """At least `count` nodes that may have brokers; None: those there are, at once."""
+    patience_s = 0.0 if count is None else NODES_TIMEOUT_S
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        nodes = live_nodes(resource)
+        if len(nodes) >= (count or 1):
+            return nodes
+        if time.monotonic() >= deadline_s:
+            offering = f" that offer the resource {resource!r}" if resource else ""
+            raise RayqError(
+                f"A start on {count or 1} nodes was asked for; after {patience_s:.0f} s Ray has "
+                f"{len(nodes)}{offering} ({', '.join(nodes.values()) or 'none'}). See `ray status` "
+                "for those that do not come, or start with fewer."
+            )
+        time.sleep(NODES_POLL_S)
 
 
 def _open_or_format(
@@ -528,7 +597,7 @@ def _wait_recovered(broker: Any) -> None:
 # --- small jobs on a node -------------------------------------------------------------------------
 
 
-def _on(node_id: str) -> dict[str, Any]:
+def on_node(node_id: str) -> dict[str, Any]:
     return {
         "num_cpus": 0,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
@@ -536,11 +605,17 @@ def _on(node_id: str) -> dict[str, Any]:
 
 
 def _pinned(node_id: str) -> dict[str, Any]:
-    return {**_on(node_id), "namespace": NAMESPACE, "lifetime": "detached"}
+    return {**on_node(node_id), "namespace": NAMESPACE, "lifetime": "detached"}
+
+
+def _share(config: ClusterConfig) -> dict[str, float]:
+    """A token amount of what only nodes for brokers offer: it keeps the controller off the others,
+    and Ray's autoscaler from taking a node with a broker for idle."""
+    return {} if config.broker_resource is None else {config.broker_resource: 0.001}
 
 
 def _find_on(node_id: str, root: str) -> Any:
-    return ray.remote(_find).options(**_on(node_id)).remote(root)
+    return ray.remote(_find).options(**on_node(node_id)).remote(root)
 
 
 def _find(root: str) -> list[Directory]:
@@ -556,7 +631,7 @@ def _survey(root: str) -> tuple[list[Directory], list[Directory]]:
 
 
 def _format_on(node_id: str, root: str, cluster_id: str, broker: int, secret: bytes) -> Any:
-    return ray.remote(_format).options(**_on(node_id)).remote(root, cluster_id, broker, secret)
+    return ray.remote(_format).options(**on_node(node_id)).remote(root, cluster_id, broker, secret)
 
 
 def _format(root: str, cluster_id: str, broker: int, secret: bytes) -> Directory:
@@ -568,7 +643,7 @@ def _format(root: str, cluster_id: str, broker: int, secret: bytes) -> Directory
 
 
 def _secret_on(node_id: str, path: str) -> Any:
-    return ray.remote(_secret).options(**_on(node_id)).remote(path)
+    return ray.remote(_secret).options(**on_node(node_id)).remote(path)
 
 
 def _secret(path: str) -> bytes:
@@ -576,7 +651,7 @@ def _secret(path: str) -> bytes:
 
 
 def _write_first_on(node_id: str, path: str, voters: tuple[Voter, ...]) -> Any:
-    return ray.remote(_write_first).options(**_on(node_id)).remote(path, voters)
+    return ray.remote(_write_first).options(**on_node(node_id)).remote(path, voters)
 
 
 def _write_first(path: str, voters: tuple[Voter, ...]) -> None:
@@ -585,7 +660,7 @@ def _write_first(path: str, voters: tuple[Voter, ...]) -> None:
 
 async def _remote_survey(node_id: str, root: str) -> tuple[list[Directory], list[Directory]]:
     survey: tuple[list[Directory], list[Directory]] = await (
-        ray.remote(_survey).options(**_on(node_id)).remote(root)
+        ray.remote(_survey).options(**on_node(node_id)).remote(root)
     )
     return survey
 

@@ -333,6 +333,12 @@ def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     return BatchHeader(*fields)
 
 
+def append_time_of(buffer: Buffer) -> int:
+    """When the first batch of a buffer, one that was checked before, was appended; ms."""
+    append_time_ms: int = _STAMP.unpack_from(buffer)[4]
+    return append_time_ms
+
+
 def check_body(buffer: Buffer, position: int, header: BatchHeader) -> None:
     """Checks everything that `read_header` left open except the columns inside the body.
 

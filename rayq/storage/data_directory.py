@@ -7,7 +7,8 @@ A broker's directory (`<root>/broker-<id>`)::
     broker.lock     held by the broker process
     endpoint        `host port` of the broker, for its replica processes
     metadata/       the metadata log
-    quarantine/     partition directories that belong to no topic of this cluster
+    quarantine/     partition directories that belong to no topic of this cluster; those named
+                    *.removed are on their way out
     <topic>-<n>/    a partition: partition.json, lock, and the log's files
 
 Lock files are held by flock, which ends with its process, and tell who holds them in one JSON line.
@@ -35,6 +36,7 @@ FORMAT_VERSION = 1
 """Of everything in a broker's directory; a change that older versions cannot read raises it."""
 META, SECRET, BROKER_LOCK, ENDPOINT = "meta.json", "secret", "broker.lock", "endpoint"
 QUARANTINE = "quarantine"
+REMOVED_SUFFIX = ".removed"
 PARTITION_META, PARTITION_LOCK = "partition.json", "lock"
 BROKER_PREFIX = "broker-"
 _LOCK_BYTES = 512
@@ -322,16 +324,18 @@ class DataDirectory:
                 found.append((meta, path))
         return found
 
-    def quarantine(self, path: str) -> str:
-        """Puts a partition's directory aside; returns where it is now."""
+    def quarantine(self, path: str, *, to_remove: bool = False) -> str:
+        """Puts a partition's directory aside; returns where it is now. One that is `to_remove` is
+        found by `leftovers` if a crash keeps it from being removed."""
         disk = self._environment.disk
         topic_id = self.partition_topic_id(disk, path) or "unknown"
         name = path.rpartition("/")[2]
-        aside = f"{self.path}/{QUARANTINE}/{name}.{topic_id}"
+        suffix = REMOVED_SUFFIX if to_remove else ""
+        aside = f"{self.path}/{QUARANTINE}/{name}.{topic_id}{suffix}"
         number = 1
         while disk.exists(aside):
             number += 1
-            aside = f"{self.path}/{QUARANTINE}/{name}.{topic_id}.{number}"
+            aside = f"{self.path}/{QUARANTINE}/{name}.{topic_id}.{number}{suffix}"
 
         def move() -> None:
             disk.make_dirs(f"{self.path}/{QUARANTINE}")
@@ -341,6 +345,12 @@ class DataDirectory:
 
         self._change(move)
         return aside
+
+    def leftovers(self) -> list[str]:
+        """What was to be removed and is still there."""
+        aside = f"{self.path}/{QUARANTINE}"
+        names = self._environment.disk.list(aside)
+        return [f"{aside}/{name}" for name in names if name.endswith(REMOVED_SUFFIX)]
 
     def close(self) -> None:
         """Lets go of the lock."""

@@ -14,10 +14,14 @@ from rayq.client.background import new_event_loop
 from rayq.client.cluster import Cluster
 from rayq.client.environment import system_environment
 from rayq.config import ClusterConfig, parse
+from rayq.runtime.local_pool import LocalPools
 from rayq.runtime.local_runtime import LocalServers
 from rayq.wire.authentication import client_key
 
 T = TypeVar("T")
+
+POOLS_STOP_TIMEOUT_S = 10.0
+"""How long `stop` lets the consumers of pools finish."""
 
 
 class LocalCluster(Cluster):
@@ -51,6 +55,7 @@ class LocalCluster(Cluster):
         )
         self._servers_thread.start()
         self._servers: LocalServers | None = None
+        self._pools = LocalPools()
         try:
             self._servers = self._on_servers(_start(self.data_dir, brokers, options))
         except BaseException:
@@ -68,6 +73,7 @@ class LocalCluster(Cluster):
     def stop(self) -> None:
         """A controlled stop; idempotent. The data stays, unless it was in a temporary directory."""
         try:
+            self._pools.stop(POOLS_STOP_TIMEOUT_S)
             self.close()
         finally:
             servers, self._servers = self._servers, None
@@ -79,6 +85,15 @@ class LocalCluster(Cluster):
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def _restart_process(self, broker: int) -> None:
+        async def restart(servers: LocalServers) -> None:
+            await servers.restart_broker(broker)
+
+        self._on_servers(restart(self._running()))
+
+    def _pool_runtime(self) -> LocalPools:
+        return self._pools
 
     # --- for tests of what happens when servers die ---------------------------------------------
 

@@ -16,6 +16,8 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
+from rayq.metrics import Sample
+
 Offset = Annotated[int, msgspec.Meta(ge=0)]
 Epoch = Annotated[int, msgspec.Meta(ge=0)]
 Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
@@ -56,6 +58,8 @@ class BrokerEndpoint(Response, frozen=True):
     port: int
     node_id: str
     live: bool
+    cordoned: bool = False
+    """It takes no new replicas."""
 
 
 class ReplicaEndpoint(Response, frozen=True):
@@ -74,6 +78,11 @@ class PartitionMetadata(Response, frozen=True):
     isr: list[int]
     replicas: list[ReplicaEndpoint]
     offline_reason: str | None
+    target: list[int] = []
+    """While the partition is being moved: the replicas that stay; else empty, as is `origin`."""
+    origin: list[int] = []
+    """The replicas that there were before the move."""
+    throttle_bytes_per_s: int | None = None
 
 
 class TopicMetadata(Response, frozen=True):
@@ -177,6 +186,49 @@ class EnsureOffsetsTopic(Request, frozen=True):
 
     api: ClassVar[int] = 8
     response: ClassVar[type[Response]] = ChangeResponse
+
+
+class AlterReassignments(Request, frozen=True):
+    """Moves partitions (KIP-455): adds the target's replicas, and removes the others once all of
+    the target are in sync. All of the moves begin, or none. Any broker forwards this, and the two
+    below, to the controller."""
+
+    api: ClassVar[int] = 9
+    response: ClassVar[type[Response]] = ChangeResponse
+    moves: list[tuple[str, int, list[int] | None]]
+    """`(topic, partition, brokers)`, the preferred leader first; None cancels the move that is
+    under way."""
+    throttle_bytes_per_s: int | None = None
+    """The most that each added replica copies; None: no limit."""
+
+
+class CordonBroker(Request, frozen=True):
+    """The broker takes no new replicas from now on, and gives up its vote where it can; or does so
+    again no more."""
+
+    api: ClassVar[int] = 10
+    response: ClassVar[type[Response]] = ChangeResponse
+    broker: int
+    cordoned: bool
+
+
+class RemoveBroker(Request, frozen=True):
+    """Forgets a broker that is stopped and holds no replicas."""
+
+    api: ClassVar[int] = 11
+    response: ClassVar[type[Response]] = ChangeResponse
+    broker: int
+
+
+class DescribeMetricsResponse(Response, frozen=True):
+    samples: list[Sample]
+
+
+class DescribeMetrics(Request, frozen=True):
+    """What this process measures. Any server answers."""
+
+    api: ClassVar[int] = 19
+    response: ClassVar[type[Response]] = DescribeMetricsResponse
 
 
 # --- what clients ask a partition's leader ------------------------------------------------------
@@ -286,6 +338,10 @@ class DescribeReplicaResponse(Response, frozen=True):
     log_end_offset: int
     flushed_offset: int
     size_bytes: int
+    trouble: str | None = None
+    """What keeps a follower from going on, such as a full disk; None: nothing that it knows of."""
+    disk_free_bytes: int | None = None
+    """Of the file system that the log is on."""
 
 
 class DescribeReplica(Request, frozen=True):
@@ -305,6 +361,26 @@ class CheckRange(Request, frozen=True):
     response: ClassVar[type[Response]] = Done
     topic_id: Id
     partition: Partition
+    offset: Offset
+
+
+class DescribeOffsetResponse(Response, frozen=True):
+    """The batch that holds the record; both None at the high watermark: there is none yet."""
+
+    append_time_ms: int | None
+    age_ms: int | None
+    """By the clock of the leader, which stamped it (or followed who did)."""
+
+
+class DescribeOffset(Request, frozen=True):
+    """When the record at `offset` was appended, or, where it is gone, the oldest one left. Raises
+    NotLeader, FencedEpoch, UnknownEpoch, UnknownTopic, OffsetNotAvailable, Storage errors."""
+
+    api: ClassVar[int] = 26
+    response: ClassVar[type[Response]] = DescribeOffsetResponse
+    topic_id: Id
+    partition: Partition
+    leader_epoch: Epoch
     offset: Offset
 
 
@@ -625,6 +701,10 @@ class PartitionAssignment(msgspec.Struct, array_like=True, frozen=True):
     """`(broker, incarnation)` of each in-sync member."""
     replicas: list[tuple[int, str | None]]
     """`(broker, incarnation registered now)` of each replica, in order of preference."""
+    replication_factor: int = 0
+    """Of the topic: a partition that is being moved has more replicas. 0: as many as there are."""
+    throttle_bytes_per_s: int | None = None
+    """How much this very replica may copy while it is not in sync; None: no limit."""
 
 
 class AttachReplicaHostResponse(Response, frozen=True):
@@ -642,6 +722,9 @@ class AttachReplicaHost(Request, frozen=True):
     host: str
     port: int
     replicas: list[ReplicaStatus]
+    let_go: list[tuple[str, int]] = []
+    """`(topic id, partition)` pairs that it hosted once and was told to close: never again under
+    this incarnation, which stands for a log that is gone."""
 
 
 class ReplicaHostHeartbeatResponse(Response, frozen=True):
@@ -649,7 +732,8 @@ class ReplicaHostHeartbeatResponse(Response, frozen=True):
     assignments: list[PartitionAssignment]
     """Those that changed since `version` of the request."""
     removed: list[tuple[str, int]]
-    """`(topic id, partition)` pairs this process is to close; their topic was deleted."""
+    """`(topic id, partition)` pairs this process is to close: their topic was deleted, or they were
+    moved away."""
 
 
 class ReplicaHostHeartbeat(Request, frozen=True):
@@ -740,6 +824,8 @@ class ReplicaRegistration(msgspec.Struct, array_like=True, frozen=True):
     port: int
     last_epoch: int | None
     flushed: int
+    partition_epoch: int = 0
+    """Of the partition in the metadata by which the broker knows that it is placed there."""
 
 
 class RegisterReplicas(Request, frozen=True):

@@ -21,6 +21,7 @@ from rayq.errors import (
     RayqError,
     UnknownServerError,
 )
+from rayq.metrics import Histogram, Sample
 from rayq.wire.authentication import (
     HANDSHAKE_FRAME_BYTES_MAX,
     HANDSHAKE_VERSION,
@@ -97,12 +98,15 @@ class Server:
         self._authenticated: dict[_ServerStream, None] = {}
         self._unauthenticated: dict[_ServerStream, None] = {}
         self._idle_timer: asyncio.TimerHandle | None = None
+        self._latencies: dict[int, Histogram] = {}
+        self._forget_connections: Callable[[], None] | None = None
 
     async def start(self, host: str, port: int, *, first_free: bool = False) -> None:
         """Listens on `port` (0: any free one), or with `first_free` on the first free one from it.
         Raises OSError."""
         self._listener = await self._listen(host, port, first_free)
         self.host, self.port = self._listener.host, self._listener.port
+        self._forget_connections = self.env.metrics.add_source(self._count_connections)
         self._check_idle()
 
     async def _listen(self, host: str, port: int, first_free: bool) -> Listener:
@@ -123,6 +127,9 @@ class Server:
         if self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None
+        if self._forget_connections is not None:
+            self._forget_connections()
+            self._forget_connections = None
         for stream in [*self._authenticated, *self._unauthenticated]:
             stream.end(None)
 
@@ -149,6 +156,25 @@ class Server:
         self._unauthenticated.pop(stream, None)
         self._authenticated.pop(stream, None)
 
+    def took(self, api: int, seconds: float) -> None:
+        """A request was answered so long after it arrived."""
+        latency = self._latencies.get(api)
+        if latency is None:
+            latency = self._latencies[api] = self.env.metrics.histogram(
+                "rayq_request_seconds", request=_name_of(api)
+            )
+        latency.observe(seconds)
+
+    def failed(self, api: int, error: BaseException) -> None:
+        """A request was answered by an error."""
+        kind = type(error) if isinstance(error, RayqError) else UnknownServerError
+        self.env.metrics.counter(
+            "rayq_failed_requests_total", request=_name_of(api), error=kind.__name__
+        ).value += 1
+
+    def _count_connections(self) -> list[Sample]:
+        return [self.env.metrics.sample("rayq_connections", len(self._authenticated))]
+
     def _check_idle(self) -> None:
         loop = asyncio.get_running_loop()
         limit_s = self.config.idle_connection_ms / 1000
@@ -158,6 +184,11 @@ class Server:
         self._idle_timer = loop.call_later(limit_s / IDLE_CHECKS_PER_LIMIT, self._check_idle)
 
 
+def _name_of(api: int) -> str:
+    kind = REQUESTS.get(api)
+    return "unknown" if kind is None else kind.__name__
+
+
 class _ServerStream(FrameStream):
     """One accepted connection."""
 
@@ -165,6 +196,7 @@ class _ServerStream(FrameStream):
         super().__init__(HANDSHAKE_VERSION, HANDSHAKE_FRAME_BYTES_MAX)
         self._server = server
         self._handler = server.handler
+        self._clock = server.env.clock
         self._requests_max = server.config.max_requests_in_flight
         self._requests = 0
         self._request_bytes = 0
@@ -244,6 +276,7 @@ class _ServerStream(FrameStream):
         if flags & FLAGS_KNOWN & ~FLAG_ONE_WAY:
             raise ProtocolError(f"{self.address} sent an answer where a request was expected.")
         one_way = bool(flags)
+        arrived_s = self._clock.monotonic()
         try:
             request = self._read_request(peer, api, header)
             result = self._handler(peer, request, payload)
@@ -256,6 +289,7 @@ class _ServerStream(FrameStream):
             return
         if result is None or isinstance(result, (Response, tuple)):
             self._answer(api, correlation, one_way, result)
+            self._server.took(api, self._clock.monotonic() - arrived_s)
             return
         request_bytes = len(payload)
         self._requests += 1
@@ -263,7 +297,7 @@ class _ServerStream(FrameStream):
         if self._is_full:
             self.hold_reading()
         answer = functools.partial(
-            self._answer_awaited, api, correlation, one_way, request_bytes, result
+            self._answer_awaited, api, correlation, one_way, request_bytes, arrived_s, result
         )
         if asyncio.isfuture(result):
             result.add_done_callback(answer)
@@ -294,6 +328,7 @@ class _ServerStream(FrameStream):
         correlation: int,
         one_way: bool,
         request_bytes: int,
+        arrived_s: float,
         work: Awaitable[Result],
         done: asyncio.Future[Any],
     ) -> None:
@@ -309,6 +344,7 @@ class _ServerStream(FrameStream):
             outcome = done.exception() or done.result()
         if not isinstance(outcome, BaseException):
             self._answer(api, correlation, one_way, outcome)
+            self._server.took(api, self._clock.monotonic() - arrived_s)
             return
         if not isinstance(outcome, RayqError):
             logger.error("%s from %s failed", REQUESTS[api].__name__, self._peer, exc_info=outcome)
@@ -334,6 +370,7 @@ class _ServerStream(FrameStream):
     def _answer_error(
         self, api: int, correlation: int, one_way: bool, error: BaseException
     ) -> None:
+        self._server.failed(api, error)
         if one_way:
             logger.debug("one-way request %d from %s failed: %s", api, self._peer, error)
         elif not self._ended:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rayq.testing import LocalCluster
+from tests.local.cli_support import Command
 from tests.local.support import FAST
 
 _numbers = itertools.count(1)
@@ -55,3 +56,14 @@ def fragile(tmp_path: Path) -> Iterator[LocalCluster]:
     """Three brokers of the test's own, with short sessions, to kill."""
     with LocalCluster(brokers=3, data_dir=tmp_path / "data", **FAST) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def rayq_command(
+    cluster: LocalCluster,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Command:
+    """The `rayq` command, for the shared cluster."""
+    return Command(cluster, tmp_path / "home", capfd, monkeypatch)

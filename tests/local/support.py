@@ -149,6 +149,11 @@ class Load:
         at = self._acknowledged_s
         return max((later - sooner for sooner, later in itertools.pairwise(at)), default=0)
 
+    def failures(self) -> list[BaseException]:
+        """Of the writes, once all have their answer."""
+        errors = (future.exception(0) for future in self._futures)
+        return [error for error in errors if error is not None]
+
     def check(self, cluster: Cluster | None = None) -> None:
         """All that was acknowledged is there once, at its offset, and each key's order holds."""
         records = read_all(cluster or self._cluster, self._topic)

@@ -180,7 +180,7 @@ def test_a_follower_that_was_away_for_longer_than_tombstones_stay_resurrects_not
         eventually(no_tombstone_is_left, "the tombstones are gone", WAIT_S)
         eager.start_broker(2)
         wait_in_sync(eager, "state")
-    assert "state-0 on broker 2 restarts its log at 0" in caplog.text
+    assert "log_restarted topic=state partition=0 epoch=1 broker=2 offset=0" in caplog.text
     expected = state_of(read_all(eager, "state"))
     assert set(expected) == {b"k%d" % n for n in range(50, 100)}
     eager.stop()
@@ -253,7 +253,8 @@ def test_after_an_unclean_election_nobody_keeps_a_log_that_lacks_what_was_supers
     eventually(lambda: partition_of(eager, "state").leader == away, "the remaining one leads")
     eager.start_broker(leader)
     wait_in_sync(eager, "state", brokers=2)
-    assert f"state-0 on broker {leader} restarts its log at 0" in caplog.text
+    restarted = f"log_restarted topic=state partition=0 epoch=2 broker={leader} offset=0"
+    assert restarted in caplog.text
     state = dict.fromkeys(keys, b"old")
     assert state_of(read_all(eager, "state")) == state
     eager.stop()

@@ -47,6 +47,13 @@ def test_at_most_once_rings_no_bell_twice() -> None:
     assert re.search(r"rung (9\d|100) of 100 bells, 0 of them twice", printed), printed
 
 
+def test_consumer_pool_charges_all_orders_but_the_one_that_cannot_be() -> None:
+    printed = run("examples/consumer_pool.py")
+    assert "nothing waits: 0 consumers" in printed
+    assert "charged 199 of 200 orders, 1 dead letter" in printed
+    assert "'rayq.error.class': 'KeyError', 'rayq.error.message': \"'cups'\"" in printed
+
+
 def test_last_flight_finds_what_pandas_finds() -> None:
     printed = run("examples/last_flight.py")
     assert "4,043 aircraft, from 4,043 records instead of 334,264" in printed

@@ -8,7 +8,9 @@ import pytest
 import trustme
 
 import rayq
+from rayq.cli import current
 from rayq.testing import LocalCluster
+from tests.local.cli_support import Command
 from tests.local.support import FAST, leader_of, read_all, values
 
 
@@ -63,3 +65,19 @@ def test_tls_needs_all_of_its_files(tmp_path: Path) -> None:
             tls_key=str(tmp_path / "missing.pem"),
             tls_ca=str(tmp_path / "missing.pem"),
         )
+
+
+def test_the_command_speaks_tls_by_its_environment(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = certificates(tmp_path / "ours", trustme.CA())
+    with LocalCluster(1, data_dir=tmp_path / "data", **FAST, **config) as cluster:
+        command = Command(cluster, tmp_path / "home", capfd, monkeypatch)
+        monkeypatch.setattr(current, "CONNECT_TIMEOUT_S", 1.0)
+        ran = command("topic", "list")
+        assert ran.code == 1
+        assert "TLS" in ran.err and ran.err.count("\n") == 1
+        for name, path in config.items():
+            monkeypatch.setenv(f"RAYQ_{name.upper()}", path)
+        command.well("topic", "create", "t", "-r", "1")
+        assert "t" in command.well("topic", "list").out

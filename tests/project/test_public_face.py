@@ -11,6 +11,8 @@ from rayq import errors
 
 NAMES = {
     "Cluster",
+    "ConsumerPool",
+    "DrainProgress",
     "GroupInfo",
     "GroupListing",
     "GroupMemberInfo",
@@ -18,6 +20,9 @@ NAMES = {
     "GroupOffset",
     "OffsetAndMetadata",
     "OffsetRange",
+    "PoolConsumer",
+    "PoolStatus",
+    "Reassignment",
     "Record",
     "RecordMetadata",
     "TopicPartition",

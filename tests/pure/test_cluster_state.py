@@ -272,14 +272,23 @@ def test_an_isr_proposal_is_decided_by_compare_and_swap() -> None:
 def test_voters_change_one_at_a_time_up_to_three() -> None:
     state = cluster(1)
     apply(state, [VotersChanged((Voter(0, "d0"),))])
-    assert broker_changes.next_voters(state) == []
+    assert broker_changes.next_voters(state, range(10)) == []
     state = cluster(4)
     apply(state, [VotersChanged((Voter(0, "d0"),))])
     steps = []
-    while step := broker_changes.next_voters(state):
+    while step := broker_changes.next_voters(state, range(10)):
         apply(state, step)
         steps.append([voter.broker for voter in state.voters])
     assert steps == [[0, 1], [0, 1, 2]]
+
+
+def test_only_a_broker_that_was_heard_in_this_epoch_becomes_a_voter() -> None:
+    """What the log says of the others may be from before they were lost for good."""
+    state = cluster(3)
+    apply(state, [VotersChanged((Voter(2, "d2"),))])
+    assert broker_changes.next_voters(state, {2}) == []
+    apply(state, broker_changes.next_voters(state, {1, 2}))
+    assert [voter.broker for voter in state.voters] == [2, 1]
 
 
 def test_a_voter_with_a_new_disk_is_dropped_and_then_joins_as_another() -> None:
@@ -288,9 +297,9 @@ def test_a_voter_with_a_new_disk_is_dropped_and_then_joins_as_another() -> None:
     apply(state, broker_changes.fence_broker(state, 2, EVERYONE))
     other = registration(2, 1, directory_id="new", incarnation="new")
     apply(state, broker_changes.register_broker(state, other, (), ()))
-    apply(state, broker_changes.next_voters(state))
+    apply(state, broker_changes.next_voters(state, range(10)))
     assert [voter.broker for voter in state.voters] == [0, 1]
-    apply(state, broker_changes.next_voters(state))
+    apply(state, broker_changes.next_voters(state, range(10)))
     assert state.voters[2] == Voter(2, "new")
 
 

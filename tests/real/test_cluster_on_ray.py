@@ -198,3 +198,37 @@ def test_deleted_topics_end_their_processes(cluster: Cluster, topic: str) -> Non
         "the processes end",
     )
     assert cluster.admin.delete_records({TopicPartition(topic, 0): 0})
+
+
+def test_a_partition_moves_though_the_process_that_copies_it_is_killed(cluster: Cluster) -> None:
+    cluster.create_topic("moving", replication_factor=2, segment_bytes=1 << 20)
+    with cluster.producer(compression_type="none") as producer:
+        producer.send_many("moving", [b"0" * 1024] * 2048).result(30)
+    before = [one.broker for one in partition_of(cluster, "moving").replicas]
+    (added,) = {0, 1, 2} - set(before)
+    place, leaving = TopicPartition("moving", 0), replica_pid(cluster, "moving", before[0])
+    target = [added, before[1]]
+    cluster.create_topic("moving-load", replication_factor=2)
+    load_place = TopicPartition("moving-load", 0)
+    load_before = [one.broker for one in partition_of(cluster, "moving-load").replicas]
+    load_target = [*({0, 1, 2} - set(load_before)), load_before[1]]
+    with Load(cluster, "moving-load") as load:
+        cluster.admin.reassign_partitions(
+            {place: target, load_place: load_target}, throttle_bytes_per_s=512 * 1024, wait=False
+        )
+        eventually(
+            lambda: any(
+                one.broker == added and one.pid is not None
+                for one in partition_of(cluster, "moving").replicas
+            ),
+            "the new replica starts",
+        )
+        os.kill(replica_pid(cluster, "moving", added), signal.SIGKILL)
+        # Again, without the throttle: it begins where the one before was killed.
+        cluster.admin.reassign_partitions({place: target, load_place: load_target}, timeout_s=60)
+        load.wait_for_more()
+    assert load.failures() == []
+    load.check()
+    assert partition_of(cluster, "moving").leader in target
+    eventually(lambda: is_gone(leaving), "the process of the replica that left ends")
+    assert len(read_all(cluster, "moving")) == 2048

@@ -32,6 +32,8 @@ FIRST_SEEDS = {
     "page_cache_trusted_in_recovery": 1000,
     "batch_in_doubt_numbered_anew": 1000,
     "horizon_ignored": 15,
+    "cancelled_whatever_is_in_sync": 10,
+    "directory_removed_by_old_metadata": 2,
 }
 """Where to begin, so that a hunt need not look for long; where it stands does not matter."""
 

@@ -179,6 +179,25 @@ def test_a_partition_of_another_topic_is_refused_then_put_aside(path: str) -> No
     assert directory.quarantine(at) == f"{path}/quarantine/flights-0.t1.2"
 
 
+def test_what_is_to_be_removed_is_found_again_and_what_is_put_aside_is_left_alone(
+    path: str,
+) -> None:
+    directory = DataDirectory.open(environment(), path)
+    at = directory.partition_path("flights", 0)
+    open_partition(at).close()
+    directory.quarantine(at)
+    assert directory.leftovers() == []
+    for name in ("flights-0.t1.removed", "flights-0.t1.2.removed"):
+        open_partition(at).close()
+        assert directory.quarantine(at, to_remove=True) == f"{path}/quarantine/{name}"
+    assert len(directory.leftovers()) == 2
+    for left in directory.leftovers():
+        LocalDisk().remove_tree(left)
+    assert directory.leftovers() == []
+    assert LocalDisk().exists(f"{path}/quarantine/flights-0.t1")
+    directory.close()
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_a_crash_while_formatting_or_starting_leaves_a_directory_that_starts(seed: int) -> None:
     path = "/data/broker-0"

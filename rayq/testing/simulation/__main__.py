@@ -106,11 +106,14 @@ def _outcomes(
 
 
 def _line(outcome: Outcome) -> str:
+    moved = ""
+    if outcome.moves or outcome.cancels:
+        moved = f"{outcome.moves} moves, {outcome.cancels} cancelled, "
     return (
         f"seed {outcome.seed}: {outcome.acknowledged} acknowledged, {outcome.unknown} unknown, "
         f"{outcome.failed} failed, {outcome.polled} polled, {len(outcome.faults)} faults, "
-        f"{outcome.elections} elections, {outcome.virtual_s:.0f} virtual s, {outcome.events} "
-        f"events, trace {outcome.trace}"
+        f"{outcome.elections} elections, {moved}{outcome.virtual_s:.0f} virtual s, "
+        f"{outcome.events} events, trace {outcome.trace}"
     )
 
 

@@ -95,6 +95,8 @@ class SimulatedCluster:
         self.broker_processes: dict[int, Process] = {}
         self.controller_process: Process | None = None
         self.controller: ControllerServer | None = None
+        self.on_put_aside: Callable[[int, str], None] | None = None
+        """Called with broker and path before a broker puts a partition's directory aside."""
         self.secret = b"s" * 32
         self.cluster_id = f"{world.seed:032x}"
 
@@ -169,11 +171,22 @@ class SimulatedCluster:
             except RayqError as error:
                 self.world.trace.note(f"broker {number} does not start: {error}")
             else:
+                self._watch_directory(number, broker)
                 self.brokers[number] = self.broker_of[process] = broker
                 await broker.stopped
             self.world.loop.call_soon(process.kill)
 
         process.start(live())
+
+    def _watch_directory(self, number: int, broker: Broker) -> None:
+        put_aside = broker._directory.quarantine
+
+        def watched(path: str, **options: bool) -> str:
+            if self.on_put_aside is not None:
+                self.on_put_aside(number, path)
+            return put_aside(path, **options)
+
+        broker._directory.quarantine = watched  # type: ignore[method-assign]
 
     def start_controller(self) -> None:
         """Starts the controller's own process (the preferred host)."""
@@ -224,7 +237,8 @@ class SimulatedCluster:
 
     def is_whole(self) -> bool:
         """Whether, as the live broker with the newest metadata knows it, every broker is live and
-        every partition has a leader and all its replicas in sync: those that run now."""
+        every partition has a leader and all its replicas in sync: those that run now. Of one that
+        is being moved, those of before."""
         live = [
             self.broker_of[process]
             for process in self.broker_processes.values()
@@ -240,7 +254,9 @@ class SimulatedCluster:
         state = max(live, key=lambda broker: broker.metadata.version).metadata.state
         return all(
             partition.value.leader is not None
-            and len(partition.value.isr) == len(partition.value.replicas)
+            and {one.broker for one in partition.value.isr}.issuperset(
+                partition.value.origin or partition.value.replicas
+            )
             and running.issuperset((one.broker, one.incarnation) for one in partition.value.isr)
             for _, _, partition in state.all_partitions()
         )

@@ -29,7 +29,7 @@ from rayq.actors.leader import Leader
 from rayq.actors.replica import Replica
 from rayq.actors.replica_host import ReplicaHost
 from rayq.core.cluster_state import ClusterState
-from rayq.core.metadata_records import PartitionChanged, decode_record
+from rayq.core.metadata_records import MetadataRecord, PartitionChanged, decode_record
 from rayq.core.partition_state import PartitionState
 from rayq.storage.batch import read_header
 from rayq.storage.clean_state import CleanState
@@ -149,13 +149,16 @@ class Invariants:
         self._leaders: dict[tuple[str, int, int], tuple[int, str]] = {}
         self._controllers: dict[int, object] = {}
         self._metadata: dict[int, bytes] = {}
-        self._state = ClusterState()
+        self.state = ClusterState()
+        """The newest committed metadata that any broker has applied."""
         self._state_version = 0
         self._versions: dict[Broker, int] = {}
         self._latest_controller: dict[object, object] = {}
         self.elections = 0
         self.on_committed: Callable[[Replica, int, bytes], None] | None = None
         """Called with each batch that a leader commits, once, in order, with its leader epoch."""
+        self.on_record: Callable[[ClusterState, MetadataRecord], None] | None = None
+        """Called with each committed record of the metadata, and the state before it."""
 
     def observe(self, owner: Owner) -> None:
         """Raises `InvariantError`."""
@@ -185,6 +188,20 @@ class Invariants:
                 disk, seen = process.host.disk, self._replicas[replica]
                 self._compare(disk, replica, seen, committed.end)
                 self._check_nothing_is_back(disk, replica, seen, log)
+
+    def committed_end(self, key: Key) -> int:
+        """Up to where leaders of a partition have committed."""
+        committed = self._committed.get(key)
+        return 0 if committed is None else committed.end
+
+    def flushed_of(self, incarnation: str, key: Key) -> int | None:
+        """What a replica has flushed; None while it does not run."""
+        process, host = self._hosts.get(incarnation, (None, None))
+        replica = None if host is None else host._replicas.get(key)
+        if process is None or not process.alive or replica is None:
+            return None
+        log = replica._replica_log._log
+        return None if log is None or not replica._replica_log.is_open else log.flushed_offset
 
     # --- the metadata -----------------------------------------------------------------------------
 
@@ -221,7 +238,7 @@ class Invariants:
     def _apply(self, index: int, data: bytes) -> None:
         record = decode_record(data)
         if isinstance(record, PartitionChanged):
-            before = self._state.partition(record.topic_id, record.partition)
+            before = self.state.partition(record.topic_id, record.partition)
             if before is not None and (
                 record.value.leader_epoch < before.value.leader_epoch
                 or record.value.partition_epoch <= before.value.partition_epoch
@@ -229,11 +246,13 @@ class Invariants:
                 raise InvariantError(f"epochs go back: {before.value} to {record.value}")
             if before is not None and record.value.leader_epoch > before.value.leader_epoch:
                 self.elections += 1
-        self._state.replay(record)
+        if self.on_record is not None:
+            self.on_record(self.state, record)
+        self.state.replay(record)
         self._state_version = index
         if isinstance(record, PartitionChanged):
             try:
-                self._state.validate()
+                self.state.validate()
             except AssertionError as error:
                 raise InvariantError(f"after {record}: {error}") from error
             self._check_new_members(record)
@@ -340,7 +359,7 @@ class Invariants:
         if log.end_offset < seen.compared:
             where = _where(replica)
             begins_anew = log.end_offset == log.start_offset and _key(replica) in self.histories
-            partition = self._state.partition(*_key(replica))
+            partition = self.state.partition(*_key(replica))
             who = replica._replica_log.incarnation
             is_in_sync = partition is None or any(
                 member.incarnation == who for member in partition.value.isr
@@ -458,7 +477,7 @@ class Invariants:
     def _check_in_sync(self, replica: Replica, leader: PartitionState, end: int) -> None:
         """What a leader takes for committed is flushed by every member of the in-sync set, as the
         metadata has it: those that live, that is; a disk may be lost with its broker."""
-        partition = self._state.partition(*_key(replica))
+        partition = self.state.partition(*_key(replica))
         if partition is None or partition.value.leader_epoch != leader.leader_epoch:
             return  # Deposed: what it knew of its followers may be history.
         if partition.value.partition_epoch < leader.partition_epoch:

@@ -17,7 +17,8 @@ from unittest import mock
 
 import msgspec
 
-import rayq.testing.simulation.mutations_groups  # noqa: F401 - its bugs are registered, too
+import rayq.testing.simulation.mutations_groups  # its bugs are registered, too
+import rayq.testing.simulation.mutations_moves  # noqa: F401 - and those of moves
 from rayq.actors.controller import ControllerHost
 from rayq.actors.follower import Follower
 from rayq.actors.leader import Leader

@@ -21,6 +21,7 @@ from rayq.testing.simulation.network import OTHER_HOST_S
 from rayq.testing.simulation.owner import ProcessDied
 from rayq.testing.simulation.workload import Workload
 from rayq.testing.simulation.workload_groups import GroupWorkload
+from rayq.testing.simulation.workload_moves import GroupMovesWorkload, MovesWorkload, Operators
 from rayq.testing.simulation.world import World
 
 RECORDS_MIN = 1_000
@@ -43,13 +44,20 @@ class Outcome:
     failed: int = 0
     polled: int = 0
     elections: int = 0
+    moves: int = 0
+    cancels: int = 0
     faults: list[str] = field(default_factory=list)
     virtual_s: float = 0.0
     events: int = 0
     trace: str = ""
 
 
-SCENARIOS: dict[str, type[Workload]] = {"ordinary": Workload, "groups": GroupWorkload}
+SCENARIOS: dict[str, type[Workload]] = {
+    "ordinary": Workload,
+    "groups": GroupWorkload,
+    "moves": MovesWorkload,
+    "group-moves": GroupMovesWorkload,
+}
 
 
 def run_seed(seed: int, scenario: str = "ordinary") -> Outcome:
@@ -66,7 +74,7 @@ def run_seed(seed: int, scenario: str = "ordinary") -> Outcome:
             replica_lag_time_max_ms=rng.choice((2_000, 10_000)),
             **kind.cluster_options(rng),
         )
-        cluster = SimulatedCluster(world, config=config)
+        cluster = SimulatedCluster(world, brokers=kind.broker_count(rng), config=config)
         _choose_hardware(world, rng, kind.syncs_s)
         workload = kind(cluster)
         invariants = Invariants(cluster)
@@ -82,6 +90,8 @@ def run_seed(seed: int, scenario: str = "ordinary") -> Outcome:
             outcome.problems.append(text)
         _judge(outcome, workload)
         outcome.elections = invariants.elections
+        if isinstance(workload, Operators):
+            outcome.moves, outcome.cancels = workload.moves.completed, workload.moves.cancelled
         outcome.virtual_s = world.now_s
         outcome.events = world.loop.events
         outcome.trace = world.trace.digest()

@@ -84,6 +84,11 @@ class Workload:
         """More of the seed's `ClusterConfig`."""
         return {}
 
+    @classmethod
+    def broker_count(cls, rng: random.Random) -> int:
+        """How many brokers the seed's cluster has."""
+        return 3
+
     def observer(self, invariants: Invariants) -> Callable[[Owner], None]:
         """What is called after each event."""
         return invariants.observe

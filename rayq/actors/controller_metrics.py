@@ -1,0 +1,125 @@
+"""What the controller counts and tells of the cluster, and the lines it leaves of each change of a
+partition's leader or in-sync set."""
+
+from __future__ import annotations
+
+import logging
+
+from rayq.core.cluster_state import ClusterState, Topic
+from rayq.core.metadata_records import PartitionValue
+from rayq.core.topic_changes import offline_reason
+from rayq.environment import Environment
+from rayq.logs import log_event
+from rayq.metrics import Sample
+from rayq.wire import messages
+
+logger = logging.getLogger(__name__)
+
+
+class ControllerMetrics:
+    """Of one controller epoch; `end` with it. Counts go on from those of an earlier epoch in the
+    same process, and begin at 0 in another one, as Prometheus takes counters."""
+
+    def __init__(self, environment: Environment, state: ClusterState) -> None:
+        self._metrics = environment.metrics
+        self._state = state
+        self._elections = self._metrics.counter("rayq_leader_elections_total")
+        self._unclean = self._metrics.counter("rayq_unclean_leader_elections_total")
+        self.end = self._metrics.add_source(self._measure)
+
+    def changed(
+        self,
+        topic: Topic,
+        partition: int,
+        before: PartitionValue | None,
+        reason: str,
+        *,
+        cluster_stops: bool,
+    ) -> None:
+        """The state shows a new value of a partition."""
+        after = topic.partitions[partition].value
+        if before is None:
+            return  # It was created: nobody leads it yet.
+        old = {member.broker for member in before.isr}
+        new = {member.broker for member in after.isr}
+        left, joined = sorted(old - new), sorted(new - old)
+        for broker in left:
+            self._metrics.counter("rayq_isr_shrinks_total", replica=broker).value += 1
+        for broker in joined if before.leader_epoch else ():  # A new partition's set is no news.
+            self._metrics.counter("rayq_isr_expands_total", replica=broker).value += 1
+        where = {"topic": topic.name, "partition": partition, "epoch": after.leader_epoch}
+        isr = sorted(new)
+        if after.leader_epoch == before.leader_epoch:
+            if left or joined:
+                event = "isr_shrunk" if left else "isr_expanded"
+                log_event(
+                    logger, logging.INFO, event, **where, isr=isr, left=left, joined=joined,
+                    reason=reason,
+                )  # fmt: skip
+        elif after.leader is None:
+            waits = offline_reason(self._state, topic, partition)
+            level = logging.INFO if cluster_stops else logging.WARNING
+            log_event(
+                logger, level, "partition_offline", **where, was=before.leader, isr=isr,
+                reason=reason, waits=waits,
+            )  # fmt: skip
+        else:
+            self._elections.value += 1
+            is_unclean = after.last_unclean_epoch == after.leader_epoch
+            if is_unclean:
+                self._unclean.value += 1
+                reason += "; UNCLEAN: acknowledged records may be lost"
+            log_event(
+                logger,
+                logging.ERROR if is_unclean else logging.INFO,
+                "leader_elected", **where, leader=after.leader, was=before.leader, isr=isr,
+                clean=not is_unclean, reason=reason,
+            )  # fmt: skip
+
+    def _measure(self) -> list[Sample]:
+        state, sample = self._state, self._metrics.sample
+        partitions = offline = underreplicated = under_min_isr = 0
+        for topic, _, partition in state.all_partitions():
+            value = partition.value
+            partitions += 1
+            if value.leader is None:
+                offline += 1
+                continue
+            underreplicated += len(value.isr) < topic.replication_factor
+            under_min_isr += len(value.isr) < topic.min_insync
+        for broker in state.brokers:  # From 0 on, or Prometheus misses the first change.
+            self._metrics.counter("rayq_isr_shrinks_total", replica=broker)
+            self._metrics.counter("rayq_isr_expands_total", replica=broker)
+        live = sum(broker.live for broker in state.brokers.values())
+        return [
+            sample("rayq_active_brokers", live),
+            sample("rayq_fenced_brokers", len(state.brokers) - live),
+            sample("rayq_topics", len(state.topics)),
+            sample("rayq_partitions", partitions),
+            sample("rayq_offline_partitions", offline),
+            sample("rayq_underreplicated_partitions", underreplicated),
+            sample("rayq_under_min_isr_partitions", under_min_isr),
+            sample("rayq_reassigning_partitions", len(state.moving)),
+        ]
+
+
+def reason_of(request: messages.Request) -> str:
+    """Why the metadata changes, for whoever reads the log."""
+    match request:
+        case messages.RegisterBroker():
+            return f"broker {request.broker} started"
+        case messages.BrokerHeartbeat():
+            return f"broker {request.broker} is heard again"
+        case messages.RegisterReplicas():
+            return f"replicas on broker {request.broker} started"
+        case messages.ReplicasFailed():
+            return f"replicas on broker {request.broker} are gone: {request.reason}"
+        case messages.AlterPartition():
+            return f"broker {request.broker}, which leads, asked for it"
+        case messages.BrokerStopped():
+            return f"broker {request.broker} was stopped"
+        case messages.ElectLeaders():
+            return "an operator asked for an election"
+        case messages.AlterReassignments():
+            return "a move was asked for, or cancelled"
+    return f"{type(request).__name__} was asked for"

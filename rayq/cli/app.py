@@ -1,0 +1,56 @@
+"""The verbs of `rayq`, put together."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rayq.cli import bench, cluster, groups, log, moves, operations, servers, topics
+from rayq.cli.consume import consume
+from rayq.cli.produce import produce
+
+app = typer.Typer(
+    name="rayq",
+    help="A distributed, durable log on Ray: start clusters, use and look after them.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+app.command()(servers.start)
+app.command()(servers.stop)
+app.command()(servers.status)
+app.command()(servers.token)
+topics.app.command()(produce)
+topics.app.command()(consume)
+for verb in (moves.reassign, moves.drain, moves.undrain):
+    cluster.app.command()(verb)
+cluster.app.command("remove-broker")(moves.remove_broker)
+cluster.app.command("restart-broker")(operations.restart_broker)
+cluster.app.command("replace-disk")(operations.replace_disk)
+cluster.app.command("recover-quorum")(operations.recover_quorum)
+app.add_typer(topics.app, name="topic")
+app.add_typer(groups.app, name="group")
+app.add_typer(cluster.app, name="cluster")
+app.add_typer(bench.app, name="bench")
+app.add_typer(log.app, name="log")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from rayq import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", is_eager=True, callback=_show_version),
+    ] = False,
+) -> None:
+    """A distributed, durable log on Ray: start clusters, use and look after them."""

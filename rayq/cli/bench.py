@@ -1,0 +1,316 @@
+"""`rayq bench`: what this cluster does, from where this command runs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from rayq.cli import output
+from rayq.cli.current import connected
+from rayq.cli.options import ClusterAddress, Json, complete_topic
+from rayq.cli.values import size_bytes
+from rayq.client.cluster import Cluster
+from rayq.errors import InvalidRequestError, TimeoutError
+
+app = typer.Typer(help="Measure produce, consume and latency.", no_args_is_help=True)
+
+BENCH_TOPIC = "rayq-bench"
+CHUNK = 500
+DISTINCT_VALUES = 1000
+TIMEOUT_S = 60.0
+PACE_S = 0.01
+"""How often a bounded rate is caught up with."""
+
+Topic = Annotated[
+    str | None,
+    typer.Option(
+        "-t",
+        "--topic",
+        help=f"Which topic. Without: {BENCH_TOPIC}, made for the measurement and deleted after it.",
+        autocompletion=complete_topic,
+    ),
+]
+Partitions = Annotated[int, typer.Option("-p", "--partitions", help="Of a topic that is made.")]
+Replicas = Annotated[
+    int | None,
+    typer.Option(
+        "-r", "--replicas", "--replication-factor", help="Of a topic that is made.",
+        show_default="3, or as many as there are brokers",
+    ),
+]
+Size = Annotated[str, typer.Option("-s", "--record-size", help="Of a value: such as 100 or 1KiB.")]
+
+
+@contextlib.contextmanager
+def _topic(
+    cluster: Cluster, name: str | None, partitions: int, replicas: int | None
+) -> Iterator[str]:
+    if name is not None:
+        cluster.admin.describe_topic(name)
+        yield name
+        return
+    cluster.create_topic(BENCH_TOPIC, partitions, replicas)
+    try:
+        yield BENCH_TOPIC
+    finally:
+        cluster.admin.delete_topic(BENCH_TOPIC)
+
+
+def _values(record_bytes: int) -> list[bytes]:
+    """Half of each is random, half repeats, so that compression has something to do."""
+    if record_bytes < 1:
+        raise InvalidRequestError("A record of a measurement has at least one byte.")
+    random = record_bytes // 2
+    return [
+        os.urandom(random) + b"x" * (record_bytes - random) for _ in range(DISTINCT_VALUES)
+    ]
+
+
+@app.command()
+def produce(
+    topic: Topic = None,
+    count: Annotated[int, typer.Option("-n", "--num-records", min=1)] = 1_000_000,
+    record_size: Size = "100",
+    rate: Annotated[
+        int | None, typer.Option("--throughput", "--rate", help="Records a second, at most.")
+    ] = None,
+    acks: Annotated[str, typer.Option("--acks", help="all, 1 or 0.")] = "all",
+    compression: Annotated[str, typer.Option("-z", "--compression", help="lz4 or none.")] = "lz4",
+    partitions: Partitions = 3,
+    replicas: Replicas = None,
+    json: Json = False,
+    cluster: ClusterAddress = None,
+) -> None:
+    """Write records as fast as they are taken, or at a rate."""
+    size = size_bytes(record_size)
+    values = _values(size)
+    with connected(cluster) as connection, _topic(connection, topic, partitions, replicas) as name:
+        took_s, latencies = _produce(connection, name, values, count, rate, acks, compression)
+    _report(count, size, took_s, latencies, json, "produced")
+
+
+def _produce(
+    cluster: Cluster,
+    topic: str,
+    values: list[bytes],
+    count: int,
+    rate: int | None,
+    acks: str,
+    compression: str,
+) -> tuple[float, list[float]]:
+    """Seconds, and how long each call's records took to be acknowledged."""
+    latencies: list[float] = []
+    options: dict[str, Any] = {"acks": acks if acks == "all" else int(acks)}
+    chunk = CHUNK if rate is None else max(1, min(CHUNK, int(rate * PACE_S)))
+    with (
+        cluster.producer(compression_type=compression, **options) as producer,
+        output.progress("producing", count) as advance,
+    ):
+        producer.send_many(topic, values[:1]).result(timeout=TIMEOUT_S)
+        began_s = time.perf_counter()
+        sent = 0
+        pending: list[Any] = []
+        while sent < count:
+            if rate is not None and (early_s := sent / rate - (time.perf_counter() - began_s)) > 0:
+                time.sleep(early_s)
+            start = sent % (len(values) - chunk + 1)
+            some = values[start : start + min(chunk, count - sent)]
+            called_s = time.perf_counter()
+            future = producer.send_many(topic, some)
+            future.add_done_callback(functools.partial(_note, latencies, called_s))
+            pending.append(future)
+            sent += len(some)
+            if len(pending) >= CHUNK:
+                for one in pending[: CHUNK // 2]:
+                    one.result(timeout=TIMEOUT_S)
+                del pending[: CHUNK // 2]
+            advance(sent)
+        for one in pending:
+            one.result(timeout=TIMEOUT_S)
+        took_s = time.perf_counter() - began_s
+    return took_s, latencies
+
+
+def _note(latencies: list[float], began_s: float, *_: object) -> None:
+    latencies.append(time.perf_counter() - began_s)
+
+
+@app.command()
+def consume(
+    topic: Topic = None,
+    count: Annotated[
+        int, typer.Option("-n", "--num-records", min=1, help="At most.")
+    ] = 1_000_000,
+    record_size: Size = "100",
+    partitions: Partitions = 3,
+    replicas: Replicas = None,
+    json: Json = False,
+    cluster: ClusterAddress = None,
+) -> None:
+    """Read from the beginning; without --topic, records that are written first."""
+    size = size_bytes(record_size)
+    with connected(cluster) as connection, _topic(connection, topic, partitions, replicas) as name:
+        if topic is None:
+            _produce(connection, name, _values(size), count, None, "all", "lz4")
+        with connection.consumer(name, auto_offset_reset="earliest") as consumer:
+            places = consumer.assignment()
+            there = sum(consumer.end_offsets(places).values()) - sum(
+                consumer.beginning_offsets(places).values()
+            )
+            goal = min(count, there)
+            if goal == 0:
+                raise InvalidRequestError(f"Topic {name!r} is empty: there is nothing to read.")
+            read = read_bytes = 0
+            began_s = moved_s = time.perf_counter()
+            with output.progress("consuming", goal) as advance:
+                while read < goal:
+                    records = consumer.poll(1.0, 10_000)
+                    if records:
+                        moved_s = time.perf_counter()
+                    elif time.perf_counter() - moved_s > TIMEOUT_S:
+                        raise TimeoutError(
+                            f"Nothing came for {TIMEOUT_S:g} s after {read:,} of {goal:,} records: "
+                            "see `rayq cluster health`."
+                        )
+                    read += len(records)
+                    read_bytes += sum(len(record.value or b"") for record in records)
+                    advance(read)
+            took_s = time.perf_counter() - began_s
+    _report(read, read_bytes // max(1, read), took_s, [], json, "consumed")
+
+
+@app.command()
+def latency(
+    topic: Topic = None,
+    rate: Annotated[int, typer.Option("--throughput", "--rate", min=1, max=5000)] = 200,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1)] = 5.0,
+    record_size: Size = "100",
+    partitions: Partitions = 1,
+    replicas: Replicas = None,
+    json: Json = False,
+    cluster: ClusterAddress = None,
+) -> None:
+    """From `send` to the acknowledgement, and to `poll`, one record at a time."""
+    size = size_bytes(record_size)
+    count = max(1, int(rate * seconds))
+    with connected(cluster) as connection, _topic(connection, topic, partitions, replicas) as name:
+        acknowledged, received = _latencies(connection, name, size, count, rate)
+    if json:
+        output.print_json(
+            {
+                "records": count,
+                "rate": rate,
+                "record_bytes": size,
+                "acknowledged_ms": _quantiles_ms(acknowledged),
+                "end_to_end_ms": _quantiles_ms(received),
+            }
+        )
+        return
+    rows = [
+        (what, *(f"{value:.2f}" for value in _quantiles_ms(values).values()))
+        for what, values in (("acknowledged", acknowledged), ("end to end", received))
+    ]
+    output.table(("milliseconds", *_quantiles_ms(received)), rows)
+
+
+def _latencies(
+    cluster: Cluster, topic: str, size: int, count: int, rate: int
+) -> tuple[list[float], list[float]]:
+    marker = os.urandom(8)
+    sent_s: list[float] = []
+    acknowledged: list[float] = []
+    received: list[float] = []
+    filling = b"x" * max(0, size - 16)
+    with (
+        cluster.consumer(topic, auto_offset_reset="latest") as consumer,
+        cluster.producer() as producer,
+        output.progress("measuring", count) as advance,
+    ):
+        for place in consumer.assignment():
+            consumer.position(place)  # it begins at the end as of now
+        producer.send(topic, b"warm").result(timeout=TIMEOUT_S)
+        failed = threading.Event()
+
+        def delivered(at_s: float, _: object, error: BaseException | None) -> None:
+            if error is None:
+                _note(acknowledged, at_s)
+            else:
+                failed.set()
+
+        def send() -> None:
+            began_s = time.perf_counter()
+            for number in range(count):
+                early_s = number / rate - (time.perf_counter() - began_s)
+                if early_s > 0:
+                    time.sleep(early_s)
+                at_s = time.perf_counter()
+                sent_s.append(at_s)
+                producer.send(
+                    topic,
+                    marker + number.to_bytes(8, "big") + filling,
+                    on_delivery=functools.partial(delivered, at_s),
+                )
+
+        sender = threading.Thread(target=send, daemon=True)
+        sender.start()
+        moved_s = time.perf_counter()
+        while len(received) < count:
+            for record in consumer.poll(0.5):
+                moved_s = time.perf_counter()
+                value = record.value or b""
+                if value.startswith(marker):
+                    number = int.from_bytes(value[8:16], "big")
+                    received.append(moved_s - sent_s[number])
+            advance(len(received))
+            if failed.is_set() or time.perf_counter() - moved_s > TIMEOUT_S:
+                raise TimeoutError(
+                    f"Records do not come through, after {len(received)} of {count}: see `rayq "
+                    "cluster health`."
+                )
+        sender.join()
+        producer.flush()
+    return acknowledged, received
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+def _quantiles_ms(values: Sequence[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
+    found = {
+        name: 1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+        for name, share in shares.items()
+    }
+    return {name: round(value, 3) for name, value in {**found, "max": 1000 * ordered[-1]}.items()}
+
+
+def _report(
+    count: int, record_bytes: int, took_s: float, latencies: list[float], json: bool, what: str
+) -> None:
+    figures: dict[str, Any] = {
+        "records": count,
+        "record_bytes": record_bytes,
+        "seconds": round(took_s, 3),
+        "records_per_s": round(count / took_s),
+        "mb_per_s": round(count * record_bytes / took_s / 1e6, 2),
+    }
+    if latencies:
+        figures["latency_ms"] = _quantiles_ms(latencies)
+    if json:
+        output.print_json(figures)
+        return
+    output.say(
+        f"{count:,} records of {record_bytes} bytes {what} in {took_s:.2f} s: "
+        f"{figures['records_per_s']:,}/s, {figures['mb_per_s']} MB/s"
+    )
+    if latencies:
+        quantiles = ", ".join(f"{name} {value}" for name, value in _quantiles_ms(latencies).items())
+        output.say(f"Until acknowledged, milliseconds: {quantiles}")

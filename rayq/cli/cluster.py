@@ -1,0 +1,156 @@
+"""`rayq cluster`: info, health, elect-leaders, and moving partitions."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from rayq.cli import output
+from rayq.cli.current import connected
+from rayq.cli.main import UNHEALTHY
+from rayq.cli.options import ClusterAddress, Json, complete_topic
+from rayq.cli.survey import problems_of, survey
+from rayq.cli.values import partition_numbers
+from rayq.client.health import Problem, is_healthy
+from rayq.errors import NoClusterError
+
+app = typer.Typer(help="Brokers, health, and where partitions are.", no_args_is_help=True)
+
+
+@app.command()
+def info(json: Json = False, cluster: ClusterAddress = None) -> None:
+    """Show the brokers, the controller and the voters."""
+    with connected(cluster) as connection:
+        found = connection.admin.describe_cluster()
+    if json:
+        output.print_json(msgspec.to_builtins(found))
+        return
+    output.say(f"Cluster {found.cluster_id}")
+    output.say(f"Controller {found.controller or 'none'}, epoch {found.controller_epoch}")
+    output.say(f"Voters {output.numbers(found.voters)}")
+    output.table(
+        ("broker", "host", "port", "node", "state"),
+        [
+            (
+                one.broker,
+                one.host,
+                one.port,
+                one.node_id[:12] or None,
+                ("live" if one.live else "down") + (", cordoned" if one.cordoned else ""),
+            )
+            for one in found.brokers
+        ],
+        styles=["ok" if one.live else "warning" for one in found.brokers],
+    )
+
+
+@app.command()
+def health(json: Json = False, cluster: ClusterAddress = None) -> None:
+    """Say whether the cluster is well; exit 3 with the reasons, and what to run next, if not."""
+    try:
+        with connected(cluster) as connection:
+            found = survey(connection)
+        problems = problems_of(found)
+    except NoClusterError as error:
+        problems = [Problem("error", "The cluster is down", str(error), "rayq start DIR")]
+    healthy = is_healthy(problems)
+    if json:
+        output.print_json({"healthy": healthy, "problems": msgspec.to_builtins(problems)})
+    else:
+        for problem in problems:
+            output.verdict(f"{problem.severity}: {problem.what}", problem.severity)
+            output.say(f"  why:  {problem.why}")
+            output.say(f"  next: {problem.next_command}")
+        if healthy:
+            output.verdict("Healthy.", "ok")
+    if not healthy:
+        raise typer.Exit(UNHEALTHY)
+
+
+@app.command("elect-leaders")
+def elect_leaders(
+    topics: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="TOPIC", help="All topics by default.", autocompletion=complete_topic
+        ),
+    ] = None,
+    partitions: Annotated[
+        str | None, typer.Option("-p", "--partitions", help="Only these: 0,2 or 0-3.")
+    ] = None,
+    unclean: Annotated[
+        bool,
+        typer.Option(
+            "--unclean",
+            help="Let any live replica lead a partition that has no leader: acknowledged records "
+            "may be lost.",
+        ),
+    ] = False,
+    json: Json = False,
+    cluster: ClusterAddress = None,
+) -> None:
+    """Let the first replica of each partition lead, where it is in sync."""
+    if partitions is not None and len(topics or ()) != 1:
+        raise typer.BadParameter("--partitions needs one topic")
+    if unclean and not topics:
+        raise typer.BadParameter("--unclean needs the topics by name")
+    numbers = None if partitions is None else partition_numbers(partitions)
+    rows = []
+    with connected(cluster) as connection:
+        for name in topics or connection.admin.list_topics(internal=True):
+            before = connection.admin.describe_topic(name)
+            connection.admin.elect_leaders(name, numbers, unclean=unclean)
+            after = connection.admin.describe_topic(name)
+            rows += [
+                (name, now.partition, was.leader, now.leader)
+                for was, now in zip(before.partitions, after.partitions, strict=True)
+                if was.leader != now.leader
+            ]
+    head = ("topic", "partition", "leader before", "leader")
+    if json:
+        names = ("topic", "partition", "before", "leader")
+        output.print_json([dict(zip(names, row, strict=True)) for row in rows])
+    elif rows:
+        output.table(head, rows)
+    else:
+        output.say("Nothing to change.")
+
+
+@app.command()
+def metrics(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME", help="Only names that contain one of these."),
+    ] = None,
+    json: Json = False,
+    cluster: ClusterAddress = None,
+) -> None:
+    """Print the figures of every process of the cluster; docs/metrics.md says what they mean."""
+    with connected(cluster) as connection:
+        found = [
+            sample
+            for sample in connection.metrics()
+            if not names or any(name in sample.name for name in names)
+        ]
+    if json:
+        output.print_json(
+            [
+                dict(zip(sample.__struct_fields__, msgspec.to_builtins(sample), strict=False))
+                for sample in found
+            ]
+        )
+        return
+    output.table(
+        ("name", "labels", "value", "count"),
+        [
+            (
+                sample.name,
+                ",".join(f"{key}={value}" for key, value in sample.labels.items()),
+                f"{sample.value:g}",
+                sample.count,
+            )
+            for sample in found
+        ],
+    )

@@ -1,0 +1,287 @@
+"""`rayq topic consume`: records to stdout, in kcat's formats or as JSON."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any
+
+import typer
+
+from rayq.cli import output
+from rayq.cli.current import connected
+from rayq.cli.formats import DEFAULT_OUTPUT, JSON, NULL, Formatter, formatter
+from rayq.cli.options import ClusterAddress, TopicNames, complete_group
+from rayq.cli.values import Where, config_values, partition_numbers, where
+from rayq.client.client import check_partition
+from rayq.client.cluster import Cluster
+from rayq.client.consumer import Consumer
+from rayq.config import ConsumerConfig
+from rayq.records import Record, TopicPartition
+
+POLL_S = 0.2
+POLL_RECORDS_MAX = 10_000
+TOPIC_TIMEOUT_S = 30.0
+NOTHING_TO_READ_S = 3.0
+"""A member of a group that was given no partition for so long has, with --exit, nothing to read."""
+
+
+def consume(
+    topics: TopicNames,
+    offset: Annotated[
+        str,
+        typer.Option(
+            "-o",
+            "--offset",
+            metavar="WHERE",
+            help="Where to begin: beginning, end, an offset, -N (the last N of each partition), "
+            "@TIME (@-1h, @2013-01-31T12:00:00Z, Unix milliseconds). In a group only where "
+            "nothing is committed.",
+        ),
+    ] = "beginning",
+    exit_at_end: Annotated[
+        bool,
+        typer.Option("-e", "--exit", help="Stop at the end, as it is when the command begins."),
+    ] = False,
+    count: Annotated[
+        int | None,
+        typer.Option("-n", "--num", "--count", help="Stop after so many records.", min=0),
+    ] = None,
+    format_: Annotated[
+        str | None,
+        typer.Option(
+            "-f",
+            "--format",
+            help=r"%s value, %k key, %t topic, %p partition, %o offset, %T timestamp, %h headers, "
+            r"%S and %K lengths, %R the length as four bytes, \n \t \xHH; or json.",
+            show_default=r"'%s\n'",
+        ),
+    ] = None,
+    key_delimiter: Annotated[
+        str | None,
+        typer.Option("-K", "--key-delimiter", help="Print the key, this, and the value."),
+    ] = None,
+    delimiter: Annotated[
+        str, typer.Option("-D", "--delimiter", help="What ends a record, without --format.")
+    ] = r"\n",
+    show_null: Annotated[
+        bool, typer.Option("-Z", "--null", help="Print NULL for a key or value that is null.")
+    ] = False,
+    partitions: Annotated[
+        str | None,
+        typer.Option("-p", "--partition", "--partitions", help="Only these: 0,2 or 0-3."),
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            "-g",
+            "-G",
+            "--group",
+            help="Read as a member of this group; what was printed is committed.",
+            autocompletion=complete_group,
+        ),
+    ] = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option("-X", "--config", metavar="KEY=VALUE", help="A config of the consumer."),
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", "-J", help="One JSON object on a line for each record.")
+    ] = False,
+    cluster: ClusterAddress = None,
+) -> None:
+    r"""Print records, for ever or until --exit or --num says so.
+
+    Examples: `rayq topic consume flights -o -5 -e`;
+    `rayq topic consume flights -f '%p %o %k %s\n' -o @-1h`;
+    `rayq topic consume flights -e | wc -l`.
+    """
+    if json and (format_ or key_delimiter):
+        raise typer.BadParameter("--json is a format: give one")
+    template = JSON if json else format_
+    if template is None:
+        shown_key = "" if key_delimiter is None else f"%k{key_delimiter.replace('%', '%%')}"
+        template = f"{shown_key}%s{delimiter}" if (shown_key, delimiter) != ("", r"\n") else (
+            DEFAULT_OUTPUT
+        )
+    if group is not None and partitions is not None:
+        raise typer.BadParameter("a group gives out the partitions: leave --partition out")
+    begin = where(offset, output.now_ms())
+    options = config_values(ConsumerConfig, config or ())
+    printer = Printer(formatter(template, null=NULL if show_null else b""), count)
+    with connected(cluster) as connection:
+        if group is not None:
+            _as_member(connection, topics, group, begin, options, exit_at_end, printer)
+        else:
+            wanted = _partitions(connection, topics, partitions)
+            _alone(connection, wanted, begin, options, exit_at_end, printer)
+
+
+class Printer:
+    """Writes records to stdout, each poll's at once, up to a number of them."""
+
+    def __init__(self, format_records: Formatter, count: int | None) -> None:
+        self._format = format_records
+        self._count = count
+        self.printed = 0
+        self._stdout = sys.stdout.fileno()
+        self._poll = select.poll()
+        self._poll.register(self._stdout, 0)
+
+    @property
+    def is_done(self) -> bool:
+        return self._count is not None and self.printed >= self._count
+
+    @property
+    def records_max(self) -> int:
+        left = POLL_RECORDS_MAX if self._count is None else self._count - self.printed
+        return max(1, min(POLL_RECORDS_MAX, left))
+
+    def print(self, records: list[Record]) -> None:
+        """Raises BrokenPipeError, also without records: who has read may be gone meanwhile."""
+        if not records:
+            if any(events & (select.POLLERR | select.POLLNVAL) for _, events in self._poll.poll(0)):
+                raise BrokenPipeError
+            return
+        left = memoryview(self._format(records))
+        while left:
+            left = left[os.write(self._stdout, left) :]
+        self.printed += len(records)
+
+
+def _partitions(
+    cluster: Cluster, topics: Iterable[str], numbers: str | None
+) -> list[TopicPartition]:
+    """Raises UnknownTopicError, InvalidRequestError."""
+    client, background = cluster.shared_client()
+    wanted = []
+    for name in dict.fromkeys(topics):
+        topic = background.run(client.topic(name, timeout_s=TOPIC_TIMEOUT_S))
+        some = range(len(topic.partitions)) if numbers is None else partition_numbers(numbers)
+        for number in some:
+            check_partition(topic, number)
+            wanted.append(TopicPartition(name, number))
+    return list(dict.fromkeys(wanted))
+
+
+# --- without a group ------------------------------------------------------------------------------
+
+
+def _alone(
+    cluster: Cluster,
+    wanted: list[TopicPartition],
+    begin: Where,
+    options: dict[str, Any],
+    exit_at_end: bool,
+    printer: Printer,
+) -> None:
+    with cluster.consumer(**{"auto_offset_reset": "earliest", **options}) as consumer:
+        ends = consumer.end_offsets(wanted)
+        starts = _starts(consumer, begin, consumer.beginning_offsets(wanted), ends)
+        if exit_at_end:
+            wanted = [place for place in wanted if starts[place] < ends[place]]
+        consumer.assign(wanted)
+        for place in wanted:
+            consumer.seek(place, starts[place])
+        left = {place: ends[place] for place in wanted}
+        total = sum(ends[place] - starts[place] for place in wanted) if exit_at_end else None
+        with output.progress(
+            "consuming", total, wanted=total is not None and not sys.stdout.isatty()
+        ) as advance:
+            while not printer.is_done and not (exit_at_end and not left):
+                records = consumer.poll(POLL_S, printer.records_max)
+                if exit_at_end:
+                    passed = _at_end(records, left, consumer.position)
+                    records = [
+                        record
+                        for record in records
+                        if record.offset < ends[TopicPartition(record.topic, record.partition)]
+                    ]
+                    for place in passed:
+                        del left[place]
+                        consumer.pause(place)
+                printer.print(records)
+                advance(printer.printed)
+
+
+def _at_end(
+    records: list[Record],
+    ends: Mapping[TopicPartition, int],
+    position: Callable[[TopicPartition], int],
+) -> list[TopicPartition]:
+    """The partitions that are read up to their end. The position tells where compaction has taken
+    the last records; it is asked for only when a poll brought nothing."""
+    if not records:
+        return [place for place, end in ends.items() if position(place) >= end]
+    last = {TopicPartition(record.topic, record.partition): record.offset for record in records}
+    return [place for place, end in ends.items() if last.get(place, -1) >= end - 1]
+
+
+def _starts(
+    consumer: Consumer,
+    begin: Where,
+    first: dict[TopicPartition, int],
+    ends: dict[TopicPartition, int],
+) -> dict[TopicPartition, int]:
+    """Inside each log as it is now."""
+    if begin.kind == "beginning":
+        return first
+    if begin.kind == "end":
+        return ends
+    if begin.kind == "last":
+        return {place: max(first[place], ends[place] - begin.number) for place in first}
+    if begin.kind == "time":
+        found = consumer.offsets_for_times(dict.fromkeys(first, begin.number))
+        return {place: ends[place] if at is None else at for place, at in found.items()}
+    for place, at in first.items():
+        if begin.number < at:
+            output.note(f"{place.topic}-{place.partition} begins at {at}: reading from there.")
+    return {place: min(max(first[place], begin.number), ends[place]) for place in first}
+
+
+# --- in a group -----------------------------------------------------------------------------------
+
+
+def _as_member(
+    cluster: Cluster,
+    topics: list[str],
+    group: str,
+    begin: Where,
+    options: dict[str, Any],
+    exit_at_end: bool,
+    printer: Printer,
+) -> None:
+    if begin.kind not in ("beginning", "end"):
+        raise typer.BadParameter(
+            "in a group -o is beginning or end; `rayq group seek` sets where a group goes on"
+        )
+    reset = "earliest" if begin.kind == "beginning" else "latest"
+    ends: dict[TopicPartition, int] = {}
+
+    def assigned(partitions: set[TopicPartition]) -> None:
+        if exit_at_end:
+            ends.update(consumer.end_offsets(partitions))
+
+    def given_up(partitions: set[TopicPartition]) -> None:
+        for place in partitions:
+            ends.pop(place, None)
+
+    with cluster.consumer(group=group, **{"auto_offset_reset": reset, **options}) as consumer:
+        consumer.subscribe(topics, on_assigned=assigned, on_revoked=given_up, on_lost=given_up)
+        idle_s = 0.0
+        while not printer.is_done:
+            records = consumer.poll(POLL_S, printer.records_max)
+            printer.print(records)
+            if records:
+                # Only now: what was not printed comes again.
+                consumer.commit(
+                    {TopicPartition(one.topic, one.partition): one.offset + 1 for one in records}
+                )
+            idle_s = 0.0 if records or ends else idle_s + POLL_S
+            if exit_at_end and (
+                idle_s >= NOTHING_TO_READ_S
+                or (ends and all(consumer.position(place) >= end for place, end in ends.items()))
+            ):
+                return

@@ -1,0 +1,193 @@
+"""Which cluster a verb talks to: an address, or the one that `rayq start` left in current.json.
+
+`$RAYQ_HOME/current.json` (by default in `~/.rayq`) is replaced as a whole and readable by its owner
+only: it holds the token. `$RAYQ_HOME/start.lock` keeps two starts from doing so at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+import rayq
+from rayq import Cluster
+from rayq.client.cluster import parse_address
+from rayq.config import ClusterConfig, parse
+from rayq.errors import (
+    AuthenticationError,
+    ControllerUnavailableError,
+    DisconnectedError,
+    NoClusterError,
+    RayqError,
+    TimeoutError,
+)
+from rayq.records import ClusterInfo
+from rayq.wire.authentication import key_of_token
+
+CONNECT_TIMEOUT_S = 5.0
+"""A cluster none of whose brokers answers within that time is taken for down."""
+TLS_FIELDS = ("tls_certificate", "tls_key", "tls_ca", "tls_check_hostname")
+NO_CLUSTER = (
+    "There is no current cluster: start one with `rayq start DIR --brokers 3`, or name a broker "
+    "with --cluster HOST:PORT (or RAYQ_CLUSTER)."
+)
+
+
+class Current(msgspec.Struct, frozen=True, kw_only=True):
+    """What `rayq start` remembers of the cluster that it started."""
+
+    ray_address: str
+    name: str
+    brokers: list[str]
+    path: str
+    started_ray: bool
+    token: str
+    ray_session: str | None = None
+    """The session of the Ray that was started along, by which `rayq stop` knows its processes."""
+    config: dict[str, str | bool | None] = {}
+    """The TLS fields of the cluster's config."""
+
+
+def home() -> Path:
+    return Path(os.environ.get("RAYQ_HOME") or "~/.rayq").expanduser()
+
+
+def read_current() -> Current | None:
+    """None where no cluster was started. Raises RayqError for a file that is none of ours."""
+    path = home() / "current.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Current)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise RayqError(
+            f"{path} is damaged ({error}): remove it, and name the cluster by --cluster HOST:PORT."
+        ) from error
+
+
+def write_current(current: Current) -> None:
+    directory = home()
+    directory.mkdir(parents=True, exist_ok=True)
+    temporary = directory / f"current.json.{os.getpid()}"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(current)) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(directory / "current.json")
+
+
+def remove_current() -> None:
+    (home() / "current.json").unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def start_lock() -> Iterator[None]:
+    """Raises RayqError while another `rayq start` or `stop` is under way."""
+    home().mkdir(parents=True, exist_ok=True)
+    with open(home() / "start.lock", "wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RayqError(
+                f"Another `rayq start` or `rayq stop` is under way in {home()}: wait for it, or "
+                "set RAYQ_HOME to another directory for a second cluster."
+            ) from None
+        yield
+
+
+# --- connecting -----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def connected(address: str | None) -> Iterator[Cluster]:
+    """The cluster at `address`, else the current one, else that of the Ray that RAY_ADDRESS names.
+    Raises NoClusterError when there is none, or when no broker answers."""
+    with _cluster(address) as cluster:
+        check_answers(cluster)
+        yield cluster
+
+
+@contextlib.contextmanager
+def operated(ray_address: str | None) -> Iterator[Cluster]:
+    """The cluster as its Ray knows it, which can also start and stop brokers: the current one, else
+    that of `ray_address`. Raises NoClusterError."""
+    from rayq.cli.local_ray import connected_to_ray
+
+    current = read_current()
+    if current is None and ray_address is None:
+        raise NoClusterError(
+            "Brokers are started through Ray: run this where `rayq start` was run, or set "
+            "RAY_ADDRESS."
+        )
+    address = ray_address if current is None else current.ray_address
+    name = "default" if current is None else current.name
+    assert address is not None
+    with connected_to_ray(address), rayq.connect(name=name) as cluster:
+        yield cluster
+
+
+def check_answers(cluster: Cluster) -> ClusterInfo:
+    """Raises NoClusterError where no broker answers."""
+    try:
+        return cluster.admin.describe_cluster(timeout_s=CONNECT_TIMEOUT_S)
+    except (TimeoutError, DisconnectedError, ControllerUnavailableError) as error:
+        why = str(error).replace("..", ".")
+        raise NoClusterError(
+            f"No broker answers at {', '.join(cluster.addresses)}. {why} Where the cluster is "
+            "down, `rayq start DIR` starts it again."
+        ) from error
+
+
+def _cluster(address: str | None) -> Cluster:
+    if address is not None:
+        # The address first: of a typo, and not of a missing token, one should hear.
+        for one in address.split(","):
+            parse_address(one)
+        return rayq.connect(address, token=_saved_token(), **tls_of_environment())
+    current = read_current()
+    if current is not None:
+        return cluster_of(current)
+    if os.environ.get("RAY_ADDRESS"):
+        from rayq.cli.local_ray import connected_to_ray
+
+        with connected_to_ray(os.environ["RAY_ADDRESS"]):
+            return rayq.connect()
+    raise NoClusterError(NO_CLUSTER)
+
+
+def cluster_of(current: Current) -> Cluster:
+    return Cluster(
+        current.brokers,
+        key_of_token(current.token),
+        name=current.name,
+        config=parse(ClusterConfig, current.config),
+    )
+
+
+def _saved_token() -> str | None:
+    """RAYQ_TOKEN, else `$RAYQ_HOME/token`, else that of the current cluster, so that `--cluster`
+    with one of its brokers needs nothing more."""
+    if os.environ.get("RAYQ_TOKEN"):
+        return os.environ["RAYQ_TOKEN"]
+    with contextlib.suppress(FileNotFoundError):
+        return (home() / "token").read_text()
+    current = read_current()
+    if current is None:
+        raise AuthenticationError(
+            "A token is needed: set RAYQ_TOKEN, or put it into "
+            f"{home() / 'token'}. `rayq token` shows it where the cluster was started."
+        )
+    return current.token
+
+
+def tls_of_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """RAYQ_TLS_CA, RAYQ_TLS_CERTIFICATE and RAYQ_TLS_KEY, for `--cluster` over TLS."""
+    names = ("tls_ca", "tls_certificate", "tls_key")
+    found = {name: environment.get(f"RAYQ_{name.upper()}") for name in names}
+    return {name: value for name, value in found.items() if value}

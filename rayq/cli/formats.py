@@ -1,0 +1,311 @@
+"""How records are written to stdout and read from stdin: kcat's formats, and JSON. Pure.
+
+Tokens: `%s` (or `%v`) value, `%S` its length, `%k` key, `%K` its length, `%t` topic, `%p`
+partition, `%o` offset, `%T` timestamp in milliseconds, `%h` headers as name=value with commas, `%R`
+the value's length as four bytes, big endian, `%%` a percent sign; `\\n`, `\\t`, `\\r`, `\\0`,
+`\\\\` and `\\xHH` stand for bytes. The length of what is null is -1.
+
+As JSON a record is one object on one line: topic, partition, offset, timestamp_ms, key, value and
+headers (a list of pairs). A key or value is text, null, or `{"base64": "..."}` where its bytes are
+no UTF-8. What `consume --json` writes, `produce -f json` reads.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import struct
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from rayq.errors import InvalidRequestError
+from rayq.records import Headers, Record
+
+NULL = b"NULL"
+JSON = "json"
+DEFAULT_OUTPUT = "%s\\n"
+_ESCAPE = re.compile(r"\\(x[0-9A-Fa-f]{2}|.)|\\$", re.DOTALL)
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\", "a": "\a"}
+_TOKEN = re.compile(r"%(.)|%$", re.DOTALL)
+_LENGTH = struct.Struct(">i")
+
+Field = Callable[[Record], bytes]
+Formatter = Callable[[Iterable[Record]], bytes]
+
+
+def unescape(text: str) -> bytes:
+    """The bytes that `\\n` and its like stand for. Raises InvalidRequestError."""
+
+    def replace(found: re.Match[str]) -> str:
+        code = found[1] or ""
+        if len(code) == 3:
+            return chr(int(code[1:], 16))
+        if code not in _ESCAPES:
+            raise InvalidRequestError(
+                f"{text!r}: after a backslash stands one of n, t, r, 0, xHH or a backslash."
+            )
+        return _ESCAPES[code]
+
+    pieces: list[bytes] = []
+    position = 0
+    for found in _ESCAPE.finditer(text):
+        pieces += [text[position : found.start()].encode(), replace(found).encode("latin-1")]
+        position = found.end()
+    return b"".join([*pieces, text[position:].encode()])
+
+
+# --- out ------------------------------------------------------------------------------------------
+
+
+def formatter(template: str, *, null: bytes = b"") -> Formatter:
+    """What turns records into bytes: by a template, or as JSON for the template `json`. `null`
+    stands for a key or value that is null. Raises InvalidRequestError."""
+    if template == JSON:
+        return json_lines
+    parts = tuple(_fields(template, null))
+
+    def format_records(records: Iterable[Record]) -> bytes:
+        return b"".join([part(record) for record in records for part in parts])
+
+    return format_records
+
+
+def _fields(template: str, null: bytes) -> Iterable[Field]:
+    fields = _output_fields(null)
+    for piece in _pieces(template):
+        if isinstance(piece, bytes):
+            yield _constant(piece)
+        elif piece in fields:
+            yield fields[piece]
+        else:
+            raise _unknown(piece, fields)
+
+
+def _pieces(template: str) -> Iterable[bytes | str]:
+    """Literal bytes, and the letters of tokens, in their order."""
+    literal, position = b"", 0
+    for found in _TOKEN.finditer(template):
+        literal += unescape(template[position : found.start()])
+        position = found.end()
+        if found[1] == "%":
+            literal += b"%"
+            continue
+        if literal:
+            yield literal
+            literal = b""
+        yield found[1] or ""
+    literal += unescape(template[position:])
+    if literal:
+        yield literal
+
+
+def _unknown(letter: str, known: Iterable[str]) -> InvalidRequestError:
+    listed = " ".join(f"%{one}" for one in known)
+    return InvalidRequestError(f"%{letter} is unknown in a format: there are {listed} and %%.")
+
+
+def _constant(literal: bytes) -> Field:
+    return lambda _: literal
+
+
+def _output_fields(null: bytes) -> dict[str, Field]:
+    def value(record: Record) -> bytes:
+        return null if record.value is None else record.value
+
+    def key(record: Record) -> bytes:
+        return null if record.key is None else record.key
+
+    def headers(record: Record) -> bytes:
+        return b",".join(
+            name.encode() + b"=" + (NULL if data is None else data)
+            for name, data in record.headers
+        )
+
+    return {
+        "s": value,
+        "v": value,
+        "S": lambda record: b"%d" % _length(record.value),
+        "k": key,
+        "K": lambda record: b"%d" % _length(record.key),
+        "t": lambda record: record.topic.encode(),
+        "p": lambda record: b"%d" % record.partition,
+        "o": lambda record: b"%d" % record.offset,
+        "T": lambda record: b"%d" % record.timestamp_ms,
+        "h": headers,
+        "R": lambda record: _LENGTH.pack(_length(record.value)),
+    }
+
+
+def _length(data: bytes | None) -> int:
+    return -1 if data is None else len(data)
+
+
+def json_lines(records: Iterable[Record]) -> bytes:
+    encode = msgspec.json.encode
+    return b"".join([encode(as_json(record)) + b"\n" for record in records])
+
+
+def as_json(record: Record) -> dict[str, Any]:
+    return {
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp_ms": record.timestamp_ms,
+        "key": _text(record.key),
+        "value": _text(record.value),
+        "headers": [[name, _text(data)] for name, data in record.headers],
+    }
+
+
+def _text(data: bytes | None) -> str | dict[str, str] | None:
+    if data is None:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode()}
+
+
+# --- in -------------------------------------------------------------------------------------------
+
+
+class Given(NamedTuple):
+    """A record as stdin gave it; what is None is chosen by the options and the producer."""
+
+    value: bytes | None
+    key: bytes | None = None
+    headers: Headers | None = None
+    partition: int | None = None
+    timestamp_ms: int | None = None
+
+
+Parser = Callable[[bytes], Given]
+_INPUT_FIELDS = ("s", "v", "k", "p", "T", "h", "t", "o")
+
+
+def parser(template: str, delimiter: bytes) -> Parser:
+    """What turns one line into a record. The template's literal texts part the fields, each where
+    it comes first; the last field takes the rest. `%t` and `%o` are read and ignored. Raises
+    InvalidRequestError."""
+    if template == JSON:
+        return parse_json
+    pieces = list(_pieces(template))
+    if pieces and isinstance(pieces[-1], bytes):
+        pieces[-1] = pieces[-1].removesuffix(delimiter)
+        if not pieces[-1]:
+            del pieces[-1]
+    last: bytes | str = b""
+    for piece in pieces:
+        if isinstance(piece, str) and piece not in _INPUT_FIELDS:
+            raise _unknown(piece, _INPUT_FIELDS)
+        if isinstance(piece, str) and isinstance(last, str):
+            raise InvalidRequestError(
+                f"{template!r}: put something between %{last} and %{piece}, or nobody can tell "
+                "where one ends."
+            )
+        last = piece
+    if not {"s", "v"} & {piece for piece in pieces if isinstance(piece, str)}:
+        raise InvalidRequestError(f"{template!r} has no %s: where is the value?")
+    return lambda line: _parse_line(line, pieces, template)
+
+
+def _parse_line(line: bytes, pieces: list[bytes | str], template: str) -> Given:
+    found: dict[str, bytes] = {}
+    position, name = 0, ""
+    for piece in pieces:
+        if isinstance(piece, str):
+            name = piece
+            continue
+        end = line.find(piece, position)
+        if end < 0 or (not name and end > position):
+            raise InvalidRequestError(f"{shown(line)} is not as {template!r}: no {piece!r}.")
+        if name:
+            found[name] = line[position:end]
+        position, name = end + len(piece), ""
+    if name:
+        found[name] = line[position:]
+    elif position < len(line):
+        raise InvalidRequestError(f"{shown(line)} is longer than {template!r}.")
+    headers = found.get("h")
+    return Given(
+        value=found.get("s", found.get("v")),
+        key=found.get("k"),
+        headers=None if headers is None else _headers(headers),
+        partition=_number(found.get("p"), "partition"),
+        timestamp_ms=_number(found.get("T"), "timestamp"),
+    )
+
+
+def _headers(text: bytes) -> Headers:
+    """`name=value,name=value`, as `%h` writes them."""
+    pairs = [one.partition(b"=") for one in text.split(b",")] if text else []
+    return [(name.decode(errors="replace"), value) for name, _, value in pairs]
+
+
+def _number(text: bytes | None, what: str) -> int | None:
+    if text is None:
+        return None
+    if not text.strip().isdigit():
+        raise InvalidRequestError(f"{shown(text)} is no {what}.")
+    return int(text)
+
+
+def shown(line: bytes) -> str:
+    """The beginning of a line, for an error."""
+    text = line[:60].decode(errors="replace")
+    return repr(text + "..." if len(line) > 60 else text)
+
+
+def parse_json(line: bytes) -> Given:
+    """An object with `value`, and as you like key, headers (pairs, or an object), partition and
+    timestamp_ms; topic and offset are ignored. Raises InvalidRequestError."""
+    try:
+        given = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"{shown(line)} is no JSON: {error}") from None
+    if not isinstance(given, dict) or "value" not in given:
+        raise InvalidRequestError(f'{shown(line)} is no object with a "value".')
+    unknown = given.keys() - {
+        *("topic", "partition", "offset", "timestamp_ms", "key", "value", "headers")
+    }
+    if unknown:
+        raise InvalidRequestError(f"{shown(line)}: {min(unknown)!r} is no field of a record.")
+    headers = given.get("headers")
+    pairs = list(headers.items()) if isinstance(headers, dict) else headers
+    if pairs is not None and not (
+        isinstance(pairs, list)
+        and all(
+            isinstance(one, list | tuple) and len(one) == 2 and isinstance(one[0], str)
+            for one in pairs
+        )
+    ):
+        raise InvalidRequestError(f"{shown(line)}: headers are pairs of a name and a value.")
+    for name in ("partition", "timestamp_ms"):
+        if type(given.get(name)) not in (int, type(None)):
+            raise InvalidRequestError(f"{shown(line)}: {name} is a number.")
+    return Given(
+        value=_bytes(given["value"], line),
+        key=_bytes(given.get("key"), line),
+        headers=pairs and [(name, _bytes(one, line) or b"") for name, one in pairs],
+        partition=given.get("partition"),
+        timestamp_ms=given.get("timestamp_ms"),
+    )
+
+
+def _bytes(value: Any, line: bytes) -> bytes | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, dict) and value.keys() == {"base64"}:
+        try:
+            return base64.b64decode(value["base64"], validate=True)
+        except (TypeError, ValueError, binascii.Error):
+            pass
+    raise InvalidRequestError(
+        f'{shown(line)}: a key or value is text, null or {{"base64": "..."}}; JSON inside of it '
+        "goes as text."
+    )

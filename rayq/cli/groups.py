@@ -1,0 +1,237 @@
+"""`rayq group`: list, describe, seek, delete."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from rayq.cli import output
+from rayq.cli.current import connected
+from rayq.cli.options import ClusterAddress, GroupName, GroupNames, Json, complete_topic
+from rayq.cli.values import topic_partition, where
+from rayq.client.cluster import Cluster
+from rayq.errors import InvalidRequestError, UnknownGroupError
+from rayq.records import GroupInfo, TopicPartition
+
+app = typer.Typer(help="Consumer groups.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_groups(json: Json = False, cluster: ClusterAddress = None) -> None:
+    """List the groups: their state, members and lag."""
+    with connected(cluster) as connection:
+        groups = describe_all(connection)
+    if json:
+        output.print_json([_overview(group) for group in groups])
+        return
+    output.table(
+        ("group", "state", "members", "partitions", "lag"),
+        [
+            (one.group, one.state, len(one.members), len(one.partitions), one.lag)
+            for one in groups
+        ],
+    )
+
+
+def describe_all(cluster: Cluster) -> list[GroupInfo]:
+    """One that goes meanwhile is left out."""
+    infos = []
+    for listing in cluster.admin.list_groups():
+        try:
+            infos.append(cluster.admin.describe_group(listing.group))
+        except UnknownGroupError:
+            continue
+    return infos
+
+
+def _overview(group: GroupInfo) -> dict[str, Any]:
+    return {
+        "group": group.group,
+        "state": group.state,
+        "members": len(group.members),
+        "partitions": len(group.partitions),
+        "lag": group.lag,
+    }
+
+
+def _as_json(group: GroupInfo) -> dict[str, Any]:
+    return {
+        **_overview(group),
+        "epoch": group.epoch,
+        "assignor": group.assignor,
+        "members": msgspec.to_builtins(group.members),
+        "partitions": [
+            {
+                "topic": place.topic,
+                "partition": place.partition,
+                **msgspec.to_builtins(progress),
+            }
+            for place, progress in group.partitions.items()
+        ],
+        "rebalance_reason": group.rebalance_reason,
+        "rebalance_time_ms": group.rebalance_time_ms,
+    }
+
+
+@app.command()
+def describe(groups: GroupNames, json: Json = False, cluster: ClusterAddress = None) -> None:
+    """Show members, what each owns, and how far a group is in every partition."""
+    with connected(cluster) as connection:
+        infos = [connection.admin.describe_group(name) for name in groups]
+    if json:
+        output.print_json([_as_json(info) for info in infos])
+        return
+    for number, info in enumerate(infos):
+        if number:
+            output.say()
+        _show(info)
+
+
+def _show(group: GroupInfo) -> None:
+    output.heading(
+        f"{group.group}: {group.state}, {len(group.members)} members, lag {group.lag:,}, assignor "
+        f"{group.assignor}, epoch {group.epoch}"
+    )
+    output.say(
+        f"Last rebalanced at {output.moment(group.rebalance_time_ms)}: {group.rebalance_reason}"
+    )
+    clients = {member.member: member.client for member in group.members}
+    output.say()
+    output.table(
+        ("topic", "partition", "committed", "end", "lag", "member", "client"),
+        [
+            (
+                place.topic,
+                place.partition,
+                one.offset,
+                one.end_offset,
+                one.lag,
+                one.member and one.member[:12],
+                clients.get(one.member or ""),
+            )
+            for place, one in group.partitions.items()
+        ],
+        styles=["warning" if one.lag else "ok" for one in group.partitions.values()],
+    )
+    idle = [member for member in group.members if not member.assigned]
+    if idle:
+        output.say()
+        output.say(
+            f"{len(idle)} members have no partition: "
+            + ", ".join(f"{member.member[:12]} ({member.client})" for member in idle)
+        )
+
+
+@app.command()
+def seek(
+    group: GroupName,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="WHERE",
+            help="beginning, end, an offset, -N (N before the end), or @TIME.",
+            show_default=False,
+        ),
+    ] = None,
+    shift: Annotated[
+        int | None,
+        typer.Option("--shift", help="So many records on from the commit; back when negative."),
+    ] = None,
+    topics: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-t",
+            "--topic",
+            "--topics",
+            metavar="TOPIC[/PARTITION]",
+            help="Only these; may be repeated. Without: all that the group has committed.",
+            autocompletion=complete_topic,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show where it would go on.")
+    ] = False,
+    json: Json = False,
+    cluster: ClusterAddress = None,
+) -> None:
+    """Set where a group without members goes on."""
+    if (to is None) == (shift is None):
+        raise typer.BadParameter("give one of --to and --shift")
+    how: dict[str, Any] = {"shift": shift} if to is None else _target(to)
+    chosen = [topic_partition(one) if "/" in one else one for one in topics or ()] or None
+    with connected(cluster) as connection:
+        before = _committed(connection, group)
+        if "last" in how:
+            how = {"to": _before_the_end(connection, how["last"], chosen, before)}
+            chosen = None
+        after = connection.admin.set_group_offsets(group, chosen, dry_run=dry_run, **how)
+    if not after:
+        raise InvalidRequestError(
+            f"Group {group!r} has committed nothing: name the topics with --topic."
+        )
+    rows = [(*place, before.get(place), offset) for place, offset in sorted(after.items())]
+    if json:
+        names = ("topic", "partition", "before", "after")
+        output.print_json([dict(zip(names, row, strict=True)) for row in rows])
+        return
+    output.table(("topic", "partition", "before", "after"), rows)
+    if dry_run:
+        output.say("Nothing was changed: leave --dry-run out to do it.")
+
+
+def _target(text: str) -> dict[str, Any]:
+    place = where(text, output.now_ms())
+    match place.kind:
+        case "beginning":
+            return {"to": "earliest"}
+        case "end":
+            return {"to": "latest"}
+        case "offset":
+            return {"to": place.number}
+        case "time":
+            return {"timestamp_ms": place.number}
+        case "last":
+            return {"last": place.number}
+
+
+def _committed(cluster: Cluster, group: str) -> dict[TopicPartition, int | None]:
+    """Nothing for a group that is not there: setting its offsets makes it."""
+    try:
+        found = cluster.admin.describe_group(group)
+    except UnknownGroupError:
+        return {}
+    return {place: one.offset for place, one in found.partitions.items()}
+
+
+def _before_the_end(
+    cluster: Cluster,
+    count: int,
+    chosen: list[str | TopicPartition] | None,
+    committed: dict[TopicPartition, int | None],
+) -> dict[TopicPartition, int]:
+    places: list[TopicPartition] = []
+    for one in committed if chosen is None else chosen:
+        if isinstance(one, TopicPartition):
+            places.append(one)
+        else:
+            info = cluster.admin.describe_topic(one)
+            places += [TopicPartition(one, each.partition) for each in info.partitions]
+    with cluster.consumer() as consumer:
+        return {
+            place: max(0, end - count) for place, end in consumer.end_offsets(places).items()
+        }
+
+
+@app.command()
+def delete(groups: GroupNames, json: Json = False, cluster: ClusterAddress = None) -> None:
+    """Forget groups without members, and their offsets."""
+    with connected(cluster) as connection:
+        for name in groups:
+            connection.admin.delete_group(name)
+            if not json:
+                output.say(f"Deleted group {name}.")
+    if json:
+        output.print_json({"deleted": groups})

@@ -1,0 +1,255 @@
+"""A Ray that `rayq start` starts on this machine and `rayq stop` ends; and how to join one.
+
+A Ray is known by its session: the name is on the command line of each of its processes, and what
+those have started are their children. So `stop` ends that one Ray, whatever else runs here; Ray's
+own `ray stop` would end all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rayq.errors import NoClusterError, RayqError
+
+START_TIMEOUT_S = 120.0
+ATTEMPTS_MAX = 3
+"""A port that was free may be taken a moment later."""
+RAYLET_PATIENCE_S = 1.0
+KILL_PATIENCE_S = 10.0
+_SESSION = re.compile(r"[/=](session_[^/\s]+)")
+
+
+def start_ray(node_ip: str | None) -> tuple[str, str]:
+    """Starts a Ray of one node and returns its address and its session. It outlives this process.
+    Raises RayqError."""
+    failure = RayqError("Ray was not started.")
+    for _ in range(ATTEMPTS_MAX):
+        port, dashboard, client = _free_ports(3)
+        command = [
+            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head"),
+            f"--port={port}",
+            f"--dashboard-port={dashboard}",
+            f"--ray-client-server-port={client}",
+            "--include-dashboard=false",
+            "--disable-usage-stats",
+            "--log-style=record",
+            *(() if node_ip is None else (f"--node-ip-address={node_ip}",)),
+        ]
+        try:
+            ran = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=START_TIMEOUT_S,
+                env=_ray_environment(),
+                # A Ctrl+C is for us: we end what was started.
+                start_new_session=True,
+            )
+            said = ran.stdout + ran.stderr
+            session = _session_at(port)
+            if ran.returncode == 0 and session is not None:
+                return _address_in(said), session
+            raise RayqError(f"Ray could not be started: {_last_line(said)}")
+        except RayqError as error:
+            _clean_up(port)
+            failure = error
+        except subprocess.TimeoutExpired as error:
+            _clean_up(port)
+            raise RayqError(f"Ray did not start within {START_TIMEOUT_S:g} s.") from error
+        except BaseException:
+            _clean_up(port)
+            raise
+    raise failure
+
+
+def _address_in(said: str) -> str:
+    for line in said.splitlines():
+        _, found, rest = line.partition("ray start --address='")
+        if found:
+            return rest.partition("'")[0]
+    raise RayqError(f"Ray started and did not say where: {_last_line(said)}")
+
+
+def _session_at(port: int) -> str | None:
+    """Of the Ray of this machine whose head listens there."""
+    for command in _processes()[0].values():
+        found = _SESSION.search(command)
+        if found and f" --gcs_server_port={port} " in f"{command} ":
+            return found[1]
+    return None
+
+
+def _clean_up(port: int) -> None:
+    """Ends what an attempt has left."""
+    session = _session_at(port)
+    if session is not None:
+        stop_ray(session)
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing"
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+
+
+def _ray_environment() -> dict[str, str]:
+    """With Ray's token authentication, which needs a token."""
+    environment = dict(os.environ)
+    if "RAY_AUTH_MODE" not in environment:
+        _ensure_token(environment)
+        environment["RAY_AUTH_MODE"] = "token"
+    return environment
+
+
+def _token_path(environment: Mapping[str, str]) -> Path:
+    """Where Ray looks for its token."""
+    return Path(environment.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
+
+
+def _has_token(environment: Mapping[str, str]) -> bool:
+    return bool(environment.get("RAY_AUTH_TOKEN")) or _token_path(environment).exists()
+
+
+def _ensure_token(environment: Mapping[str, str]) -> None:
+    if _has_token(environment):
+        return
+    path = _token_path(environment)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        file.write(secrets.token_hex(32))
+
+
+# --- joining --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def connected_to_ray(address: str) -> Iterator[None]:
+    """This process is a driver of the Ray at `address` meanwhile. Raises NoClusterError, and
+    RayqError for what Ray raises meanwhile."""
+    if "RAY_AUTH_MODE" not in os.environ and _has_token(os.environ):
+        os.environ["RAY_AUTH_MODE"] = "token"
+    import ray
+    from ray.exceptions import RayError
+
+    try:
+        with _silent_stderr():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
+    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+        raise NoClusterError(f"No Ray can be reached at {address}: {error}") from error
+    try:
+        yield
+    except RayError as error:
+        # What a remote function raised is in it, below its traceback there.
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, RayqError):
+            raise cause from error
+        raise RayqError(f"Ray at {address} failed: {_last_line(str(error))}") from error
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Ray's C++ part tells stderr at length of each attempt to connect; the error says enough."""
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+# --- ending ---------------------------------------------------------------------------------------
+
+
+def _processes() -> tuple[dict[int, str], dict[int, int]]:
+    """The command lines and the parents of all processes of this machine that still run."""
+    commands: dict[int, str] = {}
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdecimal():
+            continue
+        try:
+            command = Path(f"/proc/{name}/cmdline").read_bytes().replace(b"\0", b" ")
+            status = Path(f"/proc/{name}/stat").read_text(errors="replace")
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+        state, parent = status.rpartition(")")[2].split()[:2]
+        if state != "Z":
+            commands[int(name)] = command.decode(errors="replace")
+            parents[int(name)] = int(parent)
+    return commands, parents
+
+
+def processes_of(session: str) -> dict[int, str]:
+    """The processes of a Ray session on this machine, and what these started: pid and command."""
+    commands, parents = _processes()
+    found = {
+        pid
+        for pid, command in commands.items()
+        if "/ray/" in command and session in _SESSION.findall(command)
+    }
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return {pid: commands[pid] for pid in found - {os.getpid()}}
+
+
+def stop_ray(session: str, address: str | None = None) -> int:
+    """Ends that session's processes and nothing else; returns how many there were. The raylet goes
+    first: it takes its workers along."""
+    found = processes_of(session)
+    raylets = [pid for pid, command in found.items() if "/raylet/raylet " in command]
+    _signal(raylets, signal.SIGTERM)
+    _wait_gone(session, set(raylets), RAYLET_PATIENCE_S)
+    deadline_s = time.monotonic() + KILL_PATIENCE_S
+    while left := processes_of(session):
+        _signal(left, signal.SIGKILL)
+        _wait_gone(session, set(left), 0.2)
+        if time.monotonic() > deadline_s:
+            raise RayqError(f"Processes of Ray's {session} do not end: {sorted(left)}.")
+    if address is not None:
+        _forget_address(address)
+    return len(found)
+
+
+def _signal(pids: Mapping[int, str] | list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _wait_gone(session: str, pids: set[int], patience_s: float) -> None:
+    deadline_s = time.monotonic() + patience_s
+    while pids & processes_of(session).keys() and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+
+
+def _forget_address(address: str) -> None:
+    """Ray notes where the last Ray of this machine is, for `ray.init("auto")`."""
+    root = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray" / "ray_current_cluster"
+    for path in {root, Path("/tmp/ray/ray_current_cluster")}:
+        with contextlib.suppress(OSError):
+            if path.read_text().strip() == address:
+                path.unlink()

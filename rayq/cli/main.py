@@ -1,0 +1,106 @@
+"""Where `rayq` begins and ends: every failure is one line on stderr and an exit code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+OK, FAILED, USAGE, UNHEALTHY = 0, 1, 2, 3
+INTERRUPTED, BROKEN_PIPE = 130, 141
+"""As a shell reports programs that ended by SIGINT and SIGPIPE."""
+PROGRAM = "rayq"
+COMPLETE = "_RAYQ_COMPLETE"
+"""Set by a shell that wants to complete what was typed so far."""
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = BROKEN_PIPE
+    except OSError as error:
+        code = _fail(_system_error(error), FAILED)
+    if code != OK:
+        # Or the interpreter would flush once more at its end, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command and returns its exit code."""
+    try:
+        import rich  # noqa: F401
+        import typer
+    except ImportError as error:
+        return _fail(f"The command needs {error.name}: pip install 'rayq[cli]'", FAILED)
+    from rayq.cli.app import app
+    from rayq.errors import RayqError
+
+    _quiet_logs()
+    command = typer.main.get_command(app)
+    if COMPLETE in os.environ:
+        command.main(list(arguments), prog_name=PROGRAM)
+    try:
+        with command.make_context(PROGRAM, list(arguments)) as context:
+            command.invoke(context)
+        return OK
+    except typer.Exit as error:
+        return error.exit_code
+    except typer.TyperException as error:
+        message = _usage(error)
+        # Without one the help was asked for, by leaving out the verb; it is printed already.
+        return _fail(message, error.exit_code) if message else error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        return BROKEN_PIPE
+    except RayqError as error:
+        return _fail(str(error), FAILED)
+    except OSError as error:
+        return _fail(_system_error(error), FAILED)
+
+
+def _system_error(error: OSError) -> str:
+    if error.strerror is None:
+        return str(error)
+    return f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}."
+
+
+def _usage(error: Exception) -> str:
+    """A wrong use, and where to read how it is right."""
+    message = str(getattr(error, "format_message", error.__str__)())
+    context = getattr(error, "ctx", None)
+    if context is None or not message:
+        return message
+    ended = message.rstrip(".")
+    return f"{ended}{'' if ended.endswith('?') else '.'} See: {context.command_path} --help"
+
+
+def _fail(message: str, code: int) -> int:
+    text = " ".join(message.split())
+    try:
+        sys.stderr.write(f"Error: {text}\n")
+        sys.stderr.flush()
+    except BrokenPipeError:
+        pass
+    return code
+
+
+def _quiet_logs() -> None:
+    """What the client logs on its way (a connection that broke and is made again) is no business
+    of who typed a command; RAYQ_LOG=debug (or info, warning) shows it."""
+    level = os.environ.get("RAYQ_LOG")
+    if level:
+        logging.basicConfig(stream=sys.stderr)
+        logging.getLogger("rayq").setLevel(level.upper())
+    else:
+        log = logging.getLogger("rayq")
+        log.addHandler(logging.NullHandler())
+        log.propagate = False

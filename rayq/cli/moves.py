@@ -1,0 +1,338 @@
+"""`rayq cluster reassign`, `drain`, `undrain` and `remove-broker`: where partitions are."""
+
+from __future__ import annotations
+
+import contextlib
+import json as json_format
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from rayq.cli import output
+from rayq.cli.current import connected
+from rayq.cli.options import ClusterAddress, Json
+from rayq.cli.values import partition_numbers, size_bytes, topic_partition
+from rayq.client.cluster import Cluster
+from rayq.errors import InvalidRequestError, RayqError
+from rayq.records import DrainProgress, Reassignment, TopicPartition
+
+Plan = dict[TopicPartition, list[int]]
+
+LOOK_S = 0.5
+"""How often a bar looks how far the moves are."""
+DAY_S = 86_400.0
+
+BrokerNumber = Annotated[int, typer.Argument(metavar="BROKER", help="Its number.")]
+Throttle = Annotated[
+    str | None,
+    typer.Option("--throttle", metavar="SIZE", help="Copy at most so much a second: 50MB."),
+]
+
+
+def reassign(
+    move: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-m",
+            "--move",
+            metavar="TOPIC/N=BROKERS",
+            help="Where a partition is to be, the preferred leader first: flights/0=1,2,3; may be "
+            "repeated.",
+        ),
+    ] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            "--plan",
+            metavar="FILE",
+            help="Moves as JSON in Kafka's form, as --json prints a plan; - is stdin.",
+        ),
+    ] = None,
+    spread: Annotated[
+        bool,
+        typer.Option("--spread", help="The few moves that make the load even: after a new broker."),
+    ] = False,
+    execute: Annotated[
+        bool, typer.Option("--execute", help="Do it. Without: only show the plan.")
+    ] = False,
+    show: Annotated[bool, typer.Option("--list", help="Show the moves under way.")] = False,
+    cancel: Annotated[
+        bool, typer.Option("--cancel", help="Take back the moves under way, or those of --move.")
+    ] = False,
+    throttle: Throttle = None,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Return when the moves are done.")
+    ] = True,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", help="Seconds to wait; the moves go on after it.")
+    ] = DAY_S,
+    json: Json = False,
+    cluster: ClusterAddress = None,
+) -> None:
+    """Move partitions to other brokers, under load: shows the plan, --execute does it.
+
+    New replicas copy the log and join the in-sync set before any other goes.
+    """
+    if sum((bool(move), plan is not None, spread, show)) > 1 or (cancel and (plan or spread)):
+        raise typer.BadParameter("give one of --move, --plan, --spread and --list")
+    if not (move or plan or spread or show or cancel):
+        raise typer.BadParameter("give one of --move, --plan, --spread, --list and --cancel")
+    with connected(cluster) as connection:
+        if show:
+            _show_moves(connection.admin.list_reassignments(), json)
+            return
+        if cancel:
+            _cancel(connection, move, json)
+            return
+        moves = (
+            connection.admin.plan_spread()
+            if spread
+            else _read_plan(plan)
+            if plan is not None
+            else dict(map(_move, move or ()))
+        )
+        if not execute or not moves:
+            _show_plan(connection, moves, json)
+            return
+        _execute(
+            connection,
+            moves,
+            None if throttle is None else size_bytes(throttle),
+            wait,
+            timeout_s,
+        )
+    done = "done" if wait else "begun: see `rayq cluster reassign --list`"
+    if json:
+        output.print_json({"moved" if wait else "moving": _as_kafka(moves)["partitions"]})
+    else:
+        output.say(f"{output.counted(len(moves), 'move')} {done}.")
+
+
+def _move(text: str) -> tuple[TopicPartition, list[int]]:
+    place, equals, brokers = text.partition("=")
+    if not equals:
+        raise InvalidRequestError(f"{text!r} is no move: such as flights/0=1,2,3.")
+    return topic_partition(place), partition_numbers(brokers)
+
+
+def _read_plan(path: str) -> Plan:
+    try:
+        text = sys.stdin.read() if path == "-" else Path(path).read_text()
+        given = json_format.loads(text)
+        return {
+            TopicPartition(str(one["topic"]), int(one["partition"])): [
+                int(broker) for broker in one["replicas"]
+            ]
+            for one in given["partitions"]
+        }
+    except (ValueError, TypeError, KeyError) as error:
+        raise InvalidRequestError(
+            f"{path} is no plan ({type(error).__name__}: {error}); it has the form "
+            '{"partitions": [{"topic": "flights", "partition": 0, "replicas": [1, 2, 3]}]}.'
+        ) from error
+
+
+def _as_kafka(moves: Mapping[TopicPartition, list[int]]) -> dict[str, Any]:
+    return {
+        "version": 1,
+        "partitions": [
+            {"topic": place.topic, "partition": place.partition, "replicas": list(replicas)}
+            for place, replicas in sorted(moves.items())
+        ],
+    }
+
+
+def _show_plan(cluster: Cluster, moves: Plan, json: bool) -> None:
+    if json:
+        output.print_json(_as_kafka(moves))
+        return
+    if not moves:
+        output.say("Nothing to move.")
+        return
+    rows = []
+    for name in sorted({place.topic for place in moves}):
+        for partition in cluster.admin.describe_topic(name).partitions:
+            target = moves.get(TopicPartition(name, partition.partition))
+            if target is None:
+                continue
+            now = [replica.broker for replica in partition.replicas]
+            size = max((replica.size_bytes or 0 for replica in partition.replicas), default=0)
+            copies = len(set(target) - set(now))
+            rows.append(
+                (
+                    name,
+                    partition.partition,
+                    output.numbers(now),
+                    output.numbers(target),
+                    output.human_size(size * copies),
+                )
+            )
+    output.table(("topic", "partition", "brokers now", "brokers then", "to copy"), rows)
+    output.say("Nothing was moved: --execute does it.")
+
+
+def _execute(
+    cluster: Cluster, moves: Plan, throttle: int | None, wait: bool, timeout_s: float
+) -> None:
+    with (
+        output.progress("moving partitions", len(moves), wanted=wait) as advance,
+        _watched(cluster, moves, advance),
+        _told_that_it_goes_on("rayq cluster reassign --list"),
+    ):
+        cluster.admin.reassign_partitions(
+            moves, throttle_bytes_per_s=throttle, wait=wait, timeout_s=timeout_s
+        )
+
+
+@contextlib.contextmanager
+def _watched(
+    cluster: Cluster, moves: Iterable[TopicPartition], advance: output.Advance
+) -> Iterator[None]:
+    """Tells a bar how many are done, by looking now and then."""
+    wanted = set(moves)
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(LOOK_S):
+            with contextlib.suppress(RayqError):
+                under_way = {one.topic_partition for one in cluster.admin.list_reassignments()}
+                advance(len(wanted - under_way))
+
+    thread = threading.Thread(target=look, daemon=True)
+    if sys.stderr.isatty():
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if thread.is_alive():
+            thread.join()
+
+
+@contextlib.contextmanager
+def _told_that_it_goes_on(command: str) -> Iterator[None]:
+    """An interrupt ends the waiting, not the moves, and one should know."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        output.note(f"The moves that were begun go on: {command}")
+        raise
+
+
+def _cancel(cluster: Cluster, move: list[str] | None, json: bool) -> None:
+    chosen = [topic_partition(one.partition("=")[0]) for one in move or ()] or None
+    cancelled = cluster.admin.cancel_reassignments(chosen)
+    if json:
+        output.print_json({"cancelled": [place._asdict() for place in cancelled]})
+    elif cancelled:
+        for place in cancelled:
+            output.say(f"{place.topic}/{place.partition} stays where it was.")
+    else:
+        output.say("No move is under way.")
+
+
+def _show_moves(moves: list[Reassignment], json: bool) -> None:
+    if json:
+        output.print_json(
+            [
+                {**one.topic_partition._asdict(), **_without_place(msgspec.to_builtins(one))}
+                for one in moves
+            ]
+        )
+        return
+    if not moves:
+        output.say("No move is under way.")
+        return
+    output.table(
+        ("topic", "partition", "adding", "removing", "brokers then", "throttle/s", "waits for"),
+        [
+            (
+                *one.topic_partition,
+                output.numbers(one.adding),
+                output.numbers(one.removing),
+                output.numbers(one.target),
+                output.human_size(one.throttle_bytes_per_s),
+                one.waits_for,
+            )
+            for one in moves
+        ],
+    )
+
+
+def _without_place(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name != "topic_partition"}
+
+
+# --- whole brokers --------------------------------------------------------------------------------
+
+
+def drain(
+    broker: BrokerNumber,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show where its partitions would go.")
+    ] = False,
+    throttle: Throttle = None,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", help="Partitions that move at a time.", min=1)
+    ] = 4,
+    timeout_s: Annotated[
+        float | None,
+        typer.Option("--timeout", help="Seconds; run it again to go on.", show_default="none"),
+    ] = None,
+    json: Json = False,
+    cluster: ClusterAddress = None,
+) -> None:
+    """Move all that a broker holds to others, under load; it takes nothing new from then on."""
+    with connected(cluster) as connection:
+        moves = connection.admin.plan_drain(broker)
+        if dry_run:
+            _show_plan(connection, moves, json)
+            return
+        with (
+            output.progress(f"draining broker {broker}", len(moves)) as advance,
+            _told_that_it_goes_on(f"rayq cluster drain {broker} (to wait for them)"),
+        ):
+
+            def tell(progress: DrainProgress) -> None:
+                advance(progress.done)
+
+            connection.admin.drain_broker(
+                broker,
+                throttle_bytes_per_s=None if throttle is None else size_bytes(throttle),
+                concurrency=concurrency,
+                timeout_s=timeout_s,
+                on_progress=tell,
+            )
+    if json:
+        output.print_json({"broker": broker, "moved": _as_kafka(moves)["partitions"]})
+    else:
+        output.say(f"Broker {broker} holds nothing now; {len(moves)} partitions were moved.")
+        output.say(
+            f"Next: stop its node and `rayq cluster remove-broker {broker}`, or take it back with "
+            f"`rayq cluster undrain {broker}`."
+        )
+
+
+def undrain(broker: BrokerNumber, json: Json = False, cluster: ClusterAddress = None) -> None:
+    """Let a drained broker take replicas again."""
+    with connected(cluster) as connection:
+        connection.admin.undrain_broker(broker)
+    if json:
+        output.print_json({"broker": broker, "cordoned": False})
+    else:
+        output.say(f"Broker {broker} takes replicas again. Next: rayq cluster reassign --spread")
+
+
+def remove_broker(broker: BrokerNumber, json: Json = False, cluster: ClusterAddress = None) -> None:
+    """Forget a broker that was drained and stopped."""
+    with connected(cluster) as connection:
+        connection.admin.remove_broker(broker)
+    if json:
+        output.print_json({"broker": broker, "removed": True})
+    else:
+        output.say(f"Broker {broker} is no part of the cluster any more.")

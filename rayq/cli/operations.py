@@ -1,0 +1,128 @@
+"""`rayq cluster restart-broker`, `replace-disk` and `recover-quorum`: work on the servers."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from rayq.cli import output
+from rayq.cli.current import operated
+from rayq.cli.options import Json
+from rayq.cli.servers import OtherRay
+from rayq.client.environment import system_environment
+from rayq.errors import InvalidRequestError
+from rayq.runtime import recover_quorum as quorum
+
+BROKERS_TIMEOUT_S = 300.0
+
+
+def restart_broker(
+    brokers: Annotated[
+        list[int] | None,
+        typer.Argument(metavar="BROKER", help="All of them, one by one, by default."),
+    ] = None,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", help="Seconds for each to be in sync again.")
+    ] = BROKERS_TIMEOUT_S,
+    ray_address: OtherRay = None,
+    json: Json = False,
+) -> None:
+    """Restart brokers under load, one after the other; no write fails.
+
+    Goes on to the next when one is in sync again. Runs where Ray can be reached: on the machine
+    where `rayq start` was run, or with RAY_ADDRESS.
+    """
+    with operated(ray_address) as connection:
+        known = [one.broker for one in connection.admin.describe_cluster().brokers if one.live]
+        wanted = brokers or known
+        with output.progress("restarting brokers", len(wanted)) as advance:
+            for number, broker in enumerate(wanted, start=1):
+                connection.restart_broker(broker, timeout_s=timeout_s)
+                advance(number)
+                if not json:
+                    output.say(f"Broker {broker} was restarted and is in sync.")
+    if json:
+        output.print_json({"restarted": wanted})
+
+
+def replace_disk(
+    broker: Annotated[int, typer.Argument(metavar="BROKER", help="Whose data is lost.")],
+    node: Annotated[
+        str | None,
+        typer.Option("--node", help="Start it there instead: an address, or a node id of Ray."),
+    ] = None,
+    ray_address: OtherRay = None,
+    json: Json = False,
+) -> None:
+    """Start a broker whose disk was lost on a new, empty one, which the others fill again."""
+    with operated(ray_address) as connection:
+        connection.replace_disk(broker, node=node)
+    if json:
+        output.print_json({"broker": broker})
+    else:
+        output.say(
+            f"Broker {broker} runs on an empty disk and copies what it is to hold. Next: rayq "
+            "cluster health"
+        )
+
+
+def recover_quorum(
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="DIR",
+            help="The directory of the broker whose copy counts from then on, or the one above.",
+            show_default=False,
+        ),
+    ] = None,
+    execute: Annotated[
+        bool, typer.Option("--execute", help="Do it. Without: only show what there is.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """The last resort where a majority of the voters' directories is lost for good. Offline.
+
+    One broker's copy of the metadata becomes the whole truth; its newest changes may be missing.
+    All brokers must be stopped. Without --execute it shows the copies, the best one first.
+    """
+    if source is None:
+        raise typer.BadParameter("give --from DIR, a directory that is left")
+    path = os.path.abspath(os.path.expanduser(source))
+    if not os.path.isdir(path):
+        raise InvalidRequestError(f"There is no directory {source}.")
+    environment = system_environment(None)
+    if not execute:
+        found = quorum.survivors(environment, path)
+        rows = [
+            (one.directory.broker, one.directory.path, one.epoch, one.last_index, one.is_voter)
+            for one in found
+        ]
+        if json:
+            names = ("broker", "path", "epoch", "last_index", "voter")
+            output.print_json([dict(zip(names, row, strict=True)) for row in rows])
+            return
+        output.table(("broker", "directory", "epoch", "last index", "voter"), rows)
+        output.say(
+            "Nothing was changed. Other machines may have better copies: recover from the one with "
+            "the highest epoch, then index, by --from ITS-DIRECTORY --execute."
+        )
+        return
+    done = quorum.recover_quorum(environment, path)
+    if json:
+        output.print_json(
+            {
+                "path": done.directory.path,
+                "broker": done.directory.broker,
+                "epoch": done.epoch,
+                "topics": done.topics,
+            }
+        )
+    else:
+        output.say(
+            f"Broker {done.directory.broker} ({done.directory.path}) is the only voter now, in "
+            f"epoch {done.epoch}; it knows {output.counted(done.topics, 'topic')}."
+        )
+        output.say("Next: rayq start DIR with the directories that are left; rayq cluster health.")

@@ -1,0 +1,58 @@
+"""Options that many verbs share, and what completes topic and group names in a shell."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Annotated
+
+import typer
+
+from rayq.cli.current import connected
+from rayq.client.cluster import Cluster
+from rayq.errors import RayqError
+
+COMPLETIONS_MAX = 200
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+ClusterAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="HOST:PORT",
+        envvar="RAYQ_CLUSTER",
+        help="A broker of the cluster, several with commas; its token is in RAYQ_TOKEN. Without: "
+        "the cluster that `rayq start` has started.",
+    ),
+]
+
+
+def _quickly() -> contextlib.AbstractContextManager[Cluster]:
+    return connected(os.environ.get("RAYQ_CLUSTER"))
+
+
+def complete_topic(incomplete: str) -> list[str]:
+    """Nothing where no cluster answers: a completion must not complain."""
+    with contextlib.suppress(RayqError, OSError), _quickly() as cluster:
+        names = cluster.admin.list_topics(timeout_s=2.0)
+        return [name for name in names if name.startswith(incomplete)][:COMPLETIONS_MAX]
+    return []
+
+
+def complete_group(incomplete: str) -> list[str]:
+    with contextlib.suppress(RayqError, OSError), _quickly() as cluster:
+        groups = [one.group for one in cluster.admin.list_groups(timeout_s=2.0)]
+        return [name for name in groups if name.startswith(incomplete)][:COMPLETIONS_MAX]
+    return []
+
+
+TopicName = Annotated[
+    str, typer.Argument(metavar="TOPIC", autocompletion=complete_topic, show_default=False)
+]
+TopicNames = Annotated[
+    list[str], typer.Argument(metavar="TOPIC", autocompletion=complete_topic)
+]
+GroupName = Annotated[str, typer.Argument(metavar="GROUP", autocompletion=complete_group)]
+GroupNames = Annotated[
+    list[str], typer.Argument(metavar="GROUP", autocompletion=complete_group)
+]

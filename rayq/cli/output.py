@@ -1,0 +1,167 @@
+"""What verbs print: tables for people, columns for pipes, JSON for programs; progress bars."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+Advance = Callable[[int], None]
+"""Called with how much is done in all."""
+Cell = object
+STYLES = {"error": "bold red", "warning": "yellow", "notice": "cyan", "ok": "green"}
+
+
+def say(text: str = "") -> None:
+    """One line on stdout."""
+    sys.stdout.write(text + "\n")
+
+
+def note(text: str) -> None:
+    """One line on stderr."""
+    sys.stderr.write(text + "\n")
+
+
+def print_json(value: Any) -> None:
+    say(msgspec.json.format(msgspec.json.encode(value)).decode())
+
+
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[Cell]], *, styles: Sequence[str] = ()
+) -> None:
+    """A table where a person looks; aligned columns, never cut, where a pipe does. `styles` are of
+    the rows, by their names in `STYLES`."""
+    listed = list(rows)
+    cells = [[_text(cell) for cell in row] for row in listed]
+    numeric = [
+        all(row[column] is None or _is_number(row[column]) for row in listed)
+        for column in range(len(head))
+    ]
+    if sys.stdout.isatty():
+        made = Table(box=None, pad_edge=False, header_style="bold")
+        for name, is_number in zip(head, numeric, strict=True):
+            made.add_column(name, justify="right" if is_number else "left", overflow="fold")
+        for number, row in enumerate(cells):
+            style = STYLES.get(styles[number]) if number < len(styles) else None
+            made.add_row(*(Text(cell) for cell in row), style=style)
+        Console(file=sys.stdout).print(made)
+        return
+    widths = [max(len(row[column]) for row in [list(head), *cells]) for column in range(len(head))]
+    for row in [list(head), *cells]:
+        aligned = [
+            cell.rjust(width) if is_number else cell.ljust(width)
+            for cell, width, is_number in zip(row, widths, numeric, strict=True)
+        ]
+        say("  ".join(aligned).rstrip())
+
+
+def heading(text: str) -> None:
+    if sys.stdout.isatty():
+        Console(file=sys.stdout).print(Text(text, style="bold"))
+    else:
+        say(text)
+
+
+def verdict(text: str, kind: str) -> None:
+    """A line whose color says how well it is."""
+    if sys.stdout.isatty():
+        Console(file=sys.stdout).print(Text(text, style=STYLES[kind]))
+    else:
+        say(text)
+
+
+def human_size(size_bytes: int | None) -> str:
+    if size_bytes is None:
+        return "-"
+    size, units = float(size_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{size:.0f} {units[0]}" if units[0] == "B" else f"{size:.1f} {units[0]}"
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def moment(timestamp_ms: int | None) -> str:
+    if timestamp_ms is None:
+        return "-"
+    at = datetime.fromtimestamp(timestamp_ms / 1000, tz=UTC)
+    return at.isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
+
+
+def config_text(value: object) -> str:
+    """As one would type it."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def numbers(values: Iterable[int]) -> str:
+    return ",".join(map(str, values)) or "-"
+
+
+@contextlib.contextmanager
+def progress(what: str, total: int | None, *, wanted: bool = True) -> Iterator[Advance]:
+    """A bar on stderr while work is under way; none where stderr is no terminal."""
+    if not wanted or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    count = MofNCompleteColumn() if total is not None else TextColumn("{task.completed:,}")
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        count,
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    ) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+@contextlib.contextmanager
+def waiting(what: str, *, wanted: bool = True) -> Iterator[None]:
+    """Something moves on stderr while there is nothing to count."""
+    if not wanted or not sys.stderr.isatty():
+        yield
+        return
+    with Console(stderr=True).status(what):
+        yield
+
+
+def _is_number(cell: Cell) -> bool:
+    return isinstance(cell, int | float) and not isinstance(cell, bool)
+
+
+def _text(cell: Cell) -> str:
+    if cell is None:
+        return "-"
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    return f"{cell:.2f}" if isinstance(cell, float) else str(cell)

@@ -1,0 +1,308 @@
+"""`rayq topic produce`: records from stdin, one on each line, or as a format says."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections import Counter, deque
+from collections.abc import Iterator
+from typing import Annotated, Any, BinaryIO
+
+import msgspec
+import typer
+
+from rayq.cli import output
+from rayq.cli.current import connected
+from rayq.cli.formats import Given, Parser, parser, shown, unescape
+from rayq.cli.options import ClusterAddress, Json, TopicName
+from rayq.cli.values import config_values, pair, time_ms
+from rayq.client.client import check_partition
+from rayq.client.cluster import Cluster
+from rayq.client.producer import Producer
+from rayq.config import ProducerConfig
+from rayq.errors import InvalidRequestError, RayqError, RecordTooLargeError
+from rayq.records import Headers, OffsetRange, RecordMetadata
+from rayq.storage.batch import BATCH_BYTES_MAX
+
+CHUNK_BYTES = 256 * 1024
+ANSWER_TIMEOUT_S = 30.0
+PENDING_MAX = 200_000
+"""Writes whose answers are looked at one by one; beyond it the oldest is waited for."""
+
+
+def produce(
+    topic: TopicName,
+    key: Annotated[
+        str | None, typer.Option("-k", "--key", help="The key of every record.", show_default=False)
+    ] = None,
+    key_delimiter: Annotated[
+        str | None,
+        typer.Option(
+            "-K", "--key-delimiter", help=r"What parts key and value on a line, such as : or \t."
+        ),
+    ] = None,
+    delimiter: Annotated[
+        str, typer.Option("-D", "--delimiter", help="What ends a record.")
+    ] = r"\n",
+    format_: Annotated[
+        str | None,
+        typer.Option(
+            "-f",
+            "--format",
+            help=r"How a record is written: such as '%k %s' or '%p\t%k\t%h\t%s' (%T: timestamp), "
+            "or json (what `consume --json` writes).",
+        ),
+    ] = None,
+    header: Annotated[
+        list[str] | None,
+        typer.Option("-H", "--header", metavar="NAME=VALUE", help="A header of every record."),
+    ] = None,
+    partition: Annotated[
+        int | None,
+        typer.Option("-p", "--partition", help="The partition. Without: by key, else spread."),
+    ] = None,
+    timestamp: Annotated[
+        str | None, typer.Option("-t", "--timestamp", help="The time of every record.")
+    ] = None,
+    null_when_empty: Annotated[
+        bool,
+        typer.Option("-Z", "--tombstone", help="An empty value or key is null: a tombstone."),
+    ] = False,
+    compression: Annotated[
+        str, typer.Option("-z", "--compression", help="lz4 or none.")
+    ] = "lz4",
+    acks: Annotated[str, typer.Option("--acks", help="all, 1 or 0.")] = "all",
+    config: Annotated[
+        list[str] | None,
+        typer.Option("-X", "--config", metavar="KEY=VALUE", help="A config of the producer."),
+    ] = None,
+    json: Json = False,
+    cluster: ClusterAddress = None,
+) -> None:
+    r"""Write the lines of stdin as records; returns when all are on disk.
+
+    Examples: `echo hello | rayq topic produce greetings`;
+    `rayq topic produce flights -K '\t' < flights.tsv`;
+    `rayq topic consume a --json -e | rayq topic produce b -f json`.
+    """
+    if format_ is not None and key_delimiter is not None:
+        raise typer.BadParameter("give one of --format and --key-delimiter")
+    end = unescape(delimiter)
+    if not end or key_delimiter == "":
+        raise typer.BadParameter("a delimiter cannot be empty")
+    source = Source(
+        parse=None if format_ is None else parser(format_, end),
+        key_delimiter=None if key_delimiter is None else unescape(key_delimiter),
+        key=None if key is None else key.encode(),
+        headers=[_header(one) for one in header or ()] or None,
+        partition=partition,
+        timestamp_ms=None if timestamp is None else time_ms(timestamp, output.now_ms()),
+        null_when_empty=null_when_empty,
+    )
+    options = config_values(
+        ProducerConfig,
+        [f"acks={acks}", f"compression_type={compression}", *(config or ())],
+    )
+    with connected(cluster) as connection:
+        _check(connection, topic, partition)
+        stdin = sys.stdin.buffer
+        total = _size(stdin)
+        with (
+            output.progress(f"producing to {topic}", total, wanted=not stdin.isatty()) as advance,
+            connection.producer(**options) as producer,
+        ):
+            number, tally = _send_all(producer, topic, stdin, end, source, advance)
+    if json:
+        output.print_json(
+            {
+                "topic": topic,
+                "records": number,
+                "partitions": {str(number): count for number, count in sorted(tally.items())},
+            }
+        )
+    else:
+        output.say(f"Produced {output.counted(number, 'record')} to {topic}.")
+
+
+class Source(msgspec.Struct, frozen=True):
+    """What a line becomes: how it is parsed, and what the options say of every record."""
+
+    parse: Parser | None
+    key_delimiter: bytes | None
+    key: bytes | None
+    headers: Headers | None
+    partition: int | None
+    timestamp_ms: int | None
+    null_when_empty: bool
+
+    @property
+    def is_plain(self) -> bool:
+        """Only keys and values, so that many records can be sent at once."""
+        return self.parse is None and self.headers is None and self.timestamp_ms is None
+
+    def columns(self, lines: list[bytes]) -> tuple[list[bytes | None], list[bytes | None] | None]:
+        """Values and keys of plain records, up to the first line that has no key."""
+        delimiter = self.key_delimiter
+        keys: list[bytes | None] | None = None if self.key is None else [self.key] * len(lines)
+        values: list[bytes | None] = list(lines)
+        if delimiter is not None:
+            keys, values = [], []
+            for line in lines:
+                key, found, value = line.partition(delimiter)
+                if not found:
+                    break
+                keys.append(key)
+                values.append(value)
+        if self.null_when_empty:
+            values = [value or None for value in values]
+            keys = None if keys is None else [key or None for key in keys]
+        return values, keys
+
+    def record(self, line: bytes) -> Given:
+        given = Given(line) if self.parse is None else self.parse(line)
+        value, key = given.value, given.key
+        if self.key_delimiter is not None:
+            key, found, value = line.partition(self.key_delimiter)
+            if not found:
+                raise self.no_key_error(line)
+        if self.null_when_empty:
+            value, key = value or None, key or None
+        return Given(
+            value,
+            self.key if key is None else key,
+            [*(self.headers or ()), *(given.headers or ())] or None,
+            self.partition if given.partition is None else given.partition,
+            self.timestamp_ms if given.timestamp_ms is None else given.timestamp_ms,
+        )
+
+    def no_key_error(self, line: bytes) -> InvalidRequestError:
+        return InvalidRequestError(
+            f"{shown(line)} has no key: there is no {self.key_delimiter!r} in it."
+        )
+
+
+def _header(text: str) -> tuple[str, bytes]:
+    name, value = pair(text, "header")
+    return name, value.encode()
+
+
+def _check(cluster: Cluster, topic: str, partition: int | None) -> None:
+    """Before stdin is read: a person may be about to type."""
+    client, background = cluster.shared_client()
+    known = background.run(client.topic(topic, timeout_s=ANSWER_TIMEOUT_S))
+    if partition is not None:
+        check_partition(known, partition)
+
+
+def _size(stream: BinaryIO) -> int | None:
+    """Bytes that are left in a file; None where stdin is none."""
+    status = os.fstat(stream.fileno())
+    return status.st_size - stream.tell() if stat.S_ISREG(status.st_mode) else None
+
+
+def _records(stream: BinaryIO, delimiter: bytes) -> Iterator[list[bytes]]:
+    """Whole records, as many as have arrived."""
+    rest = b""
+    while chunk := os.read(stream.fileno(), CHUNK_BYTES):
+        lines = (rest + chunk).split(delimiter)
+        rest = lines.pop()
+        if len(rest) > BATCH_BYTES_MAX:
+            raise RecordTooLargeError(
+                f"A record is longer than {BATCH_BYTES_MAX} bytes, the largest there can be: is "
+                "the delimiter (-D) right?"
+            )
+        if lines:
+            yield lines
+    if rest:
+        yield [rest]
+
+
+def _send_all(
+    producer: Producer,
+    topic: str,
+    stream: BinaryIO,
+    delimiter: bytes,
+    source: Source,
+    advance: output.Advance,
+) -> tuple[int, Counter[int]]:
+    """How many records there were, and how many went to each partition (under acks=0 nobody knows
+    that)."""
+    answers = Answers()
+    done_bytes = number = 0
+    for lines in _records(stream, delimiter):
+        if source.is_plain:
+            values, keys = source.columns(lines)
+            answers.add(
+                producer.send_many(topic, values, keys=keys, partition=source.partition)
+            )
+            number += len(values)
+            if len(values) < len(lines):
+                raise _at(number + 1, source.no_key_error(lines[len(values)]))
+        else:
+            for line in lines:
+                number += 1
+                _send(producer, topic, source, line, number, answers)
+        done_bytes += sum(map(len, lines)) + len(lines) * len(delimiter)
+        answers.take_those_there()
+        advance(done_bytes)
+    producer.flush()
+    return number, answers.all()
+
+
+def _send(
+    producer: Producer, topic: str, source: Source, line: bytes, number: int, answers: Answers
+) -> None:
+    try:
+        given = source.record(line)
+        answers.add(
+            producer.send(
+                topic,
+                given.value,
+                key=given.key,
+                headers=given.headers,
+                partition=given.partition,
+                timestamp_ms=given.timestamp_ms,
+            )
+        )
+    except (InvalidRequestError, RecordTooLargeError) as error:
+        raise _at(number, error) from error
+
+
+def _at(number: int, error: RayqError) -> RayqError:
+    return type(error)(f"Record {number}: {error} (Those before it are produced.)")
+
+
+class Answers:
+    """What became of the writes, looked at in their order; the first failure ends the work."""
+
+    def __init__(self) -> None:
+        self._pending: deque[Any] = deque()
+        self._tally: Counter[int] = Counter()
+
+    def add(self, future: Any) -> None:
+        self._pending.append(future)
+        if len(self._pending) > PENDING_MAX:
+            self._take()
+
+    def take_those_there(self) -> None:
+        while self._pending and self._pending[0].done():
+            self._take()
+
+    def all(self) -> Counter[int]:
+        while self._pending:
+            self._take()
+        return self._tally
+
+    def _take(self) -> None:
+        try:
+            result: RecordMetadata | list[OffsetRange] = self._pending.popleft().result()
+        except RayqError as error:
+            raise type(error)(
+                f"{error} ({sum(self._tally.values()):,} records were acknowledged before.)"
+            ) from error
+        if isinstance(result, RecordMetadata):
+            self._tally[result.partition] += 1
+        else:
+            for one in result:
+                self._tally[one.partition] += one.end - one.start

@@ -1,0 +1,385 @@
+"""`rayq start`, `stop`, `status` and `token`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+import rayq
+from rayq.cli import output
+from rayq.cli.current import (
+    TLS_FIELDS,
+    Current,
+    check_answers,
+    cluster_of,
+    connected,
+    read_current,
+    remove_current,
+    start_lock,
+    write_current,
+)
+from rayq.cli.local_ray import connected_to_ray, processes_of, start_ray, stop_ray
+from rayq.cli.options import ClusterAddress, Json
+from rayq.cli.survey import Survey, problems_of, survey
+from rayq.cli.values import config_values
+from rayq.client.health import (
+    disk_free,
+    disk_used,
+    is_healthy,
+    min_insync_of,
+    partition_state,
+)
+from rayq.config import ClusterConfig
+from rayq.errors import DirectoryInUseError, InvalidRequestError, NoClusterError, RayqError
+from rayq.storage.data_directory import BROKER_LOCK, find_brokers, lock_holder
+from rayq.storage.disk import LocalDisk
+
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--ray-address",
+        metavar="HOST:PORT|auto",
+        envvar="RAY_ADDRESS",
+        help="The Ray that runs the cluster. Without: one of its own on this machine.",
+    ),
+]
+
+OtherRay = Annotated[
+    str | None,
+    typer.Option(
+        "--ray-address",
+        metavar="HOST:PORT|auto",
+        envvar="RAY_ADDRESS",
+        help="Where no cluster is current: the Ray that runs it.",
+    ),
+]
+
+
+# --- start ----------------------------------------------------------------------------------------
+
+
+def start(
+    directory: Annotated[
+        str, typer.Argument(metavar="DIR", help="Where each node keeps its brokers' data.")
+    ],
+    brokers: Annotated[
+        int | None,
+        typer.Option(
+            "-b",
+            "--brokers",
+            help="How many, spread over the nodes.",
+            show_default="those found in DIR, else one for each node",
+        ),
+    ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option("--nodes", help="Wait until Ray has so many nodes.", show_default=False),
+    ] = None,
+    name: Annotated[str, typer.Option("--name", help="The cluster's name.")] = "default",
+    port: Annotated[
+        int, typer.Option("--port", help="Brokers listen on the first free port from here.")
+    ] = 9392,
+    config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-c",
+            "--config",
+            metavar="KEY=VALUE",
+            help="A config of the cluster, such as session_timeout_ms=5s; may be repeated.",
+        ),
+    ] = None,
+    ray_address: RayAddress = None,
+    node_ip: Annotated[
+        str | None,
+        typer.Option(
+            "--node-ip-address",
+            help="Which address of this machine Ray and the brokers bind to. For brokers that only "
+            "this machine reaches: -c bind_host=127.0.0.1.",
+            show_default="as Ray finds it",
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Start a cluster: new in an empty DIR, or what DIR holds. Returns when it is ready.
+
+    Ray and the brokers run on in the background until `rayq stop`. From then on every verb means
+    this cluster.
+    """
+    values = config_values(ClusterConfig, config or ())
+    path = os.path.abspath(os.path.expanduser(directory))
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise InvalidRequestError(f"{directory} is a file: name a directory for the data.")
+    with start_lock():
+        _check_nothing_runs()
+        if ray_address is None:
+            _check_not_in_use(path)
+        with contextlib.ExitStack() as undo, output.waiting(f"Starting brokers on {path}"):
+            session = None
+            if ray_address is None:
+                address, session = start_ray(node_ip)
+                undo.callback(stop_ray, session, address)
+            else:
+                address = ray_address
+            current = _start_cluster(
+                path, address, session, brokers, nodes, name, port, values
+            )
+            write_current(current)
+            undo.pop_all()
+    if json:
+        shown = msgspec.to_builtins(current)
+        del shown["token"]
+        output.print_json(shown)
+        return
+    output.say(
+        f"Cluster {name!r} is up: {output.counted(len(current.brokers), 'broker')} at "
+        f"{', '.join(current.brokers)}, data in {path}."
+    )
+    output.say("Next: rayq topic create TOPIC -p 6; rayq status; rayq stop.")
+    output.say(
+        f'From Python: rayq.connect("{current.brokers[0]}") with RAYQ_TOKEN from `rayq token`, or '
+        f"rayq.connect() with RAY_ADDRESS={current.ray_address}."
+    )
+
+
+def _check_nothing_runs() -> None:
+    """One current cluster at a time: or `stop` would not know which Ray to end."""
+    current = read_current()
+    if current is None:
+        return
+    if _answers(current):
+        raise RayqError(
+            f"Cluster {current.name!r} runs on {current.path} already, at "
+            f"{', '.join(current.brokers)}: use it, or `rayq stop` it first. For a second cluster "
+            "at the same time set RAYQ_HOME to another directory."
+        )
+    if current.ray_session is not None and processes_of(current.ray_session):
+        raise RayqError(
+            f"No broker of cluster {current.name!r} ({current.path}) answers, but its Ray still "
+            "runs: `rayq stop` ends it, then start again."
+        )
+
+
+def _check_not_in_use(path: str) -> None:
+    """Before a Ray is started in vain: of brokers on this machine their locks tell."""
+    disk = LocalDisk()
+    for broker, directory in find_brokers(disk, path):
+        holder = lock_holder(disk, f"{directory}/{BROKER_LOCK}")
+        if holder is not None:
+            raise DirectoryInUseError(
+                f"{directory} is in use by process {holder.pid}: broker {broker} runs on it. Stop "
+                "that cluster first, or use another directory."
+            )
+
+
+def _answers(current: Current) -> bool:
+    with cluster_of(current) as cluster:
+        try:
+            check_answers(cluster)
+        except NoClusterError:
+            return False
+    return True
+
+
+def _start_cluster(
+    path: str,
+    address: str,
+    session: str | None,
+    brokers: int | None,
+    nodes: int | None,
+    name: str,
+    port: int,
+    config: dict[str, Any],
+) -> Current:
+    with connected_to_ray(address):
+        import ray
+
+        with rayq.start(
+            path, brokers=brokers, nodes=nodes, name=name, port=port, **config
+        ) as cluster:
+            return Current(
+                ray_address=str(ray.get_runtime_context().gcs_address),
+                name=name,
+                brokers=cluster.addresses,
+                path=path,
+                started_ray=session is not None,
+                token=cluster.token,
+                ray_session=session,
+                config={key: config[key] for key in TLS_FIELDS if key in config},
+            )
+
+
+# --- stop -----------------------------------------------------------------------------------------
+
+
+def stop(
+    name: Annotated[
+        str, typer.Option("--name", help="Which cluster of RAY_ADDRESS, where none is current.")
+    ] = "default",
+    ray_address: OtherRay = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Forget the current cluster where its Ray cannot be reached."),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Stop the current cluster, and the Ray that was started for it. The data stays."""
+    with start_lock():
+        current = read_current()
+        if current is None:
+            if ray_address is None:
+                raise NoClusterError("There is no current cluster to stop.")
+            _stop_cluster(ray_address, name)
+            done = {"name": name, "path": None, "stopped_ray": False}
+        else:
+            with output.waiting(f"Stopping {current.name}"):
+                _stop_current(current, force)
+            done = {
+                "name": current.name,
+                "path": current.path,
+                "stopped_ray": current.started_ray,
+            }
+            remove_current()
+    if json:
+        output.print_json(done)
+    else:
+        where = f"; its data stays in {done['path']}" if done["path"] else ""
+        output.say(f"Cluster {done['name']!r} is stopped{where}.")
+
+
+def _stop_current(current: Current, force: bool) -> None:
+    session = current.ray_session
+    if session is None:
+        try:
+            _stop_cluster(current.ray_address, current.name)
+        except NoClusterError as error:
+            if not force:
+                raise RayqError(
+                    f"{error} Where it is gone for good, `rayq stop --force` forgets the cluster."
+                ) from error
+        return
+    if processes_of(session):
+        # A Ray that does not answer is ended all the same: a broker may be killed at any moment.
+        with contextlib.suppress(RayqError):
+            _stop_cluster(current.ray_address, current.name)
+        stop_ray(session, current.ray_address)
+
+
+def _stop_cluster(address: str, name: str) -> None:
+    with connected_to_ray(address):
+        from rayq.runtime import ray_runtime
+
+        ray_runtime.stop_cluster(name)
+
+
+# --- looking --------------------------------------------------------------------------------------
+
+
+def status(json: Json = False, cluster: ClusterAddress = None) -> None:
+    """Show at a glance how the cluster is: brokers, controller, partitions, lag, disk."""
+    with connected(cluster) as connection:
+        found = survey(connection)
+        name = connection.name
+    problems = problems_of(found)
+    if json:
+        output.print_json(
+            {
+                "name": name,
+                "cluster": msgspec.to_builtins(found.cluster),
+                "brokers": _broker_rows(found),
+                "topics": len(found.users_topics),
+                "partitions": _states(found),
+                "moving": len(found.moves),
+                "groups": {one.group: one.lag for one in found.groups},
+                "healthy": is_healthy(problems),
+                "problems": msgspec.to_builtins(problems),
+            }
+        )
+        return
+    info = found.cluster
+    live = sum(broker.live for broker in info.brokers)
+    output.heading(
+        f"Cluster {name} ({info.cluster_id[:12]}): {live} of {len(info.brokers)} brokers live"
+    )
+    output.say(
+        f"Controller {info.controller or 'none'}, epoch {info.controller_epoch}, voters "
+        f"{output.numbers(info.voters)}"
+    )
+    rows = _broker_rows(found)
+    output.table(
+        ("broker", "address", "state", "leads", "replicas", "logs", "disk free"),
+        [
+            (
+                *(row[key] for key in ("broker", "address", "state", "leads", "replicas")),
+                output.human_size(row["logs_bytes"]),
+                output.human_size(row["disk_free_bytes"]),
+            )
+            for row in rows
+        ],
+        styles=["ok" if row["state"] == "live" else "warning" for row in rows],
+    )
+    states = _states(found)
+    output.say(
+        f"{output.counted(len(found.users_topics), 'topic')}, "
+        f"{output.counted(sum(states.values()), 'partition')}"
+        + "".join(f", {count} {state}" for state, count in states.items())
+        + (f", {len(found.moves)} moving" if found.moves else "")
+    )
+    lag = sum(group.lag for group in found.groups)
+    output.say(
+        f"{output.counted(len(found.groups), 'group')}, lag {output.counted(lag, 'record')}"
+    )
+    if is_healthy(problems):
+        output.verdict("Healthy.", "ok")
+    else:
+        for problem in problems:
+            output.verdict(f"{problem.severity}: {problem.what}", problem.severity)
+        output.say("More: rayq cluster health")
+
+
+def _broker_rows(found: Survey) -> list[dict[str, Any]]:
+    leads: Counter[int] = Counter()
+    replicas: Counter[int] = Counter()
+    for topic in found.topics:
+        for partition in topic.partitions:
+            if partition.leader is not None:
+                leads[partition.leader] += 1
+            replicas.update(replica.broker for replica in partition.replicas)
+    free, used = disk_free(found.topics), disk_used(found.topics)
+    return [
+        {
+            "broker": one.broker,
+            "address": f"{one.host}:{one.port}",
+            "state": ("live" if one.live else "down") + (", cordoned" if one.cordoned else ""),
+            "leads": leads[one.broker],
+            "replicas": replicas[one.broker],
+            "logs_bytes": used.get(one.broker, 0),
+            "disk_free_bytes": free.get(one.broker),
+        }
+        for one in found.cluster.brokers
+    ]
+
+
+def _states(found: Survey) -> dict[str, int]:
+    """How many partitions are in each state."""
+    return dict(
+        Counter(
+            str(partition_state(partition, min_insync_of(topic, partition)))
+            for topic in found.topics
+            for partition in topic.partitions
+        )
+    )
+
+
+def token(json: Json = False, cluster: ClusterAddress = None) -> None:
+    """Print what a client outside of Ray needs besides an address. Treat it as a password."""
+    with connected(cluster) as connection:
+        found = {"token": connection.token, "addresses": connection.addresses}
+    if json:
+        output.print_json(found)
+    else:
+        output.say(connection.token)

@@ -1,0 +1,257 @@
+"""`rayq topic`: create, list, describe, alter, delete, add-partitions (and produce, consume)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from rayq.cli import output
+from rayq.cli.current import connected
+from rayq.cli.options import ClusterAddress, Json, TopicName, TopicNames
+from rayq.cli.values import config_values, default_of
+from rayq.client.health import min_insync_of, partition_state
+from rayq.config import TopicConfig, as_dict
+from rayq.errors import InvalidRequestError, TopicExistsError
+from rayq.records import TopicInfo
+
+app = typer.Typer(help="Topics and their records.", no_args_is_help=True)
+
+Configs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-c",
+        "--config",
+        "--topic-config",
+        metavar="KEY=VALUE",
+        help="A config of the topic, such as retention_ms=7d; may be repeated.",
+    ),
+]
+
+
+@app.command()
+def create(
+    topics: TopicNames,
+    partitions: Annotated[int, typer.Option("-p", "--partitions", help="How many.")] = 1,
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            "-r",
+            "--replicas",
+            "--replication-factor",
+            help="Copies of each partition.",
+            show_default="3, or as many as there are brokers",
+        ),
+    ] = None,
+    config: Configs = None,
+    if_not_exists: Annotated[
+        bool, typer.Option("--if-not-exists", help="A topic that is there already is no error.")
+    ] = False,
+    json: Json = False,
+    cluster: ClusterAddress = None,
+) -> None:
+    """Create topics; returns when every partition has a leader and all its replicas in sync."""
+    values = config_values(TopicConfig, config or ())
+    made = []
+    with connected(cluster) as connection:
+        for name in topics:
+            try:
+                connection.create_topic(name, partitions, replicas, **values)
+                is_new = True
+            except TopicExistsError:
+                if not if_not_exists:
+                    raise
+                is_new = False
+            made.append({"topic": name, "created": is_new})
+            if not json:
+                output.say(
+                    f"Created topic {name}: {output.counted(partitions, 'partition')}."
+                    if is_new
+                    else f"Topic {name} exists already."
+                )
+    if json:
+        output.print_json(made)
+
+
+@app.command("list")
+def list_topics(
+    internal: Annotated[
+        bool, typer.Option("-i", "--internal", help="Also rayq's own topics.")
+    ] = False,
+    json: Json = False,
+    cluster: ClusterAddress = None,
+) -> None:
+    """List the topics."""
+    with connected(cluster) as connection:
+        infos = [
+            connection.admin.describe_topic(name)
+            for name in connection.admin.list_topics(internal=internal)
+        ]
+    rows = [_overview(info) for info in infos]
+    if json:
+        output.print_json(rows)
+        return
+    output.table(
+        ("topic", "partitions", "replicas", "records", "size", "state"),
+        [
+            (
+                row["topic"],
+                row["partitions"],
+                row["replicas"],
+                row["records"],
+                output.human_size(row["size_bytes"]),
+                row["state"],
+            )
+            for row in rows
+        ],
+        styles=["ok" if row["state"] == "in sync" else "warning" for row in rows],
+    )
+
+
+def _overview(topic: TopicInfo) -> dict[str, Any]:
+    states = [partition_state(one, min_insync_of(topic, one)) for one in topic.partitions]
+    order = ("offline", "under min ISR", "under-replicated", "in sync")
+    records = size = 0
+    for partition in topic.partitions:
+        leader = next((r for r in partition.replicas if r.broker == partition.leader), None)
+        if leader is not None and leader.high_watermark is not None:
+            records += leader.high_watermark - (leader.log_start_offset or 0)
+        size += sum(replica.size_bytes or 0 for replica in partition.replicas)
+    return {
+        "topic": topic.name,
+        "partitions": len(topic.partitions),
+        "replicas": max((len(one.replicas) for one in topic.partitions), default=0),
+        "records": records,
+        "size_bytes": size,
+        "state": min(states, key=order.index, default="in sync"),
+    }
+
+
+@app.command()
+def describe(
+    topics: TopicNames,
+    json: Json = False,
+    cluster: ClusterAddress = None,
+) -> None:
+    """Show partitions, leaders, replicas, offsets and the config of topics."""
+    with connected(cluster) as connection:
+        infos = [connection.admin.describe_topic(name) for name in topics]
+    if json:
+        output.print_json([msgspec.to_builtins(info) for info in infos])
+        return
+    for number, info in enumerate(infos):
+        if number:
+            output.say()
+        _show(info)
+
+
+def _show(topic: TopicInfo) -> None:
+    output.heading(f"{topic.name} ({topic.topic_id})")
+    rows, styles = [], []
+    for partition in topic.partitions:
+        leader = next((r for r in partition.replicas if r.broker == partition.leader), None)
+        state = partition_state(partition, min_insync_of(topic, partition))
+        rows.append(
+            (
+                partition.partition,
+                partition.leader,
+                partition.leader_epoch,
+                output.numbers(replica.broker for replica in partition.replicas),
+                output.numbers(partition.isr),
+                None if leader is None else leader.log_start_offset,
+                None if leader is None else leader.high_watermark,
+                output.human_size(None if leader is None else leader.size_bytes),
+                f"moving to {output.numbers(partition.target)}" if partition.target else state,
+            )
+        )
+        styles.append("ok" if state == "in sync" else "warning")
+    output.table(
+        ("partition", "leader", "epoch", "replicas", "isr", "start", "end", "size", "state"),
+        rows,
+        styles=styles,
+    )
+    for partition in topic.partitions:
+        if partition.offline_reason:
+            output.say(f"Partition {partition.partition} is offline: {partition.offline_reason}")
+    defaults = as_dict(TopicConfig())
+    output.say()
+    output.table(
+        ("config", "value", "source"),
+        [
+            (key, output.config_text(value), "default" if value == defaults.get(key) else "topic")
+            for key, value in topic.config.items()
+        ],
+    )
+
+
+@app.command()
+def alter(
+    topic: TopicName,
+    config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-c", "--config", "--set", metavar="KEY=VALUE", help="Sets a key; may be repeated."
+        ),
+    ] = None,
+    delete: Annotated[
+        list[str] | None,
+        typer.Option("-d", "--delete", metavar="KEY", help="Sets a key back to its default."),
+    ] = None,
+    json: Json = False,
+    cluster: ClusterAddress = None,
+) -> None:
+    """Change the config of a topic."""
+    changes = config_values(TopicConfig, config or ())
+    for key in delete or ():
+        name = key.replace(".", "_")
+        if name in changes:
+            raise InvalidRequestError(f"{key} is both set and deleted.")
+        changes[name] = default_of(name)
+    with connected(cluster) as connection:
+        connection.admin.alter_topic_config(topic, **changes)
+    if json:
+        output.print_json({"topic": topic, "changed": changes})
+        return
+    for name, value in changes.items():
+        output.say(f"{topic}: {name} is {output.config_text(value)} now.")
+
+
+@app.command()
+def delete(topics: TopicNames, json: Json = False, cluster: ClusterAddress = None) -> None:
+    """Delete topics and their records."""
+    deleted = []
+    with connected(cluster) as connection:
+        for name in topics:
+            connection.admin.delete_topic(name)
+            deleted.append(name)
+            if not json:
+                output.say(f"Deleted topic {name}.")
+    if json:
+        output.print_json({"deleted": deleted})
+
+
+@app.command("add-partitions")
+def add_partitions(
+    topic: TopicName,
+    num: Annotated[
+        int | None, typer.Option("-n", "--num", help="How many more.", show_default=False)
+    ] = None,
+    partitions: Annotated[
+        int | None,
+        typer.Option("-p", "--partitions", help="How many in all.", show_default=False),
+    ] = None,
+    json: Json = False,
+    cluster: ClusterAddress = None,
+) -> None:
+    """Give a topic more partitions. Records with a key may go elsewhere from then on."""
+    if (num is None) == (partitions is None):
+        raise typer.BadParameter("give one of --num (how many more) and --partitions (in all)")
+    with connected(cluster) as connection:
+        before = len(connection.admin.describe_topic(topic).partitions)
+        total = partitions if partitions is not None else before + (num or 0)
+        connection.admin.create_partitions(topic, total)
+    if json:
+        output.print_json({"topic": topic, "before": before, "partitions": total})
+    else:
+        output.say(f"{topic} has {total} partitions now, {before} before.")

@@ -1,0 +1,138 @@
+"""Consumer pools as users hold them: `cluster.consumer_pool(...)` starts one, wherever it runs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from rayq.config import PoolConfig
+from rayq.errors import HandlerError, RayqError, TimeoutError
+from rayq.records import PoolStatus
+
+if TYPE_CHECKING:
+    from rayq.client.cluster import Cluster
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[..., Any]
+"""`handler(batch)`, a plain function or a coroutine function; or a class whose instances are such,
+one for each consumer (its `close()`, if it has one, is called at the end)."""
+
+IDLE_CHECK_S = 0.2
+STOP_TIMEOUT_S = 90.0
+"""Default of `stop(timeout_s=...)`: more than a consumer's `drain_timeout_s`."""
+
+
+@dataclass(frozen=True)
+class PoolSpec:
+    """What a pool is to do."""
+
+    name: str
+    topic: str
+    group: str
+    handler: Handler
+    config: PoolConfig
+
+
+class PoolControl(Protocol):
+    """A pool that runs, as its runtime reaches it; it pickles where the runtime has processes."""
+
+    def status(self) -> PoolStatus:
+        """Raises UnknownPoolError when it was stopped."""
+        ...
+
+    def stop(self, drain: bool, timeout_s: float) -> None:
+        """Returns when nothing of it runs any more; does nothing when nothing does."""
+        ...
+
+
+class PoolRuntime(Protocol):
+    """Where pools run."""
+
+    def start_pool(self, cluster: Cluster, spec: PoolSpec) -> PoolControl:
+        """Raises PoolExistsError, HandlerError."""
+        ...
+
+    def pools(self, cluster: Cluster) -> dict[str, PoolControl]:
+        """Those that run, by name."""
+        ...
+
+
+class ConsumerPool:
+    """A pool of consumers that runs by itself; made by `cluster.consumer_pool(...)`.
+
+    On Ray it outlives this process (`cluster.consumer_pools()` finds it again), and this handle
+    pickles. The end of a `with` block stops it.
+    """
+
+    def __init__(self, name: str, control: PoolControl) -> None:
+        self.name = name
+        self._control = control
+
+    def status(self) -> PoolStatus:
+        """How the pool is doing, as of its last look (one a second). Raises UnknownPoolError when
+        it was stopped."""
+        return self._control.status()
+
+    def wait_idle(self, timeout_s: float | None = None) -> PoolStatus:
+        """Waits until everything in the topic is handled and committed, what was delivered before
+        this call in any case. Raises TimeoutError after `timeout_s` seconds, UnknownPoolError."""
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        looks = self.status().looks
+        while True:
+            status = self.status()
+            looks = min(looks, status.looks)  # A pool that Ray started again counts anew.
+            # A look that began after this call: the next but one to end.
+            if status.lag == 0 and status.looks >= looks + 2:
+                return status
+            if deadline_s is not None and time.monotonic() > deadline_s:
+                problem = f" Its problem: {status.problem}" if status.problem else ""
+                raise TimeoutError(
+                    f"After {timeout_s:g} s {_shown(status.lag)} of topic {status.topic!r} still "
+                    f"wait for pool {self.name!r}, which has {status.running} consumers of "
+                    f"{status.wanted} wanted ({status.reason}).{problem}"
+                )
+            time.sleep(IDLE_CHECK_S)
+
+    def stop(self, drain: bool = True, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Stops the pool and its consumers; idempotent. With `drain` each finishes the batch it is
+        at, commits and leaves; what has not by `timeout_s` seconds is killed, as all are without
+        `drain`, and whoever goes on in the group handles those batches again."""
+        self._control.stop(drain, timeout_s)
+
+    def __repr__(self) -> str:
+        return f"ConsumerPool({self.name!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.stop()
+        except RayqError as failed:
+            if error is None:
+                raise
+            logger.error("%s", failed)  # the error of the block goes first
+
+
+def check_handler(handler: object) -> Handler:
+    """Raises HandlerError."""
+    if not callable(handler):
+        raise HandlerError(
+            f"A pool's handler is a function, or a class with __call__, that takes a batch of "
+            f"records; {type(handler).__name__} cannot be called."
+        )
+    return handler
+
+
+def _shown(lag: int | None) -> str:
+    return "an unknown number of records" if lag is None else f"{lag} records"

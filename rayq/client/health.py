@@ -1,0 +1,269 @@
+"""Whether a cluster is well, and what to do next where it is not: a function over descriptions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import msgspec
+
+from rayq.config import MIB
+from rayq.records import (
+    BrokerInfo,
+    ClusterInfo,
+    GroupInfo,
+    PartitionInfo,
+    Reassignment,
+    TopicInfo,
+)
+
+Severity = Literal["error", "warning", "notice"]
+
+DISK_LOW_BYTES = 1024 * MIB
+DISK_FULL_BYTES = 128 * MIB
+"""Appends are refused a little below it (64 MiB are kept back)."""
+NAMED_MAX = 8
+"""So many partitions are named one by one; the rest are counted."""
+
+PartitionState = Literal["in sync", "under-replicated", "under min ISR", "offline"]
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Something that is not as it should be. `error`: records cannot be written or read somewhere;
+    `warning`: one more failure may make it so; `notice`: worth knowing, the cluster is well."""
+
+    severity: Severity
+    what: str
+    why: str
+    next_command: str
+    """What to run next; text in capitals stands for what only the reader knows."""
+
+
+def is_healthy(problems: Iterable[Problem]) -> bool:
+    """Notices do not count."""
+    return all(problem.severity == "notice" for problem in problems)
+
+
+def find_problems(
+    cluster: ClusterInfo,
+    topics: Iterable[TopicInfo],
+    groups: Iterable[GroupInfo] = (),
+    moves: Iterable[Reassignment] = (),
+) -> list[Problem]:
+    """What is wrong, the worst first; [] where nothing is."""
+    listed = list(topics)
+    problems = [
+        *_controller_problems(cluster),
+        *_broker_problems(cluster),
+        *_partition_problems(listed),
+        *_disk_problems(listed),
+        *_leadership_problems(listed),
+        *_group_problems(groups),
+        *_move_problems(moves),
+    ]
+    order: Mapping[Severity, int] = {"error": 0, "warning": 1, "notice": 2}
+    return sorted(problems, key=lambda problem: order[problem.severity])
+
+
+def partition_state(partition: PartitionInfo, min_insync: int) -> PartitionState:
+    """One word for a partition; `min_insync` as in `min_insync_of`."""
+    if partition.leader is None:
+        return "offline"
+    if len(partition.isr) < min_insync:
+        return "under min ISR"
+    if partition.target:  # Added replicas that still copy the log are nothing to worry about.
+        is_whole = len(partition.isr) >= len(partition.target)
+    else:
+        is_whole = _wanted(partition) <= set(partition.isr)
+    return "in sync" if is_whole else "under-replicated"
+
+
+def min_insync_of(topic: TopicInfo, partition: PartitionInfo) -> int:
+    """How many in-sync replicas a write under acks="all" needs: as configured, or the majority."""
+    configured = topic.config.get("min_insync_replicas")
+    return configured if isinstance(configured, int) else len(_wanted(partition)) // 2 + 1
+
+
+def _wanted(partition: PartitionInfo) -> set[int]:
+    """The brokers that hold the partition, once a move that is under way is done."""
+    return set(partition.target) or {replica.broker for replica in partition.replicas}
+
+
+# --- the parts ------------------------------------------------------------------------------------
+
+
+def _controller_problems(cluster: ClusterInfo) -> Iterable[Problem]:
+    live = {broker.broker for broker in cluster.brokers if broker.live}
+    voters = set(cluster.voters)
+    gone = sorted(voters - live)
+    if cluster.controller is None:
+        yield Problem(
+            "error",
+            "No controller acts",
+            "without one nothing is elected or changed; it takes a majority of the voters, brokers "
+            f"{_listed(sorted(voters))}",
+            "rayq status, after a few seconds; rayq cluster recover-quorum --from DIR where a "
+            "majority of the voters' directories is lost",
+        )
+    elif gone and 2 * len(voters - live) >= len(voters) - 1 > 0:
+        yield Problem(
+            "warning",
+            "The controller's quorum bears no further loss",
+            f"of the voters {_listed(sorted(voters))} broker {_listed(gone)} is down",
+            f"start the node of broker {gone[0]} again, then rayq cluster health",
+        )
+
+
+def _broker_problems(cluster: ClusterInfo) -> Iterable[Problem]:
+    for broker in cluster.brokers:
+        if not broker.live:
+            yield Problem(
+                "warning",
+                f"Broker {broker.broker} is down",
+                f"{broker.host}:{broker.port} has no session with the controller",
+                f"start its node again ({_node(broker)}); where its disk is lost: rayq cluster "
+                f"replace-disk {broker.broker}; for good without it: rayq cluster drain "
+                f"{broker.broker}",
+            )
+
+
+def _node(broker: BrokerInfo) -> str:
+    return f"node {broker.node_id[:12]}" if broker.node_id else broker.host
+
+
+def _partition_problems(topics: list[TopicInfo]) -> Iterable[Problem]:
+    found: dict[PartitionState, list[str]] = {}
+    reasons: dict[PartitionState, list[str]] = {}
+    for topic in topics:
+        for partition in topic.partitions:
+            minimum = min_insync_of(topic, partition)
+            state = partition_state(partition, minimum)
+            if state != "in sync":
+                found.setdefault(state, []).append(f"{topic.name}-{partition.partition}")
+                reasons.setdefault(state, []).append(_reason(partition, state, minimum))
+    for state, names in found.items():
+        topic_name = names[0].rpartition("-")[0]
+        next_command = f"rayq topic describe {topic_name}"
+        if state == "offline":
+            next_command += (
+                f"; where no in-sync replica will ever return, at the price of records: rayq "
+                f"cluster elect-leaders {topic_name} --unclean"
+            )
+        yield Problem(
+            "warning" if state == "under-replicated" else "error",
+            _count(len(names), f"partition is {state}", f"partitions are {state}")
+            + f": {_named(names)}",
+            "; ".join(dict.fromkeys(reasons[state][:NAMED_MAX])),
+            next_command,
+        )
+
+
+def _reason(partition: PartitionInfo, state: PartitionState, minimum: int) -> str:
+    missing = sorted(_wanted(partition) - set(partition.isr))
+    if state == "offline":
+        return partition.offline_reason or "no replica may lead"
+    if state == "under min ISR":
+        return (
+            f"{len(partition.isr)} of the {minimum} in-sync replicas that a write needs; broker "
+            f"{_listed(missing)} is not in sync, and writes with acks=all are refused"
+        )
+    told = [f"{one.trouble}" for one in partition.replicas if one.trouble and one.broker in missing]
+    return f"broker {_listed(missing)} is not in sync" + (f" ({told[0]})" if told else "")
+
+
+def _disk_problems(topics: list[TopicInfo]) -> Iterable[Problem]:
+    for broker, free_bytes in sorted(disk_free(topics).items()):
+        if free_bytes >= DISK_LOW_BYTES:
+            continue
+        is_full = free_bytes < DISK_FULL_BYTES
+        yield Problem(
+            "error" if is_full else "warning",
+            f"The disk of broker {broker} is {'full' if is_full else 'nearly full'}",
+            f"{free_bytes // MIB} MiB are free, and 64 MiB are kept back for metadata",
+            f"rayq topic alter TOPIC -c retention_bytes=SIZE, or rayq cluster drain {broker}",
+        )
+
+
+def disk_free(topics: Iterable[TopicInfo]) -> dict[int, int]:
+    """By broker, as its replicas told."""
+    return {
+        replica.broker: replica.disk_free_bytes
+        for topic in topics
+        for partition in topic.partitions
+        for replica in partition.replicas
+        if replica.disk_free_bytes is not None
+    }
+
+
+def disk_used(topics: Iterable[TopicInfo]) -> dict[int, int]:
+    """Bytes of the logs, by broker, as its replicas told."""
+    used: dict[int, int] = {}
+    for topic in topics:
+        for partition in topic.partitions:
+            for replica in partition.replicas:
+                if replica.size_bytes is not None:
+                    used[replica.broker] = used.get(replica.broker, 0) + replica.size_bytes
+    return used
+
+
+def _leadership_problems(topics: list[TopicInfo]) -> Iterable[Problem]:
+    elsewhere = [
+        f"{topic.name}-{partition.partition}"
+        for topic in topics
+        for partition in topic.partitions
+        if partition.leader is not None
+        and partition.replicas
+        and partition.leader != partition.replicas[0].broker
+        and partition.replicas[0].broker in partition.isr
+    ]
+    if elsewhere:
+        yield Problem(
+            "notice",
+            _count(
+                len(elsewhere),
+                "partition is not led by its first replica",
+                "partitions are not led by their first replica",
+            )
+            + f": {_named(elsewhere)}",
+            "after failures the load of leading may lie on few brokers",
+            "rayq cluster elect-leaders",
+        )
+
+
+def _group_problems(groups: Iterable[GroupInfo]) -> Iterable[Problem]:
+    for group in groups:
+        if group.lag and not group.members:
+            yield Problem(
+                "notice",
+                f"Group {group.group} has a lag of {group.lag:,} records and no members",
+                "nobody reads for it",
+                f"rayq group describe {group.group}",
+            )
+
+
+def _move_problems(moves: Iterable[Reassignment]) -> Iterable[Problem]:
+    waiting = [move for move in moves if move.waits_for is not None]
+    if waiting:
+        names = [f"{one.topic_partition.topic}-{one.topic_partition.partition}" for one in waiting]
+        yield Problem(
+            "notice",
+            _count(len(waiting), "partition is", "partitions are") + f" moving: {_named(names)}",
+            f"{names[0]} waits for {waiting[0].waits_for}",
+            "rayq cluster reassign --list; to take moves back: rayq cluster reassign --cancel",
+        )
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers)) or "none"
+
+
+def _named(names: list[str]) -> str:
+    more = len(names) - NAMED_MAX
+    return ", ".join(names[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"

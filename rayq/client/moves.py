@@ -1,0 +1,438 @@
+"""Moving partitions between brokers: plan, begin, watch, cancel; empty a broker, spread the load.
+
+The controller decides and completes moves (`rayq.core.reassignment`); what is here asks it, makes
+plans from the metadata, and waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from rayq.client.client import Client
+from rayq.core import move_plans
+from rayq.errors import (
+    InvalidReassignmentError,
+    NoReassignmentError,
+    RayqError,
+    ReassignmentInProgressError,
+    TimeoutError,
+    UnknownBrokerError,
+    UnknownTopicError,
+)
+from rayq.records import DrainProgress, Reassignment, TopicPartition
+from rayq.wire.messages import (
+    AlterReassignments,
+    CordonBroker,
+    DescribeReplica,
+    DescribeReplicaResponse,
+    MetadataResponse,
+    PartitionMetadata,
+    RemoveBroker,
+    ReplicaEndpoint,
+    TopicMetadata,
+)
+
+WATCH_MS = 500
+"""How long a broker holds a question for newer metadata while moves are under way."""
+PAUSE_S = 0.05
+DESCRIBE_TIMEOUT_S = 2.0
+STUCK_PATIENCE_S = 30.0
+"""How long a drain waits for brokers to come back where too few are left to take what remains."""
+VOTE_PATIENCE_S = 10.0
+"""How long a drain waits for another broker to take the vote over."""
+OnProgress = Callable[[DrainProgress], None]
+
+
+class MoveAdmin:
+    """See the module; the documentation is with `Admin`."""
+
+    def __init__(self, client: Client, timeout_s: float) -> None:
+        """`timeout_s` bounds every single question."""
+        self._client = client
+        self._timeout_s = timeout_s
+
+    # --- moves ------------------------------------------------------------------------------------
+
+    async def reassign(
+        self,
+        moves: Mapping[TopicPartition, Sequence[int]],
+        *,
+        throttle_bytes_per_s: int | None,
+        wait: bool,
+        timeout_s: float,
+    ) -> None:
+        wanted = {TopicPartition(*place): _brokers(place, to) for place, to in moves.items()}
+        if not wanted:
+            return
+        deadline = self._client.now + timeout_s
+        await self._begin(wanted, throttle_bytes_per_s, min(timeout_s, self._timeout_s))
+        if wait:
+            await self._until_moved(wanted, deadline, timeout_s)
+
+    async def cancel(self, partitions: Iterable[TopicPartition] | None) -> list[TopicPartition]:
+        if partitions is None:
+            places = [place for place, one in _partitions(await self._all()) if one.target]
+        else:
+            places = [TopicPartition(*place) for place in partitions]
+        if places:
+            await self._change(
+                AlterReassignments(moves=[(*place, None) for place in places]),
+                self._timeout_s,
+                NoReassignmentError,
+            )
+        return places
+
+    async def reassignments(self) -> list[Reassignment]:
+        response = await self._all()
+        live = _live(response)
+        moving = [
+            (place, topic_id, one)
+            for place, topic_id, one in _partitions_with_ids(response)
+            if one.target
+        ]
+        waits = await asyncio.gather(
+            *(self._waits_for(topic_id, one, live) for _, topic_id, one in moving)
+        )
+        return [
+            Reassignment(
+                place,
+                replicas=[replica.broker for replica in one.replicas],
+                adding=[broker for broker in one.target if broker not in one.origin],
+                removing=[broker for broker in one.origin if broker not in one.target],
+                target=list(one.target),
+                throttle_bytes_per_s=one.throttle_bytes_per_s,
+                waits_for=lacks,
+            )
+            for (place, _, one), lacks in zip(moving, waits, strict=True)
+        ]
+
+    # --- brokers ----------------------------------------------------------------------------------
+
+    async def plan_drain(self, broker: int) -> dict[TopicPartition, list[int]]:
+        return _plan_drain(await self._all(), broker)
+
+    async def plan_spread(self) -> dict[TopicPartition, list[int]]:
+        response = await self._all()
+        live = _live(response)
+        moving = {place for place, one in _partitions(response) if one.target}
+        plan = move_plans.spread(_takers(response), _placements(response))
+        # What moves already, or waits for a broker that is down, is left for a later plan.
+        return {
+            place: target
+            for place, target in plan.items()
+            if place not in moving and live.issuperset(target)
+        }
+
+    async def drain(
+        self,
+        broker: int,
+        *,
+        throttle_bytes_per_s: int | None,
+        concurrency: int,
+        timeout_s: float | None,
+        on_progress: OnProgress | None,
+    ) -> None:
+        if concurrency < 1:
+            raise InvalidReassignmentError(f"concurrency is at least 1, not {concurrency}.")
+        share = None
+        if throttle_bytes_per_s is not None:
+            share = max(1, throttle_bytes_per_s // concurrency)
+        deadline = None if timeout_s is None else self._client.now + timeout_s
+        _plan_drain(await self._all(), broker)  # Refused before anything was changed.
+        await self.cordon(broker, True)
+        seen: set[TopicPartition] = set()
+        told: DrainProgress | None = None
+        version, stuck_since = 0, self._client.now
+        while True:
+            response = await self._all(version_min=version + 1, wait_ms=WATCH_MS if version else 0)
+            is_newer = response.version > version
+            version = response.version
+            left = {
+                place: one
+                for place, one in _partitions(response)
+                if any(replica.broker == broker for replica in one.replicas)
+            }
+            seen |= left.keys()
+            moving = [place for place, one in left.items() if one.target]
+            begun = await self._begin_some(response, broker, moving, concurrency, share)
+            if moving or begun:
+                stuck_since = self._client.now
+            elif left and self._client.now - stuck_since > STUCK_PATIENCE_S:
+                _plan_drain(response, broker)  # Says why not.
+            if on_progress is not None:
+                waits = {one.topic_partition: one.waits_for for one in await self.reassignments()}
+                progress = DrainProgress(
+                    done=len(seen) - len(left),
+                    moving=len(moving) + begun,
+                    waiting=len(left) - len(moving) - begun,
+                    waits_for={
+                        place: lacks
+                        for place, lacks in waits.items()
+                        if place in left and lacks is not None
+                    },
+                )
+                if progress != told:
+                    told = progress
+                    on_progress(progress)
+            if not left:
+                break
+            if deadline is not None and self._client.now >= deadline:
+                raise TimeoutError(
+                    f"After {timeout_s:g} s broker {broker} still has {len(left)} replicas: "
+                    f"{await self._told(left)}. It stays cordoned and what moves goes on moving: "
+                    "drain it again to go on, or undrain it."
+                )
+            if not is_newer:
+                await asyncio.sleep(PAUSE_S)
+        await self._until_voted_out(broker)
+
+    async def cordon(self, broker: int, cordoned: bool) -> None:
+        await self._change(CordonBroker(broker=broker, cordoned=cordoned), self._timeout_s)
+
+    async def remove(self, broker: int) -> None:
+        await self._change(RemoveBroker(broker=broker), self._timeout_s, UnknownBrokerError)
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    async def _change(
+        self, request: Any, timeout_s: float, done_already: type[RayqError] | None = None
+    ) -> None:
+        response = await self._client.change(
+            request, timeout_s=timeout_s, done_already=done_already
+        )
+        if response is not None:
+            self._client.metadata.require(response.version)
+
+    async def _begin(
+        self,
+        wanted: Mapping[TopicPartition, list[int]],
+        throttle_bytes_per_s: int | None,
+        timeout_s: float,
+    ) -> None:
+        moves: list[tuple[str, int, list[int] | None]] = [
+            (*place, target) for place, target in wanted.items()
+        ]
+        await self._change(AlterReassignments(moves, throttle_bytes_per_s), timeout_s)
+
+    async def _begin_some(
+        self,
+        response: MetadataResponse,
+        broker: int,
+        moving: Sequence[TopicPartition],
+        concurrency: int,
+        throttle_bytes_per_s: int | None,
+    ) -> int:
+        """Begins moves away from a broker, up to so many at a time; returns how many."""
+        room = concurrency - len(moving)
+        if room <= 0:
+            return 0
+        plan, _ = move_plans.replace(_takers(response), _placements(response), {broker})
+        chosen = {place: target for place, target in plan.items() if place not in moving}
+        chosen = dict(list(chosen.items())[:room])
+        if not chosen:
+            return 0
+        try:
+            await self._begin(chosen, throttle_bytes_per_s, self._timeout_s)
+        except (InvalidReassignmentError, ReassignmentInProgressError, UnknownTopicError):
+            return 0  # The cluster has changed meanwhile: the next look makes another plan.
+        return len(chosen)
+
+    async def _until_moved(
+        self, wanted: Mapping[TopicPartition, list[int]], deadline: float, timeout_s: float
+    ) -> None:
+        client = self._client
+        topics = {place.topic for place in wanted}
+        version = 0
+        while True:
+            left_s = deadline - client.now
+            moving = list(wanted)
+            if version:
+                moving = [place for place in wanted if self._is_moving(place, wanted[place])]
+            if not moving:
+                return
+            if left_s <= PAUSE_S:
+                raise TimeoutError(
+                    f"After {timeout_s:g} s {len(moving)} of {len(wanted)} moves are still under "
+                    f"way: {await self._told(moving)}. They go on; cancel_reassignments ends them."
+                )
+            await client.refresh(
+                topics,
+                timeout_s=left_s,
+                version_min=version + 1,
+                wait_ms=min(WATCH_MS, int(left_s * 500)) if version else 0,
+            )
+            if client.metadata.version == version:
+                await asyncio.sleep(PAUSE_S)
+            version = client.metadata.version
+
+    def _is_moving(self, place: TopicPartition, target: Sequence[int]) -> bool:
+        """Raises where the move was ended by somebody else."""
+        topic = self._client.metadata.topics.get(place.topic)
+        if topic is None:
+            raise UnknownTopicError(f"Topic {place.topic!r} was deleted while it was moved.")
+        known = topic.partitions[place.partition]
+        replicas = [replica.broker for replica in known.replicas]
+        if known.target:
+            if list(known.target) != list(target):
+                raise NoReassignmentError(
+                    f"{place.topic}-{place.partition} is being moved to {list(known.target)} by "
+                    "now, by somebody else."
+                )
+            return True
+        if replicas != list(target):
+            raise NoReassignmentError(
+                f"The move of {place.topic}-{place.partition} to {list(target)} was cancelled: it "
+                f"stays on {replicas}."
+            )
+        return False
+
+    async def _until_voted_out(self, broker: int) -> None:
+        deadline = self._client.now + VOTE_PATIENCE_S
+        while self._client.now < deadline:
+            response = await self._all()
+            others = set(_takers(response)) - set(response.voters)
+            if broker not in response.voters or not others:
+                return
+            await asyncio.sleep(PAUSE_S)
+
+    async def _told(self, places: Iterable[TopicPartition]) -> str:
+        """What the moves of these partitions wait for, in words: of the first few."""
+        wanted = set(places)
+        told = [
+            f"{one.topic_partition.topic}-{one.topic_partition.partition}: {one.waits_for}"
+            for one in await self.reassignments()
+            if one.topic_partition in wanted and one.waits_for is not None
+        ]
+        return "; ".join(told[:3]) or "they wait for their turn"
+
+    async def _all(self, *, version_min: int = 0, wait_ms: int = 0) -> MetadataResponse:
+        """All metadata, of a broker that knows the cluster: one that has just started may not."""
+        deadline = self._client.now + self._timeout_s
+        while True:
+            response = await self._client.fetch_all(
+                timeout_s=self._timeout_s, version_min=version_min, wait_ms=wait_ms
+            )
+            if response.controller is not None:
+                return response
+            if self._client.now >= deadline:
+                raise TimeoutError(
+                    f"The brokers that answered within {self._timeout_s:g} s have just started and "
+                    "know no controller yet: try again."
+                )
+            await asyncio.sleep(PAUSE_S)
+
+    async def _waits_for(
+        self, topic_id: str, partition: PartitionMetadata, live: set[int]
+    ) -> str | None:
+        absent = [
+            replica
+            for replica in partition.replicas
+            if replica.broker in partition.target and replica.broker not in partition.isr
+        ]
+        if not absent:
+            return None
+        leader = next(
+            (one for one in partition.replicas if one.broker == partition.leader), None
+        )
+        if leader is None:
+            return partition.offline_reason or "it has no leader"
+        ahead = await self._describe(topic_id, partition.partition, leader)
+        end = ahead.log_end_offset if isinstance(ahead, DescribeReplicaResponse) else None
+        told = []
+        for replica in absent:
+            if replica.broker not in live:
+                told.append(f"broker {replica.broker} is not running")
+                continue
+            answer = await self._describe(topic_id, partition.partition, replica)
+            if isinstance(answer, str):
+                told.append(f"broker {replica.broker}: {answer}")
+            elif answer.trouble is not None:
+                told.append(f"broker {replica.broker} has trouble: {answer.trouble}")
+            else:
+                of = "" if end is None else f" of {end}"
+                told.append(
+                    f"broker {replica.broker} has copied up to offset {answer.log_end_offset}{of}"
+                )
+        return "; ".join(told)
+
+    async def _describe(
+        self, topic_id: str, partition: int, replica: ReplicaEndpoint
+    ) -> DescribeReplicaResponse | str:
+        """What a replica says of itself, or why it does not."""
+        if replica.host is None or replica.port is None:
+            return "its replica is starting"
+        request = DescribeReplica(topic_id=topic_id, partition=partition)
+        try:
+            answer, _ = await self._client.ask(
+                (replica.host, replica.port), request, timeout_s=DESCRIBE_TIMEOUT_S
+            )
+        except RayqError as error:
+            return str(error)
+        assert isinstance(answer, DescribeReplicaResponse)
+        return answer
+
+
+def _brokers(place: tuple[str, int], brokers: Iterable[int]) -> list[int]:
+    target = list(brokers)
+    if not all(type(broker) is int for broker in target):
+        raise TypeError(f"The target of {place} is a list of broker ids, not {target!r}.")
+    return target
+
+
+def _live(response: MetadataResponse) -> set[int]:
+    return {broker.broker for broker in response.brokers if broker.live}
+
+
+def _takers(response: MetadataResponse) -> dict[int, str]:
+    """The brokers that take new replicas, and their nodes."""
+    return {
+        broker.broker: broker.node_id
+        for broker in response.brokers
+        if broker.live and not broker.cordoned
+    }
+
+
+def _partitions_with_ids(
+    response: MetadataResponse,
+) -> Iterable[tuple[TopicPartition, str, PartitionMetadata]]:
+    topic: TopicMetadata
+    for topic in sorted(response.topics, key=lambda one: one.name):
+        for one in topic.partitions:
+            yield TopicPartition(topic.name, one.partition), topic.topic_id, one
+
+
+def _partitions(response: MetadataResponse) -> list[tuple[TopicPartition, PartitionMetadata]]:
+    return [(place, one) for place, _, one in _partitions_with_ids(response)]
+
+
+def _placements(response: MetadataResponse) -> dict[TopicPartition, list[int]]:
+    """Where the replicas are, or will be when what moves has moved."""
+    return {
+        place: list(one.target) or [replica.broker for replica in one.replicas]
+        for place, one in _partitions(response)
+    }
+
+
+def _plan_drain(response: MetadataResponse, broker: int) -> dict[TopicPartition, list[int]]:
+    """Raises UnknownBrokerError, InvalidReassignmentError."""
+    known = sorted(one.broker for one in response.brokers)
+    if broker not in known:
+        raise UnknownBrokerError(f"There is no broker {broker}; the cluster has {known}.")
+    takers = {one: node for one, node in _takers(response).items() if one != broker}
+    if not takers:
+        raise InvalidReassignmentError(
+            f"Broker {broker} cannot be drained: no other broker runs and takes replicas. Add "
+            "another broker first."
+        )
+    placements = _placements(response)
+    plan, impossible = move_plans.replace(takers, placements, {broker})
+    if impossible:
+        place = impossible[0]
+        raise InvalidReassignmentError(
+            f"Broker {broker} cannot be drained: {len(impossible)} partitions, such as "
+            f"{place.topic}-{place.partition}, have {len(placements[place])} replicas, and only "
+            f"the brokers {sorted(takers)} would be left to take them. Add a broker first."
+        )
+    return plan

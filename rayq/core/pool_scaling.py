@@ -1,0 +1,251 @@
+"""How many consumers a pool wants: pure, from one look at the group's progress after another.
+
+Lag counts in seconds: the age of the oldest record that is not committed yet. It is told by when
+the log was *seen* to grow past the committed offset, not by the records' own timestamps, which are
+the producers' (a replayed archive is years old when it arrives), and not by offsets over the rate
+of consumption, which says nothing while nothing is consumed. What was there before the first look
+is taken for as old as that look: a lower bound, which does no harm, since a backlog counts by its
+size as well:
+
+    wanted = (records that come in per second x HEADROOM + backlog / target_lag_s)
+             / records that one consumer handles per second
+
+The divisor is measured while consumers are busy only, so it is what they could do, not what they
+were given to do. Where the sum says enough and the lag stays above the target all the same (one
+partition gets it all, say, or handlers wait for something), one more is added at a time.
+
+More come at once, but at most twice as many at a time: the first measurements are of cold
+consumers. Fewer come after a cool-down in which fewer would have done all along.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import NamedTuple
+
+HEADROOM = 1.25
+"""So much more than what comes in are consumers to handle: at less than full load queues are
+short."""
+WINDOW_S = 5.0
+"""Rates and slopes are taken over so long."""
+SETTLE_S = 3.0
+"""Between two increases: the consumers of the first have to show what they can do."""
+BUSY_S_MIN = 0.05
+"""A capacity is measured over at least so much work."""
+CAPACITY_WEIGHT = 0.5
+"""Of the newest measurement."""
+POINTS_MAX = 512
+"""Of one partition's growth. Beyond it every second one is dropped: older is coarser."""
+
+
+class Limits(NamedTuple):
+    """What the user asked for."""
+
+    consumers_min: int
+    consumers_max: int | None
+    target_lag_s: float
+    cool_down_s: float
+
+
+class Progress(NamedTuple):
+    """Of one partition: `position` is where the group goes on, `end` where the log ends."""
+
+    position: int
+    end: int
+
+    @property
+    def lag(self) -> int:
+        return max(self.end - self.position, 0)
+
+
+class Look(NamedTuple):
+    """What a pool sees at one time."""
+
+    at_s: float
+    """Monotonic."""
+    partitions: Mapping[int, Progress]
+    consumers: int
+    """That are wanted by now: those that run and those on their way."""
+    running: int
+    """Of these, those that run."""
+    handled: int
+    """Records, by all consumers there ever were."""
+    busy_s: float
+    """That they spent on these."""
+
+
+class Decision(NamedTuple):
+    """How many consumers there should be, and what that is based on."""
+
+    wanted: int
+    lag: int
+    """Records."""
+    lag_s: float
+    lag_slope: float
+    """Seconds of lag that are added each second."""
+    incoming_per_s: float
+    handled_per_s: float
+    capacity_per_s: float | None
+    """Records that one consumer can handle each second; None before it was measured."""
+    reason: str
+
+
+class Growth:
+    """When the end of one partition's log was where: how old the record at an offset is."""
+
+    def __init__(self) -> None:
+        self._points: deque[tuple[float, int]] = deque()
+
+    def add(self, at_s: float, end: int, position: int) -> None:
+        points = self._points
+        if points and end < points[-1][1]:
+            points.clear()  # The topic was made anew, or the log was cut.
+        if len(points) >= 2 and points[-1][1] == points[-2][1] == end:
+            points[-1] = (at_s, end)  # Flat: its two ends are enough.
+        else:
+            points.append((at_s, end))
+        while len(points) >= 2 and points[1][1] <= position:
+            points.popleft()
+        if len(points) > POINTS_MAX:
+            self._points = deque([*list(points)[:-1:2], points[-1]])
+
+    def age_s(self, position: int, now_s: float) -> float:
+        """Of the record at `position`; 0 where there is none yet."""
+        points = self._points
+        if not points or position >= points[-1][1]:
+            return 0.0
+        before_s, before = points[0]
+        for at_s, end in points:
+            if end > position:
+                if position < before or end == before:
+                    return now_s - before_s  # Older than the first look.
+                share = (position - before) / (end - before)
+                return now_s - (before_s + share * (at_s - before_s))
+            before_s, before = at_s, end
+        return 0.0
+
+
+class PoolScaling:
+    """Keeps what it has seen; `decide` at each look. The clock comes with the looks."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._growth: dict[int, Growth] = {}
+        self._totals: deque[tuple[float, int, int, float]] = deque()
+        """`(time, records produced since the first look, records handled, lag_s)`."""
+        self._produced = 0
+        self._ends: dict[int, int] = {}
+        self._capacity: float | None = None
+        self._measured = (0, 0.0)
+        """Handled and busy at the last measurement of the capacity."""
+        self._recommended: deque[tuple[float, int]] = deque()
+        self._increased_at_s = -math.inf
+
+    def decide(self, look: Look) -> Decision:
+        lag, lag_s = self._see(look)
+        now_s = look.at_s
+        first_s, produced, handled, lag_s_then = self._totals[0]
+        passed_s = now_s - first_s
+        incoming = (self._produced - produced) / passed_s if passed_s > 0 else 0.0
+        handling = (look.handled - handled) / passed_s if passed_s > 0 else 0.0
+        slope = (lag_s - lag_s_then) / passed_s if passed_s > 0 else 0.0
+        self._measure(look)
+
+        needed, reason = self._needed(look, lag, lag_s, slope, incoming)
+        wanted = self._cooled(now_s, needed, look.consumers)
+        if wanted > needed:
+            reason = f"{wanted} were needed within the last {self.limits.cool_down_s:g} s"
+        wanted, reason = self._limited(wanted, reason, len(look.partitions))
+        if wanted > look.consumers:
+            most = max(2 * look.consumers, 1, self._least(len(look.partitions)))
+            if now_s - self._increased_at_s < SETTLE_S and look.consumers >= 1:
+                most = max(look.consumers, self._least(len(look.partitions)))
+            wanted = min(wanted, most)
+            if wanted > look.consumers:
+                self._increased_at_s = now_s
+        return Decision(
+            wanted, lag, lag_s, slope, incoming, handling, self._capacity, reason
+        )
+
+    # --- what is seen ---------------------------------------------------------------------------
+
+    def _see(self, look: Look) -> tuple[int, float]:
+        """The lag in records and in seconds."""
+        lag, lag_s = 0, 0.0
+        for partition, progress in look.partitions.items():
+            growth = self._growth.setdefault(partition, Growth())
+            growth.add(look.at_s, progress.end, progress.position)
+            self._produced += max(progress.end - self._ends.get(partition, progress.end), 0)
+            self._ends[partition] = progress.end
+            if progress.lag:
+                lag += progress.lag
+                lag_s = max(lag_s, growth.age_s(progress.position, look.at_s))
+        totals = self._totals
+        totals.append((look.at_s, self._produced, look.handled, lag_s))
+        while len(totals) > 2 and totals[1][0] <= look.at_s - WINDOW_S:
+            totals.popleft()
+        return lag, lag_s
+
+    def _measure(self, look: Look) -> None:
+        handled_then, busy_then_s = self._measured
+        handled, busy_s = look.handled - handled_then, look.busy_s - busy_then_s
+        if busy_s < BUSY_S_MIN or handled == 0:
+            return
+        self._measured = (look.handled, look.busy_s)
+        found, known = handled / busy_s, self._capacity
+        self._capacity = (
+            found if known is None else known + CAPACITY_WEIGHT * (found - known)
+        )
+
+    # --- what follows ---------------------------------------------------------------------------
+
+    def _needed(
+        self, look: Look, lag: int, lag_s: float, slope: float, incoming: float
+    ) -> tuple[int, str]:
+        """By what is seen now, without limits."""
+        if lag == 0 and incoming == 0:
+            return 0, "nothing waits and nothing comes in"
+        shown = f"{incoming:.0f}/s come in, {lag} wait ({lag_s:.1f} s)"
+        if self._capacity is None:
+            return max(look.consumers, 1), f"{shown}, how fast a consumer is has yet to be seen"
+        load = incoming * HEADROOM + lag / self.limits.target_lag_s
+        needed = max(math.ceil(load / self._capacity), 1)
+        reason = f"{shown}, one consumer handles {self._capacity:.0f}/s"
+        is_settled = look.at_s - self._increased_at_s >= SETTLE_S
+        if (
+            needed <= look.consumers
+            and lag_s > self.limits.target_lag_s
+            and slope >= 0
+            and look.running == look.consumers
+        ):
+            reason += f", but the lag stays above {self.limits.target_lag_s:g} s"
+            needed = look.consumers + (1 if is_settled else 0)
+        return needed, reason
+
+    def _cooled(self, now_s: float, needed: int, consumers: int) -> int:
+        """The most that was needed within the cool-down."""
+        recommended = self._recommended
+        if not recommended:  # Of a pool that starts anew: those there are were needed.
+            recommended.append((now_s, consumers))
+        while recommended and recommended[-1][1] <= needed:
+            recommended.pop()
+        recommended.append((now_s, needed))
+        while recommended[0][0] < now_s - self.limits.cool_down_s:
+            recommended.popleft()
+        return recommended[0][1]
+
+    def _least(self, partitions: int) -> int:
+        return min(self.limits.consumers_min, partitions)
+
+    def _limited(self, wanted: int, reason: str, partitions: int) -> tuple[int, str]:
+        least, most = self._least(partitions), partitions
+        if self.limits.consumers_max is not None:
+            most = min(most, self.limits.consumers_max)
+        if wanted < least:
+            return least, f"min_consumers; {reason}"
+        if wanted > most:
+            limit = "there are no more partitions" if most == partitions else "max_consumers"
+            return most, f"{limit}: {wanted} would be better; {reason}"
+        return wanted, reason

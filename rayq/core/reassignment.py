@@ -1,0 +1,389 @@
+"""Moving partitions (KIP-455): what the controller decides about who keeps which replica.
+
+A move adds the target's replicas to those that are there; they copy the log and join the in-sync
+set by the ordinary rules. Once *every* replica of the target is in sync, by the very process that
+runs now, one record makes the target all there is: the others leave the replicas, the ISR and, if
+they lead, the leadership. Until then nothing is taken away, so there are never fewer in-sync copies
+than before.
+
+Each function reads the state and returns the records to commit; it changes nothing. Errors are
+those of `rayq.errors`. `heard` are the brokers that the controller has heard in its epoch: what the
+metadata says of others may be history.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+
+import msgspec
+
+from rayq.core import election, move_plans
+from rayq.core.cluster_state import Broker, ClusterState, Partition, Topic
+from rayq.core.election import Processes
+from rayq.core.metadata_records import (
+    BrokerCordoned,
+    BrokerRemoved,
+    MetadataRecord,
+    PartitionChanged,
+    PartitionValue,
+    VotersChanged,
+)
+from rayq.errors import (
+    BrokerInUseError,
+    InvalidReassignmentError,
+    NoReassignmentError,
+    ReassignmentInProgressError,
+    ReplicaLimitError,
+    UnknownBrokerError,
+    UnknownTopicError,
+)
+
+REBUILDS_MAX = 16
+"""Moves under way beyond which no further replicas of dead brokers are built anew."""
+Move = tuple[str, int, Sequence[int] | None]
+"""`(topic, partition, target)`; None cancels."""
+
+
+# --- a partition's value --------------------------------------------------------------------------
+
+
+def begun(
+    value: PartitionValue, target: Sequence[int], throttle_bytes_per_s: int | None
+) -> PartitionValue:
+    """The value with a move under way; only the order changed: the value with that order."""
+    if set(target) == set(value.replicas):
+        return msgspec.structs.replace(
+            value, replicas=tuple(target), partition_epoch=value.partition_epoch + 1
+        )
+    removing = tuple(broker for broker in value.replicas if broker not in target)
+    return msgspec.structs.replace(
+        value,
+        replicas=(*target, *removing),
+        target=tuple(target),
+        origin=value.replicas,
+        throttle_bytes_per_s=throttle_bytes_per_s,
+        partition_epoch=value.partition_epoch + 1,
+        placed_epoch=value.partition_epoch + 1,
+    )
+
+
+def completed(value: PartitionValue, live: Processes) -> PartitionValue | None:
+    """The value after its move; None while one of the target is not in sync by its live process.
+
+    Whoever was in sync holds all that is committed, so the in-sync set may shrink to the target:
+    what the leader takes for committed meanwhile is on the target too. A leader that goes is
+    replaced in the same record.
+    """
+    in_sync = {one.broker: one for one in value.isr if election.is_same_process(one, live)}
+    if value.leader is None or any(broker not in in_sync for broker in value.target):
+        return None
+    isr = tuple(in_sync[broker] for broker in value.target)
+    return _with_leader(
+        msgspec.structs.replace(_settled(value, value.target), isr=isr, elr=()),
+        isr[0].broker,
+    )
+
+
+def cancelled(
+    value: PartitionValue, live: Processes, *, min_insync: int
+) -> PartitionValue | None:
+    """The value as before its move; None where that is not safe now.
+
+    Added replicas that are in sync hold committed records. They may go only while enough of the
+    others are in sync too, by processes that live; else acknowledged records could be left on fewer
+    than `min_insync` disks, or on none.
+    """
+    adding = set(value.adding)
+    changed = _settled(value, value.origin)
+    if not any(member.broker in adding for member in (*value.isr, *value.elr)):
+        return changed
+    isr = tuple(member for member in value.isr if member.broker not in adding)
+    running = {one.broker for one in isr if election.is_same_process(one, live)}
+    if value.leader is None or len(running) < min_insync:
+        return None
+    successor = next(broker for broker in value.origin if broker in running)
+    return _with_leader(msgspec.structs.replace(changed, isr=isr, elr=()), successor)
+
+
+def _settled(value: PartitionValue, replicas: tuple[int, ...]) -> PartitionValue:
+    return msgspec.structs.replace(
+        value,
+        replicas=replicas,
+        target=(),
+        origin=(),
+        throttle_bytes_per_s=None,
+        partition_epoch=value.partition_epoch + 1,
+    )
+
+
+def _with_leader(value: PartitionValue, successor: int) -> PartitionValue:
+    """The leader stays if it keeps its replica, else the successor leads in a new epoch."""
+    if value.leader in value.replicas:
+        return value
+    member = next(one for one in value.isr if one.broker == successor)
+    return msgspec.structs.replace(
+        value,
+        leader=member.broker,
+        leader_incarnation=member.incarnation,
+        leader_epoch=value.leader_epoch + 1,
+    )
+
+
+# --- what operators ask for -----------------------------------------------------------------------
+
+
+def alter_reassignments(
+    state: ClusterState,
+    moves: Iterable[Move],
+    throttle_bytes_per_s: int | None,
+    heard: Collection[int],
+) -> list[MetadataRecord]:
+    """Begins or cancels moves, all of them or none. The target of a move that is under way, given
+    again, changes its throttle.
+
+    Raises UnknownTopicError, InvalidReassignmentError, ReassignmentInProgressError,
+    NoReassignmentError, ReplicaLimitError.
+    """
+    if throttle_bytes_per_s is not None and throttle_bytes_per_s <= 0:
+        raise InvalidReassignmentError(
+            f"throttle_bytes_per_s is positive, or None for no limit, not {throttle_bytes_per_s}."
+        )
+    records: list[MetadataRecord] = []
+    seen: set[tuple[str, int]] = set()
+    added: Counter[int] = Counter()
+    for name, number, target in moves:
+        topic, partition = _find(state, name, number)
+        if (name, number) in seen:
+            raise InvalidReassignmentError(f"{name}-{number} is named twice.")
+        seen.add((name, number))
+        value = partition.value
+        if target is None:
+            changed = _cancel(state, topic, number, partition, heard)
+        else:
+            _check_target(state, topic, number, value, target)
+            changed = _begin(f"{name}-{number}", value, target, throttle_bytes_per_s)
+            added.update(broker for broker in target if broker not in value.replicas)
+        if changed != value:
+            records.append(PartitionChanged(topic.topic_id, number, changed))
+    _check_limits(state, added)
+    return records
+
+
+def complete_moves(state: ClusterState, heard: Collection[int]) -> list[MetadataRecord]:
+    """Completes what can be."""
+    records: list[MetadataRecord] = []
+    for topic_id, number in sorted(state.moving):
+        partition = state.topics[topic_id].partitions[number]
+        if not set(partition.value.target) <= set(heard):
+            continue
+        changed = completed(partition.value, state.live_processes(partition))
+        if changed is not None:
+            records.append(PartitionChanged(topic_id, number, changed))
+    return records
+
+
+def cordon_broker(state: ClusterState, broker: int, cordoned: bool) -> list[MetadataRecord]:
+    """Raises UnknownBrokerError, InvalidReassignmentError (no other broker would take replicas)."""
+    known = _known_broker(state, broker)
+    if known.cordoned == cordoned:
+        return []
+    if cordoned and not any(number != broker for number in state.takers()):
+        raise InvalidReassignmentError(
+            f"Broker {broker} cannot be cordoned: it is the last one that runs and takes replicas. "
+            "Add another broker first."
+        )
+    return [BrokerCordoned(broker, cordoned)]
+
+
+def remove_broker(state: ClusterState, broker: int) -> list[MetadataRecord]:
+    """Forgets a broker; its vote goes first. Raises UnknownBrokerError, BrokerInUseError."""
+    known = _known_broker(state, broker)
+    if len(state.brokers) == 1:
+        raise BrokerInUseError(f"Broker {broker} is the last one of its cluster.")
+    held = [f"{topic.name}-{number}" for topic, number, _ in state.replicas_on(broker)]
+    if held:
+        more = f" and {len(held) - 3} more" if len(held) > 3 else ""
+        raise BrokerInUseError(
+            f"Broker {broker} holds replicas of {', '.join(held[:3])}{more}: drain it first."
+        )
+    if known.live:
+        raise BrokerInUseError(
+            f"Broker {broker} is running: stop it first, or it would only register again."
+        )
+    voters = tuple(voter for voter in state.voters if voter.broker != broker)
+    if not voters:
+        raise BrokerInUseError(
+            f"Broker {broker} is the only voter of the metadata log: start it, so that another can "
+            "take its vote."
+        )
+    records: list[MetadataRecord] = [BrokerRemoved(broker)]
+    return records if voters == state.voters else [VotersChanged(voters), *records]
+
+
+# --- dead brokers ---------------------------------------------------------------------------------
+
+
+def rebuild(
+    state: ClusterState, gone: Collection[int], heard: Collection[int]
+) -> list[MetadataRecord]:
+    """Moves the replicas of brokers that are gone to others, as far as there are any: of partitions
+    that have a leader to copy from. A move that adds a broker which is gone starts over."""
+    placements = {
+        (topic.topic_id, number): partition.value.target or partition.value.replicas
+        for topic, number, partition in state.all_partitions()
+    }
+    plan, _ = move_plans.replace(state.takers(), placements, gone)
+    records: list[MetadataRecord] = []
+    room = REBUILDS_MAX - len(state.moving)
+    added: Counter[int] = Counter()
+    for (topic_id, number), target in plan.items():
+        topic = state.topics[topic_id]
+        partition = topic.partitions[number]
+        value = partition.value
+        if value.leader is None or (room <= 0 and not value.target):
+            continue
+        back = value
+        if value.target:
+            live = _live(state, partition, heard)
+            withdrawn = cancelled(value, live, min_insync=topic.min_insync)
+            if withdrawn is None:
+                continue
+            back = withdrawn
+        else:
+            room -= 1
+        added.update(broker for broker in target if broker not in back.replicas)
+        try:
+            _check_limits(state, added)
+        except ReplicaLimitError:
+            return records  # No room is left there, and nobody to tell: the rest waits.
+        begun_anew = begun(back, target, None)
+        if begun_anew.target:
+            records.append(PartitionChanged(topic_id, number, begun_anew))
+    return records
+
+
+# --- inside ---------------------------------------------------------------------------------------
+
+
+def _find(state: ClusterState, name: str, number: int) -> tuple[Topic, Partition]:
+    topic = state.topic_named(name)
+    if topic is None:
+        raise UnknownTopicError(f"There is no topic {name!r}.")
+    partition = topic.partitions.get(number)
+    if partition is None:
+        raise UnknownTopicError(f"Topic {name!r} has no partition {number}.")
+    return topic, partition
+
+
+def _known_broker(state: ClusterState, broker: int) -> Broker:
+    known = state.brokers.get(broker)
+    if known is None:
+        raise UnknownBrokerError(
+            f"There is no broker {broker}; the cluster has {sorted(state.brokers)}."
+        )
+    return known
+
+
+def _live(state: ClusterState, partition: Partition, heard: Collection[int]) -> Processes:
+    return {
+        broker: process
+        for broker, process in state.live_processes(partition).items()
+        if broker in heard
+    }
+
+
+def _check_target(
+    state: ClusterState,
+    topic: Topic,
+    number: int,
+    value: PartitionValue,
+    target: Sequence[int],
+) -> None:
+    where = f"{topic.name}-{number} cannot be moved to {list(target)}"
+    unknown = [broker for broker in target if broker not in state.brokers]
+    if unknown:
+        raise InvalidReassignmentError(
+            f"{where}: there is no broker {unknown[0]}, the cluster has {sorted(state.brokers)}."
+        )
+    if len(set(target)) != len(target):
+        raise InvalidReassignmentError(f"{where}: a broker is named twice.")
+    if len(target) != topic.replication_factor:
+        raise InvalidReassignmentError(
+            f"{where}: the replication factor of the topic is {topic.replication_factor}, so name "
+            f"{topic.replication_factor} brokers."
+        )
+    for broker in target:
+        if broker in value.replicas:
+            continue
+        if not state.brokers[broker].live:
+            raise InvalidReassignmentError(
+                f"{where}: broker {broker} is not running. Start it, or name another."
+            )
+        if state.brokers[broker].cordoned:
+            raise InvalidReassignmentError(
+                f"{where}: broker {broker} is cordoned and takes no replicas. Undrain it, or name "
+                "another."
+            )
+    running = [broker for broker in target if state.is_live(broker)]
+    if set(target) != set(value.replicas) and len(running) < topic.min_insync:
+        raise InvalidReassignmentError(
+            f"{where}: only {running} of these are running, and min_insync_replicas is "
+            f"{topic.min_insync}: the partition would take no writes. Start the others first."
+        )
+
+
+def _begin(
+    where: str, value: PartitionValue, target: Sequence[int], throttle_bytes_per_s: int | None
+) -> PartitionValue:
+    if not value.target:
+        if value.replicas == tuple(target):
+            return value
+        return begun(value, target, throttle_bytes_per_s)
+    if value.target != tuple(target):
+        raise ReassignmentInProgressError(
+            f"{where} is being moved to {list(value.target)}: wait until that is done, or cancel "
+            "it."
+        )
+    if value.throttle_bytes_per_s == throttle_bytes_per_s:
+        return value
+    return msgspec.structs.replace(
+        value,
+        throttle_bytes_per_s=throttle_bytes_per_s,
+        partition_epoch=value.partition_epoch + 1,
+    )
+
+
+def _cancel(
+    state: ClusterState, topic: Topic, number: int, partition: Partition, heard: Collection[int]
+) -> PartitionValue:
+    value = partition.value
+    if not value.target:
+        raise NoReassignmentError(f"{topic.name}-{number} is not being moved.")
+    live = _live(state, partition, heard)
+    changed = cancelled(value, live, min_insync=topic.min_insync)
+    if changed is None:
+        in_sync = [one.broker for one in value.isr if one.broker in value.origin]
+        raise InvalidReassignmentError(
+            f"The move of {topic.name}-{number} cannot be cancelled now: of its replicas of "
+            f"before, {list(value.origin)}, only {in_sync} are in sync, and min_insync_replicas is "
+            f"{topic.min_insync}; the added ones hold acknowledged records. Bring the brokers of "
+            "before back, or let the move finish."
+        )
+    return changed
+
+
+def _check_limits(state: ClusterState, added: Counter[int]) -> None:
+    if not added:
+        return
+    carried = Counter(
+        broker for _, _, partition in state.all_partitions() for broker in partition.value.replicas
+    )
+    for broker in sorted(added):
+        limit = state.brokers[broker].registration.replicas_max
+        if carried[broker] + added[broker] > limit:
+            raise ReplicaLimitError(
+                f"The moves would give broker {broker} {carried[broker]} + {added[broker]} "
+                f"replicas, above max_replicas_per_broker = {limit}. Add brokers or raise the "
+                "limit."
+            )

@@ -1,0 +1,409 @@
+"""What the servers measure: every figure's name and meaning, and instruments that cost an addition.
+
+A process has one `Metrics`, in its `Environment`. What happens often is counted as it happens
+(`Counter`, `Histogram`: plain integers, no lock, one event loop); what can be looked up, such as
+the size of a log, is looked up when somebody asks (`add_source`). Names are Kafka's and those of
+its lag exporter where these have one, with Prometheus's suffixes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+SECONDS_BOUNDS = (
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0,
+)  # fmt: skip
+"""Upper bounds of the buckets of every histogram; one more takes what lies above."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One name: what it counts and by which labels. Units stand in the name."""
+
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    help: str
+
+
+_PROCESS = ("cluster", "broker")
+_PARTITION = ("cluster", "topic", "partition")
+_REPLICA = ("cluster", "broker", "topic", "partition")
+_GROUP = ("cluster", "group")
+_POOL = ("cluster", "pool", "group")
+_GROUP_PARTITION = ("cluster", "group", "topic", "partition")
+
+_METRICS = (
+    # Every server process. `broker` is "controller" in the controller's own process.
+    Metric(
+        "rayq_request_seconds",
+        "histogram",
+        (*_PROCESS, "request"),
+        "From a request's arrival to its answer; of long polls that includes the time they are "
+        "held.",
+    ),
+    Metric(
+        "rayq_failed_requests_total",
+        "counter",
+        (*_PROCESS, "request", "error"),
+        "Requests that were answered by an error, by its class; clients repeat most of them.",
+    ),
+    Metric("rayq_connections", "gauge", _PROCESS, "Connections that are open now."),
+    # Replicas. Bytes are those of batches as they are stored, compressed.
+    Metric("rayq_bytes_in_total", "counter", _REPLICA, "Bytes appended for producers."),
+    Metric("rayq_records_in_total", "counter", _REPLICA, "Records appended for producers."),
+    Metric("rayq_bytes_out_total", "counter", _REPLICA, "Bytes sent to consumers."),
+    Metric(
+        "rayq_records_out_total",
+        "counter",
+        _REPLICA,
+        "Records sent to consumers, counted by their offsets: in a compacted topic the gaps count "
+        "too.",
+    ),
+    Metric(
+        "rayq_replication_bytes_in_total", "counter", _REPLICA, "Bytes copied from the leader."
+    ),
+    Metric("rayq_replication_bytes_out_total", "counter", _REPLICA, "Bytes sent to followers."),
+    Metric(
+        "rayq_end_to_end_seconds",
+        "histogram",
+        ("cluster", "broker", "topic"),
+        "From a batch's append to its way to a consumer, of consumers that keep up: each answer "
+        "that brings one to the end of the log, by its oldest batch.",
+    ),
+    Metric(
+        "rayq_log_flush_seconds", "histogram", _PROCESS, "How long one fdatasync of a log took."
+    ),
+    Metric("rayq_log_size_bytes", "gauge", _REPLICA, "The size of a replica's log."),
+    Metric(
+        "rayq_log_end_offset",
+        "gauge",
+        _REPLICA,
+        "Where a replica's log ends.",
+    ),
+    Metric(
+        "rayq_replica_lag",
+        "gauge",
+        _REPLICA,
+        "Committed records that a follower has yet to copy, as of its last fetch.",
+    ),
+    Metric(
+        "rayq_partition_latest_offset",
+        "gauge",
+        _PARTITION,
+        "The high watermark, where consumers find nothing more; from the leader.",
+    ),
+    Metric(
+        "rayq_partition_earliest_offset", "gauge", _PARTITION, "The log start; from the leader."
+    ),
+    Metric(
+        "rayq_partition_in_sync_replicas",
+        "gauge",
+        _PARTITION,
+        "The size of the in-sync set; from the leader.",
+    ),
+    Metric("rayq_partition_replicas", "gauge", _PARTITION, "The replicas; from the leader."),
+    # Brokers.
+    Metric("rayq_disk_free_bytes", "gauge", _PROCESS, "Free bytes where the broker's data is."),
+    Metric(
+        "rayq_failed_replicas",
+        "gauge",
+        _PROCESS,
+        "Replicas that stopped for good, on a disk error, since the broker's process started.",
+    ),
+    Metric(
+        "rayq_metadata_version",
+        "gauge",
+        _PROCESS,
+        "The newest committed metadata that a broker has; one that stays behind is cut off.",
+    ),
+    # The controller, wherever it is hosted; gone where it is not.
+    Metric(
+        "rayq_active_controller",
+        "gauge",
+        _PROCESS,
+        "1 in the process that hosts the controller, 0 in those that could: the sum is 1.",
+    ),
+    Metric("rayq_active_brokers", "gauge", ("cluster",), "Brokers that hold a session."),
+    Metric(
+        "rayq_fenced_brokers", "gauge", ("cluster",), "Known brokers whose session is over."
+    ),
+    Metric("rayq_topics", "gauge", ("cluster",), "Topics, rayq's own included."),
+    Metric("rayq_partitions", "gauge", ("cluster",), "Partitions of all topics."),
+    Metric("rayq_offline_partitions", "gauge", ("cluster",), "Partitions without a leader."),
+    Metric(
+        "rayq_underreplicated_partitions",
+        "gauge",
+        ("cluster",),
+        "Partitions with fewer in-sync replicas than replicas.",
+    ),
+    Metric(
+        "rayq_under_min_isr_partitions",
+        "gauge",
+        ("cluster",),
+        "Partitions with fewer in-sync replicas than min_insync_replicas: acks=all is refused.",
+    ),
+    Metric(
+        "rayq_reassigning_partitions", "gauge", ("cluster",), "Partitions that are being moved."
+    ),
+    Metric(
+        "rayq_leader_elections_total",
+        "counter",
+        ("cluster",),
+        "Partitions that were given a leader, in a new leader epoch.",
+    ),
+    Metric(
+        "rayq_unclean_leader_elections_total",
+        "counter",
+        ("cluster",),
+        "Leaders that may lack acknowledged records.",
+    ),
+    Metric(
+        "rayq_isr_shrinks_total",
+        "counter",
+        ("cluster", "replica"),
+        "Times that the replica of a broker (`replica`) left an in-sync set.",
+    ),
+    Metric(
+        "rayq_isr_expands_total",
+        "counter",
+        ("cluster", "replica"),
+        "Times that the replica of a broker (`replica`) joined an in-sync set.",
+    ),
+    # Groups.
+    Metric(
+        "rayq_consumergroup_rebalances_total",
+        "counter",
+        _GROUP,
+        "Rebalances since this coordinator began; the log has the reason of each.",
+    ),
+    Metric("rayq_consumergroup_members", "gauge", _GROUP, "Members of a group."),
+    Metric(
+        "rayq_consumergroup_group_offset",
+        "gauge",
+        _GROUP_PARTITION,
+        "The committed offset: the next record that the group will handle.",
+    ),
+    Metric(
+        "rayq_consumergroup_group_lag",
+        "gauge",
+        _GROUP_PARTITION,
+        "Records from the committed offset to the end.",
+    ),
+    Metric(
+        "rayq_consumergroup_group_lag_seconds",
+        "gauge",
+        _GROUP_PARTITION,
+        "How long ago the record at the committed offset was appended; 0 at the end.",
+    ),
+    Metric("rayq_consumergroup_group_max_lag", "gauge", _GROUP, "Of the worst partition."),
+    Metric(
+        "rayq_consumergroup_group_max_lag_seconds", "gauge", _GROUP, "Of the worst partition."
+    ),
+    Metric("rayq_consumergroup_group_sum_lag", "gauge", _GROUP, "Over all partitions."),
+    # Consumer pools, from the pool's own process: on Ray only.
+    Metric("rayq_pool_wanted_consumers", "gauge", _POOL, "Consumers that there should be now."),
+    Metric("rayq_pool_running_consumers", "gauge", _POOL, "Consumers that run."),
+    Metric(
+        "rayq_pool_pending_consumers",
+        "gauge",
+        _POOL,
+        "Consumers that start, or wait for room on a node.",
+    ),
+    Metric("rayq_pool_lag_seconds", "gauge", _POOL, "The lag by which the pool is sized."),
+    Metric("rayq_pool_target_lag_seconds", "gauge", _POOL, "The lag that is to be kept below."),
+    Metric("rayq_pool_records_total", "counter", _POOL, "Records that were handled."),
+    Metric("rayq_pool_retries_total", "counter", _POOL, "Batches that were handled again."),
+    Metric(
+        "rayq_pool_dead_letters_total",
+        "counter",
+        _POOL,
+        "Records that went to the dead-letter topic.",
+    ),
+    # Who asks for them all.
+    Metric(
+        "rayq_process_up",
+        "gauge",
+        ("cluster", "process"),
+        "1: the server at this address told its figures; 0: it did not answer.",
+    ),
+)
+
+CATALOGUE: Mapping[str, Metric] = {metric.name: metric for metric in _METRICS}
+"""Every metric by its name."""
+
+
+class Sample(msgspec.Struct, array_like=True, frozen=True):
+    """One metric under one set of labels, as it was when it was asked for.
+
+    `value` is the number; of a histogram it is the sum of all observations, `count` their number,
+    and `buckets` how many lay at or below each of `SECONDS_BOUNDS`.
+    """
+
+    name: str
+    labels: dict[str, str]
+    value: float
+    count: int | None = None
+    buckets: list[int] | None = None
+
+    @property
+    def mean(self) -> float | None:
+        """Of a histogram; None before the first observation."""
+        return self.value / self.count if self.count else None
+
+    def quantile(self, share: float) -> float | None:
+        """The value below which this share of a histogram's observations lies, by straight lines
+        inside buckets; None before the first one. Above the last bound it answers that bound."""
+        if not self.count or self.buckets is None:
+            return None
+        wanted, below, lower = share * self.count, 0, 0.0
+        for bound, up_to in zip(SECONDS_BOUNDS, self.buckets, strict=True):
+            if up_to >= wanted and up_to > below:
+                return lower + (bound - lower) * (wanted - below) / (up_to - below)
+            below, lower = up_to, bound
+        return SECONDS_BOUNDS[-1]
+
+
+class Counter:
+    """Only grows; `value` is added to in place."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0
+
+
+class Histogram:
+    """Observations in seconds, by `SECONDS_BOUNDS`."""
+
+    __slots__ = ("counts", "sum")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(SECONDS_BOUNDS) + 1)
+        self.sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(SECONDS_BOUNDS, seconds)] += 1
+        self.sum += seconds
+
+
+Source = Callable[[], Iterable[Sample]]
+"""Looks figures up. It is called on the process's event loop; it must be quick, and not raise."""
+
+_Key = tuple[str, tuple[tuple[str, str], ...]]
+
+
+class Metrics:
+    """The figures of one process.
+
+    `label` says what is the same for all of them (cluster, broker); a metric that the catalogue
+    gives other labels does not get these.
+    """
+
+    def __init__(self) -> None:
+        self._common: dict[str, str] = {}
+        self._instruments: dict[_Key, Counter | Histogram] = {}
+        self._sources: dict[object, Source] = {}
+
+    def label(self, **labels: object) -> None:
+        self._common.update((key, str(value)) for key, value in labels.items())
+
+    def counter(self, name: str, **labels: object) -> Counter:
+        """The same object for the same labels. Keep it where it is used often."""
+        found = self._instrument(name, labels)
+        assert isinstance(found, Counter), name
+        return found
+
+    def histogram(self, name: str, **labels: object) -> Histogram:
+        """As `counter`."""
+        found = self._instrument(name, labels)
+        assert isinstance(found, Histogram), name
+        return found
+
+    def _instrument(self, name: str, labels: dict[str, object]) -> Counter | Histogram:
+        key = (name, tuple((label, str(value)) for label, value in labels.items()))
+        found = self._instruments.get(key)
+        if found is None:
+            metric = CATALOGUE[name]
+            assert set(labels) <= set(metric.labels), f"{name} has no labels {sorted(labels)}"
+            found = Histogram() if metric.kind == "histogram" else Counter()
+            self._instruments[key] = found
+        return found
+
+    def forget(self, **labels: object) -> None:
+        """Drops the counters and histograms that carry all of these labels."""
+        gone = {(key, str(value)) for key, value in labels.items()}
+        for key in [key for key in self._instruments if gone <= set(key[1])]:
+            del self._instruments[key]
+
+    def add_source(self, source: Source) -> Callable[[], None]:
+        """From now on `collect` calls it; the answer ends that."""
+        token = object()
+        self._sources[token] = source
+
+        def remove() -> None:
+            self._sources.pop(token, None)
+
+        return remove
+
+    def sample(self, name: str, value: float, **labels: object) -> Sample:
+        """For sources."""
+        return Sample(name, self._labels(name, labels), value)
+
+    def _labels(self, name: str, labels: Mapping[str, object]) -> dict[str, str]:
+        common = self._common
+        return {
+            label: str(labels[label]) if label in labels else common.get(label, "")
+            for label in CATALOGUE[name].labels
+        }
+
+    def collect(self) -> list[Sample]:
+        """Everything, as it is now."""
+        samples = []
+        for (name, own), instrument in self._instruments.items():
+            labels = self._labels(name, dict(own))
+            if isinstance(instrument, Counter):
+                samples.append(Sample(name, labels, instrument.value))
+            else:
+                counts = instrument.counts
+                samples.append(
+                    Sample(name, labels, instrument.sum, sum(counts), _cumulated(counts[:-1]))
+                )
+        for source in list(self._sources.values()):
+            samples.extend(source())
+        return samples
+
+
+def _cumulated(counts: Sequence[int]) -> list[int]:
+    total, found = 0, []
+    for count in counts:
+        total += count
+        found.append(total)
+    return found
+
+
+def merged(samples: Iterable[Sample]) -> list[Sample]:
+    """Samples of several processes, those of equal name and labels added up (the processes of one
+    broker's replicas answer its requests together), in order of name and labels."""
+    found: dict[_Key, Sample] = {}
+    for sample in samples:
+        key = (sample.name, tuple(sorted(sample.labels.items())))
+        before = found.get(key)
+        found[key] = sample if before is None else _sum(before, sample)
+    return [found[key] for key in sorted(found)]
+
+
+def _sum(one: Sample, other: Sample) -> Sample:
+    count = buckets = None
+    if one.count is not None and other.count is not None:
+        count = one.count + other.count
+    if one.buckets is not None and other.buckets is not None:
+        buckets = [a + b for a, b in zip(one.buckets, other.buckets, strict=True)]
+    return Sample(one.name, one.labels, one.value + other.value, count, buckets)

@@ -1,0 +1,137 @@
+"""Consumer pools in this process: on the client's event loop, their handlers in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+
+from rayq.actors.consumer_pool import ConsumerPool, MemberHandle
+from rayq.actors.pool_member import MemberDiedError, MemberReport, MemberSpec, PoolMember
+from rayq.client.background import BackgroundLoop, background_loop
+from rayq.client.cluster import Cluster
+from rayq.client.consumer_pool import PoolControl, PoolSpec
+from rayq.client.environment import system_environment
+from rayq.environment import Environment, ThreadPool
+from rayq.errors import PoolExistsError, UnknownPoolError
+from rayq.records import PoolStatus
+
+logger = logging.getLogger(__name__)
+
+
+def with_one_thread(environment: Environment) -> Environment:
+    """For the handler of one consumer: see `PoolMember`."""
+    return dataclasses.replace(environment, threads=ThreadPool(1))
+
+
+class LocalMember:
+    """A consumer as a task of this loop. A kill ends it without a commit; a plain handler that is
+    at a call is left to its thread."""
+
+    def __init__(self, member: PoolMember, name: str) -> None:
+        self._member = member
+        self._task = asyncio.get_running_loop().create_task(member.run(), name=name)
+
+    async def report(self) -> MemberReport:
+        self._check()
+        return self._member.report()
+
+    async def drain(self) -> MemberReport:
+        self._member.drain()
+        await asyncio.wait([self._task])
+        self._check()
+        return self._member.report()
+
+    def _check(self) -> None:
+        if not self._task.done():
+            return
+        if self._task.cancelled():
+            raise MemberDiedError("it was killed")
+        if (error := self._task.exception()) is not None:
+            raise MemberDiedError(repr(error))
+
+    def kill(self) -> None:
+        self._task.cancel()
+
+
+class LocalHosting:
+    """Starts consumers on the running loop."""
+
+    def __init__(self, cluster: Cluster, spec: PoolSpec) -> None:
+        self._cluster = cluster
+        self._spec = spec
+
+    async def start_member(self, name: str) -> MemberHandle:
+        spec = self._spec
+        member = PoolMember(
+            with_one_thread(system_environment(None)),
+            self._cluster,
+            MemberSpec(spec.name, spec.topic, spec.group, spec.config),
+            lambda: spec.handler,
+        )
+        return LocalMember(member, f"consumer {name} of pool {spec.name}")
+
+    async def find_members(self) -> dict[str, MemberHandle]:
+        return {}
+
+
+class LocalPools:
+    """The pools of one cluster in this process. Any thread."""
+
+    def __init__(self) -> None:
+        self._pools: dict[str, _LocalPool] = {}
+
+    def start_pool(self, cluster: Cluster, spec: PoolSpec) -> PoolControl:
+        if spec.name in self._pools:
+            raise PoolExistsError(
+                f"A consumer pool named {spec.name!r} runs in this process already: stop it, or "
+                "name this one otherwise (name=)."
+            )
+        pool = self._pools[spec.name] = _LocalPool(self, cluster, spec)
+        return pool
+
+    def pools(self, cluster: Cluster) -> dict[str, PoolControl]:
+        return dict(self._pools)
+
+    def forget(self, name: str) -> None:
+        self._pools.pop(name, None)
+
+    def stop(self, timeout_s: float) -> None:
+        """All of them."""
+        for pool in list(self._pools.values()):
+            pool.stop(True, timeout_s)
+
+
+class _LocalPool:
+    """A pool on the background loop, reached from other threads."""
+
+    def __init__(self, owner: LocalPools, cluster: Cluster, spec: PoolSpec) -> None:
+        self._owner = owner
+        self._name = spec.name
+        self._loop: BackgroundLoop = background_loop()
+        self._pool: ConsumerPool | None = self._loop.run(_started(cluster, spec))
+
+    def status(self) -> PoolStatus:
+        pool = self._pool
+        if pool is None:
+            raise UnknownPoolError(f"The consumer pool {self._name!r} was stopped.")
+
+        async def ask() -> PoolStatus:
+            return pool.status()
+
+        return self._loop.run(ask())
+
+    def stop(self, drain: bool, timeout_s: float) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            self._loop.run(pool.stop(drain, timeout_s))
+            self._owner.forget(self._name)
+
+
+async def _started(cluster: Cluster, spec: PoolSpec) -> ConsumerPool:
+    pool = ConsumerPool(
+        system_environment(None), cluster, spec, LocalHosting(cluster, spec)
+    )
+    pool.start()
+    await pool.ready.wait()
+    return pool

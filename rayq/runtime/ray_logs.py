@@ -1,0 +1,48 @@
+"""Log files of rayq's processes on Ray: one each, beside Ray's own, `rayq-<cluster>-<what>.log`.
+
+Ray copies what an actor prints to whoever started the cluster, so only warnings are printed. The
+files also have the lines that are there to be looked up: elections, in-sync sets, rebalances.
+"""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import time
+
+from ray._private import worker
+
+logger = logging.getLogger(__name__)
+
+FILE_BYTES_MAX = 10 * 1024**2
+OLD_FILES_MAX = 2
+
+
+def log_to_session(process_name: str) -> None:
+    """From now on this process writes what rayq logs, from INFO on, into a file in the directory of
+    Ray's logs (`ray logs` and the dashboard show it). The name is that of the actor."""
+    node = worker.global_worker.node
+    if node is None:
+        return
+    name = process_name.replace(":", "-")
+    path = f"{node.get_logs_dir_path()}/{name}.log"
+    try:
+        handler = logging.handlers.RotatingFileHandler(
+            path, maxBytes=FILE_BYTES_MAX, backupCount=OLD_FILES_MAX
+        )
+    except OSError as error:
+        logger.warning("no log file for %s: %s", process_name, error)
+        return
+    formatter = logging.Formatter(
+        "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s", "%Y-%m-%dT%H:%M:%S"
+    )
+    formatter.converter = time.gmtime
+    handler.setFormatter(formatter)
+    handler.setLevel(logging.INFO)
+    ours = logging.getLogger("rayq")
+    ours.setLevel(logging.INFO)
+    ours.addHandler(handler)
+    if not logging.getLogger().handlers:  # As it was without a handler: warnings are printed.
+        printing = logging.StreamHandler()
+        printing.setLevel(logging.WARNING)
+        ours.addHandler(printing)

@@ -1,0 +1,124 @@
+"""Hands what a process measures to Ray, whose agent on each node serves it to Prometheus.
+
+Everything goes out as a gauge of `ray.util.metrics`, counters and the buckets of histograms too: a
+counter of Ray's cannot say 0, so that an alert would miss the first time that something happens,
+and the agent keeps it for ever when its process is gone. Prometheus's `rate` and `increase` look at
+the numbers, not at the declared kind. Names gain Ray's prefix: `ray_rayq_bytes_in_total`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+
+from ray.util.metrics import Gauge
+
+from rayq.client.client import Address, Client
+from rayq.client.environment import system_environment
+from rayq.client.metrics import GroupLag
+from rayq.config import ClusterConfig
+from rayq.environment import Environment
+from rayq.errors import RayqError
+from rayq.metrics import CATALOGUE, SECONDS_BOUNDS, Metric, Sample
+from rayq.wire.authentication import Identity, client_key
+
+logger = logging.getLogger(__name__)
+
+RAY_PREFIX = "ray_"
+BUCKET_LABEL = "le"
+INFINITY = "+Inf"
+
+_Series = tuple[str, tuple[tuple[str, str], ...]]
+
+
+def exported_labels(metric: Metric) -> dict[str, tuple[str, ...]]:
+    """The names under which Ray's endpoint shows a metric, and the labels of each. (Ray adds labels
+    of its own: the node's address, the process, the session.)"""
+    name = RAY_PREFIX + metric.name
+    if metric.kind != "histogram":
+        return {name: metric.labels}
+    return {
+        f"{name}_bucket": (*metric.labels, BUCKET_LABEL),
+        f"{name}_sum": metric.labels,
+        f"{name}_count": metric.labels,
+    }
+
+
+class RayExporter:
+    """Gives Ray the samples of one process, each time all of them."""
+
+    def __init__(self) -> None:
+        self._gauges: dict[str, Gauge] = {}
+        self._shown: set[_Series] = set()
+
+    def export(self, samples: Iterable[Sample]) -> None:
+        """A gauge that is not among them any more is set to 0, since Ray would go on showing its
+        last value for as long as the process lives."""
+        shown = set()
+        for sample in samples:
+            metric = CATALOGUE[sample.name]
+            for name, labels, value in _series(metric, sample):
+                self._set(name, labels, metric.help, value)
+            if metric.kind == "gauge":
+                shown.add((sample.name, tuple(sample.labels.items())))
+        for name, pairs in self._shown - shown:
+            self._set(name, dict(pairs), CATALOGUE[name].help, 0.0)
+        self._shown = shown
+
+    def _set(self, name: str, labels: dict[str, str], text: str, value: float) -> None:
+        gauge = self._gauges.get(name)
+        if gauge is None:
+            gauge = self._gauges[name] = Gauge(name, text, tuple(labels))
+        gauge.set(value, labels)
+
+
+def _series(metric: Metric, sample: Sample) -> Iterator[tuple[str, dict[str, str], float]]:
+    labels = sample.labels
+    if metric.kind != "histogram":
+        yield metric.name, labels, sample.value
+        return
+    assert sample.buckets is not None and sample.count is not None
+    for bound, count in zip(SECONDS_BOUNDS, sample.buckets, strict=True):
+        yield f"{metric.name}_bucket", {**labels, BUCKET_LABEL: f"{bound:g}"}, count
+    yield f"{metric.name}_bucket", {**labels, BUCKET_LABEL: INFINITY}, sample.count
+    yield f"{metric.name}_sum", labels, sample.value
+    yield f"{metric.name}_count", labels, sample.count
+
+
+async def export_for_ever(environment: Environment, config: ClusterConfig) -> None:
+    """What this process measures, every `metrics_interval_ms`. Ray's part runs in a thread: it
+    takes some microseconds for each figure, and a process may hold many partitions."""
+    exporter = RayExporter()
+    while True:
+        await asyncio.sleep(config.metrics_interval_ms / 1000)
+        await asyncio.to_thread(exporter.export, environment.metrics.collect())
+
+
+async def export_group_lag_for_ever(
+    config: ClusterConfig,
+    *,
+    cluster_name: str,
+    cluster_id: str,
+    secret: bytes,
+    brokers: Sequence[Address],
+) -> None:
+    """How far every group is behind; one process of the cluster does this for all."""
+    identity = Identity(
+        role="client", key=client_key(secret), cluster_id=cluster_id, broker=None
+    )
+    client = Client(system_environment(config), identity, brokers, config, "group lag")
+    lag, exporter = GroupLag(client, cluster_name), RayExporter()
+    interval_s = config.metrics_interval_ms / 1000
+    is_known = True
+    while True:
+        await asyncio.sleep(interval_s)
+        try:
+            samples = await lag.collect(timeout_s=max(interval_s, 5.0))
+        except RayqError as error:
+            if is_known:  # Once for each time that it begins to fail.
+                logger.warning("the lag of groups is not known: %s", error)
+            is_known = False
+            continue
+        is_known = True
+        await asyncio.to_thread(exporter.export, samples)

@@ -1,0 +1,178 @@
+"""What operators do to the brokers of a running cluster on Ray, one at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+
+from rayq.client.environment import system_environment
+from rayq.errors import NoClusterError, RayqError, UnknownBrokerError, from_wire, to_wire
+from rayq.runtime.layout import replace_directory
+from rayq.runtime.ray_runtime import (
+    NAMESPACE,
+    START_TIMEOUT_S,
+    BrokerSpec,
+    ControllerSpec,
+    broker_name,
+    controller_name,
+    live_nodes,
+    on_node,
+    start_broker_actor,
+)
+
+logger = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 30.0
+RESTART_TIMEOUT_S = 120.0
+POLL_S = 0.1
+
+
+def restart_broker(cluster_name: str, broker: int) -> None:
+    """Stops a broker and its replica processes in a controlled way and has Ray start it again where
+    it was, with the software that is installed there now. Returns once the new process has its
+    session; the replicas catch up after that.
+
+    One that does not stop by itself is killed: its replica processes go on then, and come under the
+    new process. Raises UnknownBrokerError (no such broker in this Ray), RayqError (it does not come
+    back).
+    """
+    actor = _broker_actor(cluster_name, broker)
+    before = _pid(actor)
+    try:
+        ray.get(actor.stop.remote(), timeout=STOP_TIMEOUT_S)
+    except RayError as error:
+        logger.warning("broker %d did not stop by itself, it is killed: %s", broker, error)
+    ray.kill(actor, no_restart=False)
+    _wait_back(actor, broker, cluster_name, before=before)
+
+
+def replace_disk(cluster_name: str, broker: int, node: str | None = None) -> None:
+    """Gives a broker a new, empty directory where its own is lost, on its node or on `node` (an
+    address or a node id of Ray), and starts it there; returns once it has a session. Its replicas
+    then copy everything from the others.
+
+    Raises NoClusterError, UnknownBrokerError, InvalidRequestError (there is something in the
+    directory still: nothing was done), RayqError (the node is gone, or the broker does not start).
+    """
+    controller = _controller_actor(cluster_name)
+    spec: ControllerSpec = ray.get(controller.spec.remote(), timeout=START_TIMEOUT_S)
+    placed: dict[int, str] = ray.get(controller.broker_nodes.remote(), timeout=START_TIMEOUT_S)
+    if broker not in placed:
+        raise UnknownBrokerError(f"There is no broker {broker}: the brokers are {sorted(placed)}.")
+    node_id = _live_node(placed[broker] if node is None else node, broker)
+    made = ray.get(
+        ray.remote(_replace_directory)
+        .options(**on_node(node_id))
+        .remote(spec.root, broker, spec.cluster_id, spec.secret),
+        timeout=START_TIMEOUT_S,
+    )
+    if isinstance(made, tuple):
+        raise from_wire(*made)
+    _end_processes(cluster_name, broker)
+    actor = start_broker_actor(
+        BrokerSpec(
+            cluster_name,
+            broker,
+            spec.root,
+            node_id,
+            spec.port,
+            spec.config,
+            1 + sum(at == node_id for one, at in placed.items() if one != broker),
+            spec.brokers,
+        )
+    )
+    _wait_back(actor, broker, cluster_name, before=None)
+
+
+def _replace_directory(
+    root: str, broker: int, cluster_id: str, secret: bytes
+) -> tuple[str, str] | None:
+    """On the node. An error is returned as a value, or Ray would wrap it in one of its own."""
+    try:
+        replace_directory(
+            system_environment(None), root, broker, cluster_id=cluster_id, secret=secret
+        )
+    except RayqError as error:
+        return to_wire(error)
+    return None
+
+
+def _end_processes(cluster_name: str, broker: int) -> None:
+    """Whatever still serves the lost directory, on a disk that is no longer mounted perhaps."""
+    own = broker_name(cluster_name, broker)
+    replicas = f"rayq:{cluster_name}:{broker}:"
+    for listed in ray.util.list_named_actors(all_namespaces=True):
+        name = str(listed["name"])
+        if name == own or name.startswith(replicas):
+            with contextlib.suppress(ValueError):
+                ray.kill(ray.get_actor(name, namespace=NAMESPACE))
+
+
+def _live_node(named: str, broker: int) -> str:
+    nodes = live_nodes()
+    for node_id, address in nodes.items():
+        if named in (node_id, address):
+            return node_id
+    raise RayqError(
+        f"Node {named} of broker {broker} is not there; Ray has {', '.join(nodes.values())}. Start "
+        "it again, or name another that has an empty disk."
+    )
+
+
+def _controller_actor(cluster_name: str) -> Any:
+    try:
+        return ray.get_actor(controller_name(cluster_name), namespace=NAMESPACE)
+    except ValueError:
+        raise NoClusterError(f"No cluster named {cluster_name!r} runs in this Ray.") from None
+
+
+def _broker_actor(cluster_name: str, broker: int) -> Any:
+    try:
+        return ray.get_actor(broker_name(cluster_name, broker), namespace=NAMESPACE)
+    except ValueError:
+        raise UnknownBrokerError(
+            f"No broker {broker} of cluster {cluster_name!r} runs in this Ray; see "
+            "`rayq cluster info`."
+        ) from None
+
+
+def _wait_back(actor: Any, broker: int, cluster_name: str, *, before: int | None) -> None:
+    """Until another process than `before` has a session. Raises RayqError."""
+    deadline_s = time.monotonic() + RESTART_TIMEOUT_S
+    while not _is_back(actor, before):
+        if time.monotonic() > deadline_s:
+            raise RayqError(
+                f"Broker {broker} was started and has no session after {RESTART_TIMEOUT_S:.0f} s: "
+                f"see `ray list actors` for {broker_name(cluster_name, broker)}, and its log below "
+                "the Ray session's directory on its node."
+            )
+        time.sleep(POLL_S)
+
+
+def _pid(actor: Any) -> int | None:
+    """The process of an actor; None while it has none that answers."""
+    try:
+        pid: int = ray.get(actor.__ray_call__.remote(_own_pid), timeout=START_TIMEOUT_S)
+    except (RayActorError, GetTimeoutError):
+        return None
+    return pid
+
+
+def _own_pid(_actor: object) -> int:
+    return os.getpid()
+
+
+def _is_back(actor: Any, before: int | None) -> bool:
+    """Whether another process than `before` runs and is registered with the controller."""
+    try:
+        if _pid(actor) in (None, before):
+            return False
+        return bool(ray.get(actor.is_registered.remote(), timeout=START_TIMEOUT_S))
+    except RayError:  # Also what its own code raises before it is ready.
+        return False

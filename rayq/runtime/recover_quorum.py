@@ -1,0 +1,143 @@
+"""After the loss of a majority of the voters' directories: one broker's copy of the metadata
+becomes the whole truth. Offline, on the directories themselves; the last resort.
+
+What it costs: metadata that only the lost voters had agreed on is gone. The surviving copy may lack
+the newest topics, changes and elections. Records are another matter: each partition is as good as
+the replicas that are left of it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rayq.core.cluster_state import ClusterState
+from rayq.core.metadata_records import (
+    Voter,
+    VotersChanged,
+    decode_record,
+    decode_records,
+    encode_record,
+)
+from rayq.environment import Environment
+from rayq.errors import DirectoryInUseError, InvalidRequestError
+from rayq.runtime.layout import Directory, find_directories, metadata_path
+from rayq.storage.data_directory import BROKER_LOCK, DataDirectory, lock_holder, read_meta
+from rayq.storage.metadata_log import MetadataLog
+
+EPOCH_LEAP = 1000
+"""The new epoch is so much higher than any that is known here: voters that were taken for lost, and
+come back with promises of their own, must never be ahead."""
+READ_BYTES_MAX = 1 << 30
+
+
+class Survivor(NamedTuple):
+    """A directory that is left, and how far its copy of the metadata goes."""
+
+    directory: Directory
+    epoch: int
+    last_index: int
+    voters: tuple[Voter, ...]
+    """Those that this copy knows."""
+
+    @property
+    def is_voter(self) -> bool:
+        own = (self.directory.broker, self.directory.directory_id)
+        return any((voter.broker, voter.directory_id) == own for voter in self.voters)
+
+
+class Recovered(NamedTuple):
+    """What was done: `directory` is the only voter now, under controller epoch `epoch`."""
+
+    directory: Directory
+    epoch: int
+    record_index: int
+    voters_before: tuple[Voter, ...]
+    topics: int
+
+
+def survivors(environment: Environment, path: str) -> list[Survivor]:
+    """The directories at `path` (one broker's, or the one above), the copy that goes furthest
+    first. Where other machines have some too, recover from the one with the greatest (epoch,
+    index). Changes nothing. Raises InvalidRequestError where there is none, StorageError,
+    UnsupportedFormatError."""
+    found = []
+    for directory in _directories(environment, path):
+        log = MetadataLog.inspect(environment.disk, metadata_path(directory.path))
+        state = _state(log)
+        found.append(Survivor(directory, log.last_epoch, log.last_index, state.voters))
+    return sorted(found, key=lambda one: (one.epoch, one.last_index, one.is_voter), reverse=True)
+
+
+def recover_quorum(environment: Environment, path: str) -> Recovered:
+    """Makes the broker of `path` the only voter, in a new epoch and marked as unclean. Others join
+    as voters again once they have a session. All brokers must be stopped.
+
+    Raises DirectoryInUseError where a broker runs; InvalidRequestError where `path` holds no data
+    of a broker, or a majority of the voters (then nothing needs to be recovered: start them);
+    StorageError where the copy itself is damaged.
+    """
+    found = survivors(environment, path)
+    for one in found:
+        _check_idle(environment, one.directory)
+    best = found[0]
+    _check_needed(found, best.voters)
+    directory = DataDirectory.open(environment, best.directory.path)
+    try:
+        log = MetadataLog.open(environment.disk, metadata_path(best.directory.path))
+        try:
+            state = _state(log)
+            epoch = max(log.promised_epoch, log.last_epoch) + EPOCH_LEAP
+            index = log.last_index + 1
+            voter = Voter(directory.meta.broker, directory.meta.directory_id)
+            record = VotersChanged((voter,), clean=False)
+            # A crash between the two leaves a promise, which harms nobody; run it once more.
+            log.promise(epoch)
+            log.append([(index, epoch, encode_record(record))])
+        finally:
+            log.close()
+    finally:
+        directory.close()
+    return Recovered(best.directory, epoch, index, best.voters, len(state.topics))
+
+
+def _directories(environment: Environment, path: str) -> list[Directory]:
+    meta = read_meta(environment.disk, path)
+    if meta is not None:
+        return [Directory(meta.broker, path, meta.cluster_id, meta.directory_id)]
+    found = find_directories(environment, path)
+    if not found:
+        raise InvalidRequestError(
+            f"{path} holds no broker's directory: name a directory such as DIR/broker-0, or DIR as "
+            "given to `rayq start`."
+        )
+    return found
+
+
+def _state(log: MetadataLog) -> ClusterState:
+    """All that the copy holds, committed or not: who could say so is lost."""
+    state = ClusterState()
+    if log.snapshot_data is not None:
+        for record in decode_records(log.snapshot_data):
+            state.replay(record)
+    for _, _, data in log.read(log.first_index, READ_BYTES_MAX):
+        state.replay(decode_record(data))
+    return state
+
+
+def _check_idle(environment: Environment, directory: Directory) -> None:
+    holder = lock_holder(environment.disk, f"{directory.path}/{BROKER_LOCK}")
+    if holder is not None:
+        raise DirectoryInUseError(
+            f"{directory.path} is in use by process {holder.pid}: stop all brokers first. While "
+            "brokers run, the metadata may still have its majority."
+        )
+
+
+def _check_needed(found: list[Survivor], voters: tuple[Voter, ...]) -> None:
+    here = {(one.directory.broker, one.directory.directory_id) for one in found}
+    left = [voter for voter in voters if (voter.broker, voter.directory_id) in here]
+    if len(left) > len(voters) // 2:
+        raise InvalidRequestError(
+            f"Nothing to recover: {len(left)} of the {len(voters)} voters' directories are here, a "
+            "majority. Start the cluster with them."
+        )

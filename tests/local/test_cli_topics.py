@@ -1,0 +1,389 @@
+"""Topics, groups, health and the rest of the verbs, but for produce and consume."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from rayq.cli import current
+from rayq.testing import LocalCluster
+from tests.local.cli_support import Command
+from tests.local.conftest import NewTopic
+from tests.local.support import eventually
+
+# --- topics ---------------------------------------------------------------------------------------
+
+
+def test_a_topic_from_create_to_delete(rayq_command: Command) -> None:
+    rayq = rayq_command
+    made = rayq.well("topic", "create", "cli-a", "cli-b", "-p", "2", "-r", "3", "--json")
+    assert made.json == [
+        {"topic": "cli-a", "created": True},
+        {"topic": "cli-b", "created": True},
+    ]
+    rayq.well("topic", "alter", "cli-a", "-c", "retention.ms=7h", "--set", "segment_bytes=1MiB")
+    (described,) = rayq.well("topic", "describe", "cli-a", "--json").json
+    assert described["config"]["retention_ms"] == 25_200_000
+    assert described["config"]["segment_bytes"] == 2**20
+    assert [one["isr"] for one in described["partitions"]] != [[], []]
+    rayq.well("topic", "alter", "cli-a", "--delete", "retention_ms")
+    (described,) = rayq.well("topic", "describe", "cli-a", "--json").json
+    assert described["config"]["retention_ms"] == 7 * 86_400_000
+
+    rayq.well("topic", "add-partitions", "cli-a", "--num", "1")
+    assert "5 partitions now, 3 before" in rayq.well("topic", "add-partitions", "cli-a", "-p", "5").out
+    listed = {row["topic"]: row for row in rayq.well("topic", "list", "--json").json}
+    assert listed["cli-a"]["partitions"] == 5
+    assert listed["cli-b"]["state"] == "in sync"
+    rayq.well("topic", "delete", "cli-a", "cli-b")
+    listed = {row["topic"]: row for row in rayq.well("topic", "list", "--json").json}
+    assert not listed.keys() & {"cli-a", "cli-b"}
+
+
+def test_a_topic_that_is_there_may_be_no_error(rayq_command: Command, topic: str) -> None:
+    assert rayq_command("topic", "create", topic).code == 1
+    ran = rayq_command.well("topic", "create", topic, "--if-not-exists", "--json")
+    assert ran.json == [{"topic": topic, "created": False}]
+
+
+def test_in_a_pipe_tables_are_aligned_columns_without_colors(
+    rayq_command: Command, new_topic: NewTopic
+) -> None:
+    name = new_topic(partitions=2, replication_factor=3)
+    lines = rayq_command.well("topic", "describe", name).out.splitlines()
+    assert lines[1].split() == [
+        *("partition", "leader", "epoch", "replicas", "isr", "start", "end", "size", "state")
+    ]
+    assert lines[2].split()[0] == "0" and lines[3].split()[0] == "1"
+    assert "\x1b" not in "".join(lines)
+    assert any(line.split() == ["retention_bytes", "none", "default"] for line in lines)
+
+
+def test_leaders_are_elected_and_nothing_to_do_is_said(
+    rayq_command: Command, new_topic: NewTopic
+) -> None:
+    name = new_topic(partitions=2, replication_factor=3)
+    assert "Nothing to change" in rayq_command.well("cluster", "elect-leaders", name).out
+    assert rayq_command.well("cluster", "elect-leaders", name, "-p", "0,1", "--json").json == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("topc",), 2, "Did you mean 'topic'"),
+        (("topic", "creat", "a"), 2, "Did you mean 'create'"),
+        (("topic", "create"), 2, "Missing argument 'TOPIC'"),
+        (("topic", "create", "a", "--foo"), 2, "No such option: --foo"),
+        (("topic", "create", "a", "-p", "many"), 2, "valid integer"),
+        (("topic", "create", "a", "-c", "retention=7d"), 1, "Did you mean"),
+        (("topic", "create", "a/b"), 1, "a/b"),
+        (("topic", "create", "a", "-r", "9"), 1, "9"),
+        (("topic", "create", "a", "-p", "0"), 1, "0"),
+        (("topic", "describe", "cli-none"), 1, "There is no topic 'cli-none'"),
+        (("topic", "delete", "cli-none"), 1, "cli-none"),
+        (("topic", "alter", "cli-none", "-c", "flush=os"), 1, "cli-none"),
+        (("topic", "alter", "cli-none"), 1, "at least one key"),
+        (("topic", "add-partitions", "cli-none"), 2, "one of --num"),
+        (("topic", "consume", "cli-none"), 1, "There is no topic 'cli-none'"),
+        (("topic", "consume", "cli-none", "-o", "middle"), 1, "'middle' is no position"),
+        (("topic", "consume", "cli-none", "-f", "%z"), 1, "%z is unknown"),
+        (("topic", "consume", "cli-none", "--json", "-f", "%s"), 2, "--json is a format"),
+        (("topic", "produce", "cli-none"), 1, "There is no topic 'cli-none'"),
+        (("topic", "produce", "cli-none", "-f", "%k"), 1, "where is the value"),
+        (("topic", "produce", "cli-none", "-H", "x"), 1, "name=value"),
+        (("topic", "produce", "cli-none", "--acks", "most"), 1, "acks"),
+        (("group", "describe", "cli-none"), 1, "cli-none"),
+        (("group", "delete", "cli-none"), 1, "cli-none"),
+        (("group", "seek", "cli-none"), 2, "--to"),
+        (("cluster", "elect-leaders", "--unclean"), 2, "by name"),
+        (("log", "verify", "/nowhere"), 1, "/nowhere"),
+        (("log", "dump", "/tmp"), 1, "/tmp"),
+        (("topic", "list", "--cluster", "nowhere:port"), 1, "no address"),
+    ],
+)
+def test_a_mistake_is_one_line_on_stderr(
+    rayq_command: Command, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    ran = rayq_command(*arguments)
+    assert ran.code == code, ran
+    assert ran.out == ""
+    assert ran.err.count("\n") == 1 and ran.err.startswith("Error: "), ran.err
+    assert said in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_every_verb_has_help_and_json(rayq_command: Command) -> None:
+    seen = 0
+    for group in ((), ("topic",), ("group",), ("cluster",), ("bench",), ("log",)):
+        for verb in verbs_of(*group):
+            text = rayq_command.well(*group, verb, "--help").out
+            assert "--json" in text, (group, verb)
+            seen += 1
+    assert seen >= 32
+
+
+def verbs_of(*group: str) -> list[str]:
+    import typer
+
+    from rayq.cli.app import app
+
+    command = typer.main.get_command(app)
+    for name in group:
+        command = command.commands[name]  # type: ignore[attr-defined]
+    found: dict[str, object] = command.commands  # type: ignore[attr-defined]
+    return [name for name, one in found.items() if not hasattr(one, "commands")]
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+def test_a_group_is_listed_described_moved_and_deleted(
+    rayq_command: Command, new_topic: NewTopic
+) -> None:
+    rayq, name, group = rayq_command, new_topic(partitions=2), "cli-group"
+    rayq.well("topic", "produce", name, "-p", "0", stdin=b"a\nb\nc\n")
+    rayq.well("topic", "produce", name, "-p", "1", stdin=b"d\n")
+    read = rayq.well("topic", "consume", name, "-g", group, "-e").out
+    assert sorted(read.split()) == ["a", "b", "c", "d"]
+    listed = {one["group"]: one for one in rayq.well("group", "list", "--json").json}
+    assert listed[group] == {
+        "group": group,
+        "state": "empty",
+        "members": 0,
+        "partitions": 2,
+        "lag": 0,
+    }
+    # What was printed is committed: nothing comes again.
+    assert rayq.well("topic", "consume", name, "-g", group, "-e").out == ""
+
+    dry = rayq.well("group", "seek", group, "--to", "beginning", "--dry-run", "--json").json
+    assert [(one["before"], one["after"]) for one in dry] == [(3, 0), (1, 0)]
+    assert rayq.well("topic", "consume", name, "-g", group, "-e").out == ""
+    rayq.well("group", "seek", group, "--to", "-2", "-t", f"{name}/0")
+    assert rayq.well("topic", "consume", name, "-g", group, "-e").out == "b\nc\n"
+    rayq.well("group", "seek", group, "--shift", "-1", "-t", name)
+    (described,) = rayq.well("group", "describe", group, "--json").json
+    assert [one["lag"] for one in described["partitions"]] == [1, 1]
+    text = rayq.well("group", "describe", group).out
+    assert f"{group}: empty, 0 members, lag 2" in text
+    rayq.well("group", "seek", group, "--to", "@-1h")
+    (described,) = rayq.well("group", "describe", group, "--json").json
+    assert described["lag"] == 4
+    rayq.well("group", "delete", group)
+    assert group not in rayq.well("group", "list").out
+
+
+# --- the cluster ----------------------------------------------------------------------------------
+
+
+def test_status_and_health_of_a_cluster_that_is_well(rayq_command: Command, topic: str) -> None:
+    status = rayq_command.well("status", "--json").json
+    assert status["healthy"] is True
+    assert [one["state"] for one in status["brokers"]] == ["live"] * 3
+    assert status["partitions"]["in sync"] == sum(status["partitions"].values())
+    assert all(one["disk_free_bytes"] > 0 for one in status["brokers"])
+    text = rayq_command.well("status").out
+    assert "3 of 3 brokers live" in text and text.endswith("Healthy.\n")
+    health = rayq_command.well("cluster", "health", "--json").json
+    assert health["healthy"] is True
+    info = rayq_command.well("cluster", "info", "--json").json
+    assert [one["broker"] for one in info["brokers"]] == [0, 1, 2]
+    assert info["voters"] == [0, 1, 2]
+
+
+def test_metrics_are_printed_and_chosen_by_name(rayq_command: Command, topic: str) -> None:
+    rayq_command.well("topic", "produce", topic, stdin=b"a\n")
+    active = rayq_command.well("cluster", "metrics", "active_controller", "--json").json
+    assert sum(one["value"] for one in active) == 1
+    text = rayq_command.well("cluster", "metrics", "records_in").out
+    assert f"topic={topic}" in text
+
+
+@pytest.fixture
+def fragile_command(
+    fragile: LocalCluster,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Command:
+    return Command(fragile, tmp_path / "home", capfd, monkeypatch)
+
+
+def test_health_of_a_cluster_without_a_broker_exits_3_and_says_what_to_do(
+    fragile: LocalCluster, fragile_command: Command
+) -> None:
+    fragile.create_topic("t")
+    assert fragile_command("cluster", "health").code == 0
+    fragile.kill_broker(2)
+
+    def is_noticed() -> bool:
+        info = fragile.admin.describe_topic("t").partitions[0]
+        live = [one.live for one in fragile.admin.describe_cluster().brokers]
+        return live == [True, True, False] and 2 not in info.isr
+
+    eventually(is_noticed, "the loss of broker 2 is noticed")
+    ran = fragile_command("cluster", "health")
+    assert ran.code == 3
+    assert "warning: Broker 2 is down" in ran.out
+    assert "t-0" in ran.out
+    assert "next: rayq topic describe t" in ran.out
+    ran = fragile_command("cluster", "health", "--json")
+    assert ran.code == 3
+    assert ran.json["healthy"] is False
+    assert all(one["next_command"] for one in ran.json["problems"])
+    status = fragile_command.well("status").out
+    assert "2 of 3 brokers live" in status
+    fragile.start_broker(2)
+    eventually(
+        lambda: fragile_command("cluster", "health").code == 0, "the cluster is well again"
+    )
+
+
+def test_where_no_broker_answers_health_exits_3_and_others_1(
+    rayq_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(current, "CONNECT_TIMEOUT_S", 0.3)
+    ran = rayq_command("topic", "list", "--cluster", "127.0.0.1:1")
+    assert ran.code == 1
+    assert "No broker answers at 127.0.0.1:1" in ran.err
+    ran = rayq_command("cluster", "health", "--cluster", "127.0.0.1:1")
+    assert ran.code == 3
+    assert "rayq start" in ran.out
+
+
+def test_without_a_cluster_one_is_told_how_to_get_one(
+    rayq_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAYQ_CLUSTER")
+    monkeypatch.delenv("RAYQ_TOKEN")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    ran = rayq_command("status")
+    assert ran.code == 1
+    assert "rayq start DIR" in ran.err
+    ran = rayq_command("stop")
+    assert ran.code == 1
+    ran = rayq_command("topic", "list", "--cluster", "127.0.0.1:1")
+    assert "RAYQ_TOKEN" in ran.err
+
+
+def test_the_current_cluster_is_what_verbs_use(
+    rayq_command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cluster = rayq_command.cluster
+    monkeypatch.delenv("RAYQ_CLUSTER")
+    monkeypatch.delenv("RAYQ_TOKEN")
+    current.write_current(
+        current.Current(
+            ray_address="127.0.0.1:1",
+            name="mine",
+            brokers=cluster.addresses,
+            path="/data",
+            started_ray=False,
+            token=cluster.token,
+        )
+    )
+    path = tmp_path / "home" / "current.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert json.loads(path.read_text())["name"] == "mine"
+    assert "Cluster mine" in rayq_command.well("status").out
+    assert rayq_command.well("token").out.strip() == cluster.token
+    # A second start is refused while the first one's cluster runs, wherever it is to go.
+    ran = rayq_command("start", str(tmp_path / "other"))
+    assert ran.code == 1
+    assert "runs on /data already" in ran.err and "rayq stop" in ran.err
+    assert not os.path.exists(tmp_path / "other")
+    path.write_text("{")
+    ran = rayq_command("status")
+    assert ran.code == 1
+    assert "current.json is damaged" in ran.err
+
+
+def test_a_wrong_token_is_refused(
+    rayq_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYQ_TOKEN", "rayq-" + "A" * 43)
+    ran = rayq_command("topic", "list")
+    assert ran.code == 1
+    assert ran.err.count("\n") == 1
+    monkeypatch.setenv("RAYQ_TOKEN", "no token")
+    assert "token" in rayq_command("topic", "list").err
+
+
+def test_a_directory_in_use_cannot_be_started_on(
+    rayq_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    cluster = rayq_command.cluster
+    assert isinstance(cluster, LocalCluster)
+    ran = rayq_command("start", cluster.data_dir)
+    assert ran.code == 1
+    assert f"in use by process {os.getpid()}" in ran.err
+    assert "Did you mean" in rayq_command("start", "x", "-c", "sesion_timeout_ms=5s").err
+
+
+# --- data directories, measurements ---------------------------------------------------------------
+
+
+def test_a_log_is_dumped_and_verified_from_disk(rayq_command: Command, topic: str) -> None:
+    rayq, cluster = rayq_command, rayq_command.cluster
+    assert isinstance(cluster, LocalCluster)
+    rayq.well("topic", "produce", topic, "-K", ":", "-H", "h=1", stdin=b"k:v\nl:w\n")
+    place = (cluster.data_dir, "-p", f"{topic}/0")
+    rows = rayq.well("log", "dump", *place, "--json").json
+    assert sum(row["records"] for row in rows) == 2
+    assert rows[0]["base_offset"] == 0
+    assert "base_offset" in rayq.well("log", "dump", *place).out
+    out = rayq.well("log", "dump", *place, "-f", r"%t %p %o %k %s %h\n").out
+    assert out == f"{topic} 0 0 k v h=1\n{topic} 0 1 l w h=1\n"
+    lines = rayq.well("log", "dump", *place, "--records", "-o", "1").out.splitlines()
+    assert [json.loads(line)["offset"] for line in lines] == [1]
+    metadata = rayq.well("log", "dump", f"{cluster.data_dir}/broker-0/metadata").out.splitlines()
+    kinds = {json.loads(line)["record"] for line in metadata}
+    assert {"VotersChanged", "TopicCreated"} <= kinds
+    assert rayq("log", "dump", cluster.data_dir, "-p", "nothing/0").code == 1
+
+    directory = f"{cluster.data_dir}/broker-1/{topic}-0"
+    assert "0 damaged" in rayq.well("log", "verify", directory).out
+    reports = rayq.well("log", "verify", directory, "--json").json
+    assert [one["damage"] for one in reports] == [[]]
+
+
+def test_verify_exits_3_on_damage(
+    fragile: LocalCluster, fragile_command: Command
+) -> None:
+    fragile.create_topic("t")
+    with fragile.producer() as producer:
+        producer.send_many("t", [b"x" * 100] * 50).result(timeout=20)
+    fragile.stop()
+    segment = Path(fragile.data_dir, "broker-0", "t-0", f"{0:020d}.log")
+    data = bytearray(segment.read_bytes())
+    data[-1] ^= 1
+    segment.write_bytes(data)
+    ran = fragile_command("log", "verify", fragile.data_dir)
+    assert ran.code == 3
+    assert "1 damaged" in ran.out
+    ran = fragile_command("log", "dump", str(segment), "-r")
+    assert ran.code == 1
+    assert str(segment) in ran.err
+
+
+def test_the_measurements_measure_and_leave_nothing_behind(
+    rayq_command: Command, topic: str
+) -> None:
+    rayq = rayq_command
+    figures = rayq.well("bench", "produce", "-n", "5000", "-s", "1KiB", "--json").json
+    assert figures["records"] == 5000
+    assert figures["latency_ms"]["p99"] > 0
+    figures = rayq.well("bench", "produce", "-t", topic, "-n", "300", "--rate", "1000", "--json").json
+    assert 500 < figures["records_per_s"] < 1100
+    assert "consumed" in rayq.well("bench", "consume", "-t", topic).out
+    figures = rayq.well(
+        "bench", "latency", "-t", topic, "--rate", "100", "--seconds", "0.5", "--json"
+    ).json
+    assert figures["records"] == 50
+    assert 0 < figures["acknowledged_ms"]["p50"] <= figures["end_to_end_ms"]["max"]
+    assert "rayq-bench" not in rayq.well("topic", "list").out

@@ -1,0 +1,359 @@
+"""Partitions move between brokers under load; brokers are drained, removed, replaced."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rayq import TopicPartition
+from rayq.errors import (
+    BrokerInUseError,
+    InvalidReassignmentError,
+    NoReassignmentError,
+    ReassignmentInProgressError,
+    TimeoutError,
+    UnknownBrokerError,
+    UnknownTopicError,
+)
+from rayq.records import DrainProgress
+from rayq.testing import LocalCluster
+from tests.local.faulty_disk import Faults
+from tests.local.support import (
+    FAST,
+    Load,
+    eventually,
+    leader_of,
+    partition_of,
+    read_all,
+    values,
+)
+
+BROKERS = 4
+
+
+@pytest.fixture(scope="module")
+def faults() -> Iterator[Faults]:
+    with pytest.MonkeyPatch.context() as patch:
+        made = Faults()
+        made.install(patch)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def four(faults: Faults, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Four brokers that stay alive; replicas share processes, as where partitions are many."""
+    with LocalCluster(
+        BROKERS, data_dir=tmp_path_factory.mktemp("four"), replicas_per_process=2, **FAST
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def fragile_four(tmp_path: Path) -> Iterator[LocalCluster]:
+    with LocalCluster(
+        BROKERS, data_dir=tmp_path / "data", replica_rebuild_delay_ms=1_000, **FAST
+    ) as cluster:
+        yield cluster
+
+
+def replicas_of(cluster: LocalCluster, topic: str, partition: int = 0) -> list[int]:
+    return [one.broker for one in partition_of(cluster, topic, partition).replicas]
+
+
+def outsider(cluster: LocalCluster, topic: str) -> int:
+    """A broker without a replica."""
+    (broker,) = set(range(BROKERS)) - set(replicas_of(cluster, topic))
+    return broker
+
+
+def directory(cluster: LocalCluster, topic: str, broker: int) -> Path:
+    return Path(cluster.data_dir) / f"broker-{broker}" / f"{topic}-0"
+
+
+def fill(cluster: LocalCluster, topic: str, megabytes: int) -> None:
+    with cluster.producer(compression_type="none") as producer:
+        producer.send_many(topic, [b"." * 1024] * (1024 * megabytes)).result(30)
+
+
+def test_a_partition_moves_under_load_and_its_old_directory_goes(four: LocalCluster) -> None:
+    four.create_topic("moved", replication_factor=3)
+    before = replicas_of(four, "moved")
+    leader = leader_of(four, "moved")
+    target = [outsider(four, "moved"), *(one for one in before if one != leader)]
+    with Load(four, "moved") as load:
+        four.admin.reassign_partitions({TopicPartition("moved", 0): target}, timeout_s=20)
+        info = partition_of(four, "moved")
+        assert [one.broker for one in info.replicas] == target
+        assert sorted(info.isr) == sorted(target)
+        assert info.leader in target and info.target == []
+        load.wait_for_more()
+        # And back: what comes again is a new replica.
+        four.admin.reassign_partitions({TopicPartition("moved", 0): before}, timeout_s=20)
+        load.wait_for_more()
+    assert load.failures() == []
+    load.check()
+    assert four.admin.list_reassignments() == []
+    gone = directory(four, "moved", target[0])
+    eventually(lambda: not gone.exists(), "the directory that was moved away is removed")
+    eventually(
+        lambda: not list((gone.parent / "quarantine").glob("*")), "and nothing is put aside"
+    )
+
+
+def test_a_broker_is_drained_under_load_and_takes_replicas_again(four: LocalCluster) -> None:
+    for name, partitions in (("busy", 3), ("quiet", 2)):
+        four.create_topic(name, partitions=partitions, replication_factor=3)
+    with four.consumer("busy", group="readers", auto_offset_reset="earliest") as consumer:
+        consumer.poll(timeout_s=0.2)  # So that rayq's own topic is there, too.
+    victim = leader_of(four, "busy")
+    told: list[DrainProgress] = []
+    plan = four.admin.plan_drain(victim)
+    assert plan and all(victim not in target for target in plan.values())
+    with Load(four, "busy") as load:
+        four.admin.drain_broker(victim, concurrency=2, timeout_s=30, on_progress=told.append)
+        load.wait_for_more()
+    assert load.failures() == []
+    load.check()
+    assert told[-1].done >= len(plan) and told[-1].moving == told[-1].waiting == 0
+    assert all(progress.moving <= 2 for progress in told)
+    cluster = four.admin.describe_cluster()
+    assert [one.broker for one in cluster.brokers if one.cordoned] == [victim]
+    assert victim not in cluster.voters and len(cluster.voters) == 3
+    assert four.admin.plan_drain(victim) == {}
+    four.create_topic("later", partitions=2, replication_factor=3)
+    assert all(victim not in replicas_of(four, "later", number) for number in (0, 1))
+    with pytest.raises(InvalidReassignmentError, match="cannot be drained.*only the brokers"):
+        four.admin.drain_broker(next(one for one in range(BROKERS) if one != victim))
+    four.admin.undrain_broker(victim)
+    plan = four.admin.plan_spread()
+    assert any(victim in target for target in plan.values())
+    four.admin.reassign_partitions(plan, timeout_s=30)
+    assert four.admin.plan_spread() == {}
+    load.check()
+
+
+def test_a_throttled_move_is_slow_can_be_watched_hurried_and_cancelled(four: LocalCluster) -> None:
+    four.create_topic("slow", replication_factor=3, segment_bytes=1 << 20)
+    fill(four, "slow", 3)
+    before = replicas_of(four, "slow")
+    place, added = TopicPartition("slow", 0), outsider(four, "slow")
+    target = [added, *before[:2]]
+    with pytest.raises(TimeoutError, match=rf"broker {added}.*They go on"):
+        four.admin.reassign_partitions(
+            {place: target}, throttle_bytes_per_s=256 * 1024, timeout_s=1.5
+        )
+    (move,) = four.admin.list_reassignments()
+    assert (move.topic_partition, move.target) == (place, target)
+    assert (move.adding, move.removing) == ([added], [before[2]])
+    assert sorted(move.replicas) == sorted({*before, added})
+    assert move.throttle_bytes_per_s == 256 * 1024
+    assert move.waits_for is not None and "has copied up to offset" in move.waits_for
+    with pytest.raises(ReassignmentInProgressError):
+        four.admin.reassign_partitions({place: [added, *before[1:]]})
+    assert four.admin.cancel_reassignments() == [place]
+    assert replicas_of(four, "slow") == before
+    with pytest.raises(NoReassignmentError):
+        four.admin.cancel_reassignments([place])
+    eventually(lambda: not directory(four, "slow", added).exists(), "the copy is removed")
+    four.admin.reassign_partitions({place: target}, throttle_bytes_per_s=64 * 1024, wait=False)
+    four.admin.reassign_partitions({place: target}, timeout_s=20)  # Without the throttle.
+    assert len(read_all(four, "slow")) == 3 * 1024
+
+
+def test_who_waits_for_a_move_that_another_cancels_is_told(four: LocalCluster) -> None:
+    four.create_topic("undone", replication_factor=3, segment_bytes=1 << 20)
+    fill(four, "undone", 1)
+    place = TopicPartition("undone", 0)
+    target = [outsider(four, "undone"), *replicas_of(four, "undone")[:2]]
+
+    def cancel() -> None:
+        eventually(lambda: bool(four.admin.list_reassignments()), "the move begins")
+        four.admin.cancel_reassignments([place])
+
+    other = threading.Thread(target=cancel)
+    other.start()
+    with pytest.raises(NoReassignmentError, match="was cancelled"):
+        four.admin.reassign_partitions({place: target}, throttle_bytes_per_s=32 * 1024)
+    other.join()
+
+
+def test_impossible_moves_are_refused_with_what_is_possible(four: LocalCluster) -> None:
+    four.create_topic("stays", replication_factor=3)
+    place = TopicPartition("stays", 0)
+    for target, why in [([0, 1, 7], "no broker 7"), ([0, 0, 1], "twice"), ([0, 1], "name 3")]:
+        with pytest.raises(InvalidReassignmentError, match=why):
+            four.admin.reassign_partitions({place: target})
+    with pytest.raises(UnknownTopicError):
+        four.admin.reassign_partitions({TopicPartition("nope", 0): [0, 1, 2]})
+    with pytest.raises(UnknownTopicError):
+        four.admin.reassign_partitions({TopicPartition("stays", 9): [0, 1, 2]})
+    for call in (four.admin.plan_drain, four.admin.drain_broker, four.admin.undrain_broker):
+        with pytest.raises(UnknownBrokerError, match="no broker 7"):
+            call(7)
+    with pytest.raises(BrokerInUseError, match="drain it first"):
+        four.admin.remove_broker(leader_of(four, "stays"))
+    four.admin.reassign_partitions({})
+
+
+def test_a_move_to_a_full_disk_waits_says_so_and_can_be_cancelled(
+    faults: Faults, four: LocalCluster
+) -> None:
+    four.create_topic("big", replication_factor=3, segment_bytes=1 << 20)
+    fill(four, "big", 1)
+    before = replicas_of(four, "big")
+    place, added = TopicPartition("big", 0), outsider(four, "big")
+    faults.full.add(f"broker-{added}/big-0/0")
+    try:
+        four.admin.reassign_partitions({place: [added, *before[:2]]}, wait=False)
+
+        def says_so() -> bool:
+            waits = [one.waits_for or "" for one in four.admin.list_reassignments()]
+            return any(f"broker {added}" in one and "no room" in one.lower() for one in waits)
+
+        eventually(says_so, "the move says that the disk is full")
+        assert set(partition_of(four, "big").isr) == set(before)
+        four.admin.cancel_reassignments([place])
+        assert replicas_of(four, "big") == before
+        four.admin.reassign_partitions({place: [added, *before[:2]]}, wait=False)
+        eventually(says_so, "the move says that the disk is full")
+    finally:
+        faults.full.clear()
+    four.admin.reassign_partitions({place: [added, *before[:2]]}, timeout_s=20)
+    assert len(read_all(four, "big")) == 1024
+
+
+def test_a_group_goes_on_while_its_coordinator_moves(four: LocalCluster) -> None:
+    four.create_topic("orders", replication_factor=3)
+    offsets = TopicPartition("__consumer_offsets", 0)
+    with four.consumer(
+        "orders", group="billing", auto_offset_reset="earliest"
+    ) as consumer, four.producer() as producer:
+        seen: list[bytes | None] = []
+        for number in range(4):
+            producer.send("orders", b"%d" % number).result(10)
+            while len(seen) <= number:
+                seen += values(consumer.poll(timeout_s=1.0))
+            replicas = replicas_of(four, "__consumer_offsets")
+            target = [outsider(four, "__consumer_offsets"), *replicas[1:]]
+            four.admin.reassign_partitions({offsets: target}, timeout_s=20)
+            consumer.commit()
+    assert seen == [b"0", b"1", b"2", b"3"]
+    group = four.admin.describe_group("billing")
+    assert group.partitions[TopicPartition("orders", 0)].offset == 4
+
+
+def test_a_compacted_log_moves_with_its_gaps(four: LocalCluster) -> None:
+    four.create_topic(
+        "table",
+        replication_factor=3,
+        cleanup_policy="compact",
+        segment_bytes=4096,
+        min_cleanable_dirty_ratio=0.01,
+    )
+    with four.producer(compression_type="none", batch_size=512) as producer:
+        for number in range(600):
+            producer.send("table", b"%d" % number + b"." * 50, key=b"%d" % (number % 5))
+    before = replicas_of(four, "table")
+    target = [outsider(four, "table"), *before[:2]]
+    four.admin.reassign_partitions({TopicPartition("table", 0): target}, timeout_s=20)
+    latest = {record.key: record.value for record in read_all(four, "table")}
+    assert latest == {b"%d" % (n % 5): b"%d" % n + b"." * 50 for n in range(595, 600)}
+
+
+def test_a_dead_brokers_replicas_are_rebuilt_and_what_it_brings_back_is_removed(
+    fragile_four: LocalCluster,
+) -> None:
+    cluster = fragile_four
+    cluster.create_topic("t", replication_factor=3)
+    dead = replicas_of(cluster, "t")[0]
+    spare = outsider(cluster, "t")
+    with Load(cluster, "t") as load:
+        cluster.kill_broker(dead)
+        eventually(
+            lambda: sorted(partition_of(cluster, "t").isr)
+            == sorted(set(range(BROKERS)) - {dead})
+            and dead not in replicas_of(cluster, "t"),
+            "the replica is rebuilt elsewhere",
+        )
+        load.wait_for_more()
+        assert directory(cluster, "t", dead).exists()
+        cluster.start_broker(dead)
+        eventually(
+            lambda: not directory(cluster, "t", dead).exists(), "the old directory is removed"
+        )
+        # It gets the partition again, and begins from nothing.
+        target = [dead, *(one for one in replicas_of(cluster, "t") if one != spare)]
+        cluster.admin.reassign_partitions({TopicPartition("t", 0): target}, timeout_s=20)
+        load.wait_for_more()
+    assert load.failures() == []
+    load.check()
+
+
+def test_a_drained_broker_is_stopped_and_removed_and_may_join_again(tmp_path: Path) -> None:
+    with LocalCluster(BROKERS, data_dir=tmp_path / "data", **FAST) as cluster:
+        cluster.create_topic("t", partitions=2, replication_factor=3)
+        with Load(cluster, "t") as load:
+            cluster.admin.drain_broker(2, timeout_s=30)
+            with pytest.raises(BrokerInUseError, match="is running"):
+                cluster.admin.remove_broker(2)
+            cluster.kill_broker(2)
+            eventually(
+                lambda: [one.live for one in cluster.admin.describe_cluster().brokers].count(True)
+                == 3,
+                "the broker's session is over",
+            )
+            cluster.admin.remove_broker(2)
+            assert [one.broker for one in cluster.admin.describe_cluster().brokers] == [0, 1, 3]
+            with pytest.raises(UnknownBrokerError):
+                cluster.admin.remove_broker(2)
+            cluster.start_broker(2)
+            eventually(
+                lambda: [
+                    (one.broker, one.live, one.cordoned)
+                    for one in cluster.admin.describe_cluster().brokers
+                ][2] == (2, True, False),
+                "it joins anew",
+            )
+            load.wait_for_more()
+        assert load.failures() == []
+        load.check()
+
+
+def test_the_last_broker_cannot_be_drained_nor_one_of_too_few(tmp_path: Path) -> None:
+    with LocalCluster(2, data_dir=tmp_path / "data", **FAST) as cluster:
+        cluster.create_topic("t", replication_factor=2)
+        with pytest.raises(InvalidReassignmentError, match="have 2 replicas.*Add a broker first"):
+            cluster.admin.drain_broker(1)
+        cluster.admin.delete_topic("t")
+        cluster.create_topic("alone", replication_factor=1)
+        with cluster.producer() as producer:
+            producer.send("alone", b"kept").result(10)
+        leader = leader_of(cluster, "alone")
+        cluster.admin.drain_broker(leader, timeout_s=20)
+        assert leader_of(cluster, "alone") == 1 - leader
+        with pytest.raises(InvalidReassignmentError, match="no other broker"):
+            cluster.admin.drain_broker(1 - leader)
+        assert values(read_all(cluster, "alone")) == [b"kept"]
+        eventually(
+            lambda: cluster.admin.describe_cluster().voters == [1 - leader],
+            "the only vote goes to the other",
+        )
+
+
+def test_a_move_goes_on_after_a_full_stop(tmp_path: Path) -> None:
+    place = TopicPartition("t", 0)
+    with LocalCluster(BROKERS, data_dir=tmp_path / "data", **FAST) as cluster:
+        cluster.create_topic("t", replication_factor=3)
+        fill(cluster, "t", 1)
+        before = replicas_of(cluster, "t")
+        target = [outsider(cluster, "t"), *before[:2]]
+        cluster.admin.reassign_partitions({place: target}, throttle_bytes_per_s=1024, wait=False)
+    with LocalCluster(BROKERS, data_dir=tmp_path / "data", **FAST) as cluster:
+        (move,) = cluster.admin.list_reassignments()
+        assert (move.topic_partition, move.target) == (place, target)
+        cluster.admin.reassign_partitions({place: target}, timeout_s=20)
+        assert replicas_of(cluster, "t") == target
+        assert len(read_all(cluster, "t")) == 1024

@@ -1,0 +1,129 @@
+"""The majority of the metadata's voters is lost: one directory has to be enough."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rayq import DirectoryInUseError, InvalidRequestError
+from rayq.client.environment import system_environment
+from rayq.core.metadata_records import VotersChanged, decode_record
+from rayq.runtime.layout import replace_directory
+from rayq.runtime.recover_quorum import EPOCH_LEAP, recover_quorum, survivors
+from rayq.storage.data_directory import read_secret
+from rayq.storage.disk import LocalDisk
+from rayq.storage.metadata_log import MetadataLog
+from rayq.testing import LocalCluster
+from tests.local.support import FAST, eventually, partition_of, read_all, values, wait_in_sync
+
+ENVIRONMENT = system_environment(None)
+WRITTEN = [b"%d" % number for number in range(500)]
+
+
+def _lose_two_of_three(path: Path) -> None:
+    with LocalCluster(brokers=3, data_dir=path, **FAST) as cluster:
+        cluster.create_topic("t")
+        with cluster.producer() as producer:
+            producer.send_many("t", WRITTEN).result(20)
+        cluster.abort()
+    for broker in (0, 1):
+        shutil.rmtree(path / f"broker-{broker}")
+
+
+def test_from_one_of_three_directories_everything_comes_back(tmp_path: Path) -> None:
+    _lose_two_of_three(tmp_path)
+    done = recover_quorum(ENVIRONMENT, str(tmp_path))
+    assert (done.directory.broker, done.topics) == (2, 1)
+    assert [voter.broker for voter in done.voters_before] == [0, 1, 2]
+
+    with LocalCluster(data_dir=tmp_path, **FAST) as cluster:
+        assert cluster.admin.describe_cluster().voters == [2]
+        assert cluster.admin.describe_cluster().controller_epoch > EPOCH_LEAP
+        assert cluster.admin.list_topics() == ["t"]
+        eventually(
+            lambda: "broker 0" in (partition_of(cluster, "t").offline_reason or ""),
+            "it says whom it waits for",
+        )
+        cluster.admin.elect_leaders("t", unclean=True)
+
+        # New disks under the old ids are filled from what is left, and take part again.
+        secret = read_secret(ENVIRONMENT.disk, done.directory.path)
+        for broker in (0, 1):
+            replace_directory(
+                ENVIRONMENT,
+                str(tmp_path),
+                broker,
+                cluster_id=done.directory.cluster_id,
+                secret=secret,
+            )
+            cluster.start_broker(broker)
+        wait_in_sync(cluster, "t")
+        eventually(
+            lambda: sorted(cluster.admin.describe_cluster().voters) == [0, 1, 2], "three vote again"
+        )
+        with cluster.producer() as producer:
+            producer.send("t", b"together").result(10)
+        assert values(read_all(cluster, "t")) == [*WRITTEN, b"together"]
+
+
+def test_it_is_on_record_that_it_was_not_clean(tmp_path: Path) -> None:
+    _lose_two_of_three(tmp_path)
+    before = survivors(ENVIRONMENT, str(tmp_path))[0]
+    done = recover_quorum(ENVIRONMENT, str(tmp_path / "broker-2"))
+    log = MetadataLog.inspect(LocalDisk(), str(tmp_path / "broker-2/metadata"))
+    ((index, epoch, data),) = log.read(before.last_index + 1, 1 << 20)
+    assert (index, epoch) == (done.record_index, done.epoch) == (before.last_index + 1, log.promised_epoch)
+    assert epoch >= before.epoch + EPOCH_LEAP
+    record = decode_record(data)
+    assert isinstance(record, VotersChanged)
+    assert not record.clean and [voter.broker for voter in record.voters] == [2]
+
+
+def test_a_voter_that_was_taken_for_lost_follows_the_recovered_one(tmp_path: Path) -> None:
+    """Two come back after all: though they are a majority of the old voters, they are behind."""
+    with LocalCluster(brokers=3, data_dir=tmp_path, **FAST) as cluster:
+        cluster.create_topic("t")
+        with cluster.producer() as producer:
+            producer.send_many("t", WRITTEN).result(20)
+        cluster.abort()
+    aside = tmp_path / "aside"
+    aside.mkdir()
+    for broker in (0, 1):
+        (tmp_path / f"broker-{broker}").rename(aside / f"broker-{broker}")
+    recover_quorum(ENVIRONMENT, str(tmp_path))
+    for broker in (0, 1):
+        (aside / f"broker-{broker}").rename(tmp_path / f"broker-{broker}")
+    with LocalCluster(data_dir=tmp_path, **FAST) as cluster:
+        eventually(
+            lambda: sorted(cluster.admin.describe_cluster().voters) == [0, 1, 2], "three vote again"
+        )
+        assert cluster.admin.describe_cluster().controller_epoch > EPOCH_LEAP
+        wait_in_sync(cluster, "t")
+        assert values(read_all(cluster, "t")) == WRITTEN
+
+
+def test_where_a_majority_is_left_nothing_is_touched(tmp_path: Path) -> None:
+    with LocalCluster(brokers=3, data_dir=tmp_path, **FAST) as cluster:
+        cluster.abort()
+    shutil.rmtree(tmp_path / "broker-0")
+    before = survivors(ENVIRONMENT, str(tmp_path))
+    with pytest.raises(InvalidRequestError, match="2 of the 3 voters"):
+        recover_quorum(ENVIRONMENT, str(tmp_path))
+    assert survivors(ENVIRONMENT, str(tmp_path)) == before
+
+
+def test_a_directory_in_use_and_one_that_holds_nothing_are_refused(tmp_path: Path) -> None:
+    with LocalCluster(brokers=1, data_dir=tmp_path, **FAST):
+        with pytest.raises(DirectoryInUseError, match="stop all brokers first"):
+            recover_quorum(ENVIRONMENT, str(tmp_path))
+    with pytest.raises(InvalidRequestError, match="no broker's directory"):
+        recover_quorum(ENVIRONMENT, str(tmp_path / "nothing"))
+
+
+def test_a_directory_that_holds_something_is_not_replaced(tmp_path: Path) -> None:
+    with LocalCluster(brokers=1, data_dir=tmp_path, **FAST):
+        pass
+    with pytest.raises(InvalidRequestError, match="not empty"):
+        replace_directory(ENVIRONMENT, str(tmp_path), 0, cluster_id="c", secret=b"s")

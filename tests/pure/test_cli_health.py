@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import pytest
+
+from rayq.client.health import (
+    DISK_FULL_BYTES,
+    DISK_LOW_BYTES,
+    Problem,
+    disk_used,
+    find_problems,
+    is_healthy,
+    min_insync_of,
+    partition_state,
+)
+from rayq.records import (
+    BrokerInfo,
+    ClusterInfo,
+    GroupInfo,
+    GroupMemberInfo,
+    GroupOffset,
+    PartitionInfo,
+    Reassignment,
+    ReplicaInfo,
+    TopicInfo,
+    TopicPartition,
+)
+
+
+def cluster(*, down: tuple[int, ...] = (), controller: str | None = "h:1") -> ClusterInfo:
+    brokers = [BrokerInfo(one, "h", 9392 + one, "node", one not in down) for one in (0, 1, 2)]
+    return ClusterInfo("c", brokers, controller, 1, [0, 1, 2])
+
+
+def replica(
+    broker: int, free_bytes: int | None = 100 * 2**30, trouble: str | None = None
+) -> ReplicaInfo:
+    return ReplicaInfo(broker, "h", 1, 2, 0, 5, 5, 1000, free_bytes, trouble)
+
+
+def partition(
+    isr: list[int],
+    leader: int | None = 0,
+    reason: str | None = None,
+    replicas: list[ReplicaInfo] | None = None,
+    target: list[int] | None = None,
+) -> PartitionInfo:
+    copies = replicas or [replica(0), replica(1), replica(2)]
+    return PartitionInfo(0, leader, 1, isr, copies, reason, target or [])
+
+
+def topic(one: PartitionInfo, **config: object) -> TopicInfo:
+    return TopicInfo("t", "id", [one], {"min_insync_replicas": None, **config})
+
+
+def only(problems: list[Problem]) -> Problem:
+    assert len(problems) == 1, problems
+    return problems[0]
+
+
+def test_a_cluster_that_is_well_has_no_problems() -> None:
+    assert find_problems(cluster(), [topic(partition([0, 1, 2]))]) == []
+
+
+def test_a_broker_that_is_down_is_named_with_what_to_do() -> None:
+    problem = only([p for p in find_problems(cluster(down=(1,)), []) if "Broker" in p.what])
+    assert problem.severity == "warning"
+    assert "Broker 1 is down" in problem.what
+    assert "rayq cluster drain 1" in problem.next_command
+
+
+def test_a_quorum_that_bears_no_further_loss_is_a_warning() -> None:
+    whats = [problem.what for problem in find_problems(cluster(down=(2,)), [])]
+    assert any("quorum" in what for what in whats)
+
+
+def test_without_a_controller_the_cluster_is_not_healthy() -> None:
+    problems = find_problems(cluster(controller=None), [])
+    assert not is_healthy(problems)
+    assert "recover-quorum" in only(problems).next_command
+
+
+@pytest.mark.parametrize(
+    ("one", "state", "severity"),
+    [
+        (partition([0, 1]), "under-replicated", "warning"),
+        (partition([0]), "under min ISR", "error"),
+        (partition([0], None, "broker 0 is waited for"), "offline", "error"),
+    ],
+)
+def test_a_partition_that_lacks_replicas_says_how_bad_it_is(
+    one: PartitionInfo, state: str, severity: str
+) -> None:
+    problem = only(find_problems(cluster(), [topic(one)]))
+    assert problem.severity == severity
+    assert state in problem.what
+    assert "t-0" in problem.what
+    assert "rayq topic describe t" in problem.next_command
+
+
+def test_an_offline_partition_gives_its_reason_and_the_last_resort() -> None:
+    one = partition([0], None, "broker 0 is waited for")
+    problem = only(find_problems(cluster(), [topic(one)]))
+    assert problem.why == "broker 0 is waited for"
+    assert "--unclean" in problem.next_command
+
+
+def test_what_troubles_a_follower_is_told() -> None:
+    copies = [replica(0), replica(1), replica(2, trouble="its disk is full")]
+    problem = only(find_problems(cluster(), [topic(partition([0, 1], replicas=copies))]))
+    assert "its disk is full" in problem.why
+
+
+def test_min_insync_replicas_is_as_configured_or_the_majority() -> None:
+    one = partition([0, 1])
+    assert min_insync_of(topic(one), one) == 2
+    assert min_insync_of(topic(one, min_insync_replicas=3), one) == 3
+    assert partition_state(one, 3) == "under min ISR"
+
+
+def test_while_a_partition_moves_its_target_counts() -> None:
+    copies = [replica(0), replica(1), replica(2), replica(3)]
+    one = partition([1, 2, 3], 1, replicas=copies, target=[1, 2, 3])
+    assert partition_state(one, min_insync_of(topic(one), one)) == "in sync"
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "severity"), [(DISK_LOW_BYTES - 1, "warning"), (DISK_FULL_BYTES - 1, "error")]
+)
+def test_a_disk_that_fills_is_told_before_it_is_full(free_bytes: int, severity: str) -> None:
+    copies = [replica(0), replica(1, free_bytes), replica(2)]
+    problem = only(find_problems(cluster(), [topic(partition([0, 1, 2], replicas=copies))]))
+    assert problem.severity == severity
+    assert "broker 1" in problem.what
+
+
+def test_disk_use_is_added_up_for_each_broker() -> None:
+    assert disk_used([topic(partition([0])), topic(partition([0]))]) == {0: 2000, 1: 2000, 2: 2000}
+
+
+def test_leaders_that_are_not_the_first_replica_are_only_a_notice() -> None:
+    problems = find_problems(cluster(), [topic(partition([0, 1, 2], 1))])
+    assert only(problems).severity == "notice"
+    assert only(problems).next_command == "rayq cluster elect-leaders"
+    assert is_healthy(problems)
+
+
+def test_a_group_that_lags_without_members_is_only_a_notice() -> None:
+    offsets = {TopicPartition("t", 0): GroupOffset(1, 5, 4, "", 0, None)}
+    group = GroupInfo("g", "empty", 1, "uniform", [], offsets, "left", 0)
+    member = GroupMemberInfo("m", "h", None, 1, [], [])
+    served = GroupInfo("s", "stable", 1, "uniform", [member], offsets, "joined", 0)
+    problem = only(find_problems(cluster(), [], [group, served]))
+    assert problem.severity == "notice"
+    assert "rayq group describe g" in problem.next_command
+
+
+def test_a_move_says_what_it_waits_for_and_how_to_take_it_back() -> None:
+    place = TopicPartition("t", 0)
+    move = Reassignment(place, [3, 0, 1], [3], [0], [3, 1], None, "broker 3: its disk is full")
+    problem = only(find_problems(cluster(), [], [], [move]))
+    assert problem.severity == "notice"
+    assert "its disk is full" in problem.why
+    assert "--cancel" in problem.next_command
+
+
+def test_many_partitions_are_counted_and_some_named() -> None:
+    one = topic(partition([0, 1]))
+    topics = [TopicInfo(f"t{number}", "id", one.partitions, one.config) for number in range(20)]
+    problem = only(find_problems(cluster(), topics))
+    assert problem.what.startswith("20 partitions are under-replicated: t0-0, ")
+    assert problem.what.endswith("and 12 more")
+
+
+def test_the_worst_comes_first() -> None:
+    problems = find_problems(cluster(down=(1,)), [topic(partition([0], None, "gone"))])
+    severities = [problem.severity for problem in problems]
+    assert severities == sorted(severities, key=["error", "warning", "notice"].index)
+    assert severities[0] == "error"

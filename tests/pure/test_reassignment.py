@@ -1,0 +1,399 @@
+"""Moving partitions, as the controller decides it: what begins, completes, and may be taken back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rayq.core import broker_changes, reassignment, topic_changes
+from rayq.core.broker_changes import ReplicaReport
+from rayq.core.cluster_state import ClusterState
+from rayq.core.metadata_records import (
+    BrokerRegistered,
+    MetadataRecord,
+    PartitionValue,
+    Voter,
+    VotersChanged,
+    decode_records,
+    encode_records,
+)
+from rayq.errors import (
+    BrokerInUseError,
+    InvalidReassignmentError,
+    InvalidReplicationFactorError,
+    NoReassignmentError,
+    ReassignmentInProgressError,
+    ReplicaLimitError,
+    StalePartitionError,
+    UnknownBrokerError,
+    UnknownTopicError,
+)
+
+EVERYONE = frozenset(range(6))
+
+
+def apply(state: ClusterState, records: list[MetadataRecord]) -> None:
+    for record in records:
+        state.replay(record)
+    state.validate()
+
+
+def register(state: ClusterState, broker: int, start: int = 1) -> None:
+    registration = BrokerRegistered(
+        broker, f"d{broker}", start, f"b{broker}.{start}", "h", 9000, f"n{broker}", 100
+    )
+    apply(state, broker_changes.register_broker(state, registration, (), EVERYONE))
+
+
+def run(state: ClusterState, *brokers: int, incarnation: str = "a", epoch: int | None = None) -> None:
+    """Replica processes start; their brokers know the newest metadata, or that of `epoch`."""
+    for broker in brokers:
+        known = value(state).partition_epoch if epoch is None else epoch
+        report = ReplicaReport("id-t", 0, f"{broker}{incarnation}", "h", 1, None, 0, known)
+        apply(state, broker_changes.register_replicas(state, broker, [report], EVERYONE))
+
+
+def in_sync(state: ClusterState, *brokers: int) -> None:
+    """The leader proposes this set, and it is accepted."""
+    now = value(state)
+    processes = state.topics["id-t"].partitions[0].processes
+    apply(state, broker_changes.alter_partition(
+        state, topic_id="id-t", partition=0, broker=now.leader,
+        incarnation=now.leader_incarnation, leader_epoch=now.leader_epoch,
+        partition_epoch=now.partition_epoch,
+        isr=[(broker, processes[broker].incarnation) for broker in brokers]))
+
+
+def value(state: ClusterState) -> PartitionValue:
+    return state.topics["id-t"].partitions[0].value
+
+
+def members(state: ClusterState) -> list[int]:
+    return sorted(member.broker for member in value(state).isr)
+
+
+def move(state: ClusterState, *target: int, throttle: int | None = None, name: str = "t") -> None:
+    apply(state, reassignment.alter_reassignments(state, [(name, 0, target)], throttle, EVERYONE))
+
+
+def cancel(state: ClusterState) -> None:
+    apply(state, reassignment.alter_reassignments(state, [("t", 0, None)], None, EVERYONE))
+
+
+def complete(state: ClusterState, heard: Any = EVERYONE) -> None:
+    apply(state, reassignment.complete_moves(state, heard))
+
+
+@pytest.fixture
+def state() -> ClusterState:
+    """Five brokers; topic t on 0, 1 and 2, led by 0, all in sync."""
+    state = ClusterState()
+    for broker in range(3):
+        register(state, broker)
+    apply(state, topic_changes.create_topic(
+        state, topic_id="id-t", name="t", partitions=1, replication_factor=3, options={}))
+    run(state, 0, 1, 2)
+    register(state, 3)
+    register(state, 4)
+    assert (value(state).replicas, value(state).leader) == ((0, 1, 2), 0)
+    return state
+
+
+def test_a_move_adds_replicas_and_takes_nothing_away(state: ClusterState) -> None:
+    move(state, 3, 1, 2, throttle=1000)
+    now = value(state)
+    assert now.replicas == (3, 1, 2, 0)
+    assert (now.target, now.origin) == ((3, 1, 2), (0, 1, 2))
+    assert (now.adding, now.removing) == ((3,), (0,))
+    assert (now.leader, members(state), now.throttle_bytes_per_s) == (0, [0, 1, 2], 1000)
+    complete(state)
+    assert value(state) == now
+
+
+def test_it_is_over_when_all_of_the_target_are_in_sync(state: ClusterState) -> None:
+    move(state, 3, 1, 4)
+    run(state, 3, 4)
+    in_sync(state, 0, 1, 2, 3)
+    complete(state)
+    assert value(state).target
+    in_sync(state, 0, 1, 2, 3, 4)
+    epoch = value(state).leader_epoch
+    complete(state)
+    now = value(state)
+    assert (now.replicas, members(state), now.elr) == ((3, 1, 4), [1, 3, 4], ())
+    assert (now.leader, now.leader_incarnation, now.leader_epoch) == (3, "3a", epoch + 1)
+    assert not now.target and not now.origin and now.throttle_bytes_per_s is None
+    assert set(state.topics["id-t"].partitions[0].processes) == {1, 3, 4}
+    assert not state.moving
+
+
+def test_a_leader_that_keeps_its_replica_goes_on_in_its_epoch(state: ClusterState) -> None:
+    epoch = value(state).leader_epoch
+    move(state, 3, 0, 1)
+    run(state, 3)
+    in_sync(state, 0, 1, 2, 3)
+    complete(state)
+    assert (value(state).leader, value(state).leader_epoch) == (0, epoch)
+
+
+def test_a_member_of_the_target_that_is_dead_holds_the_move_up(state: ClusterState) -> None:
+    move(state, 3, 1, 2)
+    run(state, 3)
+    in_sync(state, 0, 1, 2, 3)
+    apply(state, broker_changes.fence_broker(state, 2, EVERYONE))
+    complete(state)
+    assert value(state).replicas == (3, 1, 2, 0)
+
+
+def test_nothing_completes_on_what_is_said_of_brokers_that_were_not_heard(
+    state: ClusterState,
+) -> None:
+    move(state, 3, 1, 2)
+    run(state, 3)
+    in_sync(state, 0, 1, 2, 3)
+    complete(state, heard={1, 2})
+    assert value(state).target
+    complete(state, heard={1, 2, 3})
+    assert not value(state).target
+
+
+def test_another_order_takes_effect_at_once(state: ClusterState) -> None:
+    move(state, 2, 0, 1)
+    assert (value(state).replicas, value(state).target) == ((2, 0, 1), ())
+    assert (value(state).leader, members(state)) == (0, [0, 1, 2])
+    now = value(state)
+    move(state, 2, 0, 1)
+    assert value(state) == now
+
+
+def test_a_cancelled_move_leaves_what_was_there_before(state: ClusterState) -> None:
+    move(state, 3, 4, 2)
+    run(state, 3)
+    in_sync(state, 0, 1, 2, 3)
+    epoch = value(state).leader_epoch
+    cancel(state)
+    now = value(state)
+    assert (now.replicas, members(state)) == ((0, 1, 2), [0, 1, 2])
+    assert (now.leader, now.leader_epoch, now.target) == (0, epoch, ())
+    with pytest.raises(NoReassignmentError):
+        cancel(state)
+
+
+def test_a_move_whose_new_replicas_hold_acknowledged_records_is_not_cancelled(
+    state: ClusterState,
+) -> None:
+    move(state, 3, 4, 2)
+    run(state, 3, 4)
+    in_sync(state, 0, 1, 2, 3, 4)
+    apply(state, broker_changes.fence_broker(state, 0, EVERYONE))
+    apply(state, broker_changes.fence_broker(state, 1, EVERYONE))
+    assert (value(state).leader, members(state)) == (3, [2, 3, 4])
+    with pytest.raises(InvalidReassignmentError, match=r"only \[2\] are in sync"):
+        cancel(state)
+    complete(state)
+    assert value(state).replicas == (3, 4, 2)
+
+
+def test_a_cancelled_move_takes_the_leadership_back(state: ClusterState) -> None:
+    move(state, 3, 1, 2)
+    run(state, 3)
+    in_sync(state, 0, 1, 2, 3)
+    apply(state, broker_changes.balance_leaders(state))
+    assert value(state).leader == 3
+    cancel(state)
+    assert (value(state).leader, members(state)) == (0, [0, 1, 2])
+
+
+def test_a_replica_that_left_cannot_join_again_by_what_was_known_before(
+    state: ClusterState,
+) -> None:
+    before = value(state).partition_epoch
+    move(state, 3, 1, 2)
+    run(state, 3)
+    in_sync(state, 0, 1, 2, 3)
+    complete(state)
+    with pytest.raises(StalePartitionError, match="Broker 0 cannot be in sync"):
+        apply(state, broker_changes.alter_partition(
+            state, topic_id="id-t", partition=0, broker=3, incarnation="3a",
+            leader_epoch=value(state).leader_epoch,
+            partition_epoch=value(state).partition_epoch,
+            isr=[(3, "3a"), (1, "1a"), (2, "2a"), (0, "0a")]))
+    move(state, 0, 1, 2)
+    run(state, 0, epoch=before)  # On its way since before the move.
+    assert 0 not in state.topics["id-t"].partitions[0].processes
+    run(state, 0, incarnation="b")
+    assert state.topics["id-t"].partitions[0].processes[0].incarnation == "0b"
+
+
+def test_impossible_moves_are_refused_and_none_of_the_others_begins(state: ClusterState) -> None:
+    for target, why in [
+        ((0, 1, 9), "no broker 9"),
+        ((0, 1, 1), "named twice"),
+        ((0, 1), "name 3 brokers"),
+        ((), "name 3 brokers"),
+    ]:
+        with pytest.raises(InvalidReassignmentError, match=why):
+            move(state, *target)
+    with pytest.raises(UnknownTopicError):
+        move(state, 0, 1, 2, name="nope")
+    with pytest.raises(InvalidReassignmentError, match="positive"):
+        move(state, 3, 1, 2, throttle=0)
+    with pytest.raises(InvalidReassignmentError, match="t-0 is named twice"):
+        reassignment.alter_reassignments(
+            state, [("t", 0, (3, 1, 2)), ("t", 0, (4, 1, 2))], None, EVERYONE)
+    apply(state, broker_changes.fence_broker(state, 4, EVERYONE))
+    with pytest.raises(InvalidReassignmentError, match="broker 4 is not running"):
+        move(state, 4, 1, 2)
+    apply(state, reassignment.cordon_broker(state, 3, True))
+    with pytest.raises(InvalidReassignmentError, match="broker 3 is cordoned"):
+        move(state, 3, 1, 2)
+    assert not state.moving
+
+
+def test_a_move_that_would_leave_too_few_running_is_refused(state: ClusterState) -> None:
+    for broker in (1, 2):
+        apply(state, broker_changes.fence_broker(state, broker, EVERYONE))
+    with pytest.raises(InvalidReassignmentError, match=r"only \[3\].*min_insync_replicas is 2"):
+        move(state, 3, 1, 2)
+
+
+def test_a_second_move_is_refused_and_the_same_one_takes_a_new_throttle(
+    state: ClusterState,
+) -> None:
+    move(state, 3, 1, 2, throttle=1000)
+    with pytest.raises(ReassignmentInProgressError):
+        move(state, 4, 1, 2)
+    now = value(state)
+    move(state, 3, 1, 2, throttle=1000)
+    assert value(state) == now
+    move(state, 3, 1, 2)
+    assert value(state).throttle_bytes_per_s is None
+    assert value(state).target == (3, 1, 2)
+
+
+def test_a_move_cannot_exceed_what_a_broker_may_carry(state: ClusterState) -> None:
+    registration = BrokerRegistered(5, "d5", 1, "b5.1", "h", 9000, "n5", 0)
+    apply(state, broker_changes.register_broker(state, registration, (), EVERYONE))
+    with pytest.raises(ReplicaLimitError, match="max_replicas_per_broker = 0"):
+        move(state, 5, 1, 2)
+
+
+def test_an_unclean_election_prefers_a_replica_that_is_not_being_added(
+    state: ClusterState,
+) -> None:
+    apply(state, topic_changes.alter_topic_config(state, "t", {"unclean_leader_election": True}))
+    move(state, 3, 1, 2)
+    run(state, 3)
+    in_sync(state, 0)
+    for broker in (0, 1):
+        apply(state, broker_changes.fence_broker(state, broker, EVERYONE))
+    assert value(state).leader == 2
+
+
+def test_a_cordoned_broker_takes_no_new_replicas_and_stays_cordoned_when_it_restarts(
+    state: ClusterState,
+) -> None:
+    for broker in (3, 4):
+        apply(state, reassignment.cordon_broker(state, broker, True))
+    register(state, 4, start=2)
+    apply(state, topic_changes.create_topic(
+        state, topic_id="id-u", name="u", partitions=3, replication_factor=None, options={}))
+    placed = {one for number in range(3) for one in state.topics["id-u"].partitions[number].value.replicas}
+    assert placed == {0, 1, 2}
+    with pytest.raises(InvalidReplicationFactorError, match=r"cordoned: \[3, 4\]"):
+        topic_changes.create_topic(
+            state, topic_id="id-v", name="v", partitions=1, replication_factor=4, options={})
+    for broker in (0, 1):
+        apply(state, reassignment.cordon_broker(state, broker, True))
+    with pytest.raises(InvalidReassignmentError, match="the last one"):
+        reassignment.cordon_broker(state, 2, True)
+    with pytest.raises(UnknownBrokerError):
+        reassignment.cordon_broker(state, 9, True)
+    apply(state, reassignment.cordon_broker(state, 3, False))
+    assert reassignment.cordon_broker(state, 3, False) == []
+
+
+def voters(state: ClusterState) -> list[int]:
+    return [voter.broker for voter in state.voters]
+
+
+def steps(state: ClusterState) -> list[list[int]]:
+    """The voters after each single change, until nothing is left to change."""
+    seen = []
+    while records := broker_changes.next_voters(state, EVERYONE):
+        apply(state, records)
+        seen.append(voters(state))
+        assert len(seen) < 10
+    return seen
+
+
+def test_a_cordoned_voter_is_replaced_and_the_other_joins_first(state: ClusterState) -> None:
+    apply(state, [VotersChanged(tuple(Voter(one, f"d{one}") for one in (0, 1, 2)))])
+    assert steps(state) == []
+    apply(state, reassignment.cordon_broker(state, 1, True))
+    assert steps(state) == [[0, 1, 2, 3], [0, 2, 3]]
+    apply(state, reassignment.cordon_broker(state, 0, True))
+    assert steps(state) == [[0, 2, 3, 4], [2, 3, 4]]
+    apply(state, reassignment.cordon_broker(state, 2, True))
+    assert steps(state) == []  # There is nobody to take its place.
+
+
+def test_a_cluster_that_forms_keeps_voters_that_have_not_registered_yet() -> None:
+    state = ClusterState()
+    apply(state, [VotersChanged(tuple(Voter(one, f"d{one}") for one in (0, 1, 2)))])
+    register(state, 0)
+    assert steps(state) == []
+    register(state, 1)
+    assert steps(state) == []
+
+
+def test_a_broker_is_removed_when_it_holds_nothing_and_is_stopped(state: ClusterState) -> None:
+    apply(state, [VotersChanged(tuple(Voter(one, f"d{one}") for one in (0, 1, 4)))])
+    with pytest.raises(UnknownBrokerError):
+        reassignment.remove_broker(state, 9)
+    with pytest.raises(BrokerInUseError, match="holds replicas of t-0"):
+        reassignment.remove_broker(state, 0)
+    with pytest.raises(BrokerInUseError, match="is running"):
+        reassignment.remove_broker(state, 4)
+    apply(state, broker_changes.fence_broker(state, 4, EVERYONE))
+    apply(state, reassignment.remove_broker(state, 4))
+    assert sorted(state.brokers) == [0, 1, 2, 3]
+    assert voters(state) == [0, 1]
+    assert steps(state) == [[0, 1, 2]]
+    register(state, 4, start=2)  # Started again, it joins anew.
+    assert state.brokers[4].live and not state.brokers[4].cordoned
+
+
+def test_the_replicas_of_a_broker_that_is_gone_are_moved_to_others(state: ClusterState) -> None:
+    apply(state, broker_changes.fence_broker(state, 0, EVERYONE))
+    apply(state, reassignment.rebuild(state, {0}, EVERYONE - {0}))
+    assert (value(state).target, value(state).origin) == ((3, 1, 2), (0, 1, 2))
+    assert reassignment.rebuild(state, {0}, EVERYONE - {0}) == []
+    # The one that was to take them goes, too: the move starts over.
+    apply(state, broker_changes.fence_broker(state, 3, EVERYONE))
+    apply(state, reassignment.rebuild(state, {0, 3}, EVERYONE - {0, 3}))
+    assert (value(state).target, value(state).origin) == ((4, 1, 2), (0, 1, 2))
+    run(state, 4)
+    in_sync(state, 1, 2, 4)
+    complete(state)
+    assert value(state).replicas == (4, 1, 2)
+
+
+def test_a_partition_without_a_leader_is_not_rebuilt(state: ClusterState) -> None:
+    for broker in (0, 1, 2):
+        apply(state, broker_changes.fence_broker(state, broker, EVERYONE))
+    assert value(state).leader is None
+    assert reassignment.rebuild(state, {0, 1, 2}, EVERYONE - {0, 1, 2}) == []
+
+
+def test_a_snapshot_keeps_moves_and_cordons(state: ClusterState) -> None:
+    move(state, 3, 1, 2, throttle=5)
+    apply(state, reassignment.cordon_broker(state, 4, True))
+    copy = ClusterState()
+    for record in decode_records(encode_records(state.snapshot())):
+        copy.replay(record)
+    copy.validate()
+    assert copy.snapshot() == state.snapshot()
+    assert copy.moving == {("id-t", 0)}
+    assert copy.brokers[4].cordoned and not copy.brokers[3].cordoned

@@ -1,0 +1,153 @@
+"""`rayq start` and `rayq stop` as a user types them: a Ray of their own, in the background."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayq.cli.local_ray import processes_of, stop_ray
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Rayq:
+    """The command as a program, with a home of its own."""
+
+    def __init__(self, home: Path, temporary: str) -> None:
+        self.home = home
+        names = ("RAY_ADDRESS", "RAYQ_CLUSTER", "RAYQ_TOKEN")
+        rest = {name: value for name, value in os.environ.items() if name not in names}
+        self._environment = {
+            **rest,
+            "RAYQ_HOME": str(home),
+            "PYTHONPATH": str(ROOT),
+            # Not beside the Rays of others: its path is short, or sockets there would not fit.
+            "RAY_TMPDIR": temporary,
+        }
+
+    def __call__(
+        self, *arguments: str, stdin: bytes = b"", **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        ran = subprocess.run(
+            [sys.executable, "-m", "rayq.cli", *arguments],
+            env={**self._environment, **variables},
+            input=stdin,
+            capture_output=True,
+            timeout=170,
+        )
+        return subprocess.CompletedProcess(
+            arguments, ran.returncode, ran.stdout.decode(), ran.stderr.decode()
+        )
+
+    def popen(self, *arguments: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "rayq.cli", *arguments],
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def processes_of_ray(self) -> list[str]:
+        """Those that keep their files in the temporary directory of this test."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if f"{self._environment['RAY_TMPDIR']}/" in command:
+                    found.append(command)
+        return found
+
+    def well(self, *arguments: str, stdin: bytes = b"") -> str:
+        ran = self(*arguments, stdin=stdin)
+        assert ran.returncode == 0, (ran.stdout, ran.stderr)
+        assert ran.stderr == ""
+        return ran.stdout
+
+    @property
+    def current(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.home / "current.json").read_text())
+        return found
+
+
+@pytest.fixture
+def rayq(tmp_path: Path) -> Iterator[Rayq]:
+    with tempfile.TemporaryDirectory(prefix="rq", ignore_cleanup_errors=True) as temporary:
+        command = Rayq(tmp_path / "home", temporary)
+        yield command
+        if (tmp_path / "home" / "current.json").exists():
+            stop_ray(command.current["ray_session"])
+
+
+@pytest.mark.slow
+def test_a_cluster_from_start_to_stop_and_back(rayq: Rayq, tmp_path: Path) -> None:
+    data = str(tmp_path / "data")
+    # Where nobody else reaches it.
+    start = ("start", data, "--port", "23392", "-c", "bind_host=127.0.0.1")
+    assert "3 brokers at 127.0.0.1:23392, " in rayq.well(*start, "--brokers", "3")
+    first = rayq.current
+    assert (first["path"], first["started_ray"], first["name"]) == (data, True, "default")
+    assert processes_of(first["ray_session"])
+
+    rayq.well("topic", "create", "flights", "-p", "2", "-r", "3")
+    rayq.well("topic", "produce", "flights", stdin=b"one\ntwo\nthree\n")
+    assert "Healthy." in rayq.well("status")
+
+    # Neither this home nor another one gets a second cluster on the directory.
+    again = rayq(*start)
+    assert again.returncode == 1
+    assert "runs on" in again.stderr and again.stderr.count("\n") == 1
+    other = rayq(*start, RAYQ_HOME=str(tmp_path / "other"))
+    assert other.returncode == 1
+    assert "in use by process" in other.stderr and other.stderr.count("\n") == 1
+
+    assert "Broker 1 was restarted" in rayq.well("cluster", "restart-broker", "1")
+    assert "its data stays" in rayq.well("stop")
+    assert processes_of(first["ray_session"]) == {}
+    assert not (rayq.home / "current.json").exists()
+    assert rayq("status").returncode == 1
+    assert "0 damaged" in rayq.well("log", "verify", data)
+
+    rayq.well("start", data, "--port", "23392", "-c", "bind_host=127.0.0.1")
+    assert sorted(rayq.well("topic", "consume", "flights", "-e").split()) == [
+        *("one", "three", "two")
+    ]
+    # Also after its Ray was killed without warning, stop cleans up.
+    stop_ray(rayq.current["ray_session"])
+    rayq.well("stop")
+    assert not (rayq.home / "current.json").exists()
+
+
+def test_ctrl_c_while_ray_starts_leaves_nothing_running(
+    rayq: Rayq, tmp_path: Path
+) -> None:
+    starting = rayq.popen("start", str(tmp_path / "data"), "-b", "1", "-c", "bind_host=127.0.0.1")
+    try:
+        deadline_s = time.monotonic() + 60
+        while not (left := rayq.processes_of_ray()):
+            assert time.monotonic() < deadline_s and starting.poll() is None
+            time.sleep(0.02)
+        starting.send_signal(signal.SIGINT)
+        _, said = starting.communicate(timeout=60)
+        assert (starting.returncode, said) == (130, b"")
+        left = rayq.processes_of_ray()
+        assert left == []
+    finally:
+        starting.kill()
+
+
+def test_a_ray_that_cannot_be_reached_is_one_line(rayq: Rayq, tmp_path: Path) -> None:
+    ran = rayq("start", str(tmp_path / "data"), "--ray-address", "no address")
+    assert ran.returncode == 1
+    assert ran.stderr.count("\n") == 1
+    assert ran.stderr.startswith("Error: No Ray can be reached at no address")

@@ -1,0 +1,141 @@
+"""`deploy/local.yaml` on hosts with networks and processes of their own, and what befalls them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rayq import Cluster, TopicPartition
+from rayq.testing.deployment import PORT, Deployment
+from rayq.testing.hosts import Host, Hosts, why_not
+from tests.local.support import Load, eventually, leader_of, read_all, wait_in_sync
+
+PARTITIONS = 3
+WRITER = """
+import json, os, sys, time, rayq
+from rayq.errors import RayqError
+address, token, partition, acks = sys.argv[1:]
+cluster = rayq.connect(address, token=token)
+producer = cluster.producer(
+    acks="all" if acks == "all" else int(acks), delivery_timeout_ms=3000, request_timeout_ms=1000
+)
+producer.send("t", b"0", key=acks.encode(), partition=int(partition)).result(20)
+print("ready")
+while not os.path.exists("/tmp/go"):
+    time.sleep(0.01)
+futures = [producer.send("t", b"cut off", partition=int(partition)) for _ in range(10)]
+answers = []
+for future in futures:
+    try:
+        answers.append(future.result(20).offset)
+    except RayqError as error:
+        answers.append(type(error).__name__)
+print(json.dumps(answers))
+sys.stdout.flush()
+os._exit(0)  # Closing the producer would raise what the answers tell.
+"""
+"""Writes to a leader from its own host, once that is cut off; says what became of each record."""
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    reason = why_not()
+    if reason is not None:
+        # Where it should be possible, being left out would go unnoticed.
+        assert os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("sshd")), reason
+        pytest.skip(reason)
+    with Hosts(tmp_path, 5) as made:
+        yield made
+
+
+@pytest.mark.timeout(300)
+def test_a_deployed_cluster_outlives_a_cut_off_and_a_killed_host(hosts: Hosts) -> None:
+    """`ray up`, then a real partition with the old leader alive on the other side, a host that
+    dies, a host that is added: nothing acknowledged is lost."""
+    desk, head, first, second, spare = hosts
+    deployment = Deployment(desk, [head, first, second], hosts.key)
+    deployment.up()
+    with deployment.connect() as cluster:
+        brokers = cluster.admin.describe_cluster().brokers
+        assert {one.host for one in brokers} == {host.address for host in (head, first, second)}
+        cluster.create_topic("t", partitions=PARTITIONS, replication_factor=3)
+        with Load(cluster, "t") as load:
+            _cut_off(cluster, first, load)
+            _kill(cluster, second, load)
+            _add(cluster, deployment, spare, load)
+        values = {record.value for record in read_all(cluster, "t")}
+        assert b"cut off" not in values
+        load.check()
+        assert load.failures() == []
+
+
+def _broker_on(cluster: Cluster, host: Host) -> int:
+    brokers = cluster.admin.describe_cluster().brokers
+    return next(one.broker for one in brokers if one.host == host.address)
+
+
+def _live(cluster: Cluster) -> set[int]:
+    return {one.broker for one in cluster.admin.describe_cluster().brokers if one.live}
+
+
+def _wait_all_in_sync(cluster: Cluster, brokers: int) -> None:
+    for partition in range(PARTITIONS):
+        wait_in_sync(cluster, "t", brokers, partition, timeout_s=60)
+
+
+def _cut_off(cluster: Cluster, host: Host, load: Load) -> None:
+    """A real partition: the leader on the host goes on, reaches itself and a producer beside it,
+    and must not get a single record acknowledged by all into the log."""
+    broker = _broker_on(cluster, host)
+    partition = next(n for n in range(PARTITIONS) if leader_of(cluster, "t", n) == broker)
+    writers = [
+        host.start(
+            "python", "-c", WRITER, f"{host.address}:{PORT}", cluster.token, str(partition), acks
+        )
+        for acks in ("1", "all")
+    ]
+    for writer in writers:
+        assert writer.stdout is not None and writer.stdout.readline() == "ready\n"
+    host.cut()
+    (host.root / "tmp/go").touch()
+    eventually(lambda: leader_of(cluster, "t", partition) != broker, "somebody else leads", 30)
+    load.wait_for_more(200)
+    by_one, by_all = (json.loads(writer.communicate(timeout=60)[0]) for writer in writers)
+    host.mend()
+    # It could tell that it was alone only after a while, so it took what nobody else was to have.
+    assert any(isinstance(answer, int) for answer in by_one), by_one
+    assert all(isinstance(answer, str) for answer in by_all), by_all
+    _wait_all_in_sync(cluster, 3)
+
+
+def _kill(cluster: Cluster, host: Host, load: Load) -> None:
+    broker = _broker_on(cluster, host)
+    host.kill()
+    eventually(lambda: broker not in _live(cluster), "its session is over", 30)
+    eventually(
+        lambda: all(leader_of(cluster, "t", one) != broker for one in range(PARTITIONS)),
+        "others lead",
+    )
+    load.wait_for_more(200)
+
+
+def _add(cluster: Cluster, deployment: Deployment, host: Host, load: Load) -> None:
+    """As an operator adds a machine: its address in the file, and `ray up` that restarts nothing."""
+    known = {one.broker for one in cluster.admin.describe_cluster().brokers}
+    deployment.machines.append(host)
+    deployment.up("--no-restart")
+    eventually(lambda: bool(_live(cluster) - known), "a broker more", 60)
+    # It takes over what the dead one was to hold.
+    (new,) = _live(cluster) - known
+    cluster.admin.reassign_partitions(
+        {TopicPartition("t", one): sorted(_live(cluster)) for one in range(PARTITIONS)},
+        timeout_s=60,
+    )
+    for partition in range(PARTITIONS):
+        assert new in wait_in_sync(cluster, "t", 3, partition).isr
+    load.wait_for_more(200)

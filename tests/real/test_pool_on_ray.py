@@ -1,0 +1,181 @@
+"""Consumer pools on Ray: real processes that come, go, and are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import ray
+
+import rayq
+from rayq import Cluster, ConsumerPool, Record
+from tests.local.support import eventually
+from tests.real.support import actor_pid, actors_of, is_gone
+
+
+def keeping_accounts(directory: Path, *, record_s: float = 0.0) -> Callable[[list[Record]], None]:
+    """A handler that writes the values it was given to a file of its process; self-contained, as
+    the processes that run it do not have this module."""
+    path = str(directory)
+
+    def handler(records: list[Record]) -> None:
+        import os
+        import time
+
+        time.sleep(record_s * len(records))
+        with open(f"{path}/{os.getpid()}", "a") as file:
+            file.write("".join(f"{(one.value or b'').decode()}\n" for one in records))
+
+    return handler
+
+
+def handled(directory: Path) -> Counter[int]:
+    return Counter(int(one) for file in directory.iterdir() for one in file.read_text().split())
+
+
+class Producing:
+    """Numbered records at a rate that can be changed, from a thread."""
+
+    def __init__(self, cluster: Cluster, topic: str) -> None:
+        self.rate_per_s = 0
+        self.sent = 0
+        self._cluster, self._topic = cluster, topic
+        self._is_stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Producing:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_stopped.set()
+        self._thread.join(30)
+
+    def _run(self) -> None:
+        with self._cluster.producer() as producer:
+            due, last_s = 0.0, time.monotonic()
+            while not self._is_stopped.wait(0.05):
+                now_s = time.monotonic()
+                due, last_s = due + (now_s - last_s) * self.rate_per_s, now_s
+                count, due = int(due), due % 1
+                if count:
+                    values = [b"%d" % n for n in range(self.sent, self.sent + count)]
+                    producer.send_many(self._topic, values)
+                    self.sent += count
+
+
+def test_a_step_of_load_is_followed_up_and_down_and_every_record_is_handled_once(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.create_topic("steps", partitions=4)
+    pool = cluster.consumer_pool(
+        "steps",
+        "steps",
+        keeping_accounts(tmp_path, record_s=0.001),
+        target_lag_s=3.0,
+        cool_down_s=1.0,
+        resources={"num_cpus": 0.1},
+    )
+    with pool, Producing(cluster, "steps") as producing:
+        assert pool.status().wanted == 0
+        producing.rate_per_s = 1_200  # One consumer handles less than 1,000/s.
+        eventually(lambda: pool.status().running >= 2, "two or more run", 30)
+        eventually(lambda: pool.status().lag_s < 3.0, "the lag is below its target", 30)
+        producing.rate_per_s = 0
+        eventually(lambda: not pool.status().consumers, "none runs", 30)
+        status = pool.wait_idle(30)
+        assert status.problem is None and status.records == producing.sent
+        assert [one for one in actors_of("default") if "consumer-" in one["Name"]] == []
+        assert handled(tmp_path) == Counter(range(producing.sent))
+
+
+def test_killed_consumers_and_a_killed_pool_leave_nothing_out(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.create_topic("killed", partitions=2)
+    pool = cluster.consumer_pool(
+        "killed",
+        "killed",
+        keeping_accounts(tmp_path, record_s=0.001),
+        min_consumers=2,
+        resources={"num_cpus": 0.1},
+        max_records=100,
+        group_session_timeout_ms=6_000,
+    )
+    with Producing(cluster, "killed") as producing:
+        producing.rate_per_s = 200
+        eventually(lambda: pool.status().running == 2, "both run", 30)
+        names = {one.consumer for one in pool.status().consumers}
+
+        # The pool's process dies: Ray starts it again, and it finds its consumers at work.
+        dead = actor_pid("rayq:default:pool-killed")
+        assert dead is not None
+        os.kill(dead, signal.SIGKILL)
+        eventually(lambda: actor_pid("rayq:default:pool-killed") not in (None, dead), "it is back", 30)
+        eventually(lambda: pool.status().running == 2, "it has found them", 30)
+        assert {one.consumer for one in pool.status().consumers} == names
+
+        # A consumer dies: the pool starts another.
+        victim = pool.status().consumers[0]
+        assert victim.pid is not None
+        os.kill(victim.pid, signal.SIGKILL)
+        eventually(
+            lambda: victim.consumer not in {one.consumer for one in pool.status().consumers}
+            and pool.status().running == 2,
+            "another took its place",
+            30,
+        )
+        producing.rate_per_s = 0
+        pool.wait_idle(30)
+        found = handled(tmp_path)
+        assert set(found) == set(range(producing.sent))
+        # At-least-once: what the one that died had not committed yet came again, and no more.
+        assert sum(found.values()) - len(found) <= 200
+
+    # Any process of this Ray can find it and stop it; nothing is left.
+    with rayq.connect() as other:
+        (again,) = other.consumer_pools().values()
+        assert isinstance(again, ConsumerPool) and again.name == "killed"
+        pids = [one.pid for one in again.status().consumers]
+        with pytest.raises(rayq.PoolExistsError):
+            other.consumer_pool("killed", "killed", print)
+        again.stop()
+    cluster.make_current()
+    with pytest.raises(rayq.UnknownPoolError):
+        pool.status()
+    eventually(lambda: all(pid is not None and is_gone(pid) for pid in pids), "they are gone")
+    assert cluster.admin.describe_group("killed").members == []
+
+
+def test_a_handler_that_does_not_pickle_is_told_at_once_and_one_that_does_not_load_by_the_status(
+    cluster: Cluster,
+) -> None:
+    cluster.create_topic("pickles")
+    lock = threading.Lock()
+
+    def holds_a_lock(records: list[Record]) -> None:
+        with lock:
+            pass
+
+    with pytest.raises(rayq.HandlerError, match="cannot be sent"):
+        cluster.consumer_pool("pickles", "pickles", holds_a_lock)
+
+    class Absent:
+        def __reduce__(self) -> tuple[object, ...]:
+            return __import__, ("no_such_module_anywhere",)
+
+        def __call__(self, records: list[Record]) -> None: ...
+
+    with cluster.consumer_pool(
+        "pickles", "pickles", Absent(), min_consumers=1, resources={"num_cpus": 0}
+    ) as pool:
+        eventually(
+            lambda: "no_such_module_anywhere" in (pool.status().problem or ""), "it is told", 30
+        )
+    assert ray.is_initialized()
