@@ -153,6 +153,10 @@ def measure(cluster: Cluster, root: Path, options: argparse.Namespace) -> Result
     result.problems += [f"a write failed: {error}" for error in writing.failures[:3]]
     if cluster.admin.plan_drain(victim):
         result.problems.append("the broker still holds replicas")
+    else:
+        cluster.stop_broker(victim)
+        cluster.admin.remove_broker(victim)
+        print(f"broker {victim} is stopped and removed", flush=True)
     missing = missing_records(cluster, writing)
     if missing:
         result.problems.append(f"{missing} acknowledged records are not there")

@@ -35,6 +35,12 @@ class RayLifecycle:
         _join_ray()
         ray_operations.restart_broker(self._cluster_name, broker)
 
+    def stop_broker(self, broker: int) -> None:
+        from rayq.runtime import ray_operations
+
+        _join_ray()
+        ray_operations.stop_broker(self._cluster_name, broker)
+
     def replace_disk(self, broker: int, node: str | None) -> None:
         from rayq.runtime import ray_operations
 

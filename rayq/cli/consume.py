@@ -12,7 +12,7 @@ import typer
 
 from rayq.cli import output
 from rayq.cli.current import connected
-from rayq.cli.formats import DEFAULT_OUTPUT, JSON, NULL, Formatter, formatter
+from rayq.cli.formats import JSON, NULL, Formatter, formatter
 from rayq.cli.options import ClusterAddress, TopicNames, complete_group
 from rayq.cli.values import Where, config_values, partition_numbers, where
 from rayq.client.client import check_partition
@@ -102,10 +102,8 @@ def consume(
         raise typer.BadParameter("--json is a format: give one")
     template = JSON if json else format_
     if template is None:
-        shown_key = "" if key_delimiter is None else f"%k{key_delimiter.replace('%', '%%')}"
-        template = f"{shown_key}%s{delimiter}" if (shown_key, delimiter) != ("", r"\n") else (
-            DEFAULT_OUTPUT
-        )
+        key = "" if key_delimiter is None else "%k" + key_delimiter.replace("%", "%%")
+        template = key + "%s" + delimiter.replace("%", "%%")
     if group is not None and partitions is not None:
         raise typer.BadParameter("a group gives out the partitions: leave --partition out")
     begin = where(offset, output.now_ms())

@@ -26,7 +26,6 @@ from rayq.records import Headers, Record
 
 NULL = b"NULL"
 JSON = "json"
-DEFAULT_OUTPUT = "%s\\n"
 _ESCAPE = re.compile(r"\\(x[0-9A-Fa-f]{2}|.)|\\$", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\", "a": "\a"}
 _TOKEN = re.compile(r"%(.)|%$", re.DOTALL)

@@ -27,7 +27,7 @@ from rayq.client.environment import process_name, system_environment
 from rayq.client.group_consumer import Callback, Callbacks, check_group
 from rayq.client.metrics import collect_metrics
 from rayq.client.producer import AsyncProducer, Producer
-from rayq.client.restart import restart_broker
+from rayq.client.restart import check_may_stop, restart_broker
 from rayq.config import ClusterConfig, ConsumerConfig, PoolConfig, ProducerConfig, parse
 from rayq.errors import ClosedError, ConfigError, InvalidRequestError, NoClusterError, RayqError
 from rayq.metrics import Sample
@@ -52,6 +52,10 @@ class Lifecycle(PoolRuntime, Protocol):
 
     def restart_broker(self, broker: int) -> None:
         """Stops a broker in a controlled way and starts it again; returns when it has a session."""
+        ...
+
+    def stop_broker(self, broker: int) -> None:
+        """Stops a broker in a controlled way; it is not started again."""
         ...
 
     def replace_disk(self, broker: int, node: str | None) -> None:
@@ -407,6 +411,19 @@ class Cluster:
         Raises UnknownBrokerError; InvalidRequestError where the disk is not empty (then nothing was
         done), or for a cluster that was connected to from outside; RayqError."""
         self._operator().replace_disk(broker, node)
+
+    def stop_broker(self, broker: int) -> None:
+        """Stops a broker that was drained, for good: then `admin.remove_broker` makes the cluster
+        forget it. Its directory stays; with that it may start again when its node joins anew.
+
+        Raises UnknownBrokerError; BrokerInUseError while it holds replicas, or while the others
+        have no majority of the votes on the metadata; InvalidRequestError for a cluster that was
+        connected to from outside."""
+        check_may_stop(self.admin, broker)
+        self._stop_process(broker)
+
+    def _stop_process(self, broker: int) -> None:
+        self._operator().stop_broker(broker)
 
     def _restart_process(self, broker: int) -> None:
         self._operator().restart_broker(broker)

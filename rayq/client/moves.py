@@ -7,6 +7,7 @@ plans from the metadata, and waits.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -257,12 +258,13 @@ class MoveAdmin:
                     f"After {timeout_s:g} s {len(moving)} of {len(wanted)} moves are still under "
                     f"way: {await self._told(moving)}. They go on; cancel_reassignments ends them."
                 )
-            await client.refresh(
-                topics,
-                timeout_s=left_s,
-                version_min=version + 1,
-                wait_ms=min(WATCH_MS, int(left_s * 500)) if version else 0,
-            )
+            with contextlib.suppress(TimeoutError):  # Then the time is over: see above.
+                await client.refresh(
+                    topics,
+                    timeout_s=left_s,
+                    version_min=version + 1,
+                    wait_ms=min(WATCH_MS, int(left_s * 500)) if version else 0,
+                )
             if client.metadata.version == version:
                 await asyncio.sleep(PAUSE_S)
             version = client.metadata.version

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from rayq.client.admin import Admin
 from rayq.client.health import min_insync_of
-from rayq.errors import NotEnoughReplicasError, RayqError, UnknownBrokerError
+from rayq.errors import BrokerInUseError, NotEnoughReplicasError, RayqError, UnknownBrokerError
 from rayq.records import PartitionInfo, TopicInfo
 
 POLL_S = 0.1
@@ -38,6 +38,25 @@ def restart_broker(
         deadline_s,
         f"Broker {broker} was restarted, and after {timeout_s:.0f} s it is not in sync yet for",
     )
+
+
+def check_may_stop(admin: Admin, broker: int) -> None:
+    """Raises UnknownBrokerError, or BrokerInUseError where the broker cannot be stopped for good:
+    it holds replicas, or the cluster would lose the majority of its voters with it."""
+    cluster = admin.describe_cluster()
+    known = {one.broker for one in cluster.brokers}
+    if broker not in known:
+        raise UnknownBrokerError(f"There is no broker {broker}: the brokers are {sorted(known)}.")
+    held = next((partition for _, partition in _partitions_on(admin, broker)), None)
+    if held is not None:
+        raise BrokerInUseError(f"Broker {broker} holds replicas: drain it first.")
+    live = {one.broker for one in cluster.brokers if one.live}
+    others = [one for one in cluster.voters if one != broker and one in live]
+    if len(others) <= len(cluster.voters) // 2:
+        raise BrokerInUseError(
+            f"Broker {broker} is not stopped: of the voters {cluster.voters} on the metadata only "
+            f"{others} would be left. Start the others, or add a broker that takes its vote."
+        )
 
 
 def _needing(admin: Admin, broker: int) -> list[str]:

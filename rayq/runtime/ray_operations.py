@@ -52,6 +52,17 @@ def restart_broker(cluster_name: str, broker: int) -> None:
     _wait_back(actor, broker, cluster_name, before=before)
 
 
+def stop_broker(cluster_name: str, broker: int) -> None:
+    """Stops a broker and its replica processes in a controlled way, for good: Ray does not start it
+    again. Raises UnknownBrokerError."""
+    actor = _broker_actor(cluster_name, broker)
+    try:
+        ray.get(actor.stop.remote(), timeout=STOP_TIMEOUT_S)
+    except RayError as error:
+        logger.warning("broker %d did not stop by itself, it is killed: %s", broker, error)
+    ray.kill(actor)
+
+
 def replace_disk(cluster_name: str, broker: int, node: str | None = None) -> None:
     """Gives a broker a new, empty directory where its own is lost, on its node or on `node` (an
     address or a node id of Ray), and starts it there; returns once it has a session. Its replicas

@@ -92,6 +92,13 @@ class LocalCluster(Cluster):
 
         self._on_servers(restart(self._running()))
 
+    def _stop_process(self, broker: int) -> None:
+        async def stop(servers: LocalServers) -> None:
+            await servers.brokers[broker].stop()
+            servers.kill_broker(broker)
+
+        self._on_servers(stop(self._running()))
+
     def _pool_runtime(self) -> LocalPools:
         return self._pools
 

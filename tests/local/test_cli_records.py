@@ -63,6 +63,7 @@ def test_lines_become_records_and_records_lines(rayq_command: Command, topic: st
     assert "Produced 3 records" in rayq.well("topic", "produce", topic, stdin=b"a\n\nc").out
     assert rayq.well("topic", "consume", topic, "-e").out == "a\n\nc\n"
     assert rayq.well("topic", "consume", topic, "-e", "-D", ";").out == "a;;c;"
+    assert rayq.well("topic", "consume", topic, "-e", "-D", "%", "-K", "%").out == "%a%%%%c%"
 
 
 def test_a_record_goes_round_as_json_with_all_it_has(

@@ -22,17 +22,17 @@ from tests.local.support import eventually, read_all
 
 NewTopic = Callable[..., str]
 _groups = itertools.count(1)
-SOON: dict[str, Any] = {"cool_down_s": 0.5, "retry_backoff_ms": 5}
+SOON: dict[str, Any] = {"cool_down_s": 0.25, "retry_backoff_ms": 5}
 
 
 @pytest.fixture(autouse=True)
-def time_passes_ten_times_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+def time_passes_twenty_times_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in (
-        (consumer_pool, "LOOK_INTERVAL_S", 0.1),
+        (consumer_pool, "LOOK_INTERVAL_S", 0.05),
         (consumer_pool, "TOPIC_AGE_MAX_S", 0.2),
-        (pool_member, "POLL_S", 0.1),
-        (pool_scaling, "WINDOW_S", 0.5),
-        (pool_scaling, "SETTLE_S", 0.3),
+        (pool_member, "POLL_S", 0.05),
+        (pool_scaling, "WINDOW_S", 0.25),
+        (pool_scaling, "SETTLE_S", 0.15),
     ):
         monkeypatch.setattr(module, name, value)
 
@@ -454,7 +454,7 @@ def test_a_call_that_takes_longer_than_allowed_costs_its_consumer_its_place(
 
     fill(cluster, topic, 1, 5)
     with cluster.consumer_pool(
-        topic, group, handler, max_poll_interval_ms=1500, **SOON
+        topic, group, handler, max_poll_interval_ms=1000, **SOON
     ) as pool:
         status = wait(pool, lambda one: one.problem is not None, "it is noticed")
         assert "max_poll_interval_ms" in (status.problem or "")
