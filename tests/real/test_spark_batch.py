@@ -488,8 +488,18 @@ def test_json_becomes_columns_and_what_does_not_parse_a_dead_letter(
 
     cluster.create_topic("json", 1)
     cluster.create_topic("json-dead", 1)
-    good = [b'{"n": 1, "s": "a"}', b' {"n": 2, "extra": [1]}', b'{"s": null}', b"{}"]
-    bad = [b"", b"{", b"null", b"7", b'"text"', b'[{"n": 1}]', b'{"n": "x"}', b"\xff\xfe", None]
+    good = [
+        b'{"n": 1, "s": "a"}',
+        b' {"n": 2, "extra": [1]}',
+        b'{"s": null}',
+        b"{}",
+        b'\r\n\t{"n": 3, "s": 7}\n',
+        '{"s": "\ufffd\u00e4"}'.encode(),
+    ]
+    bad = [b"", b"{", b"null", b"7", b'"text"', b'[{"n": 1}]', b'{"n": "x"}', b"\xff\xfe"]
+    bad += [b'{"n": 1}{"n": 2}', b'{"n": 1}\n{"n": 2}', b'{"n": 1}, {"n": 2}', b'{"n": 1} garbage']
+    bad += [b'{"n": 1}}', b'{"n": 1}]}', b'{"n": 1}],"x":[{"n": 2}', b"{'n': 1}", b'{"n": 1,}']
+    bad += [b'{"s": "\xff"}', b'{"extra": "\xff"}', b'{"n": 3000000000}', None]
     with cluster.producer() as producer:
         producer.send_many("json", [*good, *bad])
     df = read(spark, "json", cluster=cluster)
@@ -500,8 +510,12 @@ def test_json_becomes_columns_and_what_does_not_parse_a_dead_letter(
         (1, 2, None),
         (2, None, None),
         (3, None, None),
+        (4, 3, "7"),
+        (5, None, "\ufffd\u00e4"),
     ]
     assert parsed.dead_letters.columns == [*df.columns, "error"]
+    again = from_json(parsed.dead_letters, "n string").dead_letters
+    assert again.columns == [*df.columns, "error"]
     written = write(
         parsed.dead_letters.orderBy("offset"), "json-dead", key="error", cluster=cluster
     )
