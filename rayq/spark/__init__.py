@@ -4,6 +4,17 @@
 micro-batches, `from_json` turns JSON values into typed columns. See docs/spark.md.
 """
 
+from rayq.errors import MissingExtraError
+
+try:
+    import pyspark as _pyspark  # noqa: F401
+    import ray as _ray  # noqa: F401
+    import raydp as _raydp  # noqa: F401
+except ImportError as _error:
+    raise MissingExtraError(
+        f"rayq.spark needs {_error.name}, which is not installed: pip install 'rayq[spark]'."
+    ) from _error
+
 from rayq.spark.read import read
 from rayq.spark.schema import Parsed, from_json
 from rayq.spark.session import session

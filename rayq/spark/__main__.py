@@ -5,15 +5,14 @@ from __future__ import annotations
 import sys
 from importlib.metadata import version
 
-from rayq.errors import RayqError
+from rayq.errors import JavaError
+from rayq.spark.session import check_java
 
 
 def main() -> int:
     try:
-        from rayq.spark.session import check_java
-
         java = check_java()
-    except RayqError as error:
+    except JavaError as error:
         print(f"Spark cannot run here: {error}")
         return 1
     print(f"Spark {version('pyspark')} on Java {java}, with RayDP {version('raydp')}:")

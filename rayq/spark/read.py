@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -31,6 +31,7 @@ def read(
     starting_timestamps: Times | None = None,
     ending_timestamp: Time | None = None,
     ending_timestamps: Times | None = None,
+    new_partitions: Literal["error", "earliest"] = "error",
     min_partitions: int | None = None,
     fail_on_data_loss: bool = True,
     include_headers: bool = False,
@@ -46,12 +47,16 @@ def read(
     `{TopicPartition("t", 0): 23}` or `{"t": {0: 23}}`; or a time (Unix milliseconds, or a datetime
     with a time zone), one for all or one for each partition. Ends are exclusive; "latest" is the
     high watermark, asked for once, now: whatever is appended later is not part of the DataFrame,
-    however often and late it is evaluated. Nothing is fetched before it is.
+    however often and late it is evaluated. Nothing is fetched before it is. A mapping names every
+    partition; with `new_partitions="earliest"` those that `starting_offsets` leaves out, such as
+    ones added since, begin at their log start. A time that no record reaches is the partition's
+    end, also to start at (Spark's Kafka source raises there).
 
     Each topic partition becomes one Spark partition; `min_partitions` cuts large ones by offset
     until there are so many. `fail_on_data_loss`: whether records that expired are an error, or are
     left out with a warning. `timeout_s`: how long, in seconds, a leader may be away, here and in
-    the tasks, before the job fails; never are fewer records returned instead.
+    a task, before that attempt at the task fails; Spark makes `spark.task.maxFailures` (4) of them
+    before the job fails. Never are fewer records returned instead.
 
     Raises what `rayq.client.offset_ranges.snapshot` does: UnknownTopicError, OffsetOutOfRangeError,
     InvalidRequestError, PartitionOfflineError, TimeoutError; NoClusterError. A task's errors reach
@@ -68,6 +73,7 @@ def read(
         starting_timestamps=starting_timestamps,
         ending_timestamp=ending_timestamp,
         ending_timestamps=ending_timestamps,
+        new_partitions=new_partitions,
         fail_on_data_loss=fail_on_data_loss,
         timeout_s=timeout_s,
     )

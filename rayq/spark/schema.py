@@ -10,6 +10,7 @@ from pyspark.sql import functions as fn
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    BooleanType,
     IntegerType,
     LongType,
     StringType,
@@ -47,8 +48,17 @@ class Parsed(NamedTuple):
     dead_letters: DataFrame
 
 
-_CORRUPT = "_rayq_corrupt"
+ERROR = "error"
+"""The column of dead letters that says what is wrong."""
+
 _PARSED = "_rayq_parsed"
+_CORRUPT = "_rayq_corrupt"
+_PAIR = "_rayq_pair"
+_END = "_rayq_end"
+"""Spark's parser stops behind the first JSON value, whatever follows. So it gets the text as the
+first of two items in an array, the second one ours: only where both come out, and no third, was the
+text one value and nothing else. Text that itself has these names could get past; none does by
+accident."""
 
 
 def from_json(
@@ -62,9 +72,11 @@ def from_json(
 
     `rows` has the fields of `schema` (a StructType, or DDL such as "carrier string, delay double"),
     behind those columns of `df` that `keep` names. `dead_letters` has the records that do not
-    parse, with all columns of `df` and a column `error`, ready for `rayq.spark.write`: what is not
-    JSON, is not an object, has a field of another type than `schema` says, or is null (a
-    tombstone). A field that is missing, or null, is null. Raises InvalidRequestError.
+    parse, with all columns of `df` and a column `error` (in place of one that `df` has, from an
+    earlier attempt), ready for `rayq.spark.write`: what is not UTF-8, is not exactly one JSON
+    object, has a field of another type than `schema` says, or is null (a tombstone). A field that
+    is missing, or null, is null. A string field takes any JSON: what is no string becomes its text,
+    such as `7` or `{"x":1}`; numbers may be NaN and Infinity. Raises InvalidRequestError.
     """
     fields = _struct_of(df.sparkSession, schema)
     if column not in df.columns:
@@ -78,37 +90,51 @@ def from_json(
             f"{twice} would be there twice, kept and from the JSON: rename it before, with "
             "withColumnRenamed, or leave it out of one of the two."
         )
-    text = fn.col(column).cast("string")
-    tried = df.withColumn(
-        _PARSED,
-        fn.from_json(
-            text,
-            StructType([*fields.fields, StructField(_CORRUPT, StringType())]),
-            {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT},
-        ),
-    )
-    is_object = fn.ltrim(text).startswith("{")
+    text = fn.col(_quoted(column)).cast("string")
+    tried = df.withColumn(_PARSED, _parsed(text, fields))
+    pair = fn.col(_PARSED)[_PAIR]
     is_good = fn.coalesce(
-        fn.col(column).isNotNull()
-        & is_object
-        & fn.col(_PARSED).isNotNull()
-        & fn.col(f"{_PARSED}.{_CORRUPT}").isNull(),
+        _is_utf8(text)
+        & fn.col(_PARSED)[_CORRUPT].isNull()
+        & (fn.size(pair) == 2)
+        & pair[0].isNotNull()
+        & pair[1][_END],
         fn.lit(False),
     )
     rows = tried.where(is_good).select(
         *(fn.col(_quoted(name)) for name in keep),
-        *(fn.col(f"{_PARSED}.{_quoted(name)}").alias(name) for name in fields.names),
+        *(pair[0].getField(name).alias(name) for name in fields.names),
     )
-    dead = tried.where(~is_good).select(*map(_quoted, df.columns), _why(column, is_object))
+    kept = [_quoted(name) for name in df.columns if name.lower() != ERROR]
+    dead = tried.where(~is_good).select(*kept, _why(text).alias(ERROR))
     return Parsed(rows, dead)
 
 
-def _why(column: str, is_object: Column) -> Column:
+def _parsed(text: Column, fields: StructType) -> Column:
+    item = StructType([*fields.fields, StructField(_END, BooleanType())])
+    return fn.from_json(
+        fn.concat(fn.lit(f'{{"{_PAIR}":['), text, fn.lit(f',{{"{_END}":true}}]}}')),
+        StructType([StructField(_PAIR, ArrayType(item)), StructField(_CORRUPT, StringType())]),
+        {
+            "mode": "PERMISSIVE",
+            "columnNameOfCorruptRecord": _CORRUPT,
+            "allowSingleQuotes": "false",
+        },
+    )
+
+
+def _is_utf8(text: Column) -> Column:
+    """Decoding replaces what is not UTF-8, and so it does not come back."""
+    data = text.cast("binary")
+    return fn.encode(fn.decode(data, "UTF-8"), "UTF-8") == data
+
+
+def _why(text: Column) -> Column:
     return (
-        fn.when(fn.col(column).isNull(), "the value is null")
-        .when(~is_object, "not a JSON object")
-        .otherwise("not JSON, or a field is of another type than the schema says")
-        .alias("error")
+        fn.when(text.isNull(), "the value is null")
+        .when(~_is_utf8(text), "not UTF-8")
+        .when(~text.rlike(r"^[ \t\r\n]*\{"), "not a JSON object")
+        .otherwise("not one JSON object, or a field is of another type than the schema says")
     )
 
 

@@ -16,33 +16,30 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import ray
+import raydp
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from raydp.utils import parse_memory_size
+
+from rayq.config import MIB
 from rayq.errors import (
     ConfigError,
     JavaError,
-    MissingExtraError,
     NotEnoughResourcesError,
     SparkSessionError,
 )
 from rayq.spark.streaming_query import stop_active_queries
-
-try:
-    import ray
-    import raydp
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
-    from ray.util.placement_group import PlacementGroup
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-    from raydp.utils import parse_memory_size
-except ImportError as error:
-    raise MissingExtraError(
-        f"rayq.spark needs {error.name}, which is not installed: pip install 'rayq[spark]'."
-    ) from error
 
 JAVA_MIN = 17
 """RayDP's JVMs get options that this one is the first to need; older ones may refuse them."""
 JAVA_END = 24
 """From here on the JVM lacks what Spark 3.5 still uses of it (the security manager)."""
 JAVA_INSTALL = "apt-get install -y openjdk-17-jre-headless"
+MEMORY_MIN_BYTES = 450 * MIB
+"""Spark refuses an executor with less: one and a half times what it reserves for itself."""
 PATIENCE_S = 20.0
 """How long Ray may take to find room: what a session before it held is freed after a moment."""
 NODE_CHECK_TIMEOUT_S = 60.0
@@ -90,10 +87,11 @@ def session(
     """A `SparkSession` whose executors are Ray actors, for the length of a `with` block. Streaming
     queries that are active at its end are stopped.
 
-    `executors` processes with `cores` tasks at once and a JVM of `memory` each, spread over the
-    nodes of the Ray that this process is connected to, else of RAY_ADDRESS, else a local one. They
-    reserve as many CPUs of Ray. `conf` are further Spark settings, with `_` for each `.`
-    (`spark_sql_shuffle_partitions=8`) or, as they are, `**{"spark.memory.fraction": 0.5}`.
+    `executors` processes with `cores` tasks at once and a JVM of `memory` each (such as "512m" or
+    "2g"; Spark takes no less than 450 MiB), spread over the nodes of the Ray that this process is
+    connected to, else of RAY_ADDRESS, else a local one. They reserve as many CPUs of Ray. `conf`
+    are further Spark settings, with `_` for each `.` (`spark_sql_shuffle_partitions=8`) or, as they
+    are, `**{"spark.memory.fraction": 0.5}`.
 
     Every node needs Java 17 and the same Python environment at the same path. One session per
     process at a time. Raises JavaError, NotEnoughResourcesError (within 20 s, instead of waiting
@@ -113,8 +111,10 @@ def session(
         try:
             yield spark
         finally:
-            stop_active_queries()
-            raydp.stop_spark()
+            try:
+                stop_active_queries()
+            finally:  # Ctrl+C while a query ends: a Spark that stays up bars the next session
+                raydp.stop_spark()
     finally:
         ray.util.remove_placement_group(group)
 
@@ -125,8 +125,13 @@ def _check(executors: int, cores: int, memory: str) -> int:
             raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}.")
     try:
         found = int(parse_memory_size(memory))
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         raise ConfigError(f"memory is a size such as '1g' or '512m', not {memory!r}.") from None
+    if found < MEMORY_MIN_BYTES:
+        raise ConfigError(
+            f"memory is at least 450m, which is what Spark needs in an executor, not {memory!r} "
+            f"({found} bytes)."
+        )
     return found
 
 

@@ -3,7 +3,8 @@
 Each Spark task appends its own rows. That a task which Spark runs again, or twice at once, writes
 nothing twice is the work of `rayq.client.task_writer`: any attempt at a task sends the same batches
 under the same numbers, and the leaders take each once. For that an attempt has to make the same
-rows in the same order as the one before; `_ordered` sees to it for aggregations.
+rows in the same order as the one before; `_ordered` sees to it where the rows are those of one
+aggregation.
 """
 
 from __future__ import annotations
@@ -77,16 +78,18 @@ def write(
     Columns are given by name or as expressions: `value` (binary, or string as UTF-8; null writes a
     tombstone), `key` (the same; None: no keys), `partition` (a whole number; None: by the key's
     hash), `headers` (array of (key string, value binary)), `timestamp` (None: the time of the
-    call). `timeout_s`: how long, in seconds, a leader may be away before a task fails.
+    call). `timeout_s`: how long, in seconds, a leader may be away before an attempt at a task
+    fails; Spark makes `spark.task.maxFailures` (4) of them before the job does.
 
     A task that fails half-way and is run again, and a speculative copy, write nothing twice, if
-    they make the same rows in the same order: read, map, filter and (because `write` sorts its rows
-    by all of their columns) aggregate do. Behind another shuffle (repartition, join) Spark promises
-    no order: `sortWithinPartitions` there. Where an attempt makes other rows than the one before it
-    raises RewriteMismatchError rather than write a row twice or not at all. This ends with the job:
-    a job that fails leaves what its tasks had written, and writing again appends again. There are
-    no transactions; readers may see a part of it. `job`: one of
-    `rayq.client.task_writer.begin_write` that was kept, to repeat a job that may have run.
+    they make the same rows in the same order: read, map and filter do, and so does one aggregation
+    with nothing but maps and filters behind it, because `write` sorts such rows by all of their
+    columns. Behind anything else that shuffles (repartition, join, a union of aggregations, an
+    explode of one) Spark promises no order: `sortWithinPartitions` there. Where an attempt makes
+    other rows than the one before it raises RewriteMismatchError rather than write a row twice or
+    not at all. This ends with the job: a job that fails leaves what its tasks had written, and
+    writing again appends again. There are no transactions; readers may see a part of it. `job`: one
+    of `rayq.client.task_writer.begin_write` that was kept, to repeat a job that may have run.
 
     Raises InvalidRequestError (a column of the wrong type), UnknownTopicError, NoClusterError. A
     task's errors reach the driver as PySpark's PythonException, with rayq's own in its text.
@@ -146,7 +149,8 @@ def _with_long_partition(records: DataFrame) -> DataFrame:
 def _ordered(records: DataFrame) -> DataFrame:
     """The rows in an order that is the same in every attempt of a task. Those of an aggregation
     come as the blocks of its shuffle arrive; they are sorted, as their order means nothing. What
-    else comes in an order may mean it, also where Spark does not promise to keep it."""
+    else comes in an order may mean it, also where Spark does not promise to keep it; so only
+    projections and filters are looked through."""
     plan = records._jdf.queryExecution().optimizedPlan()
     while plan.nodeName() in ("Project", "Filter"):
         plan = plan.child()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib
 import json
@@ -100,6 +101,11 @@ def test_more_cpus_than_ray_has_are_refused_instead_of_waited_for(
         {"executors": 0},
         {"cores": 1.5},
         {"memory": "much"},
+        {"memory": 1024},
+        {"memory": "0g"},
+        {"memory": "-1g"},
+        {"memory": "1"},
+        {"memory": "449m"},
         {"shuffle_partitions": 4},
     ],
 )
@@ -110,6 +116,39 @@ def test_wrong_options_of_a_session_are_refused(options: dict[str, Any]) -> None
     with pytest.raises(ConfigError):
         with session("wrong", **options):
             pass
+
+
+def test_ctrl_c_while_queries_are_stopped_still_stops_spark(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("raydp")
+    from rayq.spark import session
+
+    module = importlib.import_module("rayq.spark.session")
+    done: list[str] = []
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    for name in (
+        "_check_no_other",
+        "check_java",
+        "_join_ray",
+        "_reserve",
+        "_check_nodes",
+        "_start",
+    ):
+        monkeypatch.setattr(module, name, lambda *_: None)
+    monkeypatch.setattr(module, "_environment", contextlib.nullcontext)
+    monkeypatch.setattr(module, "stop_active_queries", interrupted)
+    monkeypatch.setattr(module.raydp, "stop_spark", lambda: done.append("spark"))
+    monkeypatch.setattr(
+        module.ray.util, "remove_placement_group", lambda _: done.append("placement group")
+    )
+    with pytest.raises(KeyboardInterrupt):
+        with session("interrupted"):
+            pass
+    assert done == ["spark", "placement group"]
 
 
 def test_without_java_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,6 +244,9 @@ def test_ranges_are_given_by_offset_and_by_time(spark: Any, cluster: Cluster) ->
     at = datetime.datetime.fromtimestamp(1008, datetime.UTC)
     assert found(starting_timestamp=at) == [8, 9]
     assert found(starting_offsets="latest") == []
+    assert found(starting_timestamp=2_000_000) == []  # where Spark's Kafka source raises
+    ended = {"ranges": {0: 4}}  # of a job before partition 1 was added
+    assert found(starting_offsets=ended, new_partitions="earliest") == [1, 3, 5, 7, 8, 9]
 
 
 def test_min_partitions_cuts_partitions_by_offset(spark: Any, cluster: Cluster) -> None:
@@ -446,8 +488,18 @@ def test_json_becomes_columns_and_what_does_not_parse_a_dead_letter(
 
     cluster.create_topic("json", 1)
     cluster.create_topic("json-dead", 1)
-    good = [b'{"n": 1, "s": "a"}', b' {"n": 2, "extra": [1]}', b'{"s": null}', b"{}"]
-    bad = [b"", b"{", b"null", b"7", b'"text"', b'[{"n": 1}]', b'{"n": "x"}', b"\xff\xfe", None]
+    good = [
+        b'{"n": 1, "s": "a"}',
+        b' {"n": 2, "extra": [1]}',
+        b'{"s": null}',
+        b"{}",
+        b'\r\n\t{"n": 3, "s": 7}\n',
+        '{"s": "\ufffd\u00e4"}'.encode(),
+    ]
+    bad = [b"", b"{", b"null", b"7", b'"text"', b'[{"n": 1}]', b'{"n": "x"}', b"\xff\xfe"]
+    bad += [b'{"n": 1}{"n": 2}', b'{"n": 1}\n{"n": 2}', b'{"n": 1}, {"n": 2}', b'{"n": 1} garbage']
+    bad += [b'{"n": 1}}', b'{"n": 1}]}', b'{"n": 1}],"x":[{"n": 2}', b"{'n': 1}", b'{"n": 1,}']
+    bad += [b'{"s": "\xff"}', b'{"extra": "\xff"}', b'{"n": 3000000000}', None]
     with cluster.producer() as producer:
         producer.send_many("json", [*good, *bad])
     df = read(spark, "json", cluster=cluster)
@@ -458,8 +510,12 @@ def test_json_becomes_columns_and_what_does_not_parse_a_dead_letter(
         (1, 2, None),
         (2, None, None),
         (3, None, None),
+        (4, 3, "7"),
+        (5, None, "\ufffd\u00e4"),
     ]
     assert parsed.dead_letters.columns == [*df.columns, "error"]
+    again = from_json(parsed.dead_letters, "n string").dead_letters
+    assert again.columns == [*df.columns, "error"]
     written = write(
         parsed.dead_letters.orderBy("offset"), "json-dead", key="error", cluster=cluster
     )
