@@ -320,7 +320,8 @@ class ConsumerPool:
     def _died(self, member: _Member, reason: str) -> None:
         self._member_problem = f"a consumer ended: {reason}"
         logger.warning("pool %r: consumer %s ended: %s", self._spec.name, member.name, reason)
-        if member.counted[0] == 0:
+        if member.counted[0] == 0 and self._now_s >= self._start_after_s:
+            # (Those that were started together count once.)
             pause_s = RESTART_PAUSE_S * 2 ** min(self._futile_starts, 10)
             self._futile_starts += 1
             self._start_after_s = self._now_s + min(pause_s, RESTART_PAUSE_MAX_S)

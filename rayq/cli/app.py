@@ -29,6 +29,7 @@ for verb in (moves.reassign, moves.drain, moves.undrain):
     cluster.app.command()(verb)
 cluster.app.command("remove-broker")(moves.remove_broker)
 cluster.app.command("restart-broker")(operations.restart_broker)
+cluster.app.command("stop-broker")(operations.stop_broker)
 cluster.app.command("replace-disk")(operations.replace_disk)
 cluster.app.command("recover-quorum")(operations.recover_quorum)
 app.add_typer(topics.app, name="topic")

@@ -313,8 +313,8 @@ def drain(
     else:
         output.say(f"Broker {broker} holds nothing now; {len(moves)} partitions were moved.")
         output.say(
-            f"Next: stop its node and `rayq cluster remove-broker {broker}`, or take it back with "
-            f"`rayq cluster undrain {broker}`."
+            f"Next: stop its node, or only it: `rayq cluster stop-broker {broker}`; then `rayq "
+            f"cluster remove-broker {broker}`. Or take it back: `rayq cluster undrain {broker}`."
         )
 
 

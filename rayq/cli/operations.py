@@ -1,4 +1,5 @@
-"""`rayq cluster restart-broker`, `replace-disk` and `recover-quorum`: work on the servers."""
+"""Work on the servers: `rayq cluster restart-broker`, `stop-broker`, `replace-disk` and
+`recover-quorum`."""
 
 from __future__ import annotations
 
@@ -45,6 +46,20 @@ def restart_broker(
                     output.say(f"Broker {broker} was restarted and is in sync.")
     if json:
         output.print_json({"restarted": wanted})
+
+
+def stop_broker(
+    broker: Annotated[int, typer.Argument(metavar="BROKER", help="One that was drained.")],
+    ray_address: OtherRay = None,
+    json: Json = False,
+) -> None:
+    """Stop a drained broker for good; its node may stay, with other brokers on it."""
+    with operated(ray_address) as connection:
+        connection.stop_broker(broker)
+    if json:
+        output.print_json({"broker": broker, "stopped": True})
+    else:
+        output.say(f"Broker {broker} is stopped. Next: rayq cluster remove-broker {broker}")
 
 
 def replace_disk(

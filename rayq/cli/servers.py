@@ -115,7 +115,7 @@ def start(
     if os.path.exists(path) and not os.path.isdir(path):
         raise InvalidRequestError(f"{directory} is a file: name a directory for the data.")
     with start_lock():
-        _check_nothing_runs()
+        _check_nothing_runs(path, ray_address)
         if ray_address is None:
             _check_not_in_use(path)
         with contextlib.ExitStack() as undo, output.waiting(f"Starting brokers on {path}"):
@@ -146,10 +146,17 @@ def start(
     )
 
 
-def _check_nothing_runs() -> None:
-    """One current cluster at a time: or `stop` would not know which Ray to end."""
+def _check_nothing_runs(path: str, ray_address: str | None) -> None:
+    """One current cluster at a time: or `stop` would not know which Ray to end.
+
+    That of a Ray that was not started here is begun again on the same path by every `ray up`.
+    Brokers that the Ray before has left on other nodes may answer still, until the nodes join the
+    new one. Whether the cluster runs in this one, the start itself finds out."""
     current = read_current()
     if current is None:
+        return
+    is_begun_again = ray_address is not None and current.ray_session is None
+    if is_begun_again and current.path == path:
         return
     if _answers(current):
         raise RayqError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
 
 from rayq.actors.consumer_pool import ConsumerPool, MemberHandle
 from rayq.actors.pool_member import MemberDiedError, MemberReport, MemberSpec, PoolMember
@@ -15,8 +14,6 @@ from rayq.client.environment import system_environment
 from rayq.environment import Environment, ThreadPool
 from rayq.errors import PoolExistsError, UnknownPoolError
 from rayq.records import PoolStatus
-
-logger = logging.getLogger(__name__)
 
 
 def with_one_thread(environment: Environment) -> Environment:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from rayq.cli import operations
 from rayq.testing import LocalCluster
 from tests.local.cli_support import Command
 from tests.local.support import FAST, eventually
@@ -61,7 +63,9 @@ def test_a_plan_is_shown_saved_and_executed(
     assert "No move" in rayq.well("cluster", "reassign", "--cancel").out
 
 
-def test_a_broker_is_drained_removed_or_taken_back(rayq: Command, four: LocalCluster) -> None:
+def test_a_broker_is_drained_removed_or_taken_back(
+    rayq: Command, four: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     four.create_topic("t", 4, 3)
     assert "Nothing was moved" in rayq.well("cluster", "drain", "3", "--dry-run").out
     drained = rayq.well("cluster", "drain", "3", "--json").json
@@ -80,7 +84,9 @@ def test_a_broker_is_drained_removed_or_taken_back(rayq: Command, four: LocalClu
     ran = rayq("cluster", "remove-broker", "3")
     assert ran.code == 1
     assert "3" in ran.err
-    four.kill_broker(3)
+    monkeypatch.setattr(operations, "operated", lambda _: contextlib.nullcontext(four))
+    assert rayq("cluster", "stop-broker", "2").code == 1
+    assert "remove-broker 3" in rayq.well("cluster", "stop-broker", "3").out
     eventually(
         lambda: not four.admin.describe_cluster().brokers[3].live, "broker 3 counts as down"
     )
