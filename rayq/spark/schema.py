@@ -91,23 +91,28 @@ def from_json(
             "withColumnRenamed, or leave it out of one of the two."
         )
     text = fn.col(_quoted(column)).cast("string")
-    tried = df.withColumn(_PARSED, _parsed(text, fields))
-    pair = fn.col(_PARSED)[_PAIR]
-    is_good = fn.coalesce(
-        _is_utf8(text)
-        & fn.col(_PARSED)[_CORRUPT].isNull()
+    # An array of one, filtered and exploded: a plain `where` would be pushed below the columns,
+    # and each record parsed again for every use of what was parsed.
+    parsed = fn.array(fn.when(_is_utf8(text), _parsed(text, fields)))
+    record = fn.col(_PARSED)[_PAIR][0]
+    rows = df.select("*", fn.explode(fn.filter(parsed, _is_good)).alias(_PARSED)).select(
+        *(fn.col(_quoted(name)) for name in keep),
+        *(record.getField(name).alias(name) for name in fields.names),
+    )
+    kept = [_quoted(name) for name in df.columns if name.lower() != ERROR]
+    dead = df.select("*", fn.explode(fn.filter(parsed, lambda one: ~_is_good(one))).alias(_PARSED))
+    return Parsed(rows, dead.select(*kept, _why(text).alias(ERROR)))
+
+
+def _is_good(parsed: Column) -> Column:
+    pair = parsed[_PAIR]
+    return fn.coalesce(
+        parsed[_CORRUPT].isNull()
         & (fn.size(pair) == 2)
         & pair[0].isNotNull()
         & pair[1][_END],
         fn.lit(False),
     )
-    rows = tried.where(is_good).select(
-        *(fn.col(_quoted(name)) for name in keep),
-        *(pair[0].getField(name).alias(name) for name in fields.names),
-    )
-    kept = [_quoted(name) for name in df.columns if name.lower() != ERROR]
-    dead = tried.where(~is_good).select(*kept, _why(text).alias(ERROR))
-    return Parsed(rows, dead)
 
 
 def _parsed(text: Column, fields: StructType) -> Column:
