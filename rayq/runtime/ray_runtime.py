@@ -330,7 +330,13 @@ class ControllerActor:
         """Starts the brokers whose directories the node holds; a new one where it holds none.
         False: it is too early to tell, look again (see `directories_to_serve`)."""
         spec = self._spec
-        self._placed.update(await self._server.broker_nodes())
+        try:
+            self._placed.update(await self._server.broker_nodes())
+            knows_all = True
+        except ControllerUnavailableError:
+            # All brokers may have been lost at once, and nobody else starts them: those whose
+            # directories return are started. None is made anew on what is known from long ago.
+            knows_all = False
         found, idle = await _remote_survey(node_id, spec.root)
         ours = directories_to_serve(
             found,
@@ -342,6 +348,8 @@ class ControllerActor:
         )
         if ours is None:
             logger.info("node %s holds directories of brokers placed on other nodes", node_id)
+            return False
+        if not ours and not knows_all:
             return False
         is_served = node_id in self._placed.values()
         is_another_clusters = any(one.cluster_id != spec.cluster_id for one in found)

@@ -38,7 +38,7 @@ HOSTS_MAX = 20
 BRIDGE = "rayq-hosts"
 PREFIX = "rayq-h"
 LOCK = "/run/rayq-hosts.lock"
-TOOLS = ("ip", "sshd", "ssh", "ssh-keygen", "rsync", "unshare", "nsenter", "mount")
+TOOLS = ("ip", "sshd", "ssh", "ssh-keygen", "rsync", "unshare", "nsenter", "setpriv", "mount")
 OWN = ("/root", "/tmp", "/mnt")
 """Directories that a host does not share with the machine."""
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -116,6 +116,8 @@ class Host:
         with log:
             self._process = subprocess.Popen(
                 [
+                    # The host goes with this process, however that ends.
+                    *("setpriv", "--pdeathsig", "KILL"),
                     *("ip", "netns", "exec", self.name),
                     *("unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--mount-proc"),
                     *("--kill-child", "sh", "-c", script),
