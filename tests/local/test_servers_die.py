@@ -179,6 +179,7 @@ def test_a_delivery_that_cannot_happen_in_time_says_what_it_waited_for(
 
 def test_without_unclean_election_a_lost_leader_is_waited_for(fragile: LocalCluster) -> None:
     _leave_one_that_lacks_records(fragile, unclean_leader_election=False)
+    eventually(lambda: partition_of(fragile, "t").leader is None, "the loss is noticed")
     time.sleep(1.0)  # Several sessions: nobody is elected meanwhile.
     assert partition_of(fragile, "t").leader is None
     for broker in {0, 1, 2} - _live(fragile):
