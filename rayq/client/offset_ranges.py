@@ -222,8 +222,11 @@ class _Bound:
             )
         missing = [place for place in places if place not in self._values]
         if missing and default is None:
+            hint = ""
+            if self.side == "starting":
+                hint = ', or say new_partitions="earliest" to read those from their start'
             raise InvalidRequestError(
-                f"The {self.side} bounds leave out {_names(missing)}: name every partition."
+                f"The {self.side} bounds leave out {_names(missing)}: name every partition{hint}."
             )
         return {place: self._values.get(place, default) for place in places}  # type: ignore[misc]
 
