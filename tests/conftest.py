@@ -6,11 +6,16 @@ leaves the slow ones out. Below the floor `real` no test may start Ray.
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# In the background of a shell, or under nohup, SIGINT is ignored, and so it would be by the programs
+# that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 FLOORS = ("pure", "storage", "wire", "client", "simulated", "local", "real", "project")
 ROOT = Path(__file__).resolve().parent
