@@ -1,4 +1,4 @@
-"""One cluster for all tests of this floor that do not harm it."""
+"""One cluster for all tests of a file that do not harm it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _numbers = itertools.count(1)
 NewTopic = Callable[..., str]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """Three brokers; for tests that leave all servers alive."""
+    """Three brokers; for tests that leave all servers alive. For each file anew: topics are never
+    idle for nothing, and what all files leave behind would slow down the floors that follow."""
     with LocalCluster(
         brokers=3, data_dir=tmp_path_factory.mktemp("shared"), retention_check_interval_ms=100
     ) as cluster:
