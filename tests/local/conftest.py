@@ -1,4 +1,4 @@
-"""One cluster for all tests of a file that do not harm it."""
+"""One cluster for all tests of this floor that do not harm it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 
 from rayq.testing import LocalCluster
-from tests.local.support import FAST
+from tests.local.support import FAST, STILL_RUNNING
 
 _numbers = itertools.count(1)
 NewTopic = Callable[..., str]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """Three brokers; for tests that leave all servers alive. For each file anew: topics are never
-    idle for nothing, and what all files leave behind would slow down the floors that follow."""
+    """Three brokers; for tests that leave all servers alive."""
     with LocalCluster(
         brokers=3, data_dir=tmp_path_factory.mktemp("shared"), retention_check_interval_ms=100
     ) as cluster:
+        STILL_RUNNING.append(cluster)
         yield cluster
 
 
