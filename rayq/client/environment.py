@@ -26,7 +26,7 @@ def system_environment(config: ClusterConfig | None = None) -> Environment:
         threads=ThreadPool(THREADS_MAX),
         tasks=LoopTasks(),
         pid=os.getpid(),
-        boot_id=_boot_id(),
+        boot_id=boot_id(),
     )
 
 
@@ -35,7 +35,7 @@ def process_name() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
     """Linux's id of this boot: with it a pid and its start time name one process for ever."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()

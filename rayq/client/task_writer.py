@@ -46,7 +46,7 @@ from rayq.client.numbered_sender import (
     NumberedSender,
     numbered,
 )
-from rayq.client.offset_ranges import check_topic_id, find_topic, snapshot
+from rayq.client.offset_ranges import check_topic_id, find_topic, snapshot, together
 from rayq.config import HOUR_MS, TopicConfig, parse
 from rayq.errors import InvalidRequestError, RecordTooLargeError, RewriteMismatchError
 from rayq.records import Headers, OffsetRange, TopicPartition
@@ -64,8 +64,6 @@ ROWS_AT_A_TIME = 8192
 KEYLESS_RUN = 4096
 """Rows without a key and a partition go to one partition after another, so many at a time."""
 TASKS_MAX = 2**20
-CHECKS_AT_ONCE = 100
-"""Partitions that `finish_write` asks about at the same time."""
 CHOSEN_IDS_FIRST = 2**62
 """Producer ids from here on are chosen by jobs, at random; those below are handed out in turn."""
 JOB_BITS = 41
@@ -122,6 +120,18 @@ def begin_write(cluster: Cluster | None, topic: str, *, timeout_s: float = 60.0)
         batch_bytes=min(BATCH_BYTES, room_bytes),
         append_time=topic_config.message_timestamp_type == "append",
     )
+
+
+def job_for(
+    cluster: Cluster, topic: str, kept: WriteJob | None, *, timeout_s: float
+) -> WriteJob:
+    """The job that the caller kept, else a new one. Raises InvalidRequestError for one of another
+    topic, and what `begin_write` raises."""
+    if kept is None:
+        return begin_write(cluster, topic, timeout_s=timeout_s)
+    if kept.topic != topic:
+        raise InvalidRequestError(f"The job is one of topic {kept.topic!r}, not {topic!r}.")
+    return kept
 
 
 def write_task(
@@ -217,12 +227,7 @@ def finish_write(
                 "of the result. Make the job repeatable: persist what is written before the write."
             )
 
-    async def check_all() -> None:
-        for first in range(0, len(job.start_offsets), CHECKS_AT_ONCE):
-            some = range(first, min(first + CHECKS_AT_ONCE, len(job.start_offsets)))
-            await asyncio.gather(*(check(partition) for partition in some))
-
-    background.run(check_all())
+    background.run(together(check(partition) for partition in range(len(job.start_offsets))))
 
 
 class _Writing:

@@ -14,10 +14,10 @@ from rayq.client.cluster import Cluster
 from rayq.client.task_writer import (
     TaskWritten,
     WriteJob,
-    begin_write,
     bytes_of,
     finish_write,
     headers_of,
+    job_for,
     write_task,
 )
 from rayq.errors import InvalidRequestError
@@ -67,7 +67,7 @@ def write_topic(
     """
     found = cluster or Cluster.current()
     sink = TopicDatasink(
-        job or begin_write(found, topic, timeout_s=timeout_s),
+        job_for(found, topic, job, timeout_s=timeout_s),
         cluster=found,
         columns={
             "value": value,
@@ -79,8 +79,6 @@ def write_topic(
         header_columns=header_columns,
         timeout_s=timeout_s,
     )
-    if sink.job.topic != topic:
-        raise InvalidRequestError(f"The job is one of topic {sink.job.topic!r}, not {topic!r}.")
     dataset.write_datasink(sink, ray_remote_args=ray_remote_args, concurrency=concurrency)
     assert sink.written is not None, "write_datasink returns after on_write_complete, or raises"
     return sink.written

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from rayq.client.environment import boot_id
 from rayq.environment import Disk, File
 from rayq.errors import CheckpointError, CheckpointInUseError, MissingExtraError, StorageError
 from rayq.runtime.processes import process_start_time
@@ -97,16 +98,8 @@ class Store(Protocol):
 def this_process(run_id: str) -> Holder:
     pid = os.getpid()
     return Holder(
-        socket.gethostname(), pid, process_start_time(pid), run_id, _boot_id(), _pid_namespace()
+        socket.gethostname(), pid, process_start_time(pid), run_id, boot_id(), _pid_namespace()
     )
-
-
-def _boot_id() -> str | None:
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return None
 
 
 def _pid_namespace() -> str | None:
@@ -408,6 +401,6 @@ def _is_gone(holder: Holder) -> bool:
     """A process that this one would see, and that has ended; of others nothing is known."""
     if holder.started is None or None in (holder.boot_id, holder.pid_namespace):
         return False
-    if (holder.boot_id, holder.pid_namespace) != (_boot_id(), _pid_namespace()):
+    if (holder.boot_id, holder.pid_namespace) != (boot_id(), _pid_namespace()):
         return False
     return process_start_time(holder.pid) != holder.started

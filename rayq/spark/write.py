@@ -31,7 +31,7 @@ from pyspark.sql.types import (
 
 from rayq.client.arrow import load_pyarrow
 from rayq.client.cluster import Cluster
-from rayq.client.task_writer import WriteJob, begin_write, finish_write, write_task
+from rayq.client.task_writer import WriteJob, finish_write, job_for, write_task
 from rayq.errors import InvalidRequestError
 from rayq.spark.schema import HEADERS_TYPE
 
@@ -111,10 +111,7 @@ def write(
     )
     _check_types(records)
     records = _ordered(_with_long_partition(records))
-    if job is None:
-        job = begin_write(cluster, topic, timeout_s=timeout_s)
-    elif job.topic != topic:
-        raise InvalidRequestError(f"The job is one of topic {job.topic!r}, not {topic!r}.")
+    job = job_for(cluster, topic, job, timeout_s=timeout_s)
     done = records.mapInArrow(_appender(cluster, job, timeout_s), _RESULT).collect()
     finish_write(cluster, job, ((row.task, row.partitions) for row in done), timeout_s=timeout_s)
     return Written(sum(row.records for row in done), sum(row.repeated for row in done))

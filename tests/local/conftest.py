@@ -11,7 +11,7 @@ import pytest
 
 from rayq.testing import LocalCluster
 from tests.local.cli_support import Command
-from tests.local.support import FAST
+from tests.local.support import FAST, STILL_RUNNING
 
 _numbers = itertools.count(1)
 NewTopic = Callable[..., str]
@@ -23,6 +23,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     with LocalCluster(
         brokers=3, data_dir=tmp_path_factory.mktemp("shared"), retention_check_interval_ms=100
     ) as cluster:
+        STILL_RUNNING.append(cluster)
         yield cluster
 
 

@@ -20,6 +20,9 @@ from rayq.wire.authentication import Identity, key_of_token
 from rayq.wire.connection import Connection
 from rayq.wire.messages import Produce, Request
 
+STILL_RUNNING: list[Cluster] = []
+"""The cluster that the tests of the floor share, while it runs."""
+
 FAST: dict[str, Any] = {
     "heartbeat_interval_ms": 100,
     "session_timeout_ms": 800,

@@ -50,6 +50,7 @@ def test_no_progress_within_the_limit_is_a_violation_on_any_partition() -> None:
     assert [one.is_affected for one in measured] == [True, False]
     (violation,) = violations(measured)
     assert "partition 1 made no progress for 2.10 s, more than 1 s" in violation
+    assert not violations(measured, leniency=3)
     longer = injected(Kind.STOP_LEADER, [1], 1.0, 4.0, 5.0)
     assert not violations(measure([longer], [steady, stuck]))
 

@@ -13,10 +13,13 @@ import ray
 
 import rayq
 from rayq import Cluster
+from tests.local.support import STILL_RUNNING
 
 
 @pytest.fixture(scope="session", autouse=True)
 def no_ray_is_left() -> Iterator[None]:
+    while STILL_RUNNING:  # The floor below is over, and its cluster has many topics to look after.
+        STILL_RUNNING.pop().stop()
     yield
     ray.shutdown()
 

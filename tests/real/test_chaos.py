@@ -20,6 +20,7 @@ KINDS = ("kill-leader", "stop-leader", "kill-broker", "kill-controller", "kill-n
 def test_a_minute_of_chaos_loses_nothing_and_stops_nobody(tmp_path: Path) -> None:
     file = tmp_path / "chaos.json"
     command = ["--minutes", "1", "--seed", "3", "--kinds", ",".join(KINDS), "--json", str(file)]
+    command += ["--leniency", "3"]  # `make chaos` holds the limits, on a machine of its own
     ran = subprocess.run(
         [sys.executable, "-m", "rayq.testing.chaos", *command],
         env=os.environ | {"PYTHONPATH": str(ROOT), "CHAOS_TEST": str(tmp_path)},

@@ -26,6 +26,7 @@ from rayq import (
     TopicPartition,
     UnknownTopicError,
 )
+from rayq.client.task_writer import begin_write
 from rayq.errors import ConfigError, RayqError
 from rayq.testing import LocalCluster
 from tests.local.support import FAST, read_all
@@ -448,6 +449,9 @@ def test_wrong_writes_are_refused(spark: Any, cluster: Cluster) -> None:
         write(df, "refused", headers="value", cluster=cluster)
     with pytest.raises(UnknownTopicError):
         write(df, "nowhere", cluster=cluster)
+    cluster.create_topic("another", 1)
+    with pytest.raises(InvalidRequestError, match="job is one of topic 'another', not 'refused'"):
+        write(df, "refused", cluster=cluster, job=begin_write(cluster, "another"))
     assert "partitions 0 to 1" in task_error(
         lambda: write(df, "refused", partition=fn.col("id") + 5, cluster=cluster)
     )

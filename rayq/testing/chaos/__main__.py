@@ -34,6 +34,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--kinds", default=",".join(DRAWN), help="of faults, with commas; default: all"
     )
+    parser.add_argument(
+        "--leniency",
+        type=float,
+        default=1.0,
+        help="multiplies how long writes may pause, for machines that others use as well",
+    )
     options = parser.parse_args(arguments)
     names = options.kinds.split(",")
     if unknown := set(names).difference(DRAWN):
@@ -42,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     console = Console(file=sys.stdout)
     console.print(f"seed {options.seed}", highlight=False)
-    plan = Plan(options.minutes, options.seed, kinds, options.rate)
+    plan = Plan(options.minutes, options.seed, kinds, options.rate, options.leniency)
     try:
         # Ray tells stdout at length of each process that dies.
         with contextlib.redirect_stdout(io.StringIO()):

@@ -82,14 +82,14 @@ def longest_pause_s(at_s: array[float], from_s: float, until_s: float) -> float:
     return max(later - sooner for sooner, later in pairwise([from_s, *within, until_s]))
 
 
-def violations(measured: Iterable[Measured]) -> list[str]:
-    """Where writes paused for longer than the fault's kind allows."""
+def violations(measured: Iterable[Measured], leniency: float = 1.0) -> list[str]:
+    """Where writes paused for longer than the fault's kind allows, times `leniency`."""
     return [
         f"{one.fault.target.kind} of {one.fault.target.what}: partition {one.partition} made no "
         f"progress for {max(one.next_write_s, one.pause_s):.2f} s, more than "
         f"{one.fault.target.kind.limit_s:g} s."
         for one in measured
-        if max(one.next_write_s, one.pause_s) > one.fault.target.kind.limit_s
+        if max(one.next_write_s, one.pause_s) > leniency * one.fault.target.kind.limit_s
     ]
 
 

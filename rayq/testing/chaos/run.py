@@ -39,6 +39,8 @@ class Plan:
     seed: int
     kinds: Sequence[Kind]
     records_per_s: int = RECORDS_PER_S
+    leniency: float = 1.0
+    """Of the limits of pauses."""
 
 
 @dataclass
@@ -128,7 +130,7 @@ def _run(plan: Plan, directory: Path, result: Result, say: Callable[[str], None]
         result.load_s = time.monotonic() - started_s
         result.problems += finished.problems
         result.measured = measure(result.faults, finished.acknowledged)
-        result.problems += violations(result.measured)
+        result.problems += violations(result.measured, plan.leniency)
         read_all(cluster.rayq, spec)
         say("judging")
         with open(spec.history, "rb") as file:
