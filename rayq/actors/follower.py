@@ -10,6 +10,7 @@ import asyncio
 import logging
 
 from rayq.actors.replica_log import ReplicaLog
+from rayq.actors.signal import Signal
 from rayq.config import KIB, MIB
 from rayq.errors import (
     CorruptBatchError,
@@ -54,6 +55,8 @@ class Follower:
             partition=assignment.partition,
         )
         self._leader_high_watermark = 0
+        self._news = Signal()
+        """Newer metadata came."""
         self._connection: Connection | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_stopped = False
@@ -79,6 +82,7 @@ class Follower:
     def committed(self, assignment: messages.PartitionAssignment) -> None:
         """Newer metadata of the partition, under the same leader."""
         self._assignment = assignment
+        self._news.notify()
 
     def start(self) -> None:
         self._task = self._replica_log.environment.tasks.spawn(
@@ -122,9 +126,7 @@ class Follower:
                 copied = await self._fetch()
                 self._replica_log.trouble = None
                 retry_s = RETRY_S
-                throttle = self._throttle
-                if copied and throttle is not None:
-                    await asyncio.sleep(min(copied / throttle, THROTTLE_PAUSE_MAX_S))
+                await self._pause_after(copied)
             except DivergedLogError as error:
                 self._replica_log.fail(error)
                 return
@@ -141,6 +143,14 @@ class Follower:
                 logger.debug("follower of %s: %s", self._replica_log.where, error)
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, RETRY_MAX_S)
+
+    async def _pause_after(self, copied_bytes: int) -> None:
+        """As long as the throttle wants it. Once it is in sync writers wait for this replica, so
+        the metadata that says so ends the pause."""
+        throttle = self._throttle
+        if copied_bytes and throttle is not None:
+            pause_s = min(copied_bytes / throttle, THROTTLE_PAUSE_MAX_S)
+            await self._news.wait_until(lambda: self._throttle != throttle, pause_s)
 
     @property
     def _throttle(self) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -161,6 +162,22 @@ def test_a_throttled_move_is_slow_can_be_watched_hurried_and_cancelled(four: Loc
     four.admin.reassign_partitions({place: target}, throttle_bytes_per_s=64 * 1024, wait=False)
     four.admin.reassign_partitions({place: target}, timeout_s=20)  # Without the throttle.
     assert len(read_all(four, "slow")) == 3 * 1024
+
+
+def test_a_throttled_replica_that_is_in_sync_keeps_no_writer_waiting(four: LocalCluster) -> None:
+    four.create_topic("hasty", replication_factor=3)
+    leader, *others = replicas_of(four, "hasty")
+    with four.producer(compression_type="none", batch_size=512 * 1024) as producer:
+        producer.send("hasty", b"." * 400 * 1024).result(10)
+        # One fetch copies all there is, and the throttle wants a pause of five seconds after it.
+        four.admin.reassign_partitions(
+            {TopicPartition("hasty", 0): [leader, others[0], outsider(four, "hasty")]},
+            throttle_bytes_per_s=1024,
+            timeout_s=20,
+        )
+        began_s = time.monotonic()
+        producer.send("hasty", b"next").result(10)
+        assert time.monotonic() - began_s < 2
 
 
 def test_who_waits_for_a_move_that_another_cancels_is_told(four: LocalCluster) -> None:
