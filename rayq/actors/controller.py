@@ -371,7 +371,7 @@ class Controller:
         }
         if gone:
             self._append(
-                reassignment.rebuild(self.state, gone, self._heard()),
+                reassignment.rebuild(self.state, gone),
                 f"brokers {sorted(gone)} have been away for replica_rebuild_delay_ms",
             )
 

@@ -21,8 +21,8 @@ def replace(
     placements: Mapping[Key, Sequence[int]],
     gone: Collection[int],
 ) -> tuple[dict[Key, list[int]], list[Key]]:
-    """Replicas elsewhere for all that the brokers `gone` carry, each in the place of the one that
-    it replaces; and the partitions for which there are too few other brokers."""
+    """Replicas elsewhere for all that the brokers `gone` carry, as far as there are others, each in
+    the place of the one that it replaces; and the partitions for which there are too few others."""
     takers = {broker: node for broker, node in nodes.items() if broker not in gone}
     load = _Load(placements.values())
     plan: dict[Key, list[int]] = {}
@@ -30,17 +30,15 @@ def replace(
     for key in sorted(placements):
         replicas = list(placements[key])
         for position, broker in enumerate(placements[key]):
-            if broker not in gone:
-                continue
-            taker = _best_taker(takers, load, replicas, position)
-            if taker is None:
-                impossible.append(key)
-                break
-            replicas[position] = taker
-        else:
-            if replicas != list(placements[key]):
-                load.change(placements[key], replicas)
-                plan[key] = replicas
+            if broker in gone:
+                taker = _best_taker(takers, load, replicas, position)
+                if taker is not None:
+                    replicas[position] = taker
+        if replicas != list(placements[key]):
+            load.change(placements[key], replicas)
+            plan[key] = replicas
+        if any(broker in gone for broker in replicas):
+            impossible.append(key)
     return plan, impossible
 
 

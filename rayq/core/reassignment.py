@@ -106,6 +106,24 @@ def cancelled(
     return _with_leader(msgspec.structs.replace(changed, isr=isr, elr=()), successor)
 
 
+def retargeted(value: PartitionValue, target: Sequence[int]) -> PartitionValue | None:
+    """The value with another target for the move that is under way, which ends where that is what
+    was there before. None where it would drop an added replica that holds committed records."""
+    kept = {*target, *value.origin}
+    if any(member.broker not in kept for member in (*value.isr, *value.elr)):
+        return None
+    if set(target) == set(value.origin):
+        return _settled(value, tuple(target))
+    removing = tuple(broker for broker in value.origin if broker not in target)
+    return msgspec.structs.replace(
+        value,
+        replicas=(*target, *removing),
+        target=tuple(target),
+        partition_epoch=value.partition_epoch + 1,
+        placed_epoch=value.partition_epoch + 1,
+    )
+
+
 def _settled(value: PartitionValue, replicas: tuple[int, ...]) -> PartitionValue:
     return msgspec.structs.replace(
         value,
@@ -140,7 +158,7 @@ def alter_reassignments(
     heard: Collection[int],
 ) -> list[MetadataRecord]:
     """Begins or cancels moves, all of them or none. The target of a move that is under way, given
-    again, changes its throttle.
+    again, changes its throttle; another one is for moves that wait for a broker that is down.
 
     Raises UnknownTopicError, InvalidReassignmentError, ReassignmentInProgressError,
     NoReassignmentError, ReplicaLimitError.
@@ -161,8 +179,9 @@ def alter_reassignments(
         if target is None:
             changed = _cancel(state, topic, number, partition, heard)
         else:
-            _check_target(state, topic, number, value, target)
-            changed = _begin(f"{name}-{number}", value, target, throttle_bytes_per_s)
+            if not value.target or value.target != tuple(target):
+                _check_target(state, topic, number, value, target)
+            changed = _begin(state, f"{name}-{number}", value, target, throttle_bytes_per_s)
             added.update(broker for broker in target if broker not in value.replicas)
         if changed != value:
             records.append(PartitionChanged(topic.topic_id, number, changed))
@@ -224,11 +243,9 @@ def remove_broker(state: ClusterState, broker: int) -> list[MetadataRecord]:
 # --- dead brokers ---------------------------------------------------------------------------------
 
 
-def rebuild(
-    state: ClusterState, gone: Collection[int], heard: Collection[int]
-) -> list[MetadataRecord]:
+def rebuild(state: ClusterState, gone: Collection[int]) -> list[MetadataRecord]:
     """Moves the replicas of brokers that are gone to others, as far as there are any: of partitions
-    that have a leader to copy from. A move that adds a broker which is gone starts over."""
+    that have a leader to copy from. A move that adds a broker which is gone gets another target."""
     placements = {
         (topic.topic_id, number): partition.value.target or partition.value.replicas
         for topic, number, partition in state.all_partitions()
@@ -238,28 +255,19 @@ def rebuild(
     room = REBUILDS_MAX - len(state.moving)
     added: Counter[int] = Counter()
     for (topic_id, number), target in plan.items():
-        topic = state.topics[topic_id]
-        partition = topic.partitions[number]
-        value = partition.value
+        value = state.topics[topic_id].partitions[number].value
         if value.leader is None or (room <= 0 and not value.target):
             continue
-        back = value
-        if value.target:
-            live = _live(state, partition, heard)
-            withdrawn = cancelled(value, live, min_insync=topic.min_insync)
-            if withdrawn is None:
-                continue
-            back = withdrawn
-        else:
-            room -= 1
-        added.update(broker for broker in target if broker not in back.replicas)
+        changed = retargeted(value, target) if value.target else begun(value, target, None)
+        if changed is None:
+            continue
+        room -= not value.target
+        added.update(broker for broker in target if broker not in value.replicas)
         try:
             _check_limits(state, added)
         except ReplicaLimitError:
             return records  # No room is left there, and nobody to tell: the rest waits.
-        begun_anew = begun(back, target, None)
-        if begun_anew.target:
-            records.append(PartitionChanged(topic_id, number, begun_anew))
+        records.append(PartitionChanged(topic_id, number, changed))
     return records
 
 
@@ -334,17 +342,29 @@ def _check_target(
 
 
 def _begin(
-    where: str, value: PartitionValue, target: Sequence[int], throttle_bytes_per_s: int | None
+    state: ClusterState,
+    where: str,
+    value: PartitionValue,
+    target: Sequence[int],
+    throttle_bytes_per_s: int | None,
 ) -> PartitionValue:
     if not value.target:
         if value.replicas == tuple(target):
             return value
         return begun(value, target, throttle_bytes_per_s)
     if value.target != tuple(target):
-        raise ReassignmentInProgressError(
-            f"{where} is being moved to {list(value.target)}: wait until that is done, or cancel "
-            "it."
-        )
+        changed = None
+        if not all(state.is_live(broker) for broker in value.target):
+            changed = retargeted(value, target)
+        if changed is None:
+            raise ReassignmentInProgressError(
+                f"{where} is being moved to {list(value.target)}: wait until that is done, or "
+                "cancel it. It takes another target only while one of these brokers is down, and "
+                "only with all added ones that are in sync."
+            )
+        if changed.target:
+            changed = msgspec.structs.replace(changed, throttle_bytes_per_s=throttle_bytes_per_s)
+        return changed
     if value.throttle_bytes_per_s == throttle_bytes_per_s:
         return value
     return msgspec.structs.replace(
@@ -368,7 +388,7 @@ def _cancel(
             f"The move of {topic.name}-{number} cannot be cancelled now: of its replicas of "
             f"before, {list(value.origin)}, only {in_sync} are in sync, and min_insync_replicas is "
             f"{topic.min_insync}; the added ones hold acknowledged records. Bring the brokers of "
-            "before back, or let the move finish."
+            "before back, or let the move finish; where one of its target is down, give it another."
         )
     return changed
 

@@ -33,6 +33,12 @@ def test_what_has_no_other_place_is_named() -> None:
     assert impossible == [("t", 0)]
 
 
+def test_what_is_lost_twice_is_replaced_as_far_as_possible() -> None:
+    plan, impossible = move_plans.replace(nodes_of(2, 3), placed([0, 1, 2]), {0, 1})
+    assert plan == {("t", 0): [3, 1, 2]}
+    assert impossible == [("t", 0)]
+
+
 def test_a_replacement_goes_to_a_node_that_has_no_replica_yet() -> None:
     nodes = {0: "a", 1: "b", 2: "b", 3: "c"}
     plan, _ = move_plans.replace(nodes, placed([0, 1], [3, 1], [3, 1], [3, 1]), {0})

@@ -272,6 +272,48 @@ def test_a_second_move_is_refused_and_the_same_one_takes_a_new_throttle(
     assert value(state).target == (3, 1, 2)
 
 
+def test_a_move_takes_a_new_throttle_whoever_is_down(state: ClusterState) -> None:
+    move(state, 3, 1, 2, throttle=1000)
+    for broker in (1, 2):
+        apply(state, broker_changes.fence_broker(state, broker, EVERYONE))
+    move(state, 3, 1, 2, throttle=5)
+    assert value(state).throttle_bytes_per_s == 5
+
+
+def test_a_move_that_waits_for_a_broker_that_is_down_takes_another_target(
+    state: ClusterState,
+) -> None:
+    register(state, 5)
+    move(state, 3, 4, 2, throttle=1000)
+    run(state, 3, 4)
+    in_sync(state, 0, 1, 2, 3)
+    for broker in (0, 1, 4):  # Too few of before are left to cancel it.
+        apply(state, broker_changes.fence_broker(state, broker, EVERYONE))
+    with pytest.raises(InvalidReassignmentError, match="give it another"):
+        cancel(state)
+    with pytest.raises(ReassignmentInProgressError, match="all added ones that are in sync"):
+        move(state, 5, 1, 2)
+    epoch = value(state).partition_epoch
+    move(state, 3, 5, 2, throttle=7)
+    now = value(state)
+    assert (now.replicas, now.target, now.origin) == ((3, 5, 2, 0, 1), (3, 5, 2), (0, 1, 2))
+    assert (members(state), now.throttle_bytes_per_s, now.placed_epoch) == ([2, 3], 7, epoch + 1)
+    assert 4 not in state.topics["id-t"].partitions[0].processes
+    run(state, 5)
+    in_sync(state, 2, 3, 5)
+    complete(state)
+    assert value(state).replicas == (3, 5, 2)
+
+
+def test_the_replicas_of_before_as_another_target_end_the_move(state: ClusterState) -> None:
+    move(state, 3, 1, 2)
+    apply(state, broker_changes.fence_broker(state, 3, EVERYONE))
+    move(state, 2, 0, 1)
+    now = value(state)
+    assert (now.replicas, now.target, now.origin) == ((2, 0, 1), (), ())
+    assert members(state) == [0, 1, 2] and not state.moving
+
+
 def test_a_move_cannot_exceed_what_a_broker_may_carry(state: ClusterState) -> None:
     registration = BrokerRegistered(5, "d5", 1, "b5.1", "h", 9000, "n5", 0)
     apply(state, broker_changes.register_broker(state, registration, (), EVERYONE))
@@ -367,12 +409,12 @@ def test_a_broker_is_removed_when_it_holds_nothing_and_is_stopped(state: Cluster
 
 def test_the_replicas_of_a_broker_that_is_gone_are_moved_to_others(state: ClusterState) -> None:
     apply(state, broker_changes.fence_broker(state, 0, EVERYONE))
-    apply(state, reassignment.rebuild(state, {0}, EVERYONE - {0}))
+    apply(state, reassignment.rebuild(state, {0}))
     assert (value(state).target, value(state).origin) == ((3, 1, 2), (0, 1, 2))
-    assert reassignment.rebuild(state, {0}, EVERYONE - {0}) == []
+    assert reassignment.rebuild(state, {0}) == []
     # The one that was to take them goes, too: the move starts over.
     apply(state, broker_changes.fence_broker(state, 3, EVERYONE))
-    apply(state, reassignment.rebuild(state, {0, 3}, EVERYONE - {0, 3}))
+    apply(state, reassignment.rebuild(state, {0, 3}))
     assert (value(state).target, value(state).origin) == ((4, 1, 2), (0, 1, 2))
     run(state, 4)
     in_sync(state, 1, 2, 4)
@@ -380,11 +422,49 @@ def test_the_replicas_of_a_broker_that_is_gone_are_moved_to_others(state: Cluste
     assert value(state).replicas == (4, 1, 2)
 
 
+def test_what_a_rebuilt_move_has_copied_stays_in_sync_and_it_keeps_its_throttle(
+    state: ClusterState,
+) -> None:
+    register(state, 5)
+    move(state, 3, 4, 2, throttle=1000)
+    run(state, 3, 4)
+    in_sync(state, 0, 1, 2, 3)
+    for broker in (0, 1, 4):
+        apply(state, broker_changes.fence_broker(state, broker, EVERYONE))
+    apply(state, reassignment.rebuild(state, {0, 1, 4}))
+    assert (value(state).target, members(state)) == ((3, 5, 2), [2, 3])
+    assert value(state).throttle_bytes_per_s == 1000
+
+
+def test_a_move_ends_where_the_replicas_of_before_are_all_that_is_left(
+    state: ClusterState,
+) -> None:
+    apply(state, broker_changes.fence_broker(state, 4, EVERYONE))
+    move(state, 3, 1, 2)
+    apply(state, broker_changes.fence_broker(state, 3, EVERYONE))
+    apply(state, reassignment.rebuild(state, {3, 4}))
+    assert (value(state).replicas, value(state).target) == ((0, 1, 2), ())
+
+
+def test_as_many_replicas_are_rebuilt_as_there_are_brokers_for(state: ClusterState) -> None:
+    for broker in (0, 1, 4):
+        apply(state, broker_changes.fence_broker(state, broker, EVERYONE))
+    assert members(state) == [2]  # Nobody can write, though broker 3 is idle.
+    apply(state, reassignment.rebuild(state, {0, 1, 4}))
+    assert value(state).target == (3, 1, 2)
+    run(state, 3)
+    in_sync(state, 2, 3)
+    assert reassignment.rebuild(state, {0, 1, 4}) == []
+    register(state, 4, start=2)
+    apply(state, reassignment.rebuild(state, {0, 1}))
+    assert (value(state).target, members(state)) == ((3, 4, 2), [2, 3])
+
+
 def test_a_partition_without_a_leader_is_not_rebuilt(state: ClusterState) -> None:
     for broker in (0, 1, 2):
         apply(state, broker_changes.fence_broker(state, broker, EVERYONE))
     assert value(state).leader is None
-    assert reassignment.rebuild(state, {0, 1, 2}, EVERYONE - {0, 1, 2}) == []
+    assert reassignment.rebuild(state, {0, 1, 2}) == []
 
 
 def test_a_snapshot_keeps_moves_and_cordons(state: ClusterState) -> None:
