@@ -561,7 +561,8 @@ class Admin:
         Once all of a target are in sync the others are removed, never before. All of the moves
         begin, or none. With `wait` it returns when all are done. TimeoutError says what is still
         under way and what it waits for; it goes on all the same. A move under way, given again with
-        the same target, takes the new throttle.
+        the same target, takes the new throttle; while a broker of its target is down, it takes
+        another target, with all of the added ones that are in sync.
 
         Raises InvalidReassignmentError (unknown, duplicate, too few or stopped brokers),
         ReassignmentInProgressError, ReplicaLimitError, UnknownTopicError, NoReassignmentError
@@ -614,7 +615,9 @@ class Admin:
         `throttle_bytes_per_s`. `on_progress(DrainProgress)` is called, in another thread, when
         something has changed. TimeoutError (`timeout_s` None: none) leaves the broker cordoned;
         call it again to go on. Raises UnknownBrokerError, InvalidReassignmentError (the last
-        broker, or too few would be left: nothing was changed).
+        broker, or too few would be left: nothing was changed), NoReassignmentError (somebody
+        undrained it meanwhile). Where nothing has been able to move for half a minute it raises
+        why, InvalidReassignmentError or ReplicaLimitError, and leaves the broker cordoned.
         """
         self._run(
             lambda admin: admin.drain_broker(

@@ -18,6 +18,7 @@ from rayq.errors import (
     NoReassignmentError,
     RayqError,
     ReassignmentInProgressError,
+    ReplicaLimitError,
     TimeoutError,
     UnknownBrokerError,
     UnknownTopicError,
@@ -74,15 +75,10 @@ class MoveAdmin:
 
     async def cancel(self, partitions: Iterable[TopicPartition] | None) -> list[TopicPartition]:
         if partitions is None:
-            places = [place for place, one in _partitions(await self._all()) if one.target]
-        else:
-            places = [TopicPartition(*place) for place in partitions]
+            return await self._cancel_all()
+        places = [TopicPartition(*place) for place in partitions]
         if places:
-            await self._change(
-                AlterReassignments(moves=[(*place, None) for place in places]),
-                self._timeout_s,
-                NoReassignmentError,
-            )
+            await self._take_back(places, done_already=NoReassignmentError)
         return places
 
     async def reassignments(self) -> list[Reassignment]:
@@ -148,8 +144,13 @@ class MoveAdmin:
         version, stuck_since = 0, self._client.now
         while True:
             response = await self._all(version_min=version + 1, wait_ms=WATCH_MS if version else 0)
-            is_newer = response.version > version
+            is_first, is_newer = version == 0, response.version > version
             version = response.version
+            if any(one.broker == broker and not one.cordoned for one in response.brokers):
+                raise NoReassignmentError(
+                    f"Broker {broker} was undrained by somebody else meanwhile: what is on it "
+                    "stays, and what moves goes on moving. Drain it again to go on."
+                )
             left = {
                 place: one
                 for place, one in _partitions(response)
@@ -157,11 +158,15 @@ class MoveAdmin:
             }
             seen |= left.keys()
             moving = [place for place, one in left.items() if one.target]
-            begun = await self._begin_some(response, broker, moving, concurrency, share)
+            if is_first:
+                await self._throttle_anew(left, broker, share)
+            begun, refusal = await self._begin_some(response, broker, moving, concurrency, share)
             if moving or begun:
                 stuck_since = self._client.now
             elif left and self._client.now - stuck_since > STUCK_PATIENCE_S:
                 _plan_drain(response, broker)  # Says why not.
+                if refusal is not None:
+                    raise refusal
             if on_progress is not None:
                 waits = {one.topic_partition: one.waits_for for one in await self.reassignments()}
                 progress = DrainProgress(
@@ -197,6 +202,36 @@ class MoveAdmin:
 
     # --- inside -----------------------------------------------------------------------------------
 
+    async def _cancel_all(self) -> list[TopicPartition]:
+        asked = moving = _targets(await self._all())
+        while moving:
+            try:
+                await self._take_back(moving)
+                break
+            except NoReassignmentError:  # One of them is over since: what about the others?
+                await asyncio.sleep(PAUSE_S)
+                moving = {
+                    place: target
+                    for place, target in _targets(await self._all()).items()
+                    if asked.get(place) == target
+                }
+        if not asked:
+            return []
+        known = dict(_partitions(await self._all()))
+        return [
+            place
+            for place, target in asked.items()
+            if place in known and [one.broker for one in known[place].replicas] != target
+        ]
+
+    async def _take_back(
+        self,
+        places: Iterable[TopicPartition],
+        done_already: type[RayqError] | None = None,
+    ) -> None:
+        request = AlterReassignments(moves=[(*place, None) for place in places])
+        await self._change(request, self._timeout_s, done_already)
+
     async def _change(
         self, request: Any, timeout_s: float, done_already: type[RayqError] | None = None
     ) -> None:
@@ -224,21 +259,47 @@ class MoveAdmin:
         moving: Sequence[TopicPartition],
         concurrency: int,
         throttle_bytes_per_s: int | None,
-    ) -> int:
-        """Begins moves away from a broker, up to so many at a time; returns how many."""
+    ) -> tuple[int, RayqError | None]:
+        """Begins moves away from a broker, up to so many at a time. Answers how many, and why the
+        last that was refused was. One by one: what cannot move now must not hold up the others."""
         room = concurrency - len(moving)
         if room <= 0:
-            return 0
+            return 0, None
         plan, _ = move_plans.replace(_takers(response), _placements(response), {broker})
-        chosen = {place: target for place, target in plan.items() if place not in moving}
-        chosen = dict(list(chosen.items())[:room])
-        if not chosen:
-            return 0
-        try:
-            await self._begin(chosen, throttle_bytes_per_s, self._timeout_s)
-        except (InvalidReassignmentError, ReassignmentInProgressError, UnknownTopicError):
-            return 0  # The cluster has changed meanwhile: the next look makes another plan.
-        return len(chosen)
+        begun, refusal = 0, None
+        for place, target in plan.items():
+            if begun == room:
+                break
+            if place in moving:
+                continue
+            try:
+                await self._begin({place: target}, throttle_bytes_per_s, self._timeout_s)
+                begun += 1
+            except (InvalidReassignmentError, ReplicaLimitError) as error:
+                refusal = error  # Perhaps it is possible once another broker is back.
+            except (ReassignmentInProgressError, UnknownTopicError):
+                continue  # The cluster has changed meanwhile: the next look makes another plan.
+        return begun, refusal
+
+    async def _throttle_anew(
+        self,
+        left: Mapping[TopicPartition, PartitionMetadata],
+        broker: int,
+        throttle_bytes_per_s: int | None,
+    ) -> None:
+        """What a drain before this one began copies as fast as this one is to."""
+        begun = {
+            place: list(one.target)
+            for place, one in left.items()
+            if one.target
+            and broker not in one.target
+            and one.throttle_bytes_per_s != throttle_bytes_per_s
+        }
+        for place, target in begun.items():
+            with contextlib.suppress(
+                InvalidReassignmentError, ReassignmentInProgressError, UnknownTopicError
+            ):
+                await self._begin({place: target}, throttle_bytes_per_s, self._timeout_s)
 
     async def _until_moved(
         self, wanted: Mapping[TopicPartition, list[int]], deadline: float, timeout_s: float
@@ -272,7 +333,7 @@ class MoveAdmin:
     def _is_moving(self, place: TopicPartition, target: Sequence[int]) -> bool:
         """Raises where the move was ended by somebody else."""
         topic = self._client.metadata.topics.get(place.topic)
-        if topic is None:
+        if topic is None or place.partition >= len(topic.partitions):
             raise UnknownTopicError(f"Topic {place.topic!r} was deleted while it was moved.")
         known = topic.partitions[place.partition]
         replicas = [replica.broker for replica in known.replicas]
@@ -407,6 +468,11 @@ def _partitions_with_ids(
 
 def _partitions(response: MetadataResponse) -> list[tuple[TopicPartition, PartitionMetadata]]:
     return [(place, one) for place, _, one in _partitions_with_ids(response)]
+
+
+def _targets(response: MetadataResponse) -> dict[TopicPartition, list[int]]:
+    """Of the moves that are under way."""
+    return {place: list(one.target) for place, one in _partitions(response) if one.target}
 
 
 def _placements(response: MetadataResponse) -> dict[TopicPartition, list[int]]:
