@@ -46,8 +46,8 @@ _METRICS = (
         "rayq_request_seconds",
         "histogram",
         (*_PROCESS, "request"),
-        "From a request's arrival to its answer; of long polls that includes the time they are "
-        "held.",
+        "From a request's arrival to its answer, be it an error; of long polls that includes the "
+        "time they are held.",
     ),
     Metric(
         "rayq_failed_requests_total",
@@ -74,7 +74,7 @@ _METRICS = (
     Metric(
         "rayq_end_to_end_seconds",
         "histogram",
-        ("cluster", "broker", "topic"),
+        _REPLICA,
         "From a batch's append to its way to a consumer, of consumers that keep up: each answer "
         "that brings one to the end of the log, by its oldest batch.",
     ),
@@ -390,14 +390,26 @@ def _cumulated(counts: Sequence[int]) -> list[int]:
 
 
 def merged(samples: Iterable[Sample]) -> list[Sample]:
-    """Samples of several processes, those of equal name and labels added up (the processes of one
-    broker's replicas answer its requests together), in order of name and labels."""
+    """Samples of several processes in order of name and labels, those of equal ones put together.
+    They are added up: the processes of one broker's replicas answer its requests together. But a
+    gauge that says nothing of its broker is about the partition, the group or the cluster: while a
+    leader or the controller changes two processes may tell it, and the greater one counts."""
     found: dict[_Key, Sample] = {}
     for sample in samples:
         key = (sample.name, tuple(sorted(sample.labels.items())))
         before = found.get(key)
-        found[key] = sample if before is None else _sum(before, sample)
+        if before is None:
+            found[key] = sample
+        elif _is_of_one_process(sample.name):
+            found[key] = max(before, sample, key=lambda one: one.value)
+        else:
+            found[key] = _sum(before, sample)
     return [found[key] for key in sorted(found)]
+
+
+def _is_of_one_process(name: str) -> bool:
+    metric = CATALOGUE.get(name)  # A server may be newer than this process.
+    return metric is not None and metric.kind == "gauge" and "broker" not in metric.labels
 
 
 def _sum(one: Sample, other: Sample) -> Sample:

@@ -154,6 +154,8 @@ class GroupCoordinator:
     def end(self, reason: str) -> None:
         """Another coordinates: whoever waits is told."""
         self._forget_source()
+        for group in self._state.groups:
+            self._environment.metrics.forget(group=group)
         self._ended = NotLeaderError(
             f"Broker {self._replica_log.broker} coordinates the groups of {self.where} no more "
             f"({reason}): ask for new metadata."
@@ -455,8 +457,11 @@ class GroupCoordinator:
         if not records:
             return
         for record in records:
-            if isinstance(record, GroupRecord) and record.value is not None:
-                self._log_rebalance(record.group, record.value)
+            if isinstance(record, GroupRecord):
+                if record.value is None:
+                    self._environment.metrics.forget(group=record.group)
+                else:
+                    self._log_rebalance(record.group, record.value)
             self._state.replay(record)
             if isinstance(record, MemberRecord):
                 key = (record.group, record.member)

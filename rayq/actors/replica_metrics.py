@@ -18,7 +18,7 @@ class LeaderMetrics:
         self._bytes_out = counter("rayq_bytes_out_total", **at)
         self._records_out = counter("rayq_records_out_total", **at)
         self._replication_bytes_out = counter("rayq_replication_bytes_out_total", **at)
-        self._end_to_end = environment.metrics.histogram("rayq_end_to_end_seconds", topic=topic)
+        self._end_to_end = environment.metrics.histogram("rayq_end_to_end_seconds", **at)
 
     def appended(self, header: BatchHeader) -> None:
         self._bytes_in.value += header.length

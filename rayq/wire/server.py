@@ -157,12 +157,13 @@ class Server:
         self._authenticated.pop(stream, None)
 
     def took(self, api: int, seconds: float) -> None:
-        """A request was answered so long after it arrived."""
+        """A request was answered, or refused, so long after it arrived."""
         latency = self._latencies.get(api)
         if latency is None:
-            latency = self._latencies[api] = self.env.metrics.histogram(
-                "rayq_request_seconds", request=_name_of(api)
-            )
+            name = _name_of(api)
+            latency = self.env.metrics.histogram("rayq_request_seconds", request=name)
+            if api in REQUESTS:
+                self._latencies[api] = latency
         latency.observe(seconds)
 
     def failed(self, api: int, error: BaseException) -> None:
@@ -280,12 +281,11 @@ class _ServerStream(FrameStream):
         try:
             request = self._read_request(peer, api, header)
             result = self._handler(peer, request, payload)
-        except RayqError as error:
-            self._answer_error(api, correlation, one_way, error)
-            return
         except Exception as error:
-            logger.exception("%s from %s failed", REQUESTS[api].__name__, peer)
+            if not isinstance(error, RayqError):
+                logger.exception("%s from %s failed", REQUESTS[api].__name__, peer)
             self._answer_error(api, correlation, one_way, error)
+            self._server.took(api, self._clock.monotonic() - arrived_s)
             return
         if result is None or isinstance(result, (Response, tuple)):
             self._answer(api, correlation, one_way, result)
@@ -342,13 +342,14 @@ class _ServerStream(FrameStream):
             outcome = DisconnectedError("The server stopped while it worked on the request.")
         else:
             outcome = done.exception() or done.result()
-        if not isinstance(outcome, BaseException):
+        if isinstance(outcome, BaseException):
+            if not isinstance(outcome, RayqError):
+                name = REQUESTS[api].__name__
+                logger.error("%s from %s failed", name, self._peer, exc_info=outcome)
+            self._answer_error(api, correlation, one_way, outcome)
+        else:
             self._answer(api, correlation, one_way, outcome)
-            self._server.took(api, self._clock.monotonic() - arrived_s)
-            return
-        if not isinstance(outcome, RayqError):
-            logger.error("%s from %s failed", REQUESTS[api].__name__, self._peer, exc_info=outcome)
-        self._answer_error(api, correlation, one_way, outcome)
+        self._server.took(api, self._clock.monotonic() - arrived_s)
 
     def _answer(self, api: int, correlation: int, one_way: bool, result: Result) -> None:
         if one_way or self._ended:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rayq.errors import TopicExistsError
+from rayq.client.metrics import GroupLag
+from rayq.errors import TimeoutError, TopicExistsError
 from rayq.metrics import CATALOGUE, Sample
 from rayq.testing import LocalCluster
 from tests.local.support import eventually, leader_of, partition_of, read_all, wait_in_sync
@@ -148,6 +149,16 @@ def test_the_lag_of_a_position_below_the_log_start_is_that_of_the_oldest_record(
     assert 0 < value(samples, "rayq_consumergroup_group_lag_seconds", group="cut") < 60
 
 
+def test_figures_are_told_though_there_is_no_time_left_for_the_lag_of_groups(
+    own: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def collect(*_: object, **__: object) -> list[Sample]:
+        raise TimeoutError("a process hung")
+
+    monkeypatch.setattr(GroupLag, "collect", collect)
+    assert value(own.metrics(), "rayq_active_brokers") == 3
+
+
 def test_figures_of_a_deleted_topic_go_with_it(own: LocalCluster) -> None:
     own.create_topic("deleted")
     assert select(own.metrics(), "rayq_log_end_offset", topic="deleted")
@@ -239,3 +250,5 @@ def test_each_rebalance_leaves_one_line_with_the_reason(
     assert ["joined" in line for line in lines] == [True, True, False, False]
     assert "epoch=1 " in lines[0] and "left: the consumer was closed" in lines[3]
     assert total(own.metrics(), "rayq_consumergroup_rebalances_total", group="shared") == 4
+    own.admin.delete_group("shared")
+    assert not [one for one in own.metrics() if one.labels.get("group") == "shared"]

@@ -117,6 +117,32 @@ def test_samples_of_equal_labels_are_added_up() -> None:
     assert (flushes.value, flushes.count, flushes.buckets) == (0.75, 3, [1, 3])
 
 
+def test_what_two_processes_tell_of_one_thing_is_not_added_up() -> None:
+    """For a moment an old leader and a new one both lead, as far as they know."""
+    of_partition = {"cluster": "main", "topic": "orders", "partition": "0"}
+    found = merged(
+        [
+            Sample("rayq_partition_latest_offset", of_partition, 1000),
+            Sample("rayq_partition_latest_offset", of_partition, 1010),
+            Sample("rayq_active_brokers", {"cluster": "main"}, 3),
+            Sample("rayq_active_brokers", {"cluster": "main"}, 3),
+            # Each host of the controller counts what it decided.
+            Sample("rayq_leader_elections_total", {"cluster": "main"}, 4),
+            Sample("rayq_leader_elections_total", {"cluster": "main"}, 2),
+        ]
+    )
+    assert {one.name: one.value for one in found} == {
+        "rayq_partition_latest_offset": 1010,
+        "rayq_active_brokers": 3,
+        "rayq_leader_elections_total": 6,
+    }
+
+
+def test_samples_of_a_newer_server_are_put_together_too() -> None:
+    (one,) = merged([Sample("rayq_of_the_future", {}, 1), Sample("rayq_of_the_future", {}, 1)])
+    assert one.value == 2
+
+
 def test_a_sample_travels() -> None:
     sample = Sample("rayq_connections", {"cluster": "main", "broker": "0"}, 3.0)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(sample), type=Sample) == sample
@@ -140,3 +166,17 @@ def test_a_log_line_has_fields_for_people_and_for_programs(
     assert record.__dict__["rayq_event"] == "leader_elected"
     assert record.__dict__["rayq_fields"]["isr"] == [0, 2]
     assert record.funcName == "test_a_log_line_has_fields_for_people_and_for_programs"
+
+
+def test_no_text_of_a_client_ends_a_log_line_or_speaks_to_a_terminal(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log_event(
+        logging.getLogger("rayq.test"), logging.WARNING, "group_rebalanced", group="a\rb\x1b[2Jc\u2028d",
+        members=["e f", 'g"\n'], none=[], path="C:\\x", name="Zürich",
+    )  # fmt: skip
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        r'group_rebalanced group="a\rb\x1b[2Jc\u2028d" members="e f,g\"\n" none=none path=C:\x '
+        "name=Zürich"
+    )

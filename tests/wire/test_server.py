@@ -79,6 +79,33 @@ def test_a_client_cannot_call_what_is_for_servers(run: Any, wire: Any) -> None:
     run(scenario)
 
 
+def test_refused_requests_are_timed_as_answered_ones_are(run: Any, wire: Any) -> None:
+    """Else a cluster whose every write runs into a timeout would look fast."""
+
+    async def scenario() -> None:
+        def handler(peer: Any, request: Any, payload: memoryview) -> Any:
+            if payload == b"at once":
+                raise OverloadedError("no")
+
+            async def later() -> Any:
+                await asyncio.sleep(0.02)
+                raise OverloadedError("no")
+
+            return later()
+
+        server = await wire.serve(handler)
+        client = await wire.connect(server)
+        for payload in (b"at once", b"later"):
+            with pytest.raises(OverloadedError):
+                await client.request(Produce("t", 0, 0, -1, 1000), payload, timeout_s=5)
+        samples = {one.name: one for one in server.env.metrics.collect()}
+        assert samples["rayq_failed_requests_total"].value == 2
+        assert samples["rayq_request_seconds"].count == 2
+        assert samples["rayq_request_seconds"].value >= 0.02
+
+    run(scenario)
+
+
 def test_a_replayed_handshake_is_refused(run: Any, wire: Any) -> None:
     async def scenario() -> None:
         server = await wire.serve()
