@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from rayq.client.admin import Admin
 from rayq.client.health import min_insync_of
 from rayq.errors import BrokerInUseError, NotEnoughReplicasError, RayqError, UnknownBrokerError
-from rayq.records import PartitionInfo, TopicInfo
+from rayq.records import ClusterInfo, PartitionInfo, TopicInfo
 
 POLL_S = 0.1
 
@@ -24,9 +24,7 @@ def restart_broker(
     UnknownBrokerError; NotEnoughReplicasError where writes would stop meanwhile (nothing was done
     then), or where replicas are not in sync in time afterwards; what `restart` raises."""
     deadline_s = time.monotonic() + timeout_s
-    known = {one.broker for one in admin.describe_cluster().brokers}
-    if broker not in known:
-        raise UnknownBrokerError(f"There is no broker {broker}: the brokers are {sorted(known)}.")
+    _known(admin, broker)
     _wait(
         lambda: _needing(admin, broker),
         deadline_s,
@@ -43,15 +41,11 @@ def restart_broker(
 def check_may_stop(admin: Admin, broker: int) -> None:
     """Raises UnknownBrokerError, or BrokerInUseError where the broker cannot be stopped for good:
     it holds replicas, or the cluster would lose the majority of its voters with it."""
-    cluster = admin.describe_cluster()
-    known = {one.broker for one in cluster.brokers}
-    if broker not in known:
-        raise UnknownBrokerError(f"There is no broker {broker}: the brokers are {sorted(known)}.")
+    cluster = _known(admin, broker)
     held = next((partition for _, partition in _partitions_on(admin, broker)), None)
     if held is not None:
         raise BrokerInUseError(f"Broker {broker} holds replicas: drain it first.")
-    live = {one.broker for one in cluster.brokers if one.live}
-    others = [one for one in cluster.voters if one != broker and one in live]
+    others = _voters_without(cluster, broker)
     if len(others) <= len(cluster.voters) // 2:
         raise BrokerInUseError(
             f"Broker {broker} is not stopped: of the voters {cluster.voters} on the metadata only "
@@ -59,11 +53,34 @@ def check_may_stop(admin: Admin, broker: int) -> None:
         )
 
 
+def _known(admin: Admin, broker: int) -> ClusterInfo:
+    cluster = admin.describe_cluster()
+    known = sorted(one.broker for one in cluster.brokers)
+    if broker not in known:
+        raise UnknownBrokerError(f"There is no broker {broker}: the brokers are {known}.")
+    return cluster
+
+
+def _voters_without(cluster: ClusterInfo, broker: int) -> list[int]:
+    live = _live(cluster)
+    return [one for one in cluster.voters if one != broker and one in live]
+
+
+def _live(cluster: ClusterInfo) -> set[int]:
+    return {one.broker for one in cluster.brokers if one.live}
+
+
 def _needing(admin: Admin, broker: int) -> list[str]:
-    """The partitions that could not be written while the broker is away, though they have replicas
-    enough: some have yet to catch up. (Where each replica is needed all the time, producers wait
-    for the broker to come back, and waiting here would not change that.)"""
-    return [
+    """What could not be written while the broker is away, though it has replicas enough: some have
+    yet to catch up, or to start. Without the metadata nobody would be elected to lead what the
+    broker leads. (Where each replica is needed all the time, producers wait for the broker to come
+    back, and waiting here would not change that.)"""
+    cluster = admin.describe_cluster()
+    if broker not in _live(cluster):
+        return []  # It is away already, and to start it can only help.
+    others, voters = _voters_without(cluster, broker), len(cluster.voters)
+    is_needed = broker in cluster.voters and len(others) <= voters // 2 < voters - 1
+    return ["the metadata"] * is_needed + [
         f"{topic.name}-{partition.partition}"
         for topic, partition in _partitions_on(admin, broker)
         if len(partition.replicas) > min_insync_of(topic, partition)

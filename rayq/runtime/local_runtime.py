@@ -204,9 +204,11 @@ class LocalServers:
         broker.close()
 
     async def restart_broker(self, number: int) -> None:
-        """Stops a broker and its replicas in a controlled way and starts it on its directory."""
-        await self.brokers[number].stop()
-        self.kill_broker(number)
+        """Stops a broker and its replicas in a controlled way, unless it died, and starts it on its
+        directory."""
+        if number in self.brokers:
+            await self.brokers[number].stop()
+            self.kill_broker(number)
         broker = await self.start_broker(number)
         await wait_until(
             lambda: broker.is_registered, READY_TIMEOUT_S, f"broker {number} to register"

@@ -21,7 +21,13 @@ from rayq.core.metadata_records import (
 from rayq.environment import Environment
 from rayq.errors import DirectoryInUseError, InvalidRequestError
 from rayq.runtime.layout import Directory, find_directories, metadata_path
-from rayq.storage.data_directory import BROKER_LOCK, DataDirectory, lock_holder, read_meta
+from rayq.storage.data_directory import (
+    BROKER_LOCK,
+    DataDirectory,
+    find_brokers,
+    lock_holder,
+    read_meta,
+)
 from rayq.storage.metadata_log import MetadataLog
 
 EPOCH_LEAP = 1000
@@ -72,15 +78,16 @@ def recover_quorum(environment: Environment, path: str) -> Recovered:
     """Makes the broker of `path` the only voter, in a new epoch and marked as unclean. Others join
     as voters again once they have a session. All brokers must be stopped.
 
-    Raises DirectoryInUseError where a broker runs; InvalidRequestError where `path` holds no data
-    of a broker, or a majority of the voters (then nothing needs to be recovered: start them);
-    StorageError where the copy itself is damaged.
+    Raises DirectoryInUseError where a broker runs, also on a directory beside the one that `path`
+    names; InvalidRequestError where `path` holds no data of a broker, or a majority of the voters
+    is there or beside it (then nothing needs to be recovered: start them); StorageError where the
+    copy itself is damaged.
     """
-    found = survivors(environment, path)
-    for one in found:
-        _check_idle(environment, one.directory)
-    best = found[0]
-    _check_needed(found, best.voters)
+    beside = _beside(environment, _directories(environment, path))
+    for one in beside:
+        _check_idle(environment, one)
+    best = survivors(environment, path)[0]
+    _check_needed(beside, best.voters)
     directory = DataDirectory.open(environment, best.directory.path)
     try:
         log = MetadataLog.open(environment.disk, metadata_path(best.directory.path))
@@ -113,6 +120,18 @@ def _directories(environment: Environment, path: str) -> list[Directory]:
     return found
 
 
+def _beside(environment: Environment, directories: list[Directory]) -> list[Directory]:
+    """Those and all others of their cluster in the same place: who names one of three that are
+    there would lose what the other two agreed on since."""
+    found = {one.path: one for one in directories}
+    root = directories[0].path.rpartition("/")[0] or "/"
+    for broker, path in find_brokers(environment.disk, root):
+        meta = read_meta(environment.disk, path)
+        if meta is not None and meta.cluster_id == directories[0].cluster_id:
+            found[path] = Directory(broker, path, meta.cluster_id, meta.directory_id)
+    return list(found.values())
+
+
 def _state(log: MetadataLog) -> ClusterState:
     """All that the copy holds, committed or not: who could say so is lost."""
     state = ClusterState()
@@ -133,11 +152,11 @@ def _check_idle(environment: Environment, directory: Directory) -> None:
         )
 
 
-def _check_needed(found: list[Survivor], voters: tuple[Voter, ...]) -> None:
-    here = {(one.directory.broker, one.directory.directory_id) for one in found}
+def _check_needed(directories: list[Directory], voters: tuple[Voter, ...]) -> None:
+    here = {(one.broker, one.directory_id) for one in directories}
     left = [voter for voter in voters if (voter.broker, voter.directory_id) in here]
     if len(left) > len(voters) // 2:
         raise InvalidRequestError(
             f"Nothing to recover: {len(left)} of the {len(voters)} voters' directories are here, a "
-            "majority. Start the cluster with them."
+            "majority. Start the cluster with them; where some are damaged, move them away first."
         )

@@ -71,6 +71,8 @@ def test_from_one_of_three_directories_everything_comes_back(tmp_path: Path) -> 
 def test_it_is_on_record_that_it_was_not_clean(tmp_path: Path) -> None:
     _lose_two_of_three(tmp_path)
     before = survivors(ENVIRONMENT, str(tmp_path))[0]
+    with (tmp_path / "broker-2/metadata/metadata.log").open("ab") as file:
+        file.write(b"RQML, torn")
     done = recover_quorum(ENVIRONMENT, str(tmp_path / "broker-2"))
     log = MetadataLog.inspect(LocalDisk(), str(tmp_path / "broker-2/metadata"))
     ((index, epoch, data),) = log.read(before.last_index + 1, 1 << 20)
@@ -79,6 +81,8 @@ def test_it_is_on_record_that_it_was_not_clean(tmp_path: Path) -> None:
     record = decode_record(data)
     assert isinstance(record, VotersChanged)
     assert not record.clean and [voter.broker for voter in record.voters] == [2]
+    with pytest.raises(InvalidRequestError, match="1 of the 1 voters"):
+        recover_quorum(ENVIRONMENT, str(tmp_path))  # Once is enough.
 
 
 def test_a_voter_that_was_taken_for_lost_follows_the_recovered_one(tmp_path: Path) -> None:
@@ -109,15 +113,18 @@ def test_where_a_majority_is_left_nothing_is_touched(tmp_path: Path) -> None:
         cluster.abort()
     shutil.rmtree(tmp_path / "broker-0")
     before = survivors(ENVIRONMENT, str(tmp_path))
-    with pytest.raises(InvalidRequestError, match="2 of the 3 voters"):
-        recover_quorum(ENVIRONMENT, str(tmp_path))
+    for path in (tmp_path, tmp_path / "broker-1"):  # Also where only one of the two is named.
+        with pytest.raises(InvalidRequestError, match="2 of the 3 voters"):
+            recover_quorum(ENVIRONMENT, str(path))
     assert survivors(ENVIRONMENT, str(tmp_path)) == before
 
 
 def test_a_directory_in_use_and_one_that_holds_nothing_are_refused(tmp_path: Path) -> None:
-    with LocalCluster(brokers=1, data_dir=tmp_path, **FAST):
-        with pytest.raises(DirectoryInUseError, match="stop all brokers first"):
-            recover_quorum(ENVIRONMENT, str(tmp_path))
+    with LocalCluster(brokers=3, data_dir=tmp_path, **FAST) as cluster:
+        cluster.kill_broker(2)  # The directory of one that is away is idle; the others' are not.
+        for path in (tmp_path, tmp_path / "broker-2"):
+            with pytest.raises(DirectoryInUseError, match="stop all brokers first"):
+                recover_quorum(ENVIRONMENT, str(path))
     with pytest.raises(InvalidRequestError, match="no broker's directory"):
         recover_quorum(ENVIRONMENT, str(tmp_path / "nothing"))
 
