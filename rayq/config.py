@@ -225,7 +225,7 @@ class ClusterConfig:
 
     metrics_interval_ms: int = 5000
     """How often each process on Ray hands what it measures to Ray's metrics, and how often the lag
-    of groups is looked at."""
+    of groups is looked at. Ray forgets what it is not told again within 20 s."""
 
     bind_host: str | None = None
     """Address that servers bind to. None: the node's own address; never 0.0.0.0 unasked."""
@@ -551,6 +551,14 @@ class PoolConfig:
         _require(self.retries >= 0, f"retries must be at least 0, not {self.retries}.")
         _require(
             self.cool_down_s >= 0, f"cool_down_s must be at least 0, not {self.cool_down_s}."
+        )
+        _require(
+            self.drain_timeout_s <= DAY_MS / 1000,
+            f"drain_timeout_s is at most a day, not {self.drain_timeout_s}.",
+        )
+        _require(
+            self.max_poll_interval_ms < 2**63,
+            f"max_poll_interval_ms is below 2**63, not {self.max_poll_interval_ms}.",
         )
         _require(
             self.retry_backoff_max_ms >= self.retry_backoff_ms,

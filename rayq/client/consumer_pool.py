@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
 from collections.abc import Callable
@@ -126,10 +127,19 @@ class ConsumerPool:
 
 def check_handler(handler: object) -> Handler:
     """Raises HandlerError."""
-    if not callable(handler):
+    named = handler if inspect.isclass(handler) else type(handler)
+    if not callable(handler) or not any("__call__" in vars(kind) for kind in named.__mro__):
         raise HandlerError(
-            f"A pool's handler is a function, or a class with __call__, that takes a batch of "
-            f"records; {type(handler).__name__} cannot be called."
+            "A pool's handler is a function, or a class with __call__, that takes a batch of "
+            f"records; {named.__name__} cannot be called."
+        )
+    if any(
+        inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one)
+        for one in (handler, handler.__call__)
+    ):
+        raise HandlerError(
+            f"The handler {handler!r} makes a generator, of which nothing would run, and a batch "
+            "counts as handled when the handler returns. Deal with the records, without yield."
         )
     return handler
 
