@@ -259,7 +259,7 @@ class PoolStatus(msgspec.Struct, frozen=True):
     problem: str | None
     """What keeps the pool from its work, and whose fault it is; None while all is well."""
     looks: int
-    """How often the pool has measured its lag."""
+    """How often the pool has measured its lag in every partition."""
 
     @property
     def running(self) -> int:

@@ -29,12 +29,15 @@ from rayq.records import PoolConsumer, PoolStatus, TopicPartition
 logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 1.0
+NAME_CHARACTERS = 8
+"""Of a consumer, hexadecimal digits."""
 REPORT_PATIENCE_S = 0.5
 """How long a look waits for consumers that run; one that is late is as it was before."""
 OFFSET_TIMEOUT_MS = 3_000
 """A partition whose leader has not said by then where it ends is as it was before."""
-TOPIC_AGE_MAX_S = 10.0
-"""Partitions that are added to the topic are noticed after so long."""
+RENEW_INTERVAL_S = 600.0
+"""A group without members forgets its positions after `offsets_retention_ms`, and with them what
+was handled: they are committed once more so often while no consumer runs."""
 RESTART_PAUSE_S = 0.5
 RESTART_PAUSE_MAX_S = 30.0
 """Before consumers are started again of which the last ended without having handled anything."""
@@ -72,7 +75,7 @@ class _Member:
     handle: MemberHandle
     last: MemberReport | None = None
     asking: asyncio.Task[None] | None = None
-    heard_at_s: float = 0.0
+    asked_at_s: float = 0.0
     draining: asyncio.Task[None] | None = None
     is_gone: bool = False
     counted: tuple[int, float, int, int] = field(default=(0, 0.0, 0, 0))
@@ -120,6 +123,7 @@ class ConsumerPool:
         self._member_problem: str | None = None
         self._futile_starts = 0
         self._start_after_s = 0.0
+        self._renewed_at_s = self._now_s
         self._task: asyncio.Task[None] | None = None
         self._is_pinned = config.auto_offset_reset == "earliest"
         self.ready = asyncio.Event()
@@ -137,10 +141,16 @@ class ConsumerPool:
         self._env.metrics.add_source(self._figures)
         self._task = self._env.tasks.spawn(self._run(), f"pool {self._spec.name}")
 
+    async def wait_stopped(self) -> bool:
+        """After `start`, until it is stopped. False: it has failed, and is logged to have."""
+        assert self._task is not None
+        await asyncio.wait([self._task])
+        return self._task.cancelled()
+
     async def _run(self) -> None:
         for name, handle in (await self._hosting.find_members()).items():
             logger.info("pool %r found its consumer %s again", self._spec.name, name)
-            self._members[name] = _Member(name, handle, heard_at_s=self._now_s)
+            self._members[name] = _Member(name, handle)
         self._wanted = len(self._members)
         client = self._cluster.new_client()
         config = ConsumerConfig(default_api_timeout_ms=OFFSET_TIMEOUT_MS)
@@ -151,7 +161,6 @@ class ConsumerPool:
                 await self._hear_members()
                 try:
                     await self._look(client, watcher)
-                    self._look_problem = None
                 except RayqError as error:
                     self._look_problem = (
                         f"the lag could not be measured: {type(error).__name__}: {error}"
@@ -184,7 +193,10 @@ class ConsumerPool:
     # --- looking --------------------------------------------------------------------------------
 
     async def _look(self, client: Client, watcher: AsyncConsumer) -> None:
-        await self._measure(client, watcher)
+        unknown = await self._measure(client, watcher)
+        self._look_problem = None
+        if unknown:
+            self._look_problem = f"partitions whose leader has not said where they end: {unknown}"
         if not self._progress:
             return
         members = [one for one in self._members.values() if not one.is_draining]
@@ -200,7 +212,7 @@ class ConsumerPool:
             )
         )
         self._wanted = self._decision.wanted
-        self._looks += 1
+        self._looks += not unknown
         if self._wanted != before:
             log_event(
                 logger,
@@ -213,18 +225,18 @@ class ConsumerPool:
                 reason=self._decision.reason,
             )
 
-    async def _measure(self, client: Client, watcher: AsyncConsumer) -> None:
-        """Where the group is in each partition. Raises RayqError when nothing can be said."""
+    async def _measure(self, client: Client, watcher: AsyncConsumer) -> list[int]:
+        """Where the group is in each partition; returns those that are as they were before. Raises
+        RayqError when nothing can be said."""
         name = self._spec.topic
-        topic = await client.topic(
-            name, timeout_s=OFFSET_TIMEOUT_MS / 1000, age_max_s=TOPIC_AGE_MAX_S
-        )
+        topic = await client.topic(name, timeout_s=OFFSET_TIMEOUT_MS / 1000, age_max_s=0.0)
         places = [TopicPartition(name, number) for number in range(len(topic.partitions))]
         committed = await watcher.committed(places)
         ends = await _known(watcher.end_offsets([place]) for place in places)
         if not self._is_pinned:
             await self._pin(watcher, committed, ends)
             committed = await watcher.committed(places)
+        await self._renew(watcher, committed)
         behind = [
             place
             for place in places
@@ -232,12 +244,18 @@ class ConsumerPool:
         ]
         # What retention deleted needs no handling, and is committed by nobody.
         starts = await _known(watcher.beginning_offsets([place]) for place in behind)
-        for place, end in ends.items():
-            position = max(committed[place] or 0, starts.get(place, 0))
-            if committed[place] is not None or place in starts:
-                self._progress[place.partition] = Progress(min(position, end), end)
+        unknown: list[int] = []
+        for place in places:
+            if place in ends and (committed[place] is not None or place in starts):
+                position = max(committed[place] or 0, starts.get(place, 0))
+                self._progress[place.partition] = Progress(
+                    min(position, ends[place]), ends[place]
+                )
+            else:
+                unknown.append(place.partition)
         for gone in set(self._progress) - {place.partition for place in places}:
             del self._progress[gone]
+        return unknown
 
     async def _pin(
         self,
@@ -254,11 +272,25 @@ class ConsumerPool:
                     '"latest"'
                 )
             try:
-                await watcher.assign(ends)
-                await watcher.commit(dict(ends))
+                await watcher.commit(ends)
             except GroupNotEmptyError as error:
                 logger.warning("pool %r begins at the earliest: %s", self._spec.name, error)
         self._is_pinned = True
+
+    async def _renew(
+        self, watcher: AsyncConsumer, committed: dict[TopicPartition, int | None]
+    ) -> None:
+        if any(one.last is not None for one in self._members.values()):
+            return
+        if self._now_s - self._renewed_at_s < RENEW_INTERVAL_S:
+            return
+        self._renewed_at_s = self._now_s
+        known = {place: offset for place, offset in committed.items() if offset is not None}
+        if known:
+            try:
+                await watcher.commit(known)
+            except GroupNotEmptyError as error:
+                logger.info("positions of pool %r are not renewed: %s", self._spec.name, error)
 
     # --- consumers ------------------------------------------------------------------------------
 
@@ -267,6 +299,7 @@ class ConsumerPool:
         do."""
         for member in list(self._members.values()):
             if member.asking is None and not member.is_draining:
+                member.asked_at_s = self._now_s
                 member.asking = self._env.tasks.spawn(
                     self._ask(member), f"report of {member.name}"
                 )
@@ -281,7 +314,7 @@ class ConsumerPool:
         for member in list(self._members.values()):
             if member.last is None or member.is_draining:
                 continue
-            silent_s = self._now_s - member.heard_at_s
+            silent_s = 0.0 if member.asking is None else self._now_s - member.asked_at_s
             if max(member.last.handling_s, silent_s) > limit_s:
                 self._member_problem = (
                     f"a call of the handler on {member.last.node} (pid {member.last.pid}) took "
@@ -295,7 +328,9 @@ class ConsumerPool:
         try:
             report = await member.handle.report()
             self._count(member, report)
-            if report.failure is not None and not member.is_draining:
+            if report.is_leaving:  # An earlier process of this pool has asked it to.
+                self._begin_drain(member, self._spec.config.drain_timeout_s)
+            elif report.failure is not None and not member.is_draining:
                 raise MemberDiedError(report.failure)
         except MemberDiedError as error:
             if not member.is_draining and not member.is_gone:
@@ -311,7 +346,6 @@ class ConsumerPool:
         self._dead_letters += report.dead_letters - dead_letters
         member.counted = (report.records, report.busy_s, report.retries, report.dead_letters)
         member.last = report
-        member.heard_at_s = self._now_s
         if report.records > records:
             self._futile_starts = 0
             self._start_after_s = 0.0
@@ -353,14 +387,14 @@ class ConsumerPool:
                 self._begin_drain(member, self._spec.config.drain_timeout_s)
 
     async def _start_one(self) -> None:
-        name = self._env.new_id()[:8]
+        name = self._env.new_id()[:NAME_CHARACTERS]
         try:
             handle = await self._hosting.start_member(name)
         except RayqError as error:
             self._member_problem = f"a consumer could not be started: {error}"
             logger.warning("pool %r: %s", self._spec.name, self._member_problem)
             return
-        self._members[name] = _Member(name, handle, heard_at_s=self._now_s)
+        self._members[name] = _Member(name, handle)
 
     def _begin_drain(self, member: _Member, timeout_s: float) -> None:
         if member.draining is None:

@@ -36,7 +36,13 @@ COMMIT_INTERVAL_S = 0.2
 LEASE_S = 60.0
 """A consumer whose pool has not asked for it for so long finishes and ends: the pool is gone."""
 FAILED_POLL_PAUSE_S = 1.0
+FAILED_POLLS_MAX = 60
+"""In a row; then the consumer ends, and its pool starts another. Its place in the group may be what
+failed for good."""
 ABORT_TIMEOUT_S = 1.0
+DEAD_LETTER_TIMEOUT_MS = 10_000
+"""How long one try to write a dead letter may take, or a part of `max_poll_interval_ms` if that is
+less: between tries the consumer shows up in its group, and looks whether it is to be drained."""
 KEEP_IN_GROUP = 3
 """A consumer at a long piece of work shows up in its group every so many parts of
 `max_poll_interval_ms`."""
@@ -75,8 +81,10 @@ class MemberReport(msgspec.Struct, frozen=True):
     handling_s: float
     """How long the handler has been at the call it is at."""
     problem: str | None
+    is_leaving: bool
+    """It finishes, or has ended, as it was asked to, or since nobody asked for it any more."""
     failure: str | None
-    """Why it has ended; None while it has not, or was asked to."""
+    """Why it has ended by itself; None while it has not."""
 
 
 class PoolMember:
@@ -105,6 +113,7 @@ class PoolMember:
         """Partitions that were taken while a batch was in hand."""
         self._partitions: set[int] = set()
         self._is_holding = False
+        self._failed_polls = 0
         self._draining = asyncio.Event()
         now_s = env.clock.monotonic()
         self._heard_at_s = now_s
@@ -133,6 +142,7 @@ class PoolMember:
             dead_letters=self._dead_letters,
             handling_s=0.0 if since_s is None else now_s - since_s,
             problem=self._problem,
+            is_leaving=self._draining.is_set(),
             failure=self._failure,
         )
 
@@ -149,11 +159,14 @@ class PoolMember:
     async def run(self) -> None:
         """Until it is drained, or nobody asks for it any more. Cancelling it is the end of a
         consumer that is killed: the batch it is at is not committed."""
+        self._handling_since_s = self._now_s
         try:
             self._handler = await self._env.threads.run(_make_handler, self._load_handler)
         except HandlerError as error:
             self._failure = str(error)
             return
+        finally:
+            self._handling_since_s = None
         config = self._config
         consumer = self._consumer = self._cluster.async_consumer(
             self._spec.topic,
@@ -167,11 +180,11 @@ class PoolMember:
             group_heartbeat_interval_ms=min(3_000, config.group_session_timeout_ms // 3),
         )
         try:
-            while not self._draining.is_set():
+            while not self._draining.is_set() and self._failed_polls < FAILED_POLLS_MAX:
                 await self._turn(consumer)
                 if self._now_s - self._heard_at_s > LEASE_S:
                     logger.warning("pool %r has not been heard of, its consumer ends", self._pool)
-                    break
+                    self._draining.set()
             await self._commit(consumer, self._done)
             await consumer.close(config.drain_timeout_s)
         except BaseException:
@@ -180,44 +193,53 @@ class PoolMember:
         finally:
             self._partitions.clear()
             if self._producer is not None:
-                await self._producer.close()
+                self._producer.abandon()  # Each dead letter was waited for.
         await self._env.threads.run(_close_handler, self._handler)
+        if not self._draining.is_set():
+            self._failure = self._problem
 
     @property
     def _pool(self) -> str:
         return self._spec.pool
 
+    @property
+    def _poll_limit_s(self) -> float:
+        return self._config.max_poll_interval_ms / 1000
+
     async def _turn(self, consumer: AsyncConsumer) -> None:
         """Polls once and deals with what comes."""
         try:
             batch = await self._poll(consumer)
-            if not len(batch):
-                await self._commit_quiet(consumer)
-                return
-            ends = {
-                partition: await consumer.position(TopicPartition(self._spec.topic, partition))
-                for partition in batch.partitions()
-            }
         except RayqError as error:
+            self._failed_polls += 1
             self._note(f"polling failed: {type(error).__name__}: {error}")
             await self._sleep(FAILED_POLL_PAUSE_S)
             return
-        if await self._deal_with(consumer, batch):
-            # Where the poll ended, which may be further than the last record.
-            self._finish({one: end for one, end in ends.items() if one not in self._gone})
+        self._failed_polls = 0
+        ends = {
+            partition: await consumer.position(TopicPartition(self._spec.topic, partition))
+            for partition in batch.partitions()
+        }
+        if not await self._deal_with(consumer, batch):
+            return
+        # Where the poll ended, which may be further than the last record.
+        self._finish({one: end for one, end in ends.items() if one not in self._gone})
+        if len(batch):
             self._problem = None
-        if self._now_s - self._committed_at_s >= COMMIT_INTERVAL_S:
-            await self._commit(consumer, self._done)
+        if not len(batch) or self._now_s - self._committed_at_s >= COMMIT_INTERVAL_S:
+            await self._commit_all(consumer)
 
     async def _poll(self, consumer: AsyncConsumer) -> Batch:
         timeout_s = POLL_S
         if self._done:
             timeout_s = max(self._committed_at_s + COMMIT_INTERVAL_S - self._now_s, 0.0)
-        self._gone = set()
         self._polled_at_s = self._now_s
-        return await poll_batch(
+        batch = await poll_batch(
             consumer, self._config.batch, timeout_s, self._config.max_records
         )
+        # What came is its own, also of partitions that went and came back within this poll.
+        self._gone = set()
+        return batch
 
     async def _sleep(self, pause_s: float) -> None:
         """Less when it is drained."""
@@ -266,28 +288,32 @@ class PoolMember:
         """What is handled of these. What cannot be committed is tried again, or is another's."""
         self._committed_at_s = self._now_s
         offsets = {one: self._done[one] for one in partitions if one in self._done}
-        if not offsets:
-            return
-        try:
-            await consumer.commit(
-                {TopicPartition(self._spec.topic, one): end for one, end in offsets.items()}
-            )
-        except CommitRefusedError as error:
-            logger.warning("a consumer of pool %r: %s", self._pool, error)
-        except RayqError as error:
-            self._note(f"committing failed: {type(error).__name__}: {error}")
+        places = {TopicPartition(self._spec.topic, one): end for one, end in offsets.items()}
+        if not offsets or not await self._is_settled(consumer, places):
             return
         for one, end in offsets.items():
             if self._done.get(one) == end:
                 del self._done[one]
 
-    async def _commit_quiet(self, consumer: AsyncConsumer) -> None:
-        """Nothing came, and nothing is in hand: the positions are what is handled. They may be
-        further than the last record, where compaction took those that followed."""
+    async def _commit_all(self, consumer: AsyncConsumer) -> None:
+        """With nothing in hand: the positions are what is handled. They may be further than the
+        last record, where compaction took those that followed."""
         await self._commit(consumer, self._done)
-        if not self._done:
-            await consumer.commit()
+        if not self._done and await self._is_settled(consumer, None):
             self._problem = None
+
+    async def _is_settled(
+        self, consumer: AsyncConsumer, offsets: dict[TopicPartition, int] | None
+    ) -> bool:
+        """Commits these, or all positions. False: to be tried again."""
+        try:
+            await consumer.commit(offsets)
+        except CommitRefusedError as error:
+            logger.warning("a consumer of pool %r: %s", self._pool, error)
+        except RayqError as error:
+            self._note(f"committing failed: {type(error).__name__}: {error}")
+            return False
+        return True
 
     # --- a batch --------------------------------------------------------------------------------
 
@@ -312,7 +338,7 @@ class PoolMember:
                 return False
         return True
 
-    async def _try(self, batch: Batch) -> Exception | None:
+    async def _try(self, batch: Batch) -> BaseException | None:
         """Calls the handler; what it raised."""
         assert self._handler is not None
         began_s = self._handling_since_s = self._now_s
@@ -335,17 +361,17 @@ class PoolMember:
         return most_s * self._env.random.uniform(0.5, 1.0)
 
     async def _take_apart(
-        self, consumer: AsyncConsumer, batch: Batch, error: Exception
+        self, consumer: AsyncConsumer, batch: Batch, error: BaseException
     ) -> bool:
         """Tries the halves of a batch that keeps failing, and theirs, down to single records: those
         that fail by themselves go to the dead letters. Order stays within each partition."""
-        pieces: list[tuple[Batch, Exception | None]] = [(batch, error)]
+        pieces: list[tuple[Batch, BaseException | None]] = [(batch, error)]
         """The next one last; with what it raised, when it was tried."""
         tries = 0
         while pieces:
             if self._draining.is_set():
                 return False
-            if self._now_s - self._polled_at_s > self._config.max_poll_interval_ms / 3000:
+            if self._now_s - self._polled_at_s > self._poll_limit_s / KEEP_IN_GROUP:
                 await self._hold(consumer, 0.0)
             piece, failed = pieces.pop()
             piece = piece.without(self._gone) if self._gone else piece
@@ -364,12 +390,16 @@ class PoolMember:
                 self._finish(piece.ends())
         return True
 
-    async def _bury(self, record: Record, error: Exception) -> bool:
-        """A record goes to the dead letters. False: it could not be written there."""
+    async def _bury(self, record: Record, error: BaseException) -> bool:
+        """A record goes to the dead letters. False: it could not be written there, or not for
+        certain."""
         topic = self._config.dead_letter_topic
         assert topic is not None
         if self._producer is None:
-            self._producer = self._cluster.async_producer()
+            timeout_ms = min(DEAD_LETTER_TIMEOUT_MS, self._config.max_poll_interval_ms // 6 + 1)
+            self._producer = self._cluster.async_producer(
+                max_block_ms=timeout_ms, delivery_timeout_ms=timeout_ms
+            )
         source = f"{record.topic}/{record.partition}/{record.offset}"
         try:
             delivery = await self._producer.send(
@@ -426,7 +456,7 @@ def _make_handler(load: Callable[[], Handler]) -> Handler:
         return handler
     try:
         return cast(Callable[[], Handler], handler)()
-    except Exception as error:
+    except BaseException as error:
         raise HandlerError(
             f"{handler.__qualname__}(), the pool's handler, could not be made: {_described(error)}"
         ) from error
@@ -438,7 +468,7 @@ def _close_handler(handler: Handler | None) -> None:
     if callable(close) and not inspect.isfunction(handler):
         try:
             close()
-        except Exception:  # a user's method may raise anything
+        except BaseException:  # a user's method may raise anything
             logger.exception("close() of the pool's handler failed")
 
 
@@ -448,16 +478,25 @@ def _is_async(handler: Handler) -> bool:
     )
 
 
-async def _awaited(handler: Handler, given: Any) -> Exception | None:
+async def _awaited(handler: Handler, given: Any) -> BaseException | None:
+    """What it raised, a CancelledError of its own included. One that is cancelled with its consumer
+    has not handled the batch, whatever it makes of that."""
+    error: BaseException | None = None
     try:
         await handler(given)
-    except Exception as error:  # noqa: BLE001 - a user's handler may raise anything
-        return error
-    return None
+    except GeneratorExit:  # the loop itself is gone
+        raise
+    except BaseException as raised:  # noqa: BLE001 - a user's handler may raise anything
+        error = raised
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError from error
+    return error
 
 
-def _called(handler: Handler, given: Any) -> Exception | None:
-    """In a thread. The error is returned: a future cannot carry every one."""
+def _called(handler: Handler, given: Any) -> BaseException | None:
+    """In a thread. The error is returned: a future cannot carry every one, and the loop of whoever
+    waits for it would end by a SystemExit."""
     try:
         result = handler(given)
         if inspect.isawaitable(result):
@@ -466,16 +505,22 @@ def _called(handler: Handler, given: Any) -> Exception | None:
             raise TypeError(
                 "the handler returned an awaitable: make it a coroutine function (async def)"
             )
-    except Exception as error:  # noqa: BLE001 - a user's handler may raise anything
+        if inspect.isgenerator(result) or inspect.isasyncgen(result):
+            raise TypeError("the handler returned a generator, of which nothing has run: no yield")
+    except BaseException as error:  # noqa: BLE001 - a user's handler may raise anything
         return error
     return None
 
 
-def _message(error: Exception) -> str:
-    return str(error)[:ERROR_MESSAGE_CHARACTERS_MAX].encode(errors="replace").decode()
+def _message(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception as failed:  # noqa: BLE001 - a user's class may do anything
+        text = f"(its message could not be made: {type(failed).__qualname__})"
+    return text[:ERROR_MESSAGE_CHARACTERS_MAX].encode(errors="replace").decode()
 
 
-def _described(error: Exception) -> str:
+def _described(error: BaseException) -> str:
     """With where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""

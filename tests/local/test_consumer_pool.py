@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -29,7 +30,6 @@ SOON: dict[str, Any] = {"cool_down_s": 0.25, "retry_backoff_ms": 5}
 def time_passes_twenty_times_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in (
         (consumer_pool, "LOOK_INTERVAL_S", 0.05),
-        (consumer_pool, "TOPIC_AGE_MAX_S", 0.2),
         (pool_member, "POLL_S", 0.05),
         (pool_scaling, "WINDOW_S", 0.25),
         (pool_scaling, "SETTLE_S", 0.15),
@@ -369,8 +369,7 @@ def test_partitions_that_are_added_are_handled(
     with cluster.consumer_pool(topic, group, seen, **SOON) as pool:
         cluster.admin.create_partitions(topic, 3)
         fill(cluster, topic, 3, 10)
-        wait(pool, lambda one: one.partitions == 3, "the pool sees them")
-        pool.wait_idle(30)
+        assert pool.wait_idle(30).partitions == 3
     assert seen.values == expected(3, 10)
 
 
@@ -391,6 +390,7 @@ def test_partitions_that_are_added_are_handled(
         ({"resources": {"num_cpus": -1}}, "at least 0"),
         ({"retries": -1}, "at least 0"),
         ({"group_session_timeout_ms": 50}, "from 100"),
+        ({"drain_timeout_s": math.inf}, "at most a day"),
     ],
 )
 def test_a_config_that_cannot_be_is_refused(
@@ -398,6 +398,17 @@ def test_a_config_that_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(rayq.ConfigError, match=says):
         cluster.consumer_pool(topic, "never", print, **config)
+
+
+def yielding(records: list[Record]) -> Iterator[bytes | None]:
+    for record in records:
+        yield record.value
+
+
+class Yielding:
+    async def __call__(self, records: list[Record]) -> AsyncIterator[bytes | None]:
+        for record in records:
+            yield record.value
 
 
 def test_topics_handlers_and_names_are_checked_before_anything_starts(
@@ -411,6 +422,11 @@ def test_topics_handlers_and_names_are_checked_before_anything_starts(
         cluster.consumer_pool(topic, group, print, dead_letter_topic=topic)
     with pytest.raises(rayq.HandlerError, match="cannot be called"):
         cluster.consumer_pool(topic, group, "print")  # type: ignore[arg-type]
+    with pytest.raises(rayq.HandlerError, match="Seen cannot be called"):
+        cluster.consumer_pool(topic, group, type("Seen", (), {}))
+    for yields in (yielding, Yielding, Yielding()):
+        with pytest.raises(rayq.HandlerError, match="generator"):
+            cluster.consumer_pool(topic, group, yields)
     with pytest.raises(rayq.InvalidRequestError):
         cluster.consumer_pool(topic, "", print)
     with cluster.consumer_pool(topic, group, print):
