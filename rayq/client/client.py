@@ -159,6 +159,15 @@ class Client:
         self._failed_at.pop(address, None)
         return answer
 
+    async def _reach(self, address: Address, timeout_s: float) -> None:
+        """A connection that the next question to this address will use."""
+        self._check_open()
+        try:
+            await self.pool.get_within(*address, timeout_s)
+        except (DisconnectedError, TimeoutError):
+            self._failed_at[address] = self.now
+            raise
+
     async def ask_any(
         self,
         request: Request,
@@ -243,8 +252,8 @@ class Client:
         self, request: Request, *, timeout_s: float, done_already: type[RayqError] | None = None
     ) -> Any:
         """Asks one broker after another for a change, until one answers, for at most `timeout_s`.
-        An error `done_already` after an attempt without an answer means that the attempt did it:
-        then the result is None."""
+        An error `done_already` after an attempt that was sent and has no answer means that the
+        attempt did it: then the result is None."""
         deadline = self.now + timeout_s
         backoff = Backoff(self.env, BACKOFF_FIRST_S, BACKOFF_MAX_S)
         in_doubt = False
@@ -254,14 +263,20 @@ class Client:
                 left_s = deadline - self.now
                 if left_s <= 0:
                     break
+                is_sent = False
                 try:
-                    response, _ = await self.ask(address, request, timeout_s=left_s)
+                    await self._reach(address, left_s)
+                    is_sent = True
+                    response, _ = await self.ask(
+                        address, request, timeout_s=max(deadline - self.now, 0.001)
+                    )
                 except RayqError as caught:
                     if in_doubt and done_already is not None and isinstance(caught, done_already):
                         return None
                     if not caught.retriable:
                         raise
-                    in_doubt = in_doubt or isinstance(caught, (DisconnectedError, TimeoutError))
+                    is_lost = is_sent and isinstance(caught, (DisconnectedError, TimeoutError))
+                    in_doubt = in_doubt or is_lost
                     error = caught
                 else:
                     return response

@@ -52,6 +52,18 @@ class ConnectionPool:
             return outcome
         raise type(outcome)(outcome.message) from outcome.__cause__
 
+    async def get_within(self, host: str, port: int, timeout_s: float) -> Connection:
+        """As `get`; also raises TimeoutError."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self.get(host, port)
+        except builtins.TimeoutError as error:
+            if isinstance(error, RayqError):
+                raise
+            raise TimeoutError(
+                f"{host}:{port} could not be connected to within {timeout_s:g} s."
+            ) from error
+
     async def request(
         self,
         host: str,
@@ -61,21 +73,13 @@ class ConnectionPool:
         *,
         timeout_s: float,
     ) -> Answer:
-        """`(response, payload)`, within `timeout_s` seconds, connecting included. Raises what `get`
-        and `Connection.request` raise."""
+        """`(response, payload)`, within `timeout_s` seconds, connecting included. Raises what
+        `get_within` and `Connection.request` raise."""
         connection = self._connections.get((host, port))
         if connection is None or connection.closed:
             loop = asyncio.get_running_loop()
             deadline = loop.time() + timeout_s
-            try:
-                async with asyncio.timeout_at(deadline):
-                    connection = await self.get(host, port)
-            except builtins.TimeoutError as error:
-                if isinstance(error, RayqError):
-                    raise
-                raise TimeoutError(
-                    f"{host}:{port} could not be connected to within {timeout_s:g} s."
-                ) from error
+            connection = await self.get_within(host, port, timeout_s)
             timeout_s = deadline - loop.time()
         return await connection.request(request, payload, timeout_s=timeout_s)
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from rayq.client.client import Client
 from rayq.client.cluster import Cluster
 from rayq.errors import (
     ConfigError,
@@ -96,6 +97,16 @@ def test_a_create_whose_answer_was_lost_is_not_an_error(fake3: FakeCluster) -> N
             cluster.create_topic("t")
         cluster.admin.delete_topic("t")
         assert cluster.admin.list_topics() == []
+
+
+def test_a_change_that_could_not_be_sent_is_not_taken_for_done(
+    fake3: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead, live = (("127.0.0.1", fake3.brokers[one].port) for one in (2, 1))
+    fake3.stop_broker(2)
+    monkeypatch.setattr(Client, "addresses", lambda _self: [dead, live])
+    with fake3.cluster() as cluster, pytest.raises(UnknownTopicError):
+        cluster.admin.delete_topic("nope")
 
 
 def test_partitions_configs_and_leaders_are_changed(fake3: FakeCluster) -> None:
