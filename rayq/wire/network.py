@@ -90,6 +90,9 @@ class AsyncioNetwork:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             _set_options(listening)  # accepted sockets inherit them
             listening.bind(address)
+            # Two may bind one port before either listens. Whoever is late is told so only here:
+            # uvloop's own listen closes the socket and says nothing.
+            listening.listen(LISTEN_BACKLOG)
             server = await loop.create_server(
                 protocol_factory,
                 sock=listening,

@@ -556,6 +556,39 @@ def test_the_first_free_port_is_taken(run: Any, wire: Any) -> None:
     run(scenario)
 
 
+def test_of_two_that_bind_one_port_the_later_listener_takes_the_next(
+    run: Any, wire: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brokers of one node start at the same time, and both may bind before either listens."""
+    bind = socket.socket.bind
+    rivals: list[socket.socket] = []
+
+    def bind_beside_a_rival(to: socket.socket, address: Any) -> None:
+        if rivals:
+            bind(to, address)
+            return
+        rivals.append(socket.socket())
+        rivals[0].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bind(rivals[0], address)
+        bind(to, address)
+        rivals[0].listen()
+
+    async def scenario() -> None:
+        free = await wire.serve()
+        port = free.port
+        free.close()
+        server = Server(wire.environment(), wire.server_identity(), free.handler)
+        with monkeypatch.context() as patched:
+            patched.setattr(socket.socket, "bind", bind_beside_a_rival)
+            await server.start("127.0.0.1", port, first_free=True)
+        wire.opened.append(server)
+        assert server.port > port
+        await assert_served(wire, server)
+
+    run(scenario)
+    rivals[0].close()
+
+
 def test_a_closed_server_frees_its_port_and_refuses_connections(run: Any, wire: Any) -> None:
     async def scenario() -> None:
         first = await wire.serve()
