@@ -8,6 +8,7 @@ What it sees, it reports to the controller until the committed metadata shows it
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,9 @@ BACKOFF_S = 0.2
 BACKOFF_MAX_S = 10.0
 STABLE_S = 10.0
 REPORT_INTERVAL_S = 0.1
+TIDY_INTERVAL_S = 1.0
+"""Looking through all directories costs too much to do at each report: it is done when something
+happened after which one may go, and this often besides."""
 STOP_TIMEOUT_S = 15.0
 
 Key = tuple[str, int]
@@ -99,6 +103,7 @@ class ReplicaSupervisor:
         self._not_before_s: dict[Key, float] = {}
         self._backoff_s: dict[Key, float] = {}
         self._starting = 0
+        self._tidy_from_s = environment.clock.monotonic()
         self._wake = Signal()
         self._is_stopping = False
         self._started_s = environment.clock.monotonic()
@@ -154,7 +159,11 @@ class ReplicaSupervisor:
         for host in self._hosts.values():
             if host.keys & touched:
                 host.changed.notify()
+        self._tidy_soon()
         self._wake.notify()
+
+    def _tidy_soon(self) -> None:
+        self._tidy_from_s = self._environment.clock.monotonic()
 
     def held(self) -> list[Key]:
         """The partitions whose directories replica processes hold: they outlived the broker's
@@ -214,12 +223,13 @@ class ReplicaSupervisor:
                     changed_at = self._changed_at.get(key, self._known_since)
                     is_new = key not in known or changed_at > request.version
                     is_hosted = key in host.keys and key not in host.let_go
-                    assignment = self._assignment(key) if is_hosted else None
-                    if assignment is None and key in known:
-                        removed.append(key)
-                        host.let_go.add(key)
-                    elif assignment is not None and is_new:
-                        assignments.append(assignment)
+                    found = self._find(key) if is_hosted else None
+                    if found is None:
+                        if key in known:
+                            removed.append(key)
+                            host.let_go.add(key)
+                    elif is_new:
+                        assignments.append(self._assignment(key[1], *found))
             remaining_s = deadline_s - self._environment.clock.monotonic()
             if assignments or removed or remaining_s <= 0:
                 break
@@ -244,6 +254,8 @@ class ReplicaSupervisor:
                 logger.error("replica %s of broker %d: %s", key, self._broker, status.failure)
                 self._failed[key] = status.failure
                 is_new = True
+        if is_new:
+            self._tidy_soon()
         return is_new
 
     # --- metadata against processes ---------------------------------------------------------
@@ -259,17 +271,15 @@ class ReplicaSupervisor:
             return None
         return topic, partition
 
-    def _assignment(self, key: Key) -> messages.PartitionAssignment | None:
-        found = self._find(key)
-        if found is None:
-            return None
-        topic, partition = found
+    def _assignment(
+        self, number: int, topic: Topic, partition: Partition
+    ) -> messages.PartitionAssignment:
         value = partition.value
         leader = None if value.leader is None else partition.processes.get(value.leader)
         return messages.PartitionAssignment(
             topic.name,
             topic.topic_id,
-            key[1],
+            number,
             as_dict(topic.config),
             value.leader,
             value.leader_incarnation,
@@ -394,6 +404,7 @@ class ReplicaSupervisor:
         if host.keys:
             logger.warning("replica process of broker %d is gone: %s", self._broker, reason)
         host.changed.notify()
+        self._tidy_soon()
         self._wake.notify()
 
     def _check_sessions(self, last_s: float) -> None:
@@ -426,8 +437,10 @@ class ReplicaSupervisor:
                     host.changed.notify()
             if not host.keys and host.process is not None:
                 host.process.kill()
-        if not self._may_tidy():
+        now_s = self._environment.clock.monotonic()
+        if now_s < self._tidy_from_s or not self._may_tidy():
             return
+        self._tidy_from_s = now_s + TIDY_INTERVAL_S
         for meta, path in self._directory.partitions():
             key = (meta.topic_id, meta.partition)
             if self._find(key) is not None:
@@ -581,10 +594,9 @@ class ReplicaSupervisor:
                     for status in answer.replicas
                     if status.failure is None and status.flushed >= 0
                 ]
-        if host.process is not None:
-            try:
-                await asyncio.wait_for(host.process.wait_dead(), STOP_TIMEOUT_S)
-            except TimeoutError:
-                pass
+                if host.process is not None:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(host.process.wait_dead(), STOP_TIMEOUT_S)
+        if host.process is not None:  # One that was not asked has only just started.
             host.process.kill()
         return ends
