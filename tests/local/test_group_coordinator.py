@@ -470,7 +470,12 @@ def test_positions_of_an_idle_group_expire(lone: LocalCluster) -> None:
 
     async def story(coordinator: Coordinator) -> None:
         member = Member(coordinator, used, ["expiring"])
-        await settle(member)
+
+        async def has_the_new_topic() -> bool:
+            await settle(member)
+            return member.partitions == [0]
+
+        await until(has_the_new_topic)
         await member.commit(3)
         await coordinator.ask(messages.SetGroupOffsets, idle, [(topic_id, 0, 2)])
 
