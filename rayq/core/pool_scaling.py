@@ -14,8 +14,9 @@ The divisor is measured while consumers are busy only, so it is what they could 
 were given to do. Where the sum says enough and the lag stays above the target all the same (one
 partition gets it all, say, or handlers wait for something), one more is added at a time.
 
-More come at once, but at most twice as many at a time: the first measurements are of cold
-consumers. Fewer come after a cool-down in which fewer would have done all along.
+More come at once (a tenth more than there is is noise, while the lag is below its target), but at
+most twice as many at a time: the first measurements are of cold consumers. Fewer come after a
+cool-down in which fewer would have done all along.
 """
 
 from __future__ import annotations
@@ -34,8 +35,11 @@ SETTLE_S = 3.0
 """Between two increases: the consumers of the first have to show what they can do."""
 BUSY_S_MIN = 0.05
 """A capacity is measured over at least so much work."""
-CAPACITY_WEIGHT = 0.5
-"""Of the newest measurement."""
+CAPACITY_WEIGHT = 0.2
+"""Of the newest measurement. Heavier: more consumers come and go with the noise."""
+TOLERANCE = 1.1
+"""So much more than there is may be needed without an increase while the lag is below its target:
+HEADROOM is there for it."""
 POINTS_MAX = 512
 """Of one partition's growth. Beyond it every second one is dropped: older is coarser."""
 
@@ -212,6 +216,11 @@ class PoolScaling:
             return max(look.consumers, 1), f"{shown}, how fast a consumer is has yet to be seen"
         load = incoming * HEADROOM + lag / self.limits.target_lag_s
         needed = max(math.ceil(load / self._capacity), 1)
+        if (
+            needed > look.consumers >= load / self._capacity / TOLERANCE
+            and lag_s <= self.limits.target_lag_s
+        ):
+            needed = look.consumers
         reason = f"{shown}, one consumer handles {self._capacity:.0f}/s"
         is_settled = look.at_s - self._increased_at_s >= SETTLE_S
         if (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -185,6 +187,17 @@ def test_doubling_is_the_most_at_a_time() -> None:
     wanted = [one.wanted for one in pool.run(60, 1_000)]
     assert wanted[-1] == 64
     assert all(later <= max(2 * sooner, 1) for sooner, later in zip(wanted, wanted[1:], strict=False))
+
+
+def test_noise_seldom_moves_the_count() -> None:
+    pool, random = Played(LIMITS, partitions=16), Random(1)
+    for _ in range(600):
+        pool.speed = 5_000 * random.uniform(0.6, 1.4)
+        pool.run(1, 20_000 * random.uniform(0.5, 1.5))
+    settled = pool.history[60:]
+    changes = sum(a.wanted != b.wanted for a, b in itertools.pairwise(settled))
+    assert changes < 540 / LIMITS.cool_down_s  # Less than once in a cool-down.
+    assert max(one.lag_s for one in settled) < 1
 
 
 # --- how old a record is --------------------------------------------------------------------------
