@@ -367,6 +367,8 @@ def test_a_move_goes_on_after_a_full_stop(tmp_path: Path) -> None:
         before = replicas_of(cluster, "t")
         target = [outsider(cluster, "t"), *before[:2]]
         cluster.admin.reassign_partitions({place: target}, throttle_bytes_per_s=1024, wait=False)
+        began_s = time.monotonic()
+    assert time.monotonic() - began_s < 5  # Though the new replica has only just started.
     with LocalCluster(BROKERS, data_dir=tmp_path / "data", **FAST) as cluster:
         (move,) = cluster.admin.list_reassignments()
         assert (move.topic_partition, move.target) == (place, target)
