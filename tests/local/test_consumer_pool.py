@@ -17,6 +17,7 @@ import pytest
 import rayq
 from rayq import ConsumerPool, PoolStatus, Record, TopicPartition
 from rayq.actors import consumer_pool, pool_member
+from rayq.client import consumer_pool as pool_handle
 from rayq.core import pool_scaling
 from rayq.testing import LocalCluster
 from tests.local.support import eventually, read_all
@@ -30,6 +31,7 @@ SOON: dict[str, Any] = {"cool_down_s": 0.25, "retry_backoff_ms": 5}
 def time_passes_twenty_times_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in (
         (consumer_pool, "LOOK_INTERVAL_S", 0.05),
+        (pool_handle, "IDLE_CHECK_S", 0.01),
         (pool_member, "POLL_S", 0.05),
         (pool_scaling, "WINDOW_S", 0.25),
         (pool_scaling, "SETTLE_S", 0.15),
