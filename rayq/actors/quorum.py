@@ -180,8 +180,7 @@ class Quorum:
             )
             if not done:
                 break
-            for task in done:
-                error = task.exception()
+            for error in [task.exception() for task in done]:
                 if isinstance(error, FencedEpochError) or (
                     error is not None and not isinstance(error, RayqError)
                 ):
