@@ -14,7 +14,7 @@ from rayq.cli.options import ClusterAddress, Json, complete_topic
 from rayq.cli.survey import problems_of, survey
 from rayq.cli.values import partition_numbers
 from rayq.client.health import Problem, is_healthy
-from rayq.errors import NoClusterError
+from rayq.errors import NoClusterError, TimeoutError
 
 app = typer.Typer(help="Brokers, health, and where partitions are.", no_args_is_help=True)
 
@@ -53,7 +53,7 @@ def health(json: Json = False, cluster: ClusterAddress = None) -> None:
         with connected(cluster) as connection:
             found = survey(connection)
         problems = problems_of(found)
-    except NoClusterError as error:
+    except (NoClusterError, TimeoutError) as error:
         problems = [Problem("error", "The cluster is down", str(error), "rayq start DIR")]
     healthy = is_healthy(problems)
     if json:
@@ -103,9 +103,9 @@ def elect_leaders(
             before = connection.admin.describe_topic(name)
             connection.admin.elect_leaders(name, numbers, unclean=unclean)
             after = connection.admin.describe_topic(name)
-            rows += [
+            rows += [  # Partitions may have been added in between.
                 (name, now.partition, was.leader, now.leader)
-                for was, now in zip(before.partitions, after.partitions, strict=True)
+                for was, now in zip(before.partitions, after.partitions, strict=False)
                 if was.leader != now.leader
             ]
     head = ("topic", "partition", "leader before", "leader")

@@ -73,16 +73,22 @@ def start(
             "-b",
             "--brokers",
             help="How many, spread over the nodes.",
+            min=1,
             show_default="those found in DIR, else one for each node",
         ),
     ] = None,
     nodes: Annotated[
         int | None,
-        typer.Option("--nodes", help="Wait until Ray has so many nodes.", show_default=False),
+        typer.Option(
+            "--nodes", min=1, help="Wait until Ray has so many nodes.", show_default=False
+        ),
     ] = None,
     name: Annotated[str, typer.Option("--name", help="The cluster's name.")] = "default",
     port: Annotated[
-        int, typer.Option("--port", help="Brokers listen on the first free port from here.")
+        int,
+        typer.Option(
+            "--port", min=1, max=65535, help="Brokers listen on the first free port from here."
+        ),
     ] = 9392,
     config: Annotated[
         list[str] | None,
@@ -308,7 +314,7 @@ def status(json: Json = False, cluster: ClusterAddress = None) -> None:
         )
         return
     info = found.cluster
-    live = sum(broker.live for broker in info.brokers)
+    live = sum(broker.live and broker.broker not in found.silent for broker in info.brokers)
     output.heading(
         f"Cluster {name} ({info.cluster_id[:12]}): {live} of {len(info.brokers)} brokers live"
     )
@@ -361,7 +367,10 @@ def _broker_rows(found: Survey) -> list[dict[str, Any]]:
         {
             "broker": one.broker,
             "address": f"{one.host}:{one.port}",
-            "state": ("live" if one.live else "down") + (", cordoned" if one.cordoned else ""),
+            "state": (
+                ("silent" if one.broker in found.silent else "live" if one.live else "down")
+                + (", cordoned" if one.cordoned else "")
+            ),
             "leads": leads[one.broker],
             "replicas": replicas[one.broker],
             "logs_bytes": used.get(one.broker, 0),

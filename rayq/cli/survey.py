@@ -8,19 +8,33 @@ from typing import NamedTuple
 from rayq.client.admin import INTERNAL_PREFIX, AsyncAdmin
 from rayq.client.cluster import Cluster
 from rayq.client.health import Problem, find_problems
-from rayq.errors import RayqError, UnknownGroupError, UnknownTopicError
-from rayq.records import ClusterInfo, GroupInfo, Reassignment, TopicInfo
+from rayq.errors import (
+    DisconnectedError,
+    RayqError,
+    TimeoutError,
+    UnknownGroupError,
+    UnknownTopicError,
+)
+from rayq.records import BrokerInfo, ClusterInfo, GroupInfo, Reassignment, TopicInfo
+from rayq.wire.messages import Metadata
 
 GROUPS_TIMEOUT_S = 5.0
 
 
+ANSWER_TIMEOUT_S = 2.0
+"""A broker that has not answered by then is called silent."""
+
+
 class Survey(NamedTuple):
-    """A cluster, its topics (rayq's own too), its groups, and the moves that are under way."""
+    """A cluster, its topics (rayq's own too), its groups, the moves that are under way, and the
+    brokers that count as live and do not answer: where the voters have no majority, nobody is there
+    to declare them dead."""
 
     cluster: ClusterInfo
     topics: list[TopicInfo]
     groups: list[GroupInfo]
     moves: list[Reassignment]
+    silent: frozenset[int]
 
     @property
     def users_topics(self) -> list[TopicInfo]:
@@ -28,7 +42,27 @@ class Survey(NamedTuple):
 
 
 def problems_of(found: Survey) -> list[Problem]:
-    return find_problems(found.cluster, found.topics, found.groups, found.moves)
+    return find_problems(
+        found.cluster, found.topics, found.groups, found.moves, found.silent
+    )
+
+
+def topics_of(cluster: Cluster, *, internal: bool) -> list[TopicInfo]:
+    """All at once: a server that does not answer is waited for only once."""
+    client, background = cluster.shared_client()
+    return background.run(_topics(AsyncAdmin(client), internal))
+
+
+async def _topics(admin: AsyncAdmin, internal: bool) -> list[TopicInfo]:
+    async def topic(name: str) -> TopicInfo | None:
+        try:
+            return await admin.describe_topic(name)
+        except UnknownTopicError:
+            return None
+
+    names = await admin.list_topics(internal=internal)
+    found = await asyncio.gather(*map(topic, names))
+    return [one for one in found if one is not None]
 
 
 def survey(cluster: Cluster) -> Survey:
@@ -36,12 +70,6 @@ def survey(cluster: Cluster) -> Survey:
     the partitions tell why. Raises RayqError where nobody answers."""
     client, background = cluster.shared_client()
     admin = AsyncAdmin(client)
-
-    async def topic(name: str) -> TopicInfo | None:
-        try:
-            return await admin.describe_topic(name)
-        except UnknownTopicError:
-            return None
 
     async def group(name: str) -> GroupInfo | None:
         try:
@@ -63,11 +91,25 @@ def survey(cluster: Cluster) -> Survey:
         found = await asyncio.gather(*(group(one.group) for one in listed))
         return [one for one in found if one is not None]
 
+    async def is_silent(broker: BrokerInfo) -> bool:
+        try:
+            await client.ask(
+                (broker.host, broker.port), Metadata(topics=[]), timeout_s=ANSWER_TIMEOUT_S
+            )
+        except (DisconnectedError, TimeoutError):
+            return True
+        return False
+
     async def look() -> Survey:
         info = await admin.describe_cluster()
-        names = await admin.list_topics(internal=True)
-        topics = await asyncio.gather(*(topic(name) for name in names))
-        moves = await admin.list_reassignments()
-        return Survey(info, [one for one in topics if one is not None], await groups(), moves)
+        live = [broker for broker in info.brokers if broker.live]
+        answers = await asyncio.gather(*map(is_silent, live))
+        silent = frozenset(
+            broker.broker for broker, no_answer in zip(live, answers, strict=True) if no_answer
+        )
+        topics = await _topics(admin, internal=True)
+        # Without a controller nothing moves, and nobody knows of moves.
+        moves = [] if info.controller is None else await admin.list_reassignments()
+        return Survey(info, topics, await groups(), moves, silent)
 
     return background.run(look())

@@ -10,6 +10,7 @@ import typer
 from rayq.cli import output
 from rayq.cli.current import connected
 from rayq.cli.options import ClusterAddress, Json, TopicName, TopicNames
+from rayq.cli.survey import topics_of
 from rayq.cli.values import config_values, default_of
 from rayq.client.health import min_insync_of, partition_state
 from rayq.config import TopicConfig, as_dict
@@ -84,10 +85,7 @@ def list_topics(
 ) -> None:
     """List the topics."""
     with connected(cluster) as connection:
-        infos = [
-            connection.admin.describe_topic(name)
-            for name in connection.admin.list_topics(internal=internal)
-        ]
+        infos = topics_of(connection, internal=internal)
     rows = [_overview(info) for info in infos]
     if json:
         output.print_json(rows)
@@ -202,6 +200,8 @@ def alter(
     cluster: ClusterAddress = None,
 ) -> None:
     """Change the config of a topic."""
+    if not (config or delete):
+        raise typer.BadParameter("give --set KEY=VALUE or --delete KEY")
     changes = config_values(TopicConfig, config or ())
     for key in delete or ():
         name = key.replace(".", "_")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 
 import msgspec
@@ -49,12 +49,16 @@ def find_problems(
     topics: Iterable[TopicInfo],
     groups: Iterable[GroupInfo] = (),
     moves: Iterable[Reassignment] = (),
+    silent: Collection[int] = (),
 ) -> list[Problem]:
-    """What is wrong, the worst first; [] where nothing is."""
-    listed = list(topics)
+    """What is wrong, the worst first; [] where nothing is. `silent` are the brokers that count as
+    live and do not answer who asks."""
+    # rayq's own topics last: of a user's one should hear first.
+    listed = sorted(topics, key=lambda topic: topic.name.startswith("__"))
     problems = [
-        *_controller_problems(cluster),
+        *_controller_problems(cluster, silent),
         *_broker_problems(cluster),
+        *_silence_problems(cluster, listed, silent),
         *_partition_problems(listed),
         *_disk_problems(listed),
         *_leadership_problems(listed),
@@ -92,18 +96,20 @@ def _wanted(partition: PartitionInfo) -> set[int]:
 # --- the parts ------------------------------------------------------------------------------------
 
 
-def _controller_problems(cluster: ClusterInfo) -> Iterable[Problem]:
-    live = {broker.broker for broker in cluster.brokers if broker.live}
+def _controller_problems(cluster: ClusterInfo, silent: Collection[int]) -> Iterable[Problem]:
+    live = {broker.broker for broker in cluster.brokers if broker.live} - set(silent)
     voters = set(cluster.voters)
     gone = sorted(voters - live)
-    if cluster.controller is None:
+    if cluster.controller is None or 2 * len(voters & live) <= len(voters):
+        missing = f", of which {_listed(gone)} cannot be reached" if gone else ""
         yield Problem(
             "error",
             "No controller acts",
             "without one nothing is elected or changed; it takes a majority of the voters, brokers "
-            f"{_listed(sorted(voters))}",
-            "rayq status, after a few seconds; rayq cluster recover-quorum --from DIR where a "
-            "majority of the voters' directories is lost",
+            f"{_listed(sorted(voters))}{missing}",
+            (f"start the nodes of {_listed(gone)} again, then " if gone else "")
+            + "rayq cluster health, after a few seconds; rayq cluster recover-quorum --from DIR "
+            "where a majority of the voters' directories is lost",
         )
     elif gone and 2 * len(voters - live) >= len(voters) - 1 > 0:
         yield Problem(
@@ -125,6 +131,22 @@ def _broker_problems(cluster: ClusterInfo) -> Iterable[Problem]:
                 f"replace-disk {broker.broker}; for good without it: rayq cluster drain "
                 f"{broker.broker}",
             )
+
+
+def _silence_problems(
+    cluster: ClusterInfo, topics: list[TopicInfo], silent: Collection[int]
+) -> Iterable[Problem]:
+    for broker in cluster.brokers:
+        if broker.broker not in silent:
+            continue
+        led = sum(one.leader == broker.broker for topic in topics for one in topic.partitions)
+        yield Problem(
+            "error" if led else "warning",
+            f"Broker {broker.broker} does not answer",
+            f"{broker.host}:{broker.port} cannot be reached from here, and its session with the "
+            f"controller has not ended; it leads {_count(led, 'partition', 'partitions')}",
+            f"rayq cluster health, after a few seconds; else see to its node ({_node(broker)})",
+        )
 
 
 def _node(broker: BrokerInfo) -> str:

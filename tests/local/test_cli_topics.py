@@ -86,11 +86,12 @@ def test_leaders_are_elected_and_nothing_to_do_is_said(
         (("topic", "describe", "cli-none"), 1, "There is no topic 'cli-none'"),
         (("topic", "delete", "cli-none"), 1, "cli-none"),
         (("topic", "alter", "cli-none", "-c", "flush=os"), 1, "cli-none"),
-        (("topic", "alter", "cli-none"), 1, "at least one key"),
+        (("topic", "alter", "cli-none"), 2, "--set KEY=VALUE"),
         (("topic", "add-partitions", "cli-none"), 2, "one of --num"),
         (("topic", "consume", "cli-none"), 1, "There is no topic 'cli-none'"),
         (("topic", "consume", "cli-none", "-o", "middle"), 1, "'middle' is no position"),
         (("topic", "consume", "cli-none", "-f", "%z"), 1, "%z is unknown"),
+        (("topic", "describe", os.fsdecode(b"\xff")), 1, "no utf-8"),
         (("topic", "consume", "cli-none", "--json", "-f", "%s"), 2, "--json is a format"),
         (("topic", "produce", "cli-none"), 1, "There is no topic 'cli-none'"),
         (("topic", "produce", "cli-none", "-f", "%k"), 1, "where is the value"),
@@ -100,6 +101,10 @@ def test_leaders_are_elected_and_nothing_to_do_is_said(
         (("group", "delete", "cli-none"), 1, "cli-none"),
         (("group", "seek", "cli-none"), 2, "--to"),
         (("cluster", "elect-leaders", "--unclean"), 2, "by name"),
+        (("bench", "produce", "--rate", "0"), 2, "greater than or equal to 1"),
+        (("bench", "produce", "--acks", "most"), 1, "acks"),
+        (("bench", "produce", "-s", "1GiB"), 1, "not 1073741824"),
+        (("start", "x", "--brokers", "0"), 2, "greater than or equal to 1"),
         (("log", "verify", "/nowhere"), 1, "/nowhere"),
         (("log", "dump", "/tmp"), 1, "/tmp"),
         (("topic", "list", "--cluster", "nowhere:port"), 1, "no address"),
@@ -114,6 +119,21 @@ def test_a_mistake_is_one_line_on_stderr(
     assert ran.err.count("\n") == 1 and ran.err.startswith("Error: "), ran.err
     assert said in ran.err
     assert "Traceback" not in ran.err
+
+
+def test_the_nearest_name_is_suggested(rayq_command: Command, topic: str) -> None:
+    assert f"Did you mean '{topic}'?" in rayq_command("topic", "describe", f"{topic}s").err
+    assert "`rayq topic list` shows" in rayq_command("topic", "describe", "cli-none").err
+    assert "`rayq group list` shows" in rayq_command("group", "describe", "cli-none").err
+
+
+def test_a_level_of_the_log_that_is_none_is_one_line(
+    rayq_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYQ_LOG", "loud")
+    ran = rayq_command("topic", "list")
+    assert ran.code == 1
+    assert ran.err == "Error: RAYQ_LOG cannot be 'loud': debug, info, warning, error.\n"
 
 
 def test_every_verb_has_help_and_json(rayq_command: Command) -> None:
@@ -237,6 +257,13 @@ def test_health_of_a_cluster_without_a_broker_exits_3_and_says_what_to_do(
     assert all(one["next_command"] for one in ran.json["problems"])
     status = fragile_command.well("status").out
     assert "2 of 3 brokers live" in status
+    # The other voters gone, nobody is there to declare a broker dead.
+    fragile.kill_broker(1)
+    ran = fragile_command("cluster", "health")
+    assert ran.code == 3
+    assert "No controller acts" in ran.out and "Broker 1 does not answer" in ran.out
+    assert "1 of 3 brokers live" in fragile_command.well("status").out
+    fragile.start_broker(1)
     fragile.start_broker(2)
     eventually(
         lambda: fragile_command("cluster", "health").code == 0, "the cluster is well again"
@@ -296,10 +323,12 @@ def test_the_current_cluster_is_what_verbs_use(
     assert ran.code == 1
     assert "runs on /data already" in ran.err and "rayq stop" in ran.err
     assert not os.path.exists(tmp_path / "other")
-    path.write_text("{")
-    ran = rayq_command("status")
-    assert ran.code == 1
-    assert "current.json is damaged" in ran.err
+    without_token = path.read_bytes().replace(cluster.token.encode(), b"none")
+    for damaged in (b"{", b"{}", b"\xff\xfe{", without_token):
+        path.write_bytes(damaged)
+        ran = rayq_command("status")
+        assert ran.code == 1
+        assert "current.json is damaged" in ran.err and ran.err.count("\n") == 1
 
 
 def test_a_wrong_token_is_refused(

@@ -79,6 +79,30 @@ def test_without_a_controller_the_cluster_is_not_healthy() -> None:
     assert "recover-quorum" in only(problems).next_command
 
 
+def test_a_broker_that_does_not_answer_is_told_before_its_session_ends() -> None:
+    well = topic(partition([0, 1, 2]))
+    severities = {one.what: one.severity for one in find_problems(cluster(), [well], silent={1})}
+    assert severities["Broker 1 does not answer"] == "warning"
+    problem = find_problems(cluster(), [well], silent={0})[0]
+    assert problem.severity == "error"
+    assert "it leads 1 partition" in problem.why
+
+
+def test_without_a_majority_of_the_voters_the_controller_that_is_named_does_not_act() -> None:
+    found = find_problems(cluster(down=(2,)), [], silent={1})
+    assert found[0].what == "No controller acts"
+    assert "1, 2 cannot be reached" in found[0].why
+    assert found[0].next_command.startswith("start the nodes of 1, 2 again")
+
+
+def test_a_users_topic_is_named_before_rayqs_own() -> None:
+    one = partition([0, 1])
+    own = TopicInfo("__own", "id", [one], {})
+    problem = only(find_problems(cluster(), [own, topic(one)]))
+    assert problem.what.endswith("t-0, __own-0")
+    assert problem.next_command == "rayq topic describe t"
+
+
 @pytest.mark.parametrize(
     ("one", "state", "severity"),
     [
