@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json as json_format
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,8 +17,14 @@ from rayq.cli.current import connected
 from rayq.cli.options import ClusterAddress, Json
 from rayq.cli.values import partition_numbers, size_bytes, topic_partition
 from rayq.client.cluster import Cluster
-from rayq.errors import InvalidRequestError, RayqError
-from rayq.records import DrainProgress, Reassignment, TopicPartition
+from rayq.errors import (
+    InvalidReassignmentError,
+    InvalidRequestError,
+    RayqError,
+    UnknownBrokerError,
+    UnknownTopicError,
+)
+from rayq.records import DrainProgress, PartitionInfo, Reassignment, TopicPartition
 
 Plan = dict[TopicPartition, list[int]]
 
@@ -78,10 +83,13 @@ def reassign(
 
     New replicas copy the log and join the in-sync set before any other goes.
     """
-    if sum((bool(move), plan is not None, spread, show)) > 1 or (cancel and (plan or spread)):
-        raise typer.BadParameter("give one of --move, --plan, --spread and --list")
-    if not (move or plan or spread or show or cancel):
+    # --cancel may name partitions by --move.
+    if sum((bool(move) and not cancel, plan is not None, spread, show, cancel)) != 1:
         raise typer.BadParameter("give one of --move, --plan, --spread, --list and --cancel")
+    bytes_per_s = None if throttle is None else size_bytes(throttle)
+    given: Plan = {}
+    if not cancel:  # which takes partitions without brokers
+        given = _plan_of(map(_move, move or ()) if plan is None else _read_plan(plan))
     with connected(cluster) as connection:
         if show:
             _show_moves(connection.admin.list_reassignments(), json)
@@ -89,23 +97,11 @@ def reassign(
         if cancel:
             _cancel(connection, move, json)
             return
-        moves = (
-            connection.admin.plan_spread()
-            if spread
-            else _read_plan(plan)
-            if plan is not None
-            else dict(map(_move, move or ()))
-        )
+        moves = connection.admin.plan_spread() if spread else given
         if not execute or not moves:
             _show_plan(connection, moves, json)
             return
-        _execute(
-            connection,
-            moves,
-            None if throttle is None else size_bytes(throttle),
-            wait,
-            timeout_s,
-        )
+        _execute(connection, moves, bytes_per_s, wait, timeout_s)
     done = "done" if wait else "begun: see `rayq cluster reassign --list`"
     if json:
         output.print_json({"moved" if wait else "moving": _as_kafka(moves)["partitions"]})
@@ -114,27 +110,44 @@ def reassign(
 
 
 def _move(text: str) -> tuple[TopicPartition, list[int]]:
-    place, equals, brokers = text.partition("=")
-    if not equals:
-        raise InvalidRequestError(f"{text!r} is no move: such as flights/0=1,2,3.")
-    return topic_partition(place), partition_numbers(brokers)
-
-
-def _read_plan(path: str) -> Plan:
+    place, _, brokers = text.partition("=")
     try:
-        text = sys.stdin.read() if path == "-" else Path(path).read_text()
-        given = json_format.loads(text)
-        return {
-            TopicPartition(str(one["topic"]), int(one["partition"])): [
-                int(broker) for broker in one["replicas"]
-            ]
-            for one in given["partitions"]
-        }
-    except (ValueError, TypeError, KeyError) as error:
+        return topic_partition(place), partition_numbers(brokers)
+    except InvalidRequestError:
+        raise InvalidRequestError(f"{text!r} is no move: such as flights/0=1,2,3.") from None
+
+
+class _PlannedMove(msgspec.Struct):
+    topic: str
+    partition: int
+    replicas: list[int]
+
+
+class _PlanFile(msgspec.Struct):
+    """Kafka's form; what else its tools write (`version`, `log_dirs`) says nothing here."""
+
+    partitions: list[_PlannedMove]
+
+
+def _read_plan(path: str) -> Iterable[tuple[TopicPartition, list[int]]]:
+    data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    try:
+        found = msgspec.json.decode(data, type=_PlanFile)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequestError(
-            f"{path} is no plan ({type(error).__name__}: {error}); it has the form "
+            f"{path} is no plan: {error}. It has the form "
             '{"partitions": [{"topic": "flights", "partition": 0, "replicas": [1, 2, 3]}]}.'
         ) from error
+    return [(TopicPartition(one.topic, one.partition), one.replicas) for one in found.partitions]
+
+
+def _plan_of(moves: Iterable[tuple[TopicPartition, list[int]]]) -> Plan:
+    plan: Plan = {}
+    for place, target in moves:
+        if place in plan:
+            raise InvalidRequestError(f"{place.topic}/{place.partition} is given twice.")
+        plan[place] = target
+    return plan
 
 
 def _as_kafka(moves: Mapping[TopicPartition, list[int]]) -> dict[str, Any]:
@@ -148,6 +161,11 @@ def _as_kafka(moves: Mapping[TopicPartition, list[int]]) -> dict[str, Any]:
 
 
 def _show_plan(cluster: Cluster, moves: Plan, json: bool) -> None:
+    topics = {
+        name: cluster.admin.describe_topic(name).partitions
+        for name in sorted({place.topic for place in moves})
+    }
+    _check_plan(cluster, moves, topics)
     if json:
         output.print_json(_as_kafka(moves))
         return
@@ -155,8 +173,8 @@ def _show_plan(cluster: Cluster, moves: Plan, json: bool) -> None:
         output.say("Nothing to move.")
         return
     rows = []
-    for name in sorted({place.topic for place in moves}):
-        for partition in cluster.admin.describe_topic(name).partitions:
+    for name, partitions in topics.items():
+        for partition in partitions:
             target = moves.get(TopicPartition(name, partition.partition))
             if target is None:
                 continue
@@ -174,6 +192,29 @@ def _show_plan(cluster: Cluster, moves: Plan, json: bool) -> None:
             )
     output.table(("topic", "partition", "brokers now", "brokers then", "to copy"), rows)
     output.say("Nothing was moved: --execute does it.")
+
+
+def _check_plan(
+    cluster: Cluster, moves: Plan, topics: Mapping[str, Sequence[PartitionInfo]]
+) -> None:
+    """What --execute would refuse for sure should not look like a plan."""
+    brokers = [one.broker for one in cluster.admin.describe_cluster().brokers]
+    for (name, number), target in moves.items():
+        if not 0 <= number < len(topics[name]):
+            raise UnknownTopicError(f"Topic {name!r} has no partition {number}.")
+        unknown = sorted(set(target) - set(brokers))
+        if unknown:
+            raise UnknownBrokerError(
+                f"There is no broker {unknown[0]} to move {name}/{number} to; the cluster has "
+                f"{brokers}."
+            )
+        partition = topics[name][number]
+        count = len(partition.target or partition.replicas)
+        if len(target) != count or len(set(target)) != count:
+            raise InvalidReassignmentError(
+                f"{name}/{number} has {count} replicas: name {count} different brokers, not "
+                f"{target}."
+            )
 
 
 def _execute(
@@ -288,6 +329,7 @@ def drain(
     cluster: ClusterAddress = None,
 ) -> None:
     """Move all that a broker holds to others, under load; it takes nothing new from then on."""
+    bytes_per_s = None if throttle is None else size_bytes(throttle)
     with connected(cluster) as connection:
         moves = connection.admin.plan_drain(broker)
         if dry_run:
@@ -303,7 +345,7 @@ def drain(
 
             connection.admin.drain_broker(
                 broker,
-                throttle_bytes_per_s=None if throttle is None else size_bytes(throttle),
+                throttle_bytes_per_s=bytes_per_s,
                 concurrency=concurrency,
                 timeout_s=timeout_s,
                 on_progress=tell,

@@ -22,7 +22,9 @@ BROKERS_TIMEOUT_S = 300.0
 def restart_broker(
     brokers: Annotated[
         list[int] | None,
-        typer.Argument(metavar="BROKER", help="All of them, one by one, by default."),
+        typer.Argument(
+            metavar="BROKER", help="All of them one by one, then the controller, by default."
+        ),
     ] = None,
     timeout_s: Annotated[
         float, typer.Option("--timeout", help="Seconds for each to be in sync again.")
@@ -44,6 +46,10 @@ def restart_broker(
                 advance(number)
                 if not json:
                     output.say(f"Broker {broker} was restarted and is in sync.")
+        if not brokers:
+            connection.restart_controller()
+            if not json:
+                output.say("The controller was restarted.")
     if json:
         output.print_json({"restarted": wanted})
 
@@ -54,7 +60,7 @@ def stop_broker(
     json: Json = False,
 ) -> None:
     """Stop a drained broker for good; its node may stay, with other brokers on it."""
-    with operated(ray_address) as connection:
+    with operated(ray_address) as connection, output.waiting(f"Stopping broker {broker}"):
         connection.stop_broker(broker)
     if json:
         output.print_json({"broker": broker, "stopped": True})
@@ -72,7 +78,7 @@ def replace_disk(
     json: Json = False,
 ) -> None:
     """Start a broker whose disk was lost on a new, empty one, which the others fill again."""
-    with operated(ray_address) as connection:
+    with operated(ray_address) as connection, output.waiting(f"Starting broker {broker}"):
         connection.replace_disk(broker, node=node)
     if json:
         output.print_json({"broker": broker})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from rayq.cli import operations
 from rayq.testing import LocalCluster
 from tests.local.cli_support import Command
 from tests.local.support import FAST, eventually
+
+SOON = ("--timeout", "60")
+"""Else a move that does not end is waited for without end, and nobody hears what it waits for."""
 
 
 @pytest.fixture
@@ -56,7 +60,7 @@ def test_a_plan_is_shown_saved_and_executed(
     }
     (tmp_path / "plan.json").write_text(saved)
     plan = ("cluster", "reassign", "--plan", str(tmp_path / "plan.json"))
-    assert "2 moves done" in rayq.well(*plan, "--execute", "--throttle", "50MB").out
+    assert "2 moves done" in rayq.well(*plan, "--execute", "--throttle", "50MB", *SOON).out
     assert replicas(four, "t") == target
     assert sorted(rayq.well("topic", "consume", "t", "-e").out.split()) == ["a", "b", "c"]
     assert rayq.well("cluster", "reassign", "--list", "--json").json == []
@@ -68,7 +72,7 @@ def test_a_broker_is_drained_removed_or_taken_back(
 ) -> None:
     four.create_topic("t", 4, 3)
     assert "Nothing was moved" in rayq.well("cluster", "drain", "3", "--dry-run").out
-    drained = rayq.well("cluster", "drain", "3", "--json").json
+    drained = rayq.well("cluster", "drain", "3", "--json", *SOON).json
     assert len(drained["moved"]) == 3
     assert all(3 not in one for one in replicas(four, "t"))
     states = {one["broker"]: one["state"] for one in rayq.well("status", "--json").json["brokers"]}
@@ -76,11 +80,11 @@ def test_a_broker_is_drained_removed_or_taken_back(
 
     assert "takes replicas again" in rayq.well("cluster", "undrain", "3").out
     assert "to copy" in rayq.well("cluster", "reassign", "--spread").out
-    rayq.well("cluster", "reassign", "--spread", "--execute")
+    rayq.well("cluster", "reassign", "--spread", "--execute", *SOON)
     assert sum(3 in one for one in replicas(four, "t")) == 3
     assert "Nothing to move" in rayq.well("cluster", "reassign", "--spread").out
 
-    rayq.well("cluster", "drain", "3")
+    rayq.well("cluster", "drain", "3", *SOON)
     ran = rayq("cluster", "remove-broker", "3")
     assert ran.code == 1
     assert "3" in ran.err
@@ -99,6 +103,26 @@ def test_a_broker_is_drained_removed_or_taken_back(
 
 
 @pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        ("{", "is no plan"),
+        ('{"partitons": []}', "`partitions`"),
+        ('{"partitions": [{"topic": "%s", "partition": "0", "replicas": [1]}]}', "partition"),
+        ('{"partitions": [{"topic": "%s", "partition": 0, "replicas": "12"}]}', "replicas"),
+        ('{"partitions": [{"topic": "%s", "partition": 7, "replicas": [1]}]}', "no partition 7"),
+        ('{"partitions": [{"topic": "%s", "partition": 0, "replicas": [9]}]}', "no broker 9"),
+    ],
+)
+def test_a_plan_with_a_slip_is_refused_before_anything_moves(
+    rayq_command: Command, topic: str, plan: str, said: str
+) -> None:
+    ran = rayq_command("cluster", "reassign", "--plan", "-", stdin=plan.replace("%s", topic).encode())
+    assert ran.code == 1
+    assert said in ran.err and ran.err.count("\n") == 1
+    assert ran.out == ""
+
+
+@pytest.mark.parametrize(
     ("arguments", "code"),
     [
         (("cluster", "reassign"), 2),
@@ -107,6 +131,8 @@ def test_a_broker_is_drained_removed_or_taken_back(
         (("cluster", "reassign", "-m", "t/0=0,9", "--execute"), 1),
         (("cluster", "reassign", "-m", "none/0=0,1", "--execute"), 1),
         (("cluster", "reassign", "--plan", "/nowhere"), 1),
+        (("cluster", "reassign", "-m", "t/0=1", "-m", "t/0=2"), 1),
+        (("cluster", "reassign", "--spread", "--throttle", "fast"), 1),
         (("cluster", "reassign", "--cancel", "-m", "t/0"), 1),
         (("cluster", "drain", "9"), 1),
         (("cluster", "undrain", "9"), 1),
@@ -133,6 +159,8 @@ def test_a_lost_quorum_is_shown_and_recovered(
     assert ran.code == 1
     assert "stop all brokers first" in ran.err
     four.stop()
+    for lost in (0, 1):
+        shutil.rmtree(f"{four.data_dir}/broker-{lost}")
     (copy,) = rayq.well("cluster", "recover-quorum", "--from", directory, "--json").json
     assert (copy["broker"], copy["voter"]) == (2, True)
     assert "Nothing was changed" in rayq.well("cluster", "recover-quorum", "--from", directory).out
