@@ -7,7 +7,7 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -15,15 +15,18 @@ import typer
 from rayq.cli import output
 from rayq.cli.current import connected
 from rayq.cli.options import ClusterAddress, Json, complete_topic
-from rayq.cli.values import size_bytes
+from rayq.cli.values import config_values, size_bytes
 from rayq.client.cluster import Cluster
-from rayq.errors import InvalidRequestError, TimeoutError
+from rayq.config import MIB, ProducerConfig
+from rayq.errors import InvalidRequestError, TimeoutError, TopicExistsError
 
 app = typer.Typer(help="Measure produce, consume and latency.", no_args_is_help=True)
 
 BENCH_TOPIC = "rayq-bench"
 CHUNK = 500
 DISTINCT_VALUES = 1000
+VALUES_BYTES_MAX = 16 * MIB
+"""Of the distinct values together, and of what one call sends."""
 TIMEOUT_S = 60.0
 PACE_S = 0.01
 """How often a bounded rate is caught up with."""
@@ -56,7 +59,13 @@ def _topic(
         cluster.admin.describe_topic(name)
         yield name
         return
-    cluster.create_topic(BENCH_TOPIC, partitions, replicas)
+    try:
+        cluster.create_topic(BENCH_TOPIC, partitions, replicas)
+    except TopicExistsError as error:
+        raise TopicExistsError(
+            f"Topic {BENCH_TOPIC} is there: another measurement is under way, or was killed. Then: "
+            f"rayq topic delete {BENCH_TOPIC}"
+        ) from error
     try:
         yield BENCH_TOPIC
     finally:
@@ -65,12 +74,13 @@ def _topic(
 
 def _values(record_bytes: int) -> list[bytes]:
     """Half of each is random, half repeats, so that compression has something to do."""
-    if record_bytes < 1:
-        raise InvalidRequestError("A record of a measurement has at least one byte.")
+    if not 1 <= record_bytes <= VALUES_BYTES_MAX:
+        raise InvalidRequestError(
+            f"A record of a measurement has 1 to {VALUES_BYTES_MAX} bytes, not {record_bytes}."
+        )
     random = record_bytes // 2
-    return [
-        os.urandom(random) + b"x" * (record_bytes - random) for _ in range(DISTINCT_VALUES)
-    ]
+    count = min(DISTINCT_VALUES, VALUES_BYTES_MAX // record_bytes)
+    return [os.urandom(random) + b"x" * (record_bytes - random) for _ in range(count)]
 
 
 @app.command()
@@ -79,7 +89,7 @@ def produce(
     count: Annotated[int, typer.Option("-n", "--num-records", min=1)] = 1_000_000,
     record_size: Size = "100",
     rate: Annotated[
-        int | None, typer.Option("--throughput", "--rate", help="Records a second, at most.")
+        int | None, typer.Option("--throughput", "--rate", help="Records a second, at most.", min=1)
     ] = None,
     acks: Annotated[str, typer.Option("--acks", help="all, 1 or 0.")] = "all",
     compression: Annotated[str, typer.Option("-z", "--compression", help="lz4 or none.")] = "lz4",
@@ -91,8 +101,9 @@ def produce(
     """Write records as fast as they are taken, or at a rate."""
     size = size_bytes(record_size)
     values = _values(size)
+    options = config_values(ProducerConfig, [f"acks={acks}", f"compression_type={compression}"])
     with connected(cluster) as connection, _topic(connection, topic, partitions, replicas) as name:
-        took_s, latencies = _produce(connection, name, values, count, rate, acks, compression)
+        took_s, latencies = _produce(connection, name, values, count, rate, options)
     _report(count, size, took_s, latencies, json, "produced")
 
 
@@ -102,15 +113,15 @@ def _produce(
     values: list[bytes],
     count: int,
     rate: int | None,
-    acks: str,
-    compression: str,
+    options: Mapping[str, Any],
 ) -> tuple[float, list[float]]:
     """Seconds, and how long each call's records took to be acknowledged."""
     latencies: list[float] = []
-    options: dict[str, Any] = {"acks": acks if acks == "all" else int(acks)}
-    chunk = CHUNK if rate is None else max(1, min(CHUNK, int(rate * PACE_S)))
+    chunk = min(CHUNK, len(values))
+    if rate is not None:
+        chunk = min(chunk, max(1, int(rate * PACE_S)))
     with (
-        cluster.producer(compression_type=compression, **options) as producer,
+        cluster.producer(**options) as producer,
         output.progress("producing", count) as advance,
     ):
         producer.send_many(topic, values[:1]).result(timeout=TIMEOUT_S)
@@ -158,7 +169,7 @@ def consume(
     size = size_bytes(record_size)
     with connected(cluster) as connection, _topic(connection, topic, partitions, replicas) as name:
         if topic is None:
-            _produce(connection, name, _values(size), count, None, "all", "lz4")
+            _produce(connection, name, _values(size), count, None, {})
         with connection.consumer(name, auto_offset_reset="earliest") as consumer:
             places = consumer.assignment()
             there = sum(consumer.end_offsets(places).values()) - sum(

@@ -7,8 +7,10 @@ only: it holds the token. `$RAYQ_HOME/start.lock` keeps two starts from doing so
 from __future__ import annotations
 
 import contextlib
+import difflib
 import fcntl
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -20,11 +22,14 @@ from rayq.client.cluster import parse_address
 from rayq.config import ClusterConfig, parse
 from rayq.errors import (
     AuthenticationError,
+    ConfigError,
     ControllerUnavailableError,
     DisconnectedError,
     NoClusterError,
     RayqError,
     TimeoutError,
+    UnknownGroupError,
+    UnknownTopicError,
 )
 from rayq.records import ClusterInfo
 from rayq.wire.authentication import key_of_token
@@ -32,6 +37,7 @@ from rayq.wire.authentication import key_of_token
 CONNECT_TIMEOUT_S = 5.0
 """A cluster none of whose brokers answers within that time is taken for down."""
 TLS_FIELDS = ("tls_certificate", "tls_key", "tls_ca", "tls_check_hostname")
+_UNKNOWN = re.compile(r"There is no (topic|group) '([^']*)'")
 NO_CLUSTER = (
     "There is no current cluster: start one with `rayq start DIR --brokers 3`, or name a broker "
     "with --cluster HOST:PORT (or RAYQ_CLUSTER)."
@@ -54,20 +60,25 @@ class Current(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def home() -> Path:
-    return Path(os.environ.get("RAYQ_HOME") or "~/.rayq").expanduser()
+    try:
+        return Path(os.environ.get("RAYQ_HOME") or "~/.rayq").expanduser()
+    except RuntimeError as error:
+        raise RayqError("This user has no home directory: set RAYQ_HOME to a directory.") from error
 
 
 def read_current() -> Current | None:
     """None where no cluster was started. Raises RayqError for a file that is none of ours."""
     path = home() / "current.json"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Current)
+        current = msgspec.json.decode(path.read_bytes(), type=Current)
+        cluster_of(current)  # it only looks at what stands there
     except FileNotFoundError:
         return None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, ConfigError) as error:
         raise RayqError(
             f"{path} is damaged ({error}): remove it, and name the cluster by --cluster HOST:PORT."
         ) from error
+    return current
 
 
 def write_current(current: Current) -> None:
@@ -105,12 +116,35 @@ def start_lock() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def connected(address: str | None) -> Iterator[Cluster]:
+def connected(address: str | None, timeout_s: float | None = None) -> Iterator[Cluster]:
     """The cluster at `address`, else the current one, else that of the Ray that RAY_ADDRESS names.
     Raises NoClusterError when there is none, or when no broker answers."""
     with _cluster(address) as cluster:
-        check_answers(cluster)
-        yield cluster
+        check_answers(cluster, timeout_s)
+        try:
+            yield cluster
+        except (UnknownTopicError, UnknownGroupError) as error:
+            raise _with_nearest(error, cluster) from error
+        except TimeoutError as error:
+            why = str(error).replace("..", ".")
+            raise TimeoutError(f"{why} What is wrong tells `rayq cluster health`.") from error
+
+
+def _with_nearest(error: RayqError, cluster: Cluster) -> RayqError:
+    """What there is instead of a topic or group that is not there."""
+    found = _UNKNOWN.match(str(error))
+    if found is None:
+        return error
+    kind, name = found.groups()
+    names: list[str] = []
+    with contextlib.suppress(RayqError):
+        if kind == "topic":
+            names = cluster.admin.list_topics(timeout_s=CONNECT_TIMEOUT_S)
+        else:
+            names = [one.group for one in cluster.admin.list_groups(timeout_s=CONNECT_TIMEOUT_S)]
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"Did you mean {near[0]!r}?" if near else f"`rayq {kind} list` shows those there are."
+    return type(error)(f"{found[0]}. {hint}")
 
 
 @contextlib.contextmanager
@@ -132,10 +166,10 @@ def operated(ray_address: str | None) -> Iterator[Cluster]:
         yield cluster
 
 
-def check_answers(cluster: Cluster) -> ClusterInfo:
+def check_answers(cluster: Cluster, timeout_s: float | None = None) -> ClusterInfo:
     """Raises NoClusterError where no broker answers."""
     try:
-        return cluster.admin.describe_cluster(timeout_s=CONNECT_TIMEOUT_S)
+        return cluster.admin.describe_cluster(timeout_s=timeout_s or CONNECT_TIMEOUT_S)
     except (TimeoutError, DisconnectedError, ControllerUnavailableError) as error:
         why = str(error).replace("..", ".")
         raise NoClusterError(
@@ -176,7 +210,7 @@ def _saved_token() -> str | None:
     if os.environ.get("RAYQ_TOKEN"):
         return os.environ["RAYQ_TOKEN"]
     with contextlib.suppress(FileNotFoundError):
-        return (home() / "token").read_text()
+        return (home() / "token").read_text(errors="replace")
     current = read_current()
     if current is None:
         raise AuthenticationError(

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from rayq.cli.values import is_number
 from rayq.errors import InvalidRequestError
 from rayq.records import Headers, Record
 
@@ -51,9 +52,14 @@ def unescape(text: str) -> bytes:
     pieces: list[bytes] = []
     position = 0
     for found in _ESCAPE.finditer(text):
-        pieces += [text[position : found.start()].encode(), replace(found).encode("latin-1")]
+        pieces += [to_bytes(text[position : found.start()]), replace(found).encode("latin-1")]
         position = found.end()
-    return b"".join([*pieces, text[position:].encode()])
+    return b"".join([*pieces, to_bytes(text[position:])])
+
+
+def to_bytes(argument: str) -> bytes:
+    """What was typed, also where it is no UTF-8."""
+    return argument.encode(errors="surrogateescape")
 
 
 # --- out ------------------------------------------------------------------------------------------
@@ -247,7 +253,7 @@ def _headers(text: bytes) -> Headers:
 def _number(text: bytes | None, what: str) -> int | None:
     if text is None:
         return None
-    if not text.strip().isdigit():
+    if not is_number(text.strip()):
         raise InvalidRequestError(f"{shown(text)} is no {what}.")
     return int(text)
 

@@ -42,7 +42,9 @@ def verify(
 
     Nothing is changed. What a running cluster writes meanwhile may look torn.
     """
-    reports = verify_directories(LocalDisk(), _existing(directory))
+    place = _existing(directory)
+    with output.waiting(f"Reading {directory}"):
+        reports = verify_directories(LocalDisk(), place)
     if not reports:
         raise InvalidRequestError(
             f"{directory} holds no data of rayq: name the directory given to `rayq start`, or one "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import Annotated
 
 import typer
@@ -13,6 +12,8 @@ from rayq.client.cluster import Cluster
 from rayq.errors import RayqError
 
 COMPLETIONS_MAX = 200
+COMPLETION_TIMEOUT_S = 2.0
+"""So long a shell may wait at the tab key."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 ClusterAddress = Annotated[
@@ -27,21 +28,21 @@ ClusterAddress = Annotated[
 ]
 
 
-def _quickly() -> contextlib.AbstractContextManager[Cluster]:
-    return connected(os.environ.get("RAYQ_CLUSTER"))
+def _quickly(context: typer.Context) -> contextlib.AbstractContextManager[Cluster]:
+    return connected(context.params.get("cluster"), COMPLETION_TIMEOUT_S)
 
 
-def complete_topic(incomplete: str) -> list[str]:
+def complete_topic(ctx: typer.Context, incomplete: str) -> list[str]:
     """Nothing where no cluster answers: a completion must not complain."""
-    with contextlib.suppress(RayqError, OSError), _quickly() as cluster:
-        names = cluster.admin.list_topics(timeout_s=2.0)
+    with contextlib.suppress(RayqError, OSError), _quickly(ctx) as cluster:
+        names = cluster.admin.list_topics(timeout_s=COMPLETION_TIMEOUT_S)
         return [name for name in names if name.startswith(incomplete)][:COMPLETIONS_MAX]
     return []
 
 
-def complete_group(incomplete: str) -> list[str]:
-    with contextlib.suppress(RayqError, OSError), _quickly() as cluster:
-        groups = [one.group for one in cluster.admin.list_groups(timeout_s=2.0)]
+def complete_group(ctx: typer.Context, incomplete: str) -> list[str]:
+    with contextlib.suppress(RayqError, OSError), _quickly(ctx) as cluster:
+        groups = [one.group for one in cluster.admin.list_groups(timeout_s=COMPLETION_TIMEOUT_S)]
         return [name for name in groups if name.startswith(incomplete)][:COMPLETIONS_MAX]
     return []
 

@@ -103,7 +103,10 @@ def now_ms() -> int:
 def moment(timestamp_ms: int | None) -> str:
     if timestamp_ms is None:
         return "-"
-    at = datetime.fromtimestamp(timestamp_ms / 1000, tz=UTC)
+    try:
+        at = datetime.fromtimestamp(timestamp_ms / 1000, tz=UTC)
+    except (ValueError, OverflowError):  # A record's time is what its producer says.
+        return f"{timestamp_ms} ms"
     return at.isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import sys
@@ -14,14 +15,21 @@ import typer
 
 from rayq.cli import output
 from rayq.cli.current import connected
-from rayq.cli.formats import Given, Parser, parser, shown, unescape
+from rayq.cli.formats import Given, Parser, parser, shown, to_bytes, unescape
 from rayq.cli.options import ClusterAddress, Json, TopicName
 from rayq.cli.values import config_values, pair, time_ms
 from rayq.client.client import check_partition
 from rayq.client.cluster import Cluster
 from rayq.client.producer import Producer
 from rayq.config import ProducerConfig
-from rayq.errors import InvalidRequestError, RayqError, RecordTooLargeError
+from rayq.errors import (
+    DeliveryError,
+    InvalidRequestError,
+    InvalidTimestampError,
+    NullKeyError,
+    RayqError,
+    RecordTooLargeError,
+)
 from rayq.records import Headers, OffsetRange, RecordMetadata
 from rayq.storage.batch import BATCH_BYTES_MAX
 
@@ -94,7 +102,7 @@ def produce(
     source = Source(
         parse=None if format_ is None else parser(format_, end),
         key_delimiter=None if key_delimiter is None else unescape(key_delimiter),
-        key=None if key is None else key.encode(),
+        key=None if key is None else to_bytes(key),
         headers=[_header(one) for one in header or ()] or None,
         partition=partition,
         timestamp_ms=None if timestamp is None else time_ms(timestamp, output.now_ms()),
@@ -184,7 +192,7 @@ class Source(msgspec.Struct, frozen=True):
 
 def _header(text: str) -> tuple[str, bytes]:
     name, value = pair(text, "header")
-    return name, value.encode()
+    return name, to_bytes(value)
 
 
 def _check(cluster: Cluster, topic: str, partition: int | None) -> None:
@@ -203,19 +211,21 @@ def _size(stream: BinaryIO) -> int | None:
 
 def _records(stream: BinaryIO, delimiter: bytes) -> Iterator[list[bytes]]:
     """Whole records, as many as have arrived."""
-    rest = b""
+    rest = bytearray()
     while chunk := os.read(stream.fileno(), CHUNK_BYTES):
-        lines = (rest + chunk).split(delimiter)
-        rest = lines.pop()
+        new = max(0, len(rest) - len(delimiter) + 1)
+        rest += chunk
+        if rest.find(delimiter, new) >= 0:
+            lines = bytes(rest).split(delimiter)
+            rest = bytearray(lines.pop())
+            yield lines
         if len(rest) > BATCH_BYTES_MAX:
             raise RecordTooLargeError(
                 f"A record is longer than {BATCH_BYTES_MAX} bytes, the largest there can be: is "
                 "the delimiter (-D) right?"
             )
-        if lines:
-            yield lines
     if rest:
-        yield [rest]
+        yield [bytes(rest)]
 
 
 def _send_all(
@@ -246,7 +256,8 @@ def _send_all(
         done_bytes += sum(map(len, lines)) + len(lines) * len(delimiter)
         answers.take_those_there()
         advance(done_bytes)
-    producer.flush()
+    with contextlib.suppress(DeliveryError):  # The answers tell more.
+        producer.flush()
     return number, answers.all()
 
 
@@ -265,7 +276,12 @@ def _send(
                 timestamp_ms=given.timestamp_ms,
             )
         )
-    except (InvalidRequestError, RecordTooLargeError) as error:
+    except (
+        InvalidRequestError,
+        InvalidTimestampError,
+        NullKeyError,
+        RecordTooLargeError,
+    ) as error:
         raise _at(number, error) from error
 
 

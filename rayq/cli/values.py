@@ -17,6 +17,7 @@ from rayq.records import TopicPartition
 ConfigKind = type[TopicConfig] | type[ClusterConfig] | type[ProducerConfig] | type[ConsumerConfig]
 
 _DURATIONS_MS = {
+    "": 1,
     "ms": 1,
     "s": 1000,
     "m": 60_000,
@@ -28,11 +29,21 @@ _SIZES = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
     _SIZES[_letter] = _SIZES[f"{_letter}i"] = _SIZES[f"{_letter}ib"] = 1024**_power
     _SIZES[f"{_letter}b"] = 1000**_power
-_NUMBER = re.compile(r"(\d[\d_]*(?:\.\d+)?)\s*([A-Za-z]*)")
+_NUMBER = re.compile(r"(\d[\d_]*(?:\.\d+)?)\s*([A-Za-z]*)", re.ASCII)
 _NOTHING = ("none", "null", "unlimited")
 _TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 SECONDS_DIGITS_MAX = 10
 """A time of up to so many digits is in seconds, a longer one in milliseconds."""
+NUMBER_END = 2**62
+"""What offsets, sizes and times stay below."""
+DIGITS_MAX = 18
+"""So many make a number below it."""
+PARTITIONS_MAX = 100_000
+"""So many may be named by ranges."""
+
+
+def is_number(text: str | bytes) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX
 
 
 # --- numbers with units ---------------------------------------------------------------------------
@@ -40,20 +51,27 @@ SECONDS_DIGITS_MAX = 10
 
 def duration_ms(text: str) -> int:
     """`500ms`, `30s`, `10m`, `12h`, `7d`, `2w`; a bare number is milliseconds."""
-    found = _NUMBER.fullmatch(text.strip())
-    unit = found and _DURATIONS_MS.get(found[2].lower() or "ms")
-    if found is None or unit is None:
+    found = _with_unit(text, _DURATIONS_MS)
+    if found is None:
         raise InvalidRequestError(f"{text!r} is no duration: such as 500ms, 30s, 12h or 7d.")
-    return round(float(found[1]) * unit)
+    return found
 
 
 def size_bytes(text: str) -> int:
     """`4096`, `64k`, `64KiB` (1024), `50MB` (1000), with or without `/s`."""
-    found = _NUMBER.fullmatch(text.strip().removesuffix("/s"))
-    unit = found and _SIZES.get(found[2].lower())
-    if found is None or unit is None:
+    found = _with_unit(text.strip().removesuffix("/s"), _SIZES)
+    if found is None:
         raise InvalidRequestError(f"{text!r} is no size: such as 4096, 64KiB or 50MB.")
-    return round(float(found[1]) * unit)
+    return found
+
+
+def _with_unit(text: str, units: Mapping[str, int]) -> int | None:
+    found = _NUMBER.fullmatch(text.strip())
+    unit = found and units.get(found[2].lower())
+    if found is None or unit is None:
+        return None
+    number = float(found[1]) * unit
+    return round(number) if number < NUMBER_END else None
 
 
 def time_ms(text: str, now_ms: int) -> int:
@@ -62,7 +80,7 @@ def time_ms(text: str, now_ms: int) -> int:
     given = text.strip()
     if given.startswith("-"):
         return max(0, now_ms - duration_ms(given[1:]))
-    if given.isdecimal():
+    if is_number(given):
         return int(given) * (1000 if len(given) <= SECONDS_DIGITS_MAX else 1)
     try:
         return round(datetime.fromisoformat(given).timestamp() * 1000)
@@ -95,9 +113,9 @@ def where(text: str, now_ms: int) -> Where:
         return _WORDS[given.lower()]
     if given.startswith("@"):
         return Where("time", time_ms(given[1:], now_ms))
-    if given.isdecimal():
+    if is_number(given):
         return Where("offset", int(given))
-    if given.startswith("-") and given[1:].isdecimal():
+    if given.startswith("-") and is_number(given[1:]):
         return Where("last", int(given[1:]))
     raise InvalidRequestError(
         f"{text!r} is no position: beginning, end, an offset, -N for the last N, or @time (such as "
@@ -110,16 +128,19 @@ def partition_numbers(text: str) -> list[int]:
     numbers: list[int] = []
     for piece in text.split(","):
         first, dash, last = piece.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
+        last = last if dash else first
+        if not (is_number(first) and is_number(last)) or not (
+            0 <= int(last) - int(first) < PARTITIONS_MAX
+        ):
             raise InvalidRequestError(f"{text!r} names no partitions: such as 0,2 or 0-3.")
-        numbers += range(int(first), int(last if dash else first) + 1)
+        numbers += range(int(first), int(last) + 1)
     return numbers
 
 
 def topic_partition(text: str) -> TopicPartition:
     """`flights/3` or `flights-3`, as directories and messages write it."""
     topic, _, number = text.rpartition("/") if "/" in text else text.rpartition("-")
-    if not topic or not number.isdecimal():
+    if not topic or not is_number(number):
         raise InvalidRequestError(f"{text!r} names no partition: such as flights/3.")
     return TopicPartition(topic, int(number))
 
@@ -169,7 +190,7 @@ def _config_value(name: str, text: str, hint: Any) -> Any:
     if bool in kinds and text.lower() in _TRUTHS:
         return _TRUTHS[text.lower()]
     try:
-        if int in kinds and re.match(r"\d", text):
+        if int in kinds and re.match(r"[0-9]", text):
             if name.endswith("_ms"):
                 return duration_ms(text)
             return size_bytes(text) if _is_size(name) else int(text)

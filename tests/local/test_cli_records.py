@@ -198,6 +198,12 @@ def test_a_disk_that_is_full_is_one_line(rayq_command: Command, topic: str) -> N
     assert ran.err == "Error: No space left on device.\n" * 2
 
 
+def test_a_closed_stream_is_one_line(rayq_command: Command, topic: str) -> None:
+    ran = rayq_command.shell(f"rayq topic produce {topic} <&- ; rayq topic list >&-")
+    assert ran.code == 1
+    assert ran.err == "Error: Bad file descriptor.\n" * 2
+
+
 def test_records_come_through_a_pipe_as_soon_as_they_are_there(
     rayq_command: Command, topic: str
 ) -> None:
@@ -241,12 +247,13 @@ def test_members_of_a_group_share_and_go_on_where_they_stopped(
         lines = b"".join(b"%d v\n" % (number % 2) for number in range(100))
         rayq_command.well("topic", "produce", name, "-f", "%p %s", stdin=lines)
         eventually(lambda: admin.describe_group(group).lag == 0, "all is committed")
-        for member in (one, two):
-            member.send_signal(signal.SIGINT)
+        one.send_signal(signal.SIGINT)
+        two.send_signal(signal.SIGTERM)
         outs = [member.communicate(timeout=60)[0].split() for member in (one, two)]
         assert sorted(len(out) for out in outs) == [50, 50]
         assert {len(set(out)) for out in outs} == {1}
-        assert [one.returncode, two.returncode] == [130, 130]
+        assert [one.returncode, two.returncode] == [130, 143]
+        assert admin.describe_group(group).members == []
     finally:
         one.kill()
         two.kill()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from hypothesis import given
@@ -37,6 +38,10 @@ def test_escapes_are_bytes() -> None:
     assert unescape(r"\n\t\\\x00\xfe") == b"\n\t\\\x00\xfe"
 
 
+def test_an_argument_that_is_no_text_stays_what_was_typed() -> None:
+    assert unescape(os.fsdecode(b"\xff:")) == b"\xff:"
+
+
 def test_a_template_takes_a_line_apart() -> None:
     assert parser(r"%k\t%s\n", b"\n")(b"N1\ta\tb") == Given(b"a\tb", b"N1")
     assert parser("%p %T %k %h %s", b"\n")(b"2 99 k x=1,y=2 the rest of it") == Given(
@@ -51,9 +56,10 @@ def test_a_line_that_is_not_as_the_template_says_is_refused(line: bytes) -> None
         parser(r"[%k]\t%s", b"\n")(line)
 
 
-def test_a_partition_that_is_no_number_is_refused() -> None:
+@pytest.mark.parametrize("partition", [b"one", b"-1", b"9" * 30])
+def test_a_partition_that_is_no_number_is_refused(partition: bytes) -> None:
     with pytest.raises(InvalidRequestError, match="partition"):
-        parser("%p %s", b"\n")(b"one v")
+        parser("%p %s", b"\n")(partition + b" v")
 
 
 @pytest.mark.parametrize("template", ["%k%s", "%k", "", "%x %s"])

@@ -37,7 +37,7 @@ def test_a_size_has_a_binary_or_a_decimal_unit(text: str, expected: int) -> None
     assert size_bytes(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "soon", "-5", "7 days", "3x"])
+@pytest.mark.parametrize("text", ["", "soon", "-5", "7 days", "3x", "9" * 400, "9" * 15 + "w"])
 def test_what_is_no_duration_or_size_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(InvalidRequestError, match="such as"):
         duration_ms(text)
@@ -75,7 +75,9 @@ def test_a_position_is_a_word_an_offset_a_count_or_a_time(text: str, expected: W
     assert where(text, NOW_MS) == expected
 
 
-@pytest.mark.parametrize("text", ["", "middle", "--1", "@", "@noon", "1.5"])
+@pytest.mark.parametrize(
+    "text", ["", "middle", "--1", "@", "@noon", "1.5", "9" * 30, "-" + "9" * 30, "@" + "9" * 30]
+)
 def test_what_is_no_position_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequestError):
         where(text, NOW_MS)
@@ -83,8 +85,9 @@ def test_what_is_no_position_is_refused(text: str) -> None:
 
 def test_partitions_are_listed_and_ranged() -> None:
     assert partition_numbers("0,2,5-7") == [0, 2, 5, 6, 7]
-    with pytest.raises(InvalidRequestError):
-        partition_numbers("all")
+    for wrong in ("all", "3-1", "0-", "0-99999999999"):
+        with pytest.raises(InvalidRequestError):
+            partition_numbers(wrong)
 
 
 def test_a_partition_is_written_as_path_or_as_directory() -> None:
