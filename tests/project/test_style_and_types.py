@@ -8,21 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.ahead import Done
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def passes(*command: str) -> None:
-    program = Path(sys.executable).with_name(command[0])
+def test_ruff_finds_nothing() -> None:
+    ruff = Path(sys.executable).with_name("ruff")
     ran = subprocess.run(
-        [program, *command[1:]], cwd=ROOT, capture_output=True, text=True, timeout=170
+        [ruff, "check", "--no-cache", "."], cwd=ROOT, capture_output=True, text=True, timeout=170
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def test_ruff_finds_nothing() -> None:
-    passes("ruff", "check", "--no-cache", ".")
-
-
 @pytest.mark.slow
-def test_mypy_strict_finds_nothing() -> None:
-    passes("mypy")
+@pytest.mark.ahead("-m", "mypy")
+def test_mypy_strict_finds_nothing(ahead: Done) -> None:
+    assert ahead.returncode == 0, ahead.stdout + ahead.stderr

@@ -6,41 +6,30 @@ replays there.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
+from tests.ahead import Done
+from tests.simulated.support import SIMULATION, simulate
+
 SEEDS = "0:50"
-FOUND_BUGS = (53, 61, 62, 249, 413)
+FOUND_BUGS = "53,61,62,249,413"
 """Seeds from 50 on that failed once; docs/reliability.md tells what each found."""
-
-
-def simulate(seeds: str, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rayq.testing.simulation", seeds, *options],
-        env={**os.environ, "PYTHONHASHSEED": "0"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_fifty_seeds_lose_nothing_and_recover() -> None:
-    done = simulate(SEEDS)
-    assert done.returncode == 0, done.stdout[-20_000:] + done.stderr
-    assert done.stdout.splitlines()[-1].startswith("50 seeds (0:50)")
+@pytest.mark.ahead(*SIMULATION, SEEDS)
+def test_fifty_seeds_lose_nothing_and_recover(ahead: Done) -> None:
+    assert ahead.returncode == 0, ahead.stdout[-20_000:] + ahead.stderr
+    assert ahead.stdout.splitlines()[-1].startswith("50 seeds (0:50)")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", FOUND_BUGS)
-def test_a_seed_that_found_a_bug_passes(seed: int) -> None:
-    done = simulate(str(seed))
-    assert done.returncode == 0, done.stdout[-20_000:] + done.stderr
+@pytest.mark.ahead(*SIMULATION, FOUND_BUGS)
+def test_seeds_that_found_a_bug_pass(ahead: Done) -> None:
+    assert ahead.returncode == 0, ahead.stdout[-20_000:] + ahead.stderr
+    assert ahead.stdout.splitlines()[-1].startswith("5 seeds (")
 
 
 def test_one_seed_gives_one_trace() -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from rayq.testing.simulation.mutations import MUTATIONS, planted
+from tests.ahead import Done
+from tests.simulated.support import SIMULATION, simulate
 
 SEEDS_MAX = 200
 
@@ -55,26 +53,27 @@ SAMPLE = (
 """The first seed they are given finds these, within a second or two."""
 
 
-def hunt(name: str, seeds: str, processes: int) -> str:
-    command = [sys.executable, "-m", "rayq.testing.simulation", "--mutation", name, seeds]
-    done = subprocess.run(
-        [*command, "--processes", str(processes)],
-        env={**os.environ, "PYTHONHASHSEED": "0"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1, done.stdout + done.stderr
-    return done.stdout
+def first_seed(name: str) -> int:
+    return FIRST_SEEDS.get(name, 0)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", SAMPLE)
-def test_a_planted_bug_is_found_at_once(name: str) -> None:
-    seed = FIRST_SEEDS.get(name, 0)
-    found = hunt(name, str(seed), processes=1)
-    assert found.startswith(f"{name}: found by seed {seed}, after 1 seeds: ")
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name,
+            marks=pytest.mark.ahead(*SIMULATION, "--mutation", name, str(first_seed(name))),
+        )
+        for name in SAMPLE
+    ],
+)
+def test_a_planted_bug_is_found_at_once(name: str, ahead: Done) -> None:
+    assert ahead.returncode == 1, ahead.stdout + ahead.stderr
+    assert ahead.stdout.startswith(
+        f"{name}: found by seed {first_seed(name)}, after 1 seeds: "
+    )
 
 
 @pytest.mark.slow
@@ -82,9 +81,10 @@ def test_a_planted_bug_is_found_at_once(name: str) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_planted_bug_is_found_within_two_hundred_seeds(name: str) -> None:
-    first = FIRST_SEEDS.get(name, 0)
-    found = hunt(name, f"{first}:{first + SEEDS_MAX}", processes=os.cpu_count() or 1)
-    assert found.startswith(f"{name}: found by seed ")
+    first = first_seed(name)
+    done = simulate("--mutation", name, f"{first}:{first + SEEDS_MAX}")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.startswith(f"{name}: found by seed ")
 
 
 def test_a_planted_bug_is_taken_out_again() -> None:

@@ -1,4 +1,5 @@
-"""`python -m rayq.testing.simulation SEEDS`: runs seeds, `7` or `0:200` (half open), on all cores.
+"""`python -m rayq.testing.simulation SEEDS`: runs seeds, `7`, `0:200` (half open) or several of
+such with commas, on all cores.
 
 Each failing seed is printed with the command that replays it; the last line is the summary; the
 exit code is 1 when a seed failed. `--verbose` prints rayq's own log as well, for one seed.
@@ -24,7 +25,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m rayq.testing.simulation", description="Run seeds of the simulation."
     )
-    parser.add_argument("seeds", help="one seed, or FIRST:END (END is not run)")
+    parser.add_argument(
+        "seeds", help="one seed, FIRST:END (END is not run), or several of such with commas"
+    )
     parser.add_argument("--scenario", choices=SCENARIOS, default="ordinary")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--mutation", help="plant this bug, and stop at the first seed to find it")
@@ -63,7 +66,7 @@ def _hunt(mutation: str, seeds: list[int], processes: int) -> int:
     failure."""
     run = partial(run_seed, scenario=MUTATIONS[mutation].scenario)
     pool = None
-    if processes == 1:
+    if len(seeds) == 1 or processes == 1:
         plant(mutation)
         outcomes: Iterable[Outcome] = map(run, seeds)
     else:
@@ -87,8 +90,11 @@ def _hunt(mutation: str, seeds: list[int], processes: int) -> int:
 
 
 def _seeds(text: str) -> list[int]:
-    first, _, end = text.partition(":")
-    return list(range(int(first), int(end) if end else int(first) + 1))
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, _, end = part.partition(":")
+        seeds += range(int(first), int(end) if end else int(first) + 1)
+    return seeds
 
 
 def _outcomes(

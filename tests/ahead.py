@@ -1,0 +1,64 @@
+"""Long commands that need nothing but CPU, run beside the tests that come before them.
+
+A test with `@pytest.mark.ahead(ARGUMENT, ...)` is about what `python ARGUMENT ...` prints and returns, and
+gets that from the fixture `ahead`. All such commands begin when the tests begin, one after the other
+and at the lowest priority: they take what other tests leave of the cores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+Command = tuple[str, ...]
+Done = subprocess.CompletedProcess[str]
+
+
+class Ahead:
+    """The commands of one run of pytest."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(1, "ahead")
+        self._outcomes: dict[Command, Future[Done]] = {}
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self._is_over = False
+
+    def begin(self, command: Command) -> Future[Done]:
+        """What it printed, to be waited for; it is run once, however many tests ask for it."""
+        if command not in self._outcomes:
+            self._outcomes[command] = self._threads.submit(self._run, command)
+        return self._outcomes[command]
+
+    def end(self) -> None:
+        """Kills what still runs; the rest is not begun."""
+        with self._lock:
+            self._is_over = True
+            if self._process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+        self._threads.shutdown(cancel_futures=True)
+
+    def _run(self, command: Command) -> Done:
+        with self._lock:
+            if self._is_over:
+                raise RuntimeError("the tests are over")
+            self._process = process = subprocess.Popen(
+                ["nice", "-n", "19", sys.executable, *command],
+                cwd=ROOT,
+                # As `make sim` does, so that what fails here replays there.
+                env={**os.environ, "PYTHONHASHSEED": "0"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        printed, said = process.communicate()
+        return Done(command, process.returncode, printed, said)
