@@ -241,7 +241,7 @@ class PoolStatus(msgspec.Struct, frozen=True):
     consumers: list[PoolConsumer]
     partitions: int
     lag: int | None
-    """Records that are not handled and committed yet, None while that could not be measured."""
+    """Records that were not handled and committed at the last look; None before the first."""
     lag_s: float
     """The age of the oldest of these, in seconds since it was seen to come in."""
     lag_slope: float

@@ -182,9 +182,7 @@ class PoolMember:
         try:
             while not self._draining.is_set() and self._failed_polls < FAILED_POLLS_MAX:
                 await self._turn(consumer)
-                if self._now_s - self._heard_at_s > LEASE_S:
-                    logger.warning("pool %r has not been heard of, its consumer ends", self._pool)
-                    self._draining.set()
+                self._check_lease()
             await self._commit(consumer, self._done)
             await consumer.close(config.drain_timeout_s)
         except BaseException:
@@ -197,6 +195,11 @@ class PoolMember:
         await self._env.threads.run(_close_handler, self._handler)
         if not self._draining.is_set():
             self._failure = self._problem
+
+    def _check_lease(self) -> None:
+        if self._now_s - self._heard_at_s > LEASE_S and not self._draining.is_set():
+            logger.warning("pool %r has not been heard of, its consumer ends", self._pool)
+            self._draining.set()
 
     @property
     def _pool(self) -> str:
@@ -439,6 +442,7 @@ class PoolMember:
                 except RayqError as error:
                     self._note(f"polling failed: {type(error).__name__}: {error}")
                     await self._sleep(min(left_s, FAILED_POLL_PAUSE_S))
+                self._check_lease()
                 if self._now_s >= until_s or self._draining.is_set():
                     return
         finally:

@@ -343,6 +343,23 @@ def test_a_consumer_whose_polls_keep_failing_ends_and_says_why(
     asyncio.run(play())
 
 
+def test_a_consumer_without_a_pool_ends_though_its_handler_keeps_failing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool_member, "LEASE_S", 0.05)
+
+    def handler(records: list[Record]) -> None:
+        raise OSError("away")
+
+    async def play() -> None:
+        played = Played([given(record(0, 0))], handler, retry_backoff_max_ms=10)
+        report = await played.run()
+        assert report.is_leaving and report.retries > 0
+        assert played.consumer.committed == {}
+
+    asyncio.run(play())
+
+
 def test_a_handler_that_hangs_while_it_is_made_counts_as_a_call() -> None:
     is_loading, go_on = threading.Event(), threading.Event()
 
