@@ -74,12 +74,33 @@ class MoveAdmin:
             await self._until_moved(wanted, deadline, timeout_s)
 
     async def cancel(self, partitions: Iterable[TopicPartition] | None) -> list[TopicPartition]:
-        if partitions is None:
-            return await self._cancel_all()
-        places = [TopicPartition(*place) for place in partitions]
-        if places:
-            await self._take_back(places, done_already=NoReassignmentError)
-        return places
+        asked = moving = _targets(await self._all())
+        if partitions is not None:
+            places = [TopicPartition(*place) for place in partitions]
+            if not moving.keys() >= set(places):
+                await self._take_back(places)  # Refused with the reason, or it began just now.
+                return places
+            asked = moving = {place: moving[place] for place in places}
+        while moving:
+            try:
+                await self._take_back(moving)
+                break
+            except NoReassignmentError:
+                # One of them is over since, or all are, and the answer was lost: look again.
+                await asyncio.sleep(PAUSE_S)
+                moving = {
+                    place: target
+                    for place, target in _targets(await self._all()).items()
+                    if asked.get(place) == target
+                }
+        if not asked:
+            return []
+        known = dict(_partitions(await self._all()))
+        return [
+            place
+            for place, target in asked.items()
+            if place in known and [one.broker for one in known[place].replicas] != target
+        ]
 
     async def reassignments(self) -> list[Reassignment]:
         response = await self._all()
@@ -202,35 +223,9 @@ class MoveAdmin:
 
     # --- inside -----------------------------------------------------------------------------------
 
-    async def _cancel_all(self) -> list[TopicPartition]:
-        asked = moving = _targets(await self._all())
-        while moving:
-            try:
-                await self._take_back(moving)
-                break
-            except NoReassignmentError:  # One of them is over since: what about the others?
-                await asyncio.sleep(PAUSE_S)
-                moving = {
-                    place: target
-                    for place, target in _targets(await self._all()).items()
-                    if asked.get(place) == target
-                }
-        if not asked:
-            return []
-        known = dict(_partitions(await self._all()))
-        return [
-            place
-            for place, target in asked.items()
-            if place in known and [one.broker for one in known[place].replicas] != target
-        ]
-
-    async def _take_back(
-        self,
-        places: Iterable[TopicPartition],
-        done_already: type[RayqError] | None = None,
-    ) -> None:
+    async def _take_back(self, places: Iterable[TopicPartition]) -> None:
         request = AlterReassignments(moves=[(*place, None) for place in places])
-        await self._change(request, self._timeout_s, done_already)
+        await self._change(request, self._timeout_s)
 
     async def _change(
         self, request: Any, timeout_s: float, done_already: type[RayqError] | None = None

@@ -209,12 +209,32 @@ def test_all_moves_are_cancelled_though_one_is_over_in_that_moment(played: Playe
     )
     take_back = played._take_back
 
-    async def too_late(places: Any, **options: Any) -> None:
+    async def too_late(places: Any) -> None:
         if played.value("a").target:
             played.complete("a")
-        await take_back(places, **options)
+        await take_back(places)
 
     played._take_back = too_late  # type: ignore[method-assign]
     assert asyncio.run(played.cancel(None)) == [B]
     assert (played.value("a").replicas, played.value("b").replicas) == ((3, 1), (0, 2))
     assert asyncio.run(played.cancel(None)) == []
+    with pytest.raises(NoReassignmentError):
+        asyncio.run(played.cancel([A]))
+
+
+def test_a_cancellation_of_which_half_was_done_before_an_answer_came_is_finished(
+    played: Played,
+) -> None:
+    begin = [("a", 0, [3, 1]), ("b", 0, [3, 2])]
+    played.apply(reassignment.alter_reassignments(played.state, begin, None, played.heard))
+    take_back = played._take_back
+
+    async def halved(places: Any) -> None:
+        """The controller dies with half of the records committed, the next one is asked again."""
+        if played.value("a").target:
+            await take_back([A])
+        await take_back(places)
+
+    played._take_back = halved  # type: ignore[method-assign]
+    assert asyncio.run(played.cancel([A, B])) == [A, B]
+    assert not played.state.moving
