@@ -2,8 +2,10 @@
 
 Everything goes out as a gauge of `ray.util.metrics`, counters and the buckets of histograms too: a
 counter of Ray's cannot say 0, so that an alert would miss the first time that something happens,
-and the agent keeps it for ever when its process is gone. Prometheus's `rate` and `increase` look at
-the numbers, not at the declared kind. Names gain Ray's prefix: `ray_rayq_bytes_in_total`.
+and the agent keeps it for ever when its process is gone. A gauge it forgets when it was not set for
+two of its report intervals (20 s): what is not measured any more, or cannot be, is not shown.
+Prometheus's `rate` and `increase` look at the numbers, not at the declared kind. Names gain Ray's
+prefix: `ray_rayq_bytes_in_total`.
 """
 
 from __future__ import annotations
@@ -29,8 +31,6 @@ RAY_PREFIX = "ray_"
 BUCKET_LABEL = "le"
 INFINITY = "+Inf"
 
-_Series = tuple[str, tuple[tuple[str, str], ...]]
-
 
 def exported_labels(metric: Metric) -> dict[str, tuple[str, ...]]:
     """The names under which Ray's endpoint shows a metric, and the labels of each. (Ray adds labels
@@ -50,21 +50,12 @@ class RayExporter:
 
     def __init__(self) -> None:
         self._gauges: dict[str, Gauge] = {}
-        self._shown: set[_Series] = set()
 
     def export(self, samples: Iterable[Sample]) -> None:
-        """A gauge that is not among them any more is set to 0, since Ray would go on showing its
-        last value for as long as the process lives."""
-        shown = set()
         for sample in samples:
             metric = CATALOGUE[sample.name]
             for name, labels, value in _series(metric, sample):
                 self._set(name, labels, metric.help, value)
-            if metric.kind == "gauge":
-                shown.add((sample.name, tuple(sample.labels.items())))
-        for name, pairs in self._shown - shown:
-            self._set(name, dict(pairs), CATALOGUE[name].help, 0.0)
-        self._shown = shown
 
     def _set(self, name: str, labels: dict[str, str], text: str, value: float) -> None:
         gauge = self._gauges.get(name)
