@@ -130,7 +130,7 @@ def start_reports(
 ) -> asyncio.Task[None]:
     """What this process logs goes into a file, and what it measures to Ray, from now on."""
     log_to_session(name)
-    return asyncio.get_running_loop().create_task(export_for_ever(environment, config))
+    return environment.tasks.spawn(export_for_ever(environment, config), "metrics")
 
 
 # --- replica processes ----------------------------------------------------------------------------
@@ -266,14 +266,15 @@ class ControllerActor:
         loop = asyncio.get_running_loop()
         name = controller_name(spec.cluster_name)
         self._reports = start_reports(environment, spec.config, name)
-        self._lag_report = loop.create_task(
+        self._lag_report = environment.tasks.spawn(
             export_group_lag_for_ever(
                 spec.config,
                 cluster_name=spec.cluster_name,
                 cluster_id=spec.cluster_id,
                 secret=spec.secret,
                 brokers=spec.brokers,
-            )
+            ),
+            "group lag",
         )
         self._started = loop.create_task(self._server.start())
         self._watch = loop.create_task(self._watch_nodes())
