@@ -183,6 +183,10 @@ class Cluster:
         """The addresses that this was made with."""
         return list(self._bootstrap)
 
+    def add_addresses(self, addresses: Iterable[Address]) -> None:
+        """Further ways to the cluster: its brokers may have moved since this was made."""
+        self._bootstrap = list(dict.fromkeys([*addresses, *self._bootstrap]))
+
     @property
     def connection_key(self) -> object:
         """Clusters with equal keys may share connections."""

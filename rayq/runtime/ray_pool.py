@@ -23,8 +23,9 @@ from ray.exceptions import (
     RayError,
 )
 
-from rayq.actors.consumer_pool import ConsumerPool, MemberHandle
+from rayq.actors.consumer_pool import NAME_CHARACTERS, ConsumerPool, MemberHandle
 from rayq.actors.pool_member import MemberDiedError, MemberReport, MemberSpec, PoolMember
+from rayq.client.client import Address
 from rayq.client.cluster import Cluster
 from rayq.client.consumer_pool import Handler, PoolControl, PoolSpec
 from rayq.client.environment import system_environment
@@ -32,7 +33,7 @@ from rayq.config import RAY_OPTIONS, ClusterConfig, PoolConfig
 from rayq.errors import HandlerError, PoolExistsError, RayqError, TimeoutError, UnknownPoolError
 from rayq.records import PoolStatus
 from rayq.runtime.local_pool import with_one_thread
-from rayq.runtime.ray_runtime import NAMESPACE, start_reports
+from rayq.runtime.ray_runtime import NAMESPACE, broker_name, checked_endpoint, start_reports
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,8 @@ STOP_SLACK_S = 10.0
 UNAVAILABLE_PAUSE_S = 1.0
 LINGER_S = 30.0
 """How long a consumer that has ended can still be asked why."""
+ADDRESSES_PATIENCE_S = 2.0
+"""How long brokers have to say where they listen."""
 
 
 class PoolWork(msgspec.Struct, frozen=True):
@@ -66,7 +69,7 @@ def pool_name(cluster_name: str, pool: str) -> str:
 
 
 def consumer_prefix(cluster_name: str, pool: str) -> str:
-    """What the names of a pool's consumers begin with; eight hexadecimal digits follow."""
+    """What the names of a pool's consumers begin with; `NAME_CHARACTERS` follow."""
     return f"rayq:{cluster_name}:consumer-{pool}:"
 
 
@@ -88,8 +91,12 @@ class PoolConsumerActor:
             lambda: _unpickled(work.handler),
         )
         loop = asyncio.get_running_loop()
-        self._task = loop.create_task(self._member.run())
+        self._task = loop.create_task(self._run(work.cluster))
         self._end_task = loop.create_task(self._end())
+
+    async def _run(self, cluster: Cluster) -> None:
+        cluster.add_addresses(await asyncio.to_thread(present_addresses, cluster.name))
+        await self._member.run()
 
     async def _end(self) -> None:
         """Where nobody asks for it any more it has left its group by itself."""
@@ -148,14 +155,14 @@ class RayHosting:
 
     def __init__(self, work: PoolWork) -> None:
         self._work = work
-        self._prefix = consumer_prefix(work.cluster.name, work.name)
 
     async def start_member(self, name: str) -> MemberHandle:
+        prefix = consumer_prefix(self._work.cluster.name, self._work.name)
         try:
             actor = (
                 ray.remote(PoolConsumerActor)
                 .options(
-                    name=self._prefix + name,
+                    name=prefix + name,
                     namespace=NAMESPACE,
                     lifetime="detached",
                     max_restarts=0,
@@ -169,10 +176,9 @@ class RayHosting:
         return RayConsumer(actor)
 
     async def find_members(self) -> dict[str, MemberHandle]:
-        found: dict[str, MemberHandle] = {}
-        for name, actor in await asyncio.to_thread(_actors_with, self._prefix):
-            found[name.removeprefix(self._prefix)] = RayConsumer(actor)
-        return found
+        work = self._work
+        found = await asyncio.to_thread(_consumers_of, work.cluster.name, work.name)
+        return {name[-NAME_CHARACTERS:]: RayConsumer(actor) for name, actor in found}
 
 
 class PoolActor:
@@ -185,7 +191,14 @@ class PoolActor:
             environment, ClusterConfig(), pool_name(work.cluster.name, work.name)
         )
         self._pool = ConsumerPool(environment, work.cluster, spec, RayHosting(work))
+        self._task = asyncio.get_running_loop().create_task(self._run(work.cluster))
+
+    async def _run(self, cluster: Cluster) -> None:
+        cluster.add_addresses(await asyncio.to_thread(present_addresses, cluster.name))
         self._pool.start()
+        if not await self._pool.wait_stopped():
+            # Ray itself may not have answered, say. Ray starts it again.
+            ray.kill(ray.get_runtime_context().current_actor, no_restart=False)
 
     async def ready(self) -> None:
         await self._pool.ready.wait()
@@ -237,7 +250,7 @@ class RayPool:
                 logger.warning("pool %r did not stop by itself: %s", self._name, error)
             ray.kill(actor)
         # Those that a pool which died amid the stop has left behind.
-        for _, consumer in _actors_with(consumer_prefix(self._cluster_name, self._name)):
+        for _, consumer in _consumers_of(self._cluster_name, self._name):
             ray.kill(consumer)
 
     def _actor(self) -> Any:
@@ -330,7 +343,7 @@ def _pickled(handler: Handler) -> bytes:
 def _unpickled(pickled: bytes) -> Handler:
     try:
         handler: Handler = cloudpickle.loads(pickled)
-    except Exception as error:
+    except BaseException as error:  # a module may call sys.exit()
         raise HandlerError(
             f"The handler cannot be loaded where consumers run ({type(error).__name__}: {error}): "
             "its modules have to be installed there, or sent along by Ray's runtime_env."
@@ -340,6 +353,25 @@ def _unpickled(pickled: bytes) -> Handler:
 
 def _no_handler(_batch: object) -> None:
     """The pool itself handles nothing."""
+
+
+def present_addresses(cluster_name: str) -> list[Address]:
+    """Where the brokers listen now, as far as they say so at once: each may have moved since the
+    cluster's `addresses` were told to a pool."""
+    prefix = broker_name(cluster_name, 0).removesuffix("0")
+    found: list[Address] = []
+    try:
+        asked = [actor.endpoint.remote() for _, actor in _actors_with(prefix)]
+        answered, _ = ray.wait(asked, num_returns=len(asked), timeout=ADDRESSES_PATIENCE_S)
+    except (RayError, ValueError) as error:  # ValueError: there is none
+        logger.warning("where the brokers are could not be asked: %s", error)
+        return found
+    for answer in answered:
+        try:
+            found.append(checked_endpoint(ray.get(answer)))
+        except (RayError, RayqError) as error:
+            logger.info("a broker does not say where it is: %s", error)
+    return found
 
 
 def _names_with(prefix: str) -> list[str]:
@@ -360,6 +392,13 @@ def _actors_with(prefix: str) -> list[tuple[str, Any]]:
         except ValueError:
             continue  # it has ended meanwhile
     return found
+
+
+def _consumers_of(cluster_name: str, pool: str) -> list[tuple[str, Any]]:
+    """Not those of a pool whose name begins with that of this one and a colon."""
+    prefix = consumer_prefix(cluster_name, pool)
+    found = _actors_with(prefix)
+    return [one for one in found if len(one[0]) == len(prefix) + NAME_CHARACTERS]
 
 
 def _in_one_line(error: Exception) -> str:

@@ -227,8 +227,8 @@ class BrokerActor:
                 await asyncio.sleep(LOCK_RETRY_S)
 
     async def endpoint(self) -> tuple[str, int | str, str]:
-        """Where it listens, or why it does not: see `_checked`. An error is returned as a value,
-        or Ray would wrap it in one of its own."""
+        """Where it listens, or why it does not: see `checked_endpoint`. An error is returned as a
+        value, or Ray would wrap it in one of its own."""
         return await _unwrapped(self._started)
 
     async def is_registered(self) -> bool:
@@ -375,7 +375,7 @@ class ControllerActor:
                 ),
             )
             self._placed[directory.broker] = node_id
-            self._endpoints[directory.broker] = _checked(await actor.endpoint.remote())
+            self._endpoints[directory.broker] = checked_endpoint(await actor.endpoint.remote())
         return True
 
 
@@ -427,7 +427,7 @@ def start_cluster(
         answers: list[Any] = ray.get(
             [actor.endpoint.remote() for actor in actors], timeout=START_TIMEOUT_S
         )
-        endpoints = [_checked(answer) for answer in answers]
+        endpoints = [checked_endpoint(answer) for answer in answers]
         spec = ControllerSpec(
             cluster_name,
             cluster_id,
@@ -692,7 +692,7 @@ async def _unwrapped(task: asyncio.Task[Endpoint]) -> tuple[str, int | str, str]
     return ("ok", port, host)
 
 
-def _checked(answer: tuple[str, int | str, str]) -> Endpoint:
+def checked_endpoint(answer: tuple[str, int | str, str]) -> Endpoint:
     kind, first, second = answer
     if kind == "error":
         raise from_wire(str(first), second)
