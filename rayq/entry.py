@@ -35,6 +35,12 @@ class RayLifecycle:
         _join_ray()
         ray_operations.restart_broker(self._cluster_name, broker)
 
+    def restart_controller(self) -> None:
+        from rayq.runtime import ray_operations
+
+        _join_ray()
+        ray_operations.restart_controller(self._cluster_name)
+
     def stop_broker(self, broker: int) -> None:
         from rayq.runtime import ray_operations
 

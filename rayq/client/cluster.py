@@ -54,6 +54,10 @@ class Lifecycle(PoolRuntime, Protocol):
         """Stops a broker in a controlled way and starts it again; returns when it has a session."""
         ...
 
+    def restart_controller(self) -> None:
+        """Starts the controller's process anew."""
+        ...
+
     def stop_broker(self, broker: int) -> None:
         """Stops a broker in a controlled way; it is not started again."""
         ...
@@ -406,6 +410,13 @@ class Cluster:
         Raises UnknownBrokerError; NotEnoughReplicasError where it cannot be spared, or is not in
         sync again in time; InvalidRequestError for a cluster that was connected to from outside."""
         restart_broker(self.admin, broker, self._restart_process, timeout_s=timeout_s)
+
+    def restart_controller(self) -> None:
+        """Restarts the process that is the controller by preference: after all brokers, the last
+        step of an upgrade. A voter stands in meanwhile; records flow on.
+
+        Raises InvalidRequestError for a cluster that was connected to from outside; RayqError."""
+        self._operator().restart_controller()
 
     def replace_disk(self, broker: int, *, node: str | None = None) -> None:
         """Starts a broker whose data is lost on a new, empty disk, mounted where the old one was;

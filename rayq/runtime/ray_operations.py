@@ -52,6 +52,23 @@ def restart_broker(cluster_name: str, broker: int) -> None:
     _wait_back(actor, broker, cluster_name, before=before)
 
 
+def restart_controller(cluster_name: str) -> None:
+    """Has Ray start the controller's process again, with the software that is installed there now;
+    returns once it answers. It has no data, so it is killed: that is like any loss of it. Raises
+    NoClusterError, RayqError (it does not come back)."""
+    actor = _controller_actor(cluster_name)
+    before = _pid(actor)
+    ray.kill(actor, no_restart=False)
+    deadline_s = time.monotonic() + RESTART_TIMEOUT_S
+    while _pid(actor) in (None, before):
+        if time.monotonic() > deadline_s:
+            raise RayqError(
+                f"The controller's process does not start again within {RESTART_TIMEOUT_S:.0f} s: "
+                f"see `ray list actors` for {controller_name(cluster_name)}."
+            )
+        time.sleep(POLL_S)
+
+
 def stop_broker(cluster_name: str, broker: int) -> None:
     """Stops a broker and its replica processes in a controlled way, for good: Ray does not start it
     again. Raises UnknownBrokerError."""

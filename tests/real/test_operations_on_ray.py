@@ -13,7 +13,7 @@ from tests.local.support import Load, eventually, partition_of, wait_in_sync
 from tests.real.support import actor_pid
 
 
-def test_all_brokers_are_restarted_one_by_one_and_no_write_fails(cluster: Cluster) -> None:
+def test_all_brokers_and_the_controller_are_restarted_one_by_one_and_no_write_fails(cluster: Cluster) -> None:
     cluster.create_topic("rolling", partitions=2)
     with Load(cluster, "rolling") as load:
         for broker in range(3):
@@ -25,6 +25,11 @@ def test_all_brokers_are_restarted_one_by_one_and_no_write_fails(cluster: Cluste
             assert _replica_pid(cluster, broker) not in (None, replica_before)
             assert broker in partition_of(cluster, "rolling").isr
             load.wait_for_more(50)
+        name = f"rayq:{cluster.name}:controller"
+        before = actor_pid(name)
+        cluster.restart_controller()
+        assert actor_pid(name) not in (None, before)
+        load.wait_for_more(50)
     assert load.failures() == []
     load.check()
     assert load.longest_pause_s < 5
