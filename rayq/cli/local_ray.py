@@ -149,8 +149,11 @@ def connected_to_ray(address: str) -> Iterator[None]:
     if "RAY_AUTH_MODE" not in os.environ and _has_token(os.environ):
         os.environ["RAY_AUTH_MODE"] = "token"
     import ray
+    from ray._private import worker
     from ray.exceptions import RayError
 
+    # What a raylet warns of would be printed on stdout, amid our answer; no option keeps it back.
+    worker._worker_logs_enabled = False
     try:
         with _silent_stderr():
             ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
