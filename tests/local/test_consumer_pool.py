@@ -17,6 +17,7 @@ import pytest
 import rayq
 from rayq import ConsumerPool, PoolStatus, Record, TopicPartition
 from rayq.actors import consumer_pool, pool_member
+from rayq.client import client
 from rayq.client import consumer_pool as pool_handle
 from rayq.core import pool_scaling
 from rayq.testing import LocalCluster
@@ -414,8 +415,9 @@ class Yielding:
 
 
 def test_topics_handlers_and_names_are_checked_before_anything_starts(
-    cluster: LocalCluster, topic: str, group: str
+    cluster: LocalCluster, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(client, "UNKNOWN_TOPIC_PATIENCE_S", 0.1)
     with pytest.raises(rayq.UnknownTopicError):
         cluster.consumer_pool("no-such-topic", group, print)
     with pytest.raises(rayq.UnknownTopicError):
@@ -441,8 +443,9 @@ def test_topics_handlers_and_names_are_checked_before_anything_starts(
 
 
 def test_a_handler_class_that_cannot_be_made_is_told_and_not_started_again_at_once(
-    cluster: LocalCluster, topic: str, group: str
+    cluster: LocalCluster, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(consumer_pool, "RESTART_PAUSE_S", 0.1)
     made: list[float] = []
 
     class Broken:
@@ -456,7 +459,7 @@ def test_a_handler_class_that_cannot_be_made_is_told_and_not_started_again_at_on
         status = wait(pool, lambda one: len(made) >= 3, "it is tried again")
         assert "no route to the database" in (status.problem or "")
     gaps = [later - sooner for sooner, later in itertools.pairwise(made)]
-    assert gaps[-1] > 0.9
+    assert gaps[-1] > 0.18
 
 
 def test_a_call_that_takes_longer_than_allowed_costs_its_consumer_its_place(
