@@ -47,11 +47,11 @@ class RayLifecycle:
         _join_ray()
         ray_operations.stop_broker(self._cluster_name, broker)
 
-    def replace_disk(self, broker: int, node: str | None) -> None:
+    def replace_disk(self, broker: int, node: str | None, host: str | None) -> None:
         from rayq.runtime import ray_operations
 
         _join_ray()
-        ray_operations.replace_disk(self._cluster_name, broker, node)
+        ray_operations.replace_disk(self._cluster_name, broker, node, host)
 
     def start_pool(self, cluster: Cluster, spec: PoolSpec) -> PoolControl:
         from rayq.runtime import ray_pool

@@ -62,8 +62,8 @@ class Lifecycle(PoolRuntime, Protocol):
         """Stops a broker in a controlled way; it is not started again."""
         ...
 
-    def replace_disk(self, broker: int, node: str | None) -> None:
-        """Starts a broker on an empty directory, of `node` or of its own."""
+    def replace_disk(self, broker: int, node: str | None, host: str | None) -> None:
+        """Starts a broker on an empty directory, of `node` or of its own, which was at `host`."""
         ...
 
 
@@ -425,7 +425,10 @@ class Cluster:
 
         Raises UnknownBrokerError; InvalidRequestError where the disk is not empty (then nothing was
         done), or for a cluster that was connected to from outside; RayqError."""
-        self._operator().replace_disk(broker, node)
+        operator = self._operator()
+        brokers = self.admin.describe_cluster().brokers
+        host = next((one.host for one in brokers if one.broker == broker), None)
+        operator.replace_disk(broker, node, host)
 
     def stop_broker(self, broker: int) -> None:
         """Stops a broker that was drained, for good: then `admin.remove_broker` makes the cluster

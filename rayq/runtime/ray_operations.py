@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -80,10 +81,13 @@ def stop_broker(cluster_name: str, broker: int) -> None:
     ray.kill(actor)
 
 
-def replace_disk(cluster_name: str, broker: int, node: str | None = None) -> None:
+def replace_disk(
+    cluster_name: str, broker: int, node: str | None = None, host: str | None = None
+) -> None:
     """Gives a broker a new, empty directory where its own is lost, on its node or on `node` (an
     address or a node id of Ray), and starts it there; returns once it has a session. Its replicas
-    then copy everything from the others.
+    then copy everything from the others. `host` is where it was: by that its machine is known
+    again, to which Ray gave another node id since.
 
     Raises NoClusterError, UnknownBrokerError, InvalidRequestError (there is something in the
     directory still: nothing was done), RayqError (the node is gone, or the broker does not start).
@@ -93,7 +97,7 @@ def replace_disk(cluster_name: str, broker: int, node: str | None = None) -> Non
     placed: dict[int, str] = ray.get(controller.broker_nodes.remote(), timeout=START_TIMEOUT_S)
     if broker not in placed:
         raise UnknownBrokerError(f"There is no broker {broker}: the brokers are {sorted(placed)}.")
-    node_id = _live_node(placed[broker] if node is None else node, broker)
+    node_id = _live_node([placed[broker], host or ""] if node is None else [node], broker)
     made = ray.get(
         ray.remote(_replace_directory)
         .options(**on_node(node_id))
@@ -142,14 +146,16 @@ def _end_processes(cluster_name: str, broker: int) -> None:
                 ray.kill(ray.get_actor(name, namespace=NAMESPACE))
 
 
-def _live_node(named: str, broker: int) -> str:
+def _live_node(names: Sequence[str], broker: int) -> str:
+    """The node that the first of these ids and addresses means. Raises RayqError."""
     nodes = live_nodes()
-    for node_id, address in nodes.items():
-        if named in (node_id, address):
-            return node_id
+    for name in names:
+        found = [node_id for node_id, address in nodes.items() if name in (node_id, address)]
+        if len(found) == 1:
+            return found[0]
     raise RayqError(
-        f"Node {named} of broker {broker} is not there; Ray has {', '.join(nodes.values())}. Start "
-        "it again, or name another that has an empty disk."
+        f"Node {names[0]} of broker {broker} is not there; Ray has {', '.join(nodes.values())}. "
+        "Start it again, or name another that has an empty disk: --node ADDRESS."
     )
 
 
