@@ -166,6 +166,7 @@ class ConsumerPool:
                         f"the lag could not be measured: {type(error).__name__}: {error}"
                     )
                     logger.warning("pool %r: %s", self._spec.name, self._look_problem)
+                self._cluster.add_addresses(client.addresses())  # for consumers yet to start
                 self.ready.set()
                 await self._start_and_stop()
                 await asyncio.sleep(max(began_s + LOOK_INTERVAL_S - self._now_s, 0.05))

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 from rayq.client.admin import Admin
 from rayq.client.background import BackgroundLoop, background_loop
-from rayq.client.client import Address, Client
+from rayq.client.client import BOOTSTRAP_MAX, Address, Client
 from rayq.client.consumer import AsyncConsumer, Consumer, check_callbacks
 from rayq.client.consumer_core import ConsumerCore
 from rayq.client.consumer_pool import (
@@ -189,7 +189,7 @@ class Cluster:
 
     def add_addresses(self, addresses: Iterable[Address]) -> None:
         """Further ways to the cluster: its brokers may have moved since this was made."""
-        self._bootstrap = list(dict.fromkeys([*addresses, *self._bootstrap]))
+        self._bootstrap = list(dict.fromkeys([*addresses, *self._bootstrap]))[:BOOTSTRAP_MAX]
 
     @property
     def connection_key(self) -> object:

@@ -91,12 +91,8 @@ class PoolConsumerActor:
             lambda: _unpickled(work.handler),
         )
         loop = asyncio.get_running_loop()
-        self._task = loop.create_task(self._run(work.cluster))
+        self._task = loop.create_task(self._member.run())
         self._end_task = loop.create_task(self._end())
-
-    async def _run(self, cluster: Cluster) -> None:
-        cluster.add_addresses(await asyncio.to_thread(present_addresses, cluster.name))
-        await self._member.run()
 
     async def _end(self) -> None:
         """Where nobody asks for it any more it has left its group by itself."""
@@ -194,7 +190,7 @@ class PoolActor:
         self._task = asyncio.get_running_loop().create_task(self._run(work.cluster))
 
     async def _run(self, cluster: Cluster) -> None:
-        cluster.add_addresses(await asyncio.to_thread(present_addresses, cluster.name))
+        cluster.add_addresses(await present_addresses(cluster.name))
         self._pool.start()
         if not await self._pool.wait_stopped():
             # Ray itself may not have answered, say. Ray starts it again.
@@ -355,23 +351,28 @@ def _no_handler(_batch: object) -> None:
     """The pool itself handles nothing."""
 
 
-def present_addresses(cluster_name: str) -> list[Address]:
+async def present_addresses(cluster_name: str) -> list[Address]:
     """Where the brokers listen now, as far as they say so at once: each may have moved since the
     cluster's `addresses` were told to a pool."""
     prefix = broker_name(cluster_name, 0).removesuffix("0")
     found: list[Address] = []
     try:
-        asked = [actor.endpoint.remote() for _, actor in _actors_with(prefix)]
-        answered, _ = ray.wait(asked, num_returns=len(asked), timeout=ADDRESSES_PATIENCE_S)
-    except (RayError, ValueError) as error:  # ValueError: there is none
-        logger.warning("where the brokers are could not be asked: %s", error)
-        return found
-    for answer in answered:
-        try:
-            found.append(checked_endpoint(ray.get(answer)))
-        except (RayError, RayqError) as error:
-            logger.info("a broker does not say where it is: %s", error)
+        async with asyncio.timeout(ADDRESSES_PATIENCE_S):
+            brokers = await asyncio.to_thread(_actors_with, prefix)
+            asked = [asyncio.ensure_future(_address(actor)) for _, actor in brokers]
+            for answer in asyncio.as_completed(asked):
+                found += await answer
+    except (RayError, asyncio.TimeoutError) as error:
+        logger.warning("not all brokers said where they listen: %r", error)
     return found
+
+
+async def _address(broker: Any) -> list[Address]:
+    try:
+        return [checked_endpoint(await broker.endpoint.remote())]
+    except (RayError, RayqError) as error:
+        logger.info("a broker does not say where it listens: %s", error)
+        return []
 
 
 def _names_with(prefix: str) -> list[str]:

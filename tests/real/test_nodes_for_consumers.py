@@ -32,7 +32,7 @@ def test_a_backlog_brings_a_node_and_an_idle_pool_gives_it_back(tmp_path: Path) 
     ray.shutdown()
     workers = {"consumers": {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 2}}
     with AutoscaledRay(
-        tmp_path, head={"CPU": 0, "brokers": 1}, workers=workers, idle_timeout_s=3
+        tmp_path, head={"CPU": 0, "brokers": 1}, workers=workers, idle_timeout_s=2
     ) as nodes:
         try:
             ray.init(address=nodes.address)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,17 @@ import ray
 
 import rayq
 from rayq import Cluster, ConsumerPool, Record
+from rayq.runtime import ray_pool
 from tests.local.support import eventually
 from tests.real.support import actor_pid, actors_of, is_gone
+
+
+@pytest.fixture(scope="module")
+def cluster(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One broker: what dies here is none."""
+    made = rayq.start(str(tmp_path_factory.mktemp("cluster")), brokers=1, port=19392)
+    yield made
+    made.stop()
 
 
 def keeping_accounts(directory: Path, *, record_s: float = 0.0) -> Callable[[list[Record]], None]:
@@ -88,26 +98,24 @@ def test_a_pool_grows_and_shrinks_with_its_load_and_survives_kills_and_leaves_no
         assert pool.status().wanted == 0
         producing.rate_per_s = 1_200  # One consumer handles less than 1,000/s.
         eventually(lambda: pool.status().running == 2, "two run", 30)
-        names = {one.consumer for one in pool.status().consumers}
+        # A consumer dies: the pool starts another.
+        victim, survivor = pool.status().consumers
+        assert victim.pid is not None
+        os.kill(victim.pid, signal.SIGKILL)
 
-        # The pool's process dies: Ray starts it again, and it finds its consumers at work.
+        def names() -> set[str]:
+            return {one.consumer for one in pool.status().consumers}
+
+        eventually(lambda: len(names() - {victim.consumer}) == 2, "another is on its way", 30)
+        both = names()
+
+        # The pool's process dies: Ray starts it again, and it finds the two.
         dead = actor_pid("rayq:default:pool-killed")
         assert dead is not None
         os.kill(dead, signal.SIGKILL)
         eventually(lambda: actor_pid("rayq:default:pool-killed") not in (None, dead), "it is back", 30)
         eventually(lambda: pool.status().running == 2, "it has found them", 30)
-        assert {one.consumer for one in pool.status().consumers} == names
-
-        # A consumer dies: the pool starts another.
-        victim = pool.status().consumers[0]
-        assert victim.pid is not None
-        os.kill(victim.pid, signal.SIGKILL)
-        eventually(
-            lambda: victim.consumer not in {one.consumer for one in pool.status().consumers}
-            and pool.status().running == 2,
-            "another took its place",
-            30,
-        )
+        assert names() == both and survivor.consumer in both
         pids = [one.pid for one in pool.status().consumers]
         producing.rate_per_s = 0
         eventually(lambda: not pool.status().consumers, "none runs", 40)
@@ -130,6 +138,25 @@ def test_a_pool_grows_and_shrinks_with_its_load_and_survives_kills_and_leaves_no
     eventually(lambda: all(pid is not None and is_gone(pid) for pid in pids), "they are gone")
     assert cluster.admin.describe_group("killed").members == []
     assert [one for one in actors_of("default") if "-killed" in one["Name"]] == []
+
+
+def test_a_pool_asks_ray_where_the_brokers_are_now(cluster: Cluster) -> None:
+    (address,) = asyncio.run(ray_pool.present_addresses("default"))
+    assert cluster.addresses == [f"{address[0]}:{address[1]}"]
+    assert asyncio.run(ray_pool.present_addresses("there is none")) == []
+
+
+def test_consumers_of_a_pool_are_not_those_of_one_whose_name_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = [
+        ray_pool.consumer_prefix("c", pool) + "0123abcd" for pool in ("orders", "orders:eu")
+    ]
+    monkeypatch.setattr(
+        ray_pool, "_actors_with", lambda prefix: [(one, None) for one in names if prefix in one]
+    )
+    assert [name for name, _ in ray_pool._consumers_of("c", "orders")] == names[:1]
+    assert [name for name, _ in ray_pool._consumers_of("c", "orders:eu")] == names[1:]
 
 
 def test_a_handler_that_does_not_pickle_is_told_at_once_and_one_that_does_not_load_by_the_status(
