@@ -155,6 +155,15 @@ def _read_json(disk: Disk, path: str, kind: type[Json]) -> Json | None:
         raise StorageError(f"{path} is damaged: {error}. Restore it from a copy.") from error
 
 
+def _partition_meta(disk: Disk, path: str) -> PartitionMeta | None:
+    """None also where it cannot be read: what is wrong is for the replica to say, which opens the
+    directory. A broker with many must not stumble over one."""
+    try:
+        return _read_json(disk, f"{path}/{PARTITION_META}", PartitionMeta)
+    except (OSError, StorageError, UnsupportedFormatError):
+        return None
+
+
 def _write_json(disk: Disk, path: str, value: Meta | PartitionMeta) -> None:
     checked_file.replace(disk, path, msgspec.json.format(msgspec.json.encode(value)) + b"\n")
 
@@ -299,8 +308,9 @@ class DataDirectory:
 
     @staticmethod
     def partition_topic_id(disk: Disk, path: str) -> str | None:
-        """The topic whose partition the directory `path` holds, None when it holds none."""
-        meta = _read_json(disk, f"{path}/{PARTITION_META}", PartitionMeta)
+        """The topic whose partition the directory `path` holds, None when it holds none, or cannot
+        be read."""
+        meta = _partition_meta(disk, path)
         return None if meta is None else meta.topic_id
 
     @staticmethod
@@ -313,13 +323,13 @@ class DataDirectory:
         return holder.pid, holder.start_time
 
     def partitions(self) -> list[tuple[PartitionMeta, str]]:
-        """What each partition directory here holds, and its path."""
+        """What each partition directory here holds, and its path; of those that can be read."""
         found = []
         for name in self._environment.disk.list(self.path):
             if not name.rpartition("-")[2].isdecimal():
                 continue
             path = f"{self.path}/{name}"
-            meta = _read_json(self._environment.disk, f"{path}/{PARTITION_META}", PartitionMeta)
+            meta = _partition_meta(self._environment.disk, path)
             if meta is not None:
                 found.append((meta, path))
         return found

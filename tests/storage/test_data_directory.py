@@ -179,6 +179,20 @@ def test_a_partition_of_another_topic_is_refused_then_put_aside(path: str) -> No
     assert directory.quarantine(at) == f"{path}/quarantine/flights-0.t1.2"
 
 
+def test_one_partition_that_cannot_be_read_hides_none_of_the_others(path: str) -> None:
+    directory = DataDirectory.open(environment(), path)
+    good, bad, newer = (directory.partition_path("flights", number) for number in range(3))
+    for at in (good, bad, newer):
+        open_partition(at).close()
+    Path(bad, "partition.json").write_text("{garbage")
+    Path(newer, "partition.json").write_text('{"format_version": 99}')
+    assert [at for _, at in directory.partitions()] == [good]
+    assert DataDirectory.partition_topic_id(LocalDisk(), bad) is None
+    with pytest.raises(StorageError, match=r"partition\.json is damaged"):  # Its replica says so.
+        open_partition(bad)
+    directory.close()
+
+
 def test_what_is_to_be_removed_is_found_again_and_what_is_put_aside_is_left_alone(
     path: str,
 ) -> None:
