@@ -202,10 +202,10 @@ class Client:
         self, request: Request, timeout_s: float, error: RayqError | None
     ) -> RayqError:
         tried = ", ".join(f"{host}:{port}" for host, port in self.addresses())
-        reason = error or "no answer in time, or metadata older than what was seen before"
+        reason = str(error or "no answer in time, or metadata older than what was seen before")
         return TimeoutError(
             f"No broker answered {type(request).__name__} within {timeout_s:.1f} s. Tried {tried}; "
-            f"the last reason: {reason}. Check that the cluster runs and can be reached."
+            f"the last reason: {reason.rstrip('.')}. Check that the cluster runs and can be reached."
         )
 
     async def _ask_round(
