@@ -205,7 +205,8 @@ class Client:
         reason = str(error or "no answer in time, or metadata older than what was seen before")
         return TimeoutError(
             f"No broker answered {type(request).__name__} within {timeout_s:.1f} s. Tried {tried}; "
-            f"the last reason: {reason.rstrip('.')}. Check that the cluster runs and can be reached."
+            f"the last reason: {reason.rstrip('.')}. Check that the cluster runs and can be "
+            "reached."
         )
 
     async def _ask_round(
