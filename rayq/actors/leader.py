@@ -570,8 +570,8 @@ class Leader:
             await self._propose(request)
         except (StalePartitionError, FencedEpochError) as error:
             logger.info("ISR of %s: %s", self.where, error)
-            self.state.proposal_refused(isr)
+            self.state.proposal_refused(isr, request.partition_epoch)
         except RayqError as error:
             logger.info("ISR of %s: %s", self.where, error)
-            self.state.proposal_unknown(isr)
+            self.state.proposal_unknown(isr, request.partition_epoch)
         self._after_progress()

@@ -139,8 +139,8 @@ class PartitionState:
     def proposal(self, now_s: float) -> Isr | None:
         """The in-sync set to propose now on top of `partition_epoch`, or None.
 
-        Then say what became of it: `proposal_refused` or `proposal_unknown`; an accepted one ends
-        with the newer partition epoch that `committed` brings.
+        Then say what became of it, naming that epoch: `proposal_refused` or `proposal_unknown`; an
+        accepted one ends with the newer partition epoch that `committed` brings.
         """
         if self._in_flight or self.partition_epoch < 0:
             return None
@@ -167,16 +167,20 @@ class PartitionState:
             self.undecided.append(proposed)
         return proposed
 
-    def proposal_refused(self, proposed: Isr) -> None:
+    def proposal_refused(self, proposed: Isr, partition_epoch: int) -> None:
         """Refused for certain. A set that was sent before with an unknown outcome stays undecided:
         the earlier copy may still arrive."""
+        if partition_epoch != self.partition_epoch:
+            return  # The same set may have been proposed again since, and that is undecided yet.
         self._in_flight = False
         if proposed not in self._maybe_under_way and proposed in self.undecided:
             self.undecided.remove(proposed)
             self._advance()
 
-    def proposal_unknown(self, proposed: Isr) -> None:
+    def proposal_unknown(self, proposed: Isr, partition_epoch: int) -> None:
         """No answer came: it may have been accepted, or be yet."""
+        if partition_epoch != self.partition_epoch:
+            return
         self._in_flight = False
         self._maybe_under_way.add(proposed)
 

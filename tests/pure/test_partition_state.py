@@ -72,7 +72,7 @@ def test_the_high_watermark_waits_for_a_proposed_member_until_the_proposal_is_de
     state.flushed(20)
     fetched(state, 2, 20)
     assert state.high_watermark == 10
-    state.proposal_refused(proposed)
+    state.proposal_refused(proposed, 7)
     assert state.high_watermark == 20
 
 
@@ -82,16 +82,36 @@ def test_a_lost_answer_leaves_the_proposal_undecided_until_a_newer_partition_epo
     fetched(state, 3, 10)
     proposed = state.proposal(1.0)
     assert proposed is not None
-    state.proposal_unknown(proposed)
+    state.proposal_unknown(proposed, 7)
     state.appended(20)
     state.flushed(20)
     fetched(state, 2, 20)
     again = state.proposal(1.5)
     assert again == proposed
-    state.proposal_refused(again)
+    state.proposal_refused(again, 7)
     assert state.high_watermark == 10  # The first copy may still arrive.
     state.committed(8, ALL[:2], ALL, 2)
     assert state.high_watermark == 20
+
+
+def test_a_refusal_from_before_does_not_decide_the_same_proposal_made_anew() -> None:
+    state = leader(isr=ALL[:2])
+    fetched(state, 2, 10)
+    fetched(state, 3, 10)
+    first = state.proposal(1.0)
+    assert first == tuple(ALL)
+    state.committed(8, ALL[:2], ALL, 2)  # Something else about the partition was changed.
+    assert state.proposal(1.0) == first
+    state.proposal_refused(first, 7)
+    assert state.proposal(1.0) is None  # The second one is still under way.
+    state.appended(12)
+    state.flushed(12)
+    state.follower_flushed(2, "2a", flushed=12, now_s=1.0)
+    assert state.high_watermark == 10
+    state.proposal_unknown(first, 7)
+    assert state.proposal(1.0) is None
+    state.proposal_refused(first, 8)
+    assert state.high_watermark == 12
 
 
 def test_one_proposal_is_in_flight_at_a_time() -> None:

@@ -221,7 +221,7 @@ def high_watermark_without_followers() -> list[Patch]:
 
 @plants("6", "a proposal whose answer is lost is forgotten")
 def undecided_proposal_forgotten() -> list[Patch]:
-    def unknown(self: Any, proposed: Any) -> None:
+    def unknown(self: Any, proposed: Any, partition_epoch: int) -> None:
         self._in_flight = False
         if proposed in self.undecided:
             self.undecided.remove(proposed)

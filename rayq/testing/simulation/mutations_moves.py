@@ -8,9 +8,11 @@ import msgspec
 
 from rayq.actors.replica_supervisor import ReplicaSupervisor
 from rayq.core import election, reassignment
+from rayq.core.partition_state import PartitionState
 from rayq.testing.simulation.planting import Patch, plants
 
 MOVES = "moves"
+GROUP_MOVES = "group-moves"
 
 
 @plants("moves", "a move is over when a majority of its target is in sync", MOVES)
@@ -84,3 +86,13 @@ def directory_removed_by_old_metadata() -> list[Patch]:
         (ReplicaSupervisor, "_may_tidy", lambda self: True),
         (ReplicaSupervisor, "_may_remove", lambda self, key: True),
     ]
+
+
+@plants("6", "the refusal of an older proposal decides the same one made anew", GROUP_MOVES)
+def refusal_of_an_older_proposal_believed() -> list[Patch]:
+    refused = PartitionState.proposal_refused
+
+    def mutated(self: Any, proposed: Any, partition_epoch: int) -> None:
+        refused(self, proposed, self.partition_epoch)
+
+    return [(PartitionState, "proposal_refused", mutated)]
