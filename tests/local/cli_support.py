@@ -64,7 +64,10 @@ class Command:
         try:
             with given.open() as file, self._monkeypatch.context() as patch:
                 patch.setattr(sys, "stdin", file)
-                code = run(arguments)
+                try:
+                    code = run(arguments)
+                except SystemExit as end:  # a completion
+                    code = int(end.code or 0)
             sys.stdout.flush()
         finally:
             logger.handlers[:], logger.propagate = handlers, propagate

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from rayq import TopicPartition
+from rayq.testing import LocalCluster
 from tests.local.cli_support import Command
 from tests.local.conftest import NewTopic
 from tests.local.support import eventually
@@ -88,12 +89,16 @@ def test_a_record_goes_round_as_json_with_all_it_has(
     assert again.replace(second, first) == moved
 
 
-@pytest.fixture
-def ten(rayq_command: Command, new_topic: NewTopic) -> str:
+@pytest.fixture(scope="module")
+def ten(shared: LocalCluster) -> str:
     """Two partitions of five records, `<partition>:<offset>`, one a second from second 100 on."""
-    name = new_topic(partitions=2)
-    lines = "".join(f"{p}|{100_000 + 1000 * o}|{p}:{o}\n" for p in (0, 1) for o in range(5))
-    rayq_command.well("topic", "produce", name, "-f", "%p|%T|%s", stdin=lines.encode())
+    name = "cli-ten"
+    shared.create_topic(name, 2)
+    with shared.producer() as producer:
+        for offset in range(5):
+            for partition in (0, 1):
+                value, time_ms = f"{partition}:{offset}".encode(), 100_000 + 1000 * offset
+                producer.send(name, value, partition=partition, timestamp_ms=time_ms)
     return name
 
 
@@ -128,11 +133,12 @@ def test_reading_ends_after_so_many_records(rayq_command: Command, ten: str) -> 
     assert len(out.split()) == 10
 
 
-def test_an_offset_that_is_gone_is_told(rayq_command: Command, ten: str) -> None:
-    rayq_command.cluster.admin.delete_records({TopicPartition(ten, 0): 3})
-    ran = rayq_command.well("topic", "consume", ten, "-p", "0", "-o", "1", "-e")
-    assert ran.out.split() == ["0:3", "0:4"]
-    assert ran.err == f"{ten}-0 begins at 3: reading from there.\n"
+def test_an_offset_that_is_gone_is_told(rayq_command: Command, topic: str) -> None:
+    rayq_command.well("topic", "produce", topic, stdin=b"a\nb\nc\nd\n")
+    rayq_command.cluster.admin.delete_records({TopicPartition(topic, 0): 3})
+    ran = rayq_command.well("topic", "consume", topic, "-p", "0", "-o", "1", "-e")
+    assert ran.out.split() == ["d"]
+    assert ran.err == f"{topic}-0 begins at 3: reading from there.\n"
 
 
 def test_several_topics_are_read_at_once(rayq_command: Command, ten: str, topic: str) -> None:
@@ -261,17 +267,22 @@ def test_members_of_a_group_share_and_go_on_where_they_stopped(
 
 
 def test_a_shell_completes_verbs_and_topics(
-    rayq_command: Command, new_topic: NewTopic
+    rayq_command: Command, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = new_topic()
+    script = "_RAYQ_COMPLETE=complete_bash COMP_WORDS='rayq topic con' COMP_CWORD=2 rayq"
+    assert rayq_command.shell(script).out.split() == ["consume"]
 
     def completed(*words: str) -> list[str]:
-        script = (
-            f"_RAYQ_COMPLETE=complete_bash COMP_WORDS='{' '.join(words)}' "
-            f"COMP_CWORD={len(words) - 1} rayq"
-        )
-        return rayq_command.shell(script).out.split()
+        """In this process."""
+        monkeypatch.setenv("_RAYQ_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", " ".join(words))
+        monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+        ran = rayq_command()
+        assert (ran.code, ran.err) == (0, "")
+        return ran.out.split()
 
-    assert completed("rayq", "topic", "con") == ["consume"]
-    assert name in completed("rayq", "topic", "consume", name[:6])
-    assert "_RAYQ_COMPLETE" in rayq_command.shell("rayq --show-completion bash").out
+    assert topic in completed("rayq", "topic", "consume", topic[:6])
+    broker = rayq_command.cluster.addresses[0]
+    monkeypatch.delenv("RAYQ_CLUSTER")
+    assert topic in completed("rayq", "topic", "alter", "--cluster", broker, topic[:6])
+    assert completed("rayq", "topic", "alter", topic[:6]) == []

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rayq.cli import current
+from rayq.client import client
 from rayq.testing import LocalCluster
 from tests.local.cli_support import Command
 from tests.local.conftest import NewTopic
@@ -71,6 +72,12 @@ def test_leaders_are_elected_and_nothing_to_do_is_said(
     assert rayq_command.well("cluster", "elect-leaders", name, "-p", "0,1", "--json").json == []
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic that is not there is not waited for."""
+    monkeypatch.setattr(client, "UNKNOWN_TOPIC_PATIENCE_S", 0.05)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
@@ -111,7 +118,7 @@ def test_leaders_are_elected_and_nothing_to_do_is_said(
     ],
 )
 def test_a_mistake_is_one_line_on_stderr(
-    rayq_command: Command, arguments: tuple[str, ...], code: int, said: str
+    rayq_command: Command, impatient: None, arguments: tuple[str, ...], code: int, said: str
 ) -> None:
     ran = rayq_command(*arguments)
     assert ran.code == code, ran
@@ -121,10 +128,12 @@ def test_a_mistake_is_one_line_on_stderr(
     assert "Traceback" not in ran.err
 
 
-def test_the_nearest_name_is_suggested(rayq_command: Command, topic: str) -> None:
+def test_the_nearest_name_is_suggested(
+    rayq_command: Command, impatient: None, topic: str
+) -> None:
     assert f"Did you mean '{topic}'?" in rayq_command("topic", "describe", f"{topic}s").err
-    assert "`rayq topic list` shows" in rayq_command("topic", "describe", "cli-none").err
-    assert "`rayq group list` shows" in rayq_command("group", "describe", "cli-none").err
+    assert "`rayq topic list` shows" in rayq_command("topic", "describe", "nothing-like-it").err
+    assert "`rayq group list` shows" in rayq_command("group", "describe", "nothing-like-it").err
 
 
 def test_a_level_of_the_log_that_is_none_is_one_line(
@@ -137,25 +146,23 @@ def test_a_level_of_the_log_that_is_none_is_one_line(
 
 
 def test_every_verb_has_help_and_json(rayq_command: Command) -> None:
-    seen = 0
-    for group in ((), ("topic",), ("group",), ("cluster",), ("bench",), ("log",)):
-        for verb in verbs_of(*group):
-            text = rayq_command.well(*group, verb, "--help").out
-            assert "--json" in text, (group, verb)
-            seen += 1
-    assert seen >= 32
-
-
-def verbs_of(*group: str) -> list[str]:
     import typer
 
     from rayq.cli.app import app
 
-    command = typer.main.get_command(app)
-    for name in group:
-        command = command.commands[name]  # type: ignore[attr-defined]
-    found: dict[str, object] = command.commands  # type: ignore[attr-defined]
-    return [name for name, one in found.items() if not hasattr(one, "commands")]
+    seen = 0
+    groups = [typer.main.get_command(app)]
+    for group in groups:
+        for verb in group.commands.values():  # type: ignore[attr-defined]
+            assert verb.help, verb.name
+            if hasattr(verb, "commands"):
+                groups.append(verb)
+            else:
+                options = {name for one in verb.params for name in one.opts}
+                assert "--json" in options, verb.name
+                seen += 1
+    assert seen >= 32
+    assert "--json" in rayq_command.well("topic", "create", "-h").out
 
 
 # --- groups ---------------------------------------------------------------------------------------
