@@ -34,9 +34,16 @@ def topic(cluster: Cluster) -> str:
 
 
 def replica_pid(cluster: Cluster, topic: str, broker: int | None) -> int:
-    (pid,) = (one.pid for one in partition_of(cluster, topic).replicas if one.broker == broker)
-    assert pid is not None
-    return pid
+    """Waits until the replica has started and answers: on a busy machine each may take a while."""
+    pids: list[int] = []
+
+    def answers() -> bool:
+        replicas = partition_of(cluster, topic).replicas
+        pids.extend(one.pid for one in replicas if one.broker == broker and one.pid is not None)
+        return bool(pids)
+
+    eventually(answers, f"the replica of {topic} on broker {broker} answers", 60)
+    return pids[0]
 
 
 def test_records_go_in_and_out_from_the_driver_and_inside_tasks(
@@ -216,19 +223,12 @@ def test_a_partition_moves_though_the_process_that_copies_it_is_killed(cluster: 
         cluster.admin.reassign_partitions(
             {place: target, load_place: load_target}, throttle_bytes_per_s=512 * 1024, wait=False
         )
-        eventually(
-            lambda: any(
-                one.broker == added and one.pid is not None
-                for one in partition_of(cluster, "moving").replicas
-            ),
-            "the new replica starts",
-        )
         os.kill(replica_pid(cluster, "moving", added), signal.SIGKILL)
         # Again, without the throttle: it begins where the one before was killed.
         cluster.admin.reassign_partitions({place: target, load_place: load_target}, timeout_s=60)
         load.wait_for_more()
     assert load.failures() == []
     load.check()
-    assert partition_of(cluster, "moving").leader in target
+    eventually(lambda: partition_of(cluster, "moving").leader in target, "one of them leads")
     eventually(lambda: is_gone(leaving), "the process of the replica that left ends")
     assert len(read_all(cluster, "moving")) == 2048
