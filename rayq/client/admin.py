@@ -612,11 +612,13 @@ class Admin:
         takes over its vote. Returns when it holds nothing; then it can be stopped and removed.
 
         `concurrency` partitions move at a time, all together copying at most
-        `throttle_bytes_per_s`. `on_progress(DrainProgress)` is called, in another thread, when
-        something has changed. TimeoutError (`timeout_s` None: none) leaves the broker cordoned;
-        call it again to go on. Raises UnknownBrokerError, InvalidReassignmentError (the last
-        broker, or too few would be left: nothing was changed), NoReassignmentError (somebody
-        undrained it meanwhile). Where nothing has been able to move for half a minute it raises
+        `throttle_bytes_per_s`, which moves that are under way already take, too.
+        `on_progress(DrainProgress)` is called, in another thread, when something has changed.
+        TimeoutError (`timeout_s` None: none) leaves the broker cordoned; call it again to go on.
+
+        Raises UnknownBrokerError, InvalidReassignmentError (the last broker, or too few would be
+        left: nothing was changed), NoReassignmentError (somebody undrained it meanwhile). Where
+        nothing has been able to move for half a minute it raises
         why, InvalidReassignmentError or ReplicaLimitError, and leaves the broker cordoned.
         """
         self._run(
