@@ -6,6 +6,7 @@ import contextlib
 import os
 import stat
 import sys
+import threading
 from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Annotated, Any, BinaryIO
@@ -35,6 +36,7 @@ from rayq.storage.batch import BATCH_BYTES_MAX
 
 CHUNK_BYTES = 256 * 1024
 ANSWER_TIMEOUT_S = 30.0
+END_PATIENCE_S = 2.0
 PENDING_MAX = 200_000
 """Writes whose answers are looked at one by one; beyond it the oldest is waited for."""
 
@@ -119,6 +121,7 @@ def produce(
         with (
             output.progress(f"producing to {topic}", total, wanted=not stdin.isatty()) as advance,
             connection.producer(**options) as producer,
+            _told_of_a_long_end(),
         ):
             number, tally = _send_all(producer, topic, stdin, end, source, advance)
     if json:
@@ -131,6 +134,20 @@ def produce(
         )
     else:
         output.say(f"Produced {output.counted(number, 'record')} to {topic}.")
+
+
+@contextlib.contextmanager
+def _told_of_a_long_end() -> Iterator[None]:
+    """What was read is delivered after an interrupt too, for which a cluster that is down lets one
+    wait."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        text = "Delivering what was read before; interrupt again to give it up."
+        note = threading.Timer(END_PATIENCE_S, output.note, (text,))
+        note.daemon = True
+        note.start()
+        raise
 
 
 class Source(msgspec.Struct, frozen=True):
