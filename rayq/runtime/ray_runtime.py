@@ -49,6 +49,7 @@ from rayq.runtime.layout import (
 from rayq.runtime.processes import adopt_process, process_start_time
 from rayq.runtime.ray_logs import log_to_session
 from rayq.runtime.ray_metrics import export_for_ever, export_group_lag_for_ever
+from rayq.runtime.recover_quorum import Survivor, lost_voters, survivors
 from rayq.storage.data_directory import (
     BROKER_LOCK,
     format_directory,
@@ -453,7 +454,7 @@ def start_cluster(
             .remote(spec)
         )
         actors.append(controller)
-        _wait_registered(actors[:-1])
+        _wait_registered(actors[:-1], root, found)
         _wait_recovered(actors[0])
         info: ConnectionInfo = ray.get(controller.connection_info.remote())
         return info
@@ -581,15 +582,40 @@ def _open_or_format(
     return placed, cluster_id, secret
 
 
-def _wait_registered(brokers: Sequence[Any]) -> None:
+def _wait_registered(
+    brokers: Sequence[Any], root: str, found: dict[str, list[Directory]]
+) -> None:
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while not all(ray.get([broker.is_registered.remote() for broker in brokers])):
         if time.monotonic() > deadline_s:
             raise ControllerUnavailableError(
                 f"The brokers did not register with a controller within {START_TIMEOUT_S:.0f} s: "
-                "see the actors' logs below the Ray session's directory."
+                + (
+                    _why_no_quorum(root, found)
+                    or "see the actors' logs below the Ray session's directory."
+                )
             )
         time.sleep(0.02)
+
+
+def _why_no_quorum(root: str, found: dict[str, list[Directory]]) -> str | None:
+    """What to do where a majority of the voters' directories was not found on the nodes."""
+    left: list[Survivor] = []
+    for node, directories in found.items():
+        if directories:
+            there: list[Survivor] = ray.get(_survivors_on(node, root))
+            left += there
+    if not left:
+        return None
+    best = max(left, key=lambda one: (one.epoch, one.last_index))
+    lost = lost_voters([one.directory for one in left], best.voters)
+    if 2 * len(lost) < len(best.voters):
+        return None
+    return (
+        f"of its voters, brokers {', '.join(str(one.broker) for one in best.voters)}, the "
+        f"directories of {', '.join(map(str, lost))} are not there. Start their nodes; where they "
+        f"are lost for good: rayq cluster recover-quorum --from {root}, on each node that is left."
+    )
 
 
 def _wait_recovered(broker: Any) -> None:
@@ -649,6 +675,14 @@ def _format(root: str, cluster_id: str, broker: int, secret: bytes) -> Directory
         system_environment(None), path, cluster_id=cluster_id, broker=broker, secret=secret
     )
     return Directory(broker, path, cluster_id, meta.directory_id)
+
+
+def _survivors_on(node_id: str, root: str) -> Any:
+    return ray.remote(_survivors).options(**on_node(node_id)).remote(root)
+
+
+def _survivors(root: str) -> list[Survivor]:
+    return survivors(system_environment(None), root)
 
 
 def _secret_on(node_id: str, path: str) -> Any:

@@ -152,11 +152,16 @@ def _check_idle(environment: Environment, directory: Directory) -> None:
         )
 
 
-def _check_needed(directories: list[Directory], voters: tuple[Voter, ...]) -> None:
+def lost_voters(directories: list[Directory], voters: tuple[Voter, ...]) -> list[int]:
+    """The voters whose directories are none of these."""
     here = {(one.broker, one.directory_id) for one in directories}
-    left = [voter for voter in voters if (voter.broker, voter.directory_id) in here]
-    if len(left) > len(voters) // 2:
+    return [one.broker for one in voters if (one.broker, one.directory_id) not in here]
+
+
+def _check_needed(directories: list[Directory], voters: tuple[Voter, ...]) -> None:
+    left = len(voters) - len(lost_voters(directories, voters))
+    if left > len(voters) // 2:
         raise InvalidRequestError(
-            f"Nothing to recover: {len(left)} of the {len(voters)} voters' directories are here, a "
+            f"Nothing to recover: {left} of the {len(voters)} voters' directories are here, a "
             "majority. Start the cluster with them; where some are damaged, move them away first."
         )

@@ -6,11 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import ray
 
 from rayq import DirectoryInUseError, InvalidRequestError
 from rayq.client.environment import system_environment
 from rayq.core.metadata_records import VotersChanged, decode_record
-from rayq.runtime.layout import replace_directory
+from rayq.runtime import ray_runtime
+from rayq.runtime.layout import find_directories, replace_directory
 from rayq.runtime.recover_quorum import EPOCH_LEAP, recover_quorum, survivors
 from rayq.storage.data_directory import read_secret
 from rayq.storage.disk import LocalDisk
@@ -117,6 +119,23 @@ def test_where_a_majority_is_left_nothing_is_touched(tmp_path: Path) -> None:
         with pytest.raises(InvalidRequestError, match="2 of the 3 voters"):
             recover_quorum(ENVIRONMENT, str(path))
     assert survivors(ENVIRONMENT, str(tmp_path)) == before
+
+
+def test_a_start_on_ray_names_the_voters_that_are_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LocalCluster(brokers=3, data_dir=tmp_path, **FAST) as cluster:
+        cluster.abort()
+    root = str(tmp_path)
+    monkeypatch.setattr(ray_runtime, "_survivors_on", lambda _, root: survivors(ENVIRONMENT, root))
+    monkeypatch.setattr(ray, "get", lambda answer: answer)
+    shutil.rmtree(tmp_path / "broker-0")
+    found = {"empty": [], "node": find_directories(ENVIRONMENT, root)}
+    assert ray_runtime._why_no_quorum(root, found) is None
+    shutil.rmtree(tmp_path / "broker-1")
+    why = ray_runtime._why_no_quorum(root, found)
+    assert why is not None and "brokers 0, 1, 2, the directories of 0, 1 are not there" in why
+    assert f"rayq cluster recover-quorum --from {root}" in why
 
 
 def test_a_directory_in_use_and_one_that_holds_nothing_are_refused(tmp_path: Path) -> None:
