@@ -15,7 +15,7 @@ from rayq.testing.deployment import PORT, Deployment
 from rayq.testing.hosts import Host, Hosts, why_not
 from tests.local.support import Load, eventually, leader_of, read_all, wait_in_sync
 
-PARTITIONS = 3
+PARTITIONS = 2
 WRITER = """
 import json, os, sys, time, rayq
 from rayq.errors import RayqError
@@ -24,7 +24,7 @@ cluster = rayq.connect(address, token=token)
 producer = cluster.producer(
     acks="all" if acks == "all" else int(acks), delivery_timeout_ms=3000, request_timeout_ms=1000
 )
-producer.send("t", b"0", key=acks.encode(), partition=int(partition)).result(20)
+producer.send("t", b"0", key=acks.encode() + b" acks", partition=int(partition)).result(20)
 print("ready")
 while not os.path.exists("/tmp/go"):
     time.sleep(0.01)
@@ -64,10 +64,13 @@ def test_a_deployed_cluster_outlives_a_cut_off_and_a_killed_host(hosts: Hosts) -
         brokers = cluster.admin.describe_cluster().brokers
         assert {one.host for one in brokers} == {host.address for host in (head, first, second)}
         cluster.create_topic("t", partitions=PARTITIONS, replication_factor=3)
+        leaders = {leader_of(cluster, "t", one) for one in range(PARTITIONS)}
+        cut, killed = first, second
+        if _broker_on(cluster, cut) not in leaders:
+            cut, killed = killed, cut
         with Load(cluster, "t") as load:
-            _cut_off(cluster, first, load)
-            _kill(cluster, second, load)
-            _add(cluster, deployment, spare, load)
+            _cut_off(cluster, cut, load)
+            _kill_and_add(cluster, deployment, killed, spare, load)
         values = {record.value for record in read_all(cluster, "t")}
         assert b"cut off" not in values
         load.check()
@@ -113,22 +116,22 @@ def _cut_off(cluster: Cluster, host: Host, load: Load) -> None:
     _wait_all_in_sync(cluster, 3)
 
 
-def _kill(cluster: Cluster, host: Host, load: Load) -> None:
-    broker = _broker_on(cluster, host)
+def _kill_and_add(
+    cluster: Cluster, deployment: Deployment, host: Host, spare: Host, load: Load
+) -> None:
+    """A host dies, and another is added as an operator does: its address in the file, and a `ray
+    up` that restarts nothing."""
+    dead = _broker_on(cluster, host)
+    known = {one.broker for one in cluster.admin.describe_cluster().brokers}
     host.kill()
-    eventually(lambda: broker not in _live(cluster), "its session is over", 30)
+    deployment.machines.append(spare)
+    deployment.up("--no-restart")
+    eventually(lambda: dead not in _live(cluster), "its session is over", 30)
     eventually(
-        lambda: all(leader_of(cluster, "t", one) != broker for one in range(PARTITIONS)),
+        lambda: all(leader_of(cluster, "t", one) != dead for one in range(PARTITIONS)),
         "others lead",
     )
     load.wait_for_more(200)
-
-
-def _add(cluster: Cluster, deployment: Deployment, host: Host, load: Load) -> None:
-    """As an operator adds a machine: its address in the file, and `ray up` that restarts nothing."""
-    known = {one.broker for one in cluster.admin.describe_cluster().brokers}
-    deployment.machines.append(host)
-    deployment.up("--no-restart")
     eventually(lambda: bool(_live(cluster) - known), "a broker more", 60)
     # It takes over what the dead one was to hold.
     (new,) = _live(cluster) - known
