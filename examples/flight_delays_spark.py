@@ -75,7 +75,8 @@ def run(spark: SparkSession, cluster: rayq.Cluster) -> bool:
 def main() -> int:
     if not ray.is_initialized() and "RAY_ADDRESS" not in os.environ:
         cpus = max(CPUS_MIN, os.cpu_count() or 1)
-        ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=False)
+        # One of its own, whatever else runs here.
+        ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=False)
     with tempfile.TemporaryDirectory() as scratch:
         # Few processes: Spark needs the cores, too.
         path = sys.argv[1] if len(sys.argv) > 1 else scratch

@@ -52,7 +52,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for item in session.items:
         mark = item.get_closest_marker("ahead")
         if mark is not None:
-            commands.begin(mark.args)
+            commands.begin(mark.args, **mark.kwargs)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -65,7 +65,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def ahead(request: pytest.FixtureRequest) -> Done:
     """What the command of the test's mark `ahead` returned and printed."""
     mark = request.node.get_closest_marker("ahead")
-    return request.config.stash[AHEAD].begin(mark.args).result()
+    return request.config.stash[AHEAD].begin(mark.args, **mark.kwargs).result()
 
 
 def ray_runs_here() -> bool:

@@ -22,6 +22,6 @@ def test_ruff_finds_nothing() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.ahead("-m", "mypy")
+@pytest.mark.ahead("-m", "mypy", cwd=ROOT)
 def test_mypy_strict_finds_nothing(ahead: Done) -> None:
     assert ahead.returncode == 0, ahead.stdout + ahead.stderr

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.ahead import Done
 
 
 @pytest.mark.slow
-def test_the_demo_accounts_for_every_flight_and_cleans_up(tmp_path: Path) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-m", "rayq.demo"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "120"},
-        capture_output=True,
-        text=True,
-        timeout=170,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "336,776" in ran.stdout
-    assert "paused for" in ran.stdout
-    assert "All of it held." in ran.stdout
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.timeout(300)
+@pytest.mark.ahead("-m", "rayq.demo")
+def test_the_demo_accounts_for_every_flight_and_cleans_up(ahead: Done) -> None:
+    assert ahead.returncode == 0, ahead.stdout + ahead.stderr
+    assert "336,776" in ahead.stdout
+    assert "paused for" in ahead.stdout
+    assert "All of it held." in ahead.stdout
+    assert ahead.left == []

@@ -11,10 +11,17 @@ from pathlib import Path
 import pytest
 import ray
 
+from tests.ahead import Done
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(working_dir: Path, *arguments: str, ray_address: str = "local") -> str:
+README_EXAMPLE = re.findall(
+    r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
+)[0]
+
+
+def run(working_dir: Path, ray_address: str, *arguments: str) -> str:
     ran = subprocess.run(
         [sys.executable, *arguments],
         cwd=working_dir,
@@ -34,12 +41,12 @@ def running_ray(ray_here: None) -> str:
 
 
 @pytest.mark.slow
-def test_the_example_of_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
-    block = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[0]
-    (tmp_path / "readme.py").write_text(block)
-    printed = run(tmp_path, "readme.py")
-    assert "RecordMetadata(topic='flights'" in printed
-    assert "b'N14228' b'{\"dest\": \"IAH\"}'" in printed
+@pytest.mark.timeout(300)
+@pytest.mark.ahead("-c", README_EXAMPLE)
+def test_the_example_of_the_readme_runs_as_it_stands(ahead: Done) -> None:
+    assert ahead.returncode == 0, ahead.stdout + ahead.stderr
+    assert "RecordMetadata(topic='flights'" in ahead.stdout
+    assert "b'N14228' b'{\"dest\": \"IAH\"}'" in ahead.stdout
 
 
 @pytest.mark.slow
@@ -48,12 +55,12 @@ def test_quickstart_finds_its_records_again_after_a_full_stop(
 ) -> None:
     example, data_dir = str(ROOT / "examples" / "quickstart.py"), str(tmp_path / "data")
     for times in (1, 2):
-        assert run(tmp_path, example, data_dir, ray_address=running_ray).count("read:") == times
+        assert run(tmp_path, running_ray, example, data_dir).count("read:") == times
 
 
 @pytest.mark.slow
 def test_ray_tasks_write_and_an_actor_reads_all_of_it(tmp_path: Path, running_ray: str) -> None:
     example = ROOT / "examples" / "produce_and_consume_in_ray_tasks.py"
-    printed = run(tmp_path, str(example), str(tmp_path / "data"), ray_address=running_ray)
+    printed = run(tmp_path, running_ray, str(example), str(tmp_path / "data"))
     assert "written by task: [1000, 1000, 1000, 1000]" in printed
     assert printed.count("1000") == 8
