@@ -2,8 +2,8 @@
 
 A test with `@pytest.mark.ahead(ARGUMENT, ...)` is about what `python ARGUMENT ...` prints and returns,
 and gets that from the fixture `ahead`. All such commands begin when the tests begin, one after the
-other and at the lowest priority: they take what other tests leave of the cores. Each runs in an
-empty directory, or in `cwd=...`.
+other and at idle priority: they take what other tests leave of the cores. Each runs in an empty
+directory, or in `cwd=...`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class Ahead:
             if self._is_over:
                 raise RuntimeError("the tests are over")
             self._process = process = subprocess.Popen(
-                ["nice", "-n", "19", sys.executable, *command],
+                # SCHED_IDLE: at any nice value other tests would wait for it now and then.
+                ["chrt", "--idle", "0", sys.executable, *command],
                 cwd=directory,
                 # Under one hash seed, as `make sim` does, so that what fails here replays there.
                 env={
