@@ -81,6 +81,10 @@ async def _run_helper(job: CleaningJob, priority: str) -> CleaningResult:
         raise RayqError(f"The cleaner's process could not be started: {error}") from error
     try:
         output, _ = await process.communicate(msgspec.msgpack.encode(job))
+    except RuntimeError as error:  # What uvloop raises where a pipe is closed already.
+        raise RayqError(
+            f"The cleaner's process {process.pid} ended before it was told what to do."
+        ) from error
     finally:
         if process.returncode is None:
             process.kill()
