@@ -318,7 +318,9 @@ def balance_leaders(state: ClusterState) -> list[MetadataRecord]:
     """Leadership back to the preferred replicas that are in sync."""
     records: list[MetadataRecord] = []
     for topic, number, partition in state.all_partitions():
-        changed = election.elect_preferred(partition.value)
+        changed = election.elect_preferred(
+            partition.value, state.live_processes(partition)
+        )
         if changed is not None:
             records.append(PartitionChanged(topic.topic_id, number, changed))
     return records

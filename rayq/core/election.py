@@ -36,17 +36,17 @@ def settle(
         member.broker == value.leader and member.incarnation == value.leader_incarnation
         for member in isr
     ):
-        return _next(value, isr=isr, elr=eligible, min_insync=min_insync)
+        return _next(value, live, isr=isr, elr=eligible, min_insync=min_insync)
 
     if isr:
         leader = _preferred(value, isr)
-        return _next(value, isr=isr, elr=eligible, leader=leader, min_insync=min_insync)
+        return _next(value, live, isr=isr, elr=eligible, leader=leader, min_insync=min_insync)
 
     untouched = [member for member in value.elr if is_same_process(member, live)]
     if untouched:
         leader = _preferred(value, untouched)
         others = tuple(member for member in eligible if member != leader)
-        return _next(value, isr=(leader,), elr=others, leader=leader, min_insync=min_insync)
+        return _next(value, live, isr=(leader,), elr=others, leader=leader, min_insync=min_insync)
 
     reported = [member for member in eligible if is_same_disk(member, live)]
     if reported and len(reported) >= min(min_insync, len(eligible)):
@@ -59,12 +59,12 @@ def settle(
         )
         leader = as_member(live[best.broker])
         others = tuple(member for member in eligible if member.broker != leader.broker)
-        return _next(value, isr=(leader,), elr=others, leader=leader, min_insync=min_insync)
+        return _next(value, live, isr=(leader,), elr=others, leader=leader, min_insync=min_insync)
 
     if unclean and live:
         return elect_unclean(value, live)
     # Nobody: the members stay as they are, and are who is waited for.
-    return _next(value, isr=value.isr, elr=value.elr, leader=None, min_insync=min_insync)
+    return _next(value, live, isr=value.isr, elr=value.elr, leader=None, min_insync=min_insync)
 
 
 def elect_unclean(value: PartitionValue, live: Processes) -> PartitionValue:
@@ -86,13 +86,13 @@ def elect_unclean(value: PartitionValue, live: Processes) -> PartitionValue:
         elr=(),
         leader=leader.broker,
         leader_incarnation=leader.incarnation,
-        leader_epoch=value.leader_epoch + 1,
+        leader_epoch=next_epoch(value, live),
         partition_epoch=value.partition_epoch + 1,
-        last_unclean_epoch=value.leader_epoch + 1,
+        last_unclean_epoch=next_epoch(value, live),
     )
 
 
-def elect_preferred(value: PartitionValue) -> PartitionValue | None:
+def elect_preferred(value: PartitionValue, live: Processes) -> PartitionValue | None:
     """Moves the leadership to the first replica, where it is in sync and does not lead already."""
     preferred = value.replicas[0]
     if value.leader is None or value.leader == preferred:
@@ -103,10 +103,18 @@ def elect_preferred(value: PartitionValue) -> PartitionValue | None:
                 value,
                 leader=member.broker,
                 leader_incarnation=member.incarnation,
-                leader_epoch=value.leader_epoch + 1,
+                leader_epoch=next_epoch(value, live),
                 partition_epoch=value.partition_epoch + 1,
             )
     return None
+
+
+def next_epoch(value: PartitionValue, live: Processes) -> int:
+    """The leader epoch to grant: above all that the metadata knows, and above all of which a live
+    replica holds batches. Metadata that came back from an older copy does not know the newest, and
+    one epoch must never have two leaders."""
+    held = (process.last_epoch or 0 for process in live.values())
+    return max(value.leader_epoch, *held, 0) + 1
 
 
 def with_isr(
@@ -177,6 +185,9 @@ def _found(value: PartitionValue, live: Processes) -> PartitionValue | None:
     members = tuple(as_member(live[broker]) for broker in value.replicas if broker in live)
     if not members:
         return None
+    if any(process.last_epoch is not None for process in live.values()):
+        # Not new at all: the metadata came back from a copy of before its first election.
+        return elect_unclean(value, live)
     return msgspec.structs.replace(
         value,
         isr=members,
@@ -192,6 +203,7 @@ _KEEP = Member(-1, "", "")
 
 def _next(
     value: PartitionValue,
+    live: Processes,
     *,
     isr: tuple[Member, ...],
     elr: tuple[Member, ...],
@@ -208,7 +220,7 @@ def _next(
             value,
             leader=None if leader is None else leader.broker,
             leader_incarnation=None if leader is None else leader.incarnation,
-            leader_epoch=value.leader_epoch + changes_leader,
+            leader_epoch=next_epoch(value, live) if changes_leader else value.leader_epoch,
         )
     is_safe = changed.leader is not None and len(isr) >= min_insync
     changed = msgspec.structs.replace(changed, isr=isr, elr=() if is_safe else elr)

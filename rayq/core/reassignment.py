@@ -82,6 +82,7 @@ def completed(value: PartitionValue, live: Processes) -> PartitionValue | None:
     return _with_leader(
         msgspec.structs.replace(_settled(value, value.target), isr=isr, elr=()),
         isr[0].broker,
+        live,
     )
 
 
@@ -103,7 +104,7 @@ def cancelled(
     if value.leader is None or len(running) < min_insync:
         return None
     successor = next(broker for broker in value.origin if broker in running)
-    return _with_leader(msgspec.structs.replace(changed, isr=isr, elr=()), successor)
+    return _with_leader(msgspec.structs.replace(changed, isr=isr, elr=()), successor, live)
 
 
 def retargeted(value: PartitionValue, target: Sequence[int]) -> PartitionValue | None:
@@ -135,7 +136,9 @@ def _settled(value: PartitionValue, replicas: tuple[int, ...]) -> PartitionValue
     )
 
 
-def _with_leader(value: PartitionValue, successor: int) -> PartitionValue:
+def _with_leader(
+    value: PartitionValue, successor: int, live: Processes
+) -> PartitionValue:
     """The leader stays if it keeps its replica, else the successor leads in a new epoch."""
     if value.leader in value.replicas:
         return value
@@ -144,7 +147,7 @@ def _with_leader(value: PartitionValue, successor: int) -> PartitionValue:
         value,
         leader=member.broker,
         leader_incarnation=member.incarnation,
-        leader_epoch=value.leader_epoch + 1,
+        leader_epoch=election.next_epoch(value, live),
     )
 
 

@@ -203,7 +203,7 @@ def elect_leaders(
             raise UnknownTopicError(f"Topic {name!r} has no partition {number}.")
         live = state.live_processes(partition)
         if not unclean:
-            changed = election.elect_preferred(partition.value)
+            changed = election.elect_preferred(partition.value, live)
         elif partition.value.leader is not None:
             changed = None
         elif live:

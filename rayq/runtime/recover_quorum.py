@@ -10,8 +10,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from rayq.core.cluster_state import ClusterState
 from rayq.core.metadata_records import (
+    MetadataRecord,
+    PartitionChanged,
+    ProducerIdsAllocated,
     Voter,
     VotersChanged,
     decode_record,
@@ -33,6 +38,10 @@ from rayq.storage.metadata_log import MetadataLog
 EPOCH_LEAP = 1000
 """The new epoch is so much higher than any that is known here: voters that were taken for lost, and
 come back with promises of their own, must never be ahead."""
+PRODUCER_ID_LEAP = 1 << 32
+"""What the lost voters had granted since this copy was written must never be granted again: leader
+epochs leap by `EPOCH_LEAP`, producer ids by this. A replica that is away may hold batches of an
+epoch that nobody here knows of; batches under an id that is used twice would pass for retries."""
 READ_BYTES_MAX = 1 << 30
 
 
@@ -94,17 +103,38 @@ def recover_quorum(environment: Environment, path: str) -> Recovered:
         try:
             state = _state(log)
             epoch = max(log.promised_epoch, log.last_epoch) + EPOCH_LEAP
-            index = log.last_index + 1
+            first = log.last_index + 1
             voter = Voter(directory.meta.broker, directory.meta.directory_id)
-            record = VotersChanged((voter,), clean=False)
-            # A crash between the two leaves a promise, which harms nobody; run it once more.
+            # The one that makes the directory the only voter comes last. A crash on the way leaves
+            # a promise and gaps between epochs, which harm nobody; run it once more.
+            records = [*_leaps(state), VotersChanged((voter,), clean=False)]
             log.promise(epoch)
-            log.append([(index, epoch, encode_record(record))])
+            log.append(
+                [(first + at, epoch, encode_record(one)) for at, one in enumerate(records)]
+            )
+            index = log.last_index
         finally:
             log.close()
     finally:
         directory.close()
     return Recovered(best.directory, epoch, index, best.voters, len(state.topics))
+
+
+def _leaps(state: ClusterState) -> list[MetadataRecord]:
+    """What leaves room for all that this copy does not know to have been granted."""
+    records: list[MetadataRecord] = [
+        ProducerIdsAllocated(state.next_producer_id + PRODUCER_ID_LEAP)
+    ]
+    for topic, number, partition in state.all_partitions():
+        value = partition.value
+        if value.leader_epoch > 0:
+            value = msgspec.structs.replace(
+                value,
+                leader_epoch=value.leader_epoch + EPOCH_LEAP,
+                partition_epoch=value.partition_epoch + 1,
+            )
+            records.append(PartitionChanged(topic.topic_id, number, value))
+    return records
 
 
 def _directories(environment: Environment, path: str) -> list[Directory]:

@@ -18,7 +18,15 @@ from rayq.storage.data_directory import read_secret
 from rayq.storage.disk import LocalDisk
 from rayq.storage.metadata_log import MetadataLog
 from rayq.testing import LocalCluster
-from tests.local.support import FAST, eventually, partition_of, read_all, values, wait_in_sync
+from tests.local.support import (
+    FAST,
+    eventually,
+    leader_of,
+    partition_of,
+    read_all,
+    values,
+    wait_in_sync,
+)
 
 ENVIRONMENT = system_environment(None)
 WRITTEN = [b"%d" % number for number in range(500)]
@@ -77,14 +85,41 @@ def test_it_is_on_record_that_it_was_not_clean(tmp_path: Path) -> None:
         file.write(b"RQML, torn")
     done = recover_quorum(ENVIRONMENT, str(tmp_path / "broker-2"))
     log = MetadataLog.inspect(LocalDisk(), str(tmp_path / "broker-2/metadata"))
-    ((index, epoch, data),) = log.read(before.last_index + 1, 1 << 20)
-    assert (index, epoch) == (done.record_index, done.epoch) == (before.last_index + 1, log.promised_epoch)
+    index, epoch, data = log.read(before.last_index + 1, 1 << 20)[-1]
+    assert (index, epoch) == (done.record_index, done.epoch) == (log.last_index, log.promised_epoch)
     assert epoch >= before.epoch + EPOCH_LEAP
     record = decode_record(data)
     assert isinstance(record, VotersChanged)
     assert not record.clean and [voter.broker for voter in record.voters] == [2]
     with pytest.raises(InvalidRequestError, match="1 of the 1 voters"):
         recover_quorum(ENVIRONMENT, str(tmp_path))  # Once is enough.
+
+
+def test_what_older_metadata_does_not_know_is_not_granted_again(tmp_path: Path) -> None:
+    """The copy that is left was written before an election and a block of producer ids. The log
+    holds batches of that epoch and that producer: who leads it now must be able to append to it."""
+    metadata, old = tmp_path / "broker-2/metadata", tmp_path / "old"
+    with LocalCluster(brokers=3, data_dir=tmp_path, **FAST) as cluster:
+        cluster.create_topic("t")
+        wait_in_sync(cluster, "t")
+        shutil.copytree(metadata, old)
+        cluster.kill_replica("t", 0, leader_of(cluster, "t"))
+        eventually(lambda: partition_of(cluster, "t").leader_epoch > 1, "another leads")
+        epoch = wait_in_sync(cluster, "t").leader_epoch
+        with cluster.producer() as producer:
+            producer.send_many("t", WRITTEN).result(20)
+        cluster.abort()
+    for lost in (tmp_path / "broker-0", tmp_path / "broker-1", metadata):
+        shutil.rmtree(lost)
+    shutil.copytree(old, metadata)
+    recover_quorum(ENVIRONMENT, str(tmp_path / "broker-2"))
+    with LocalCluster(data_dir=tmp_path, **FAST) as cluster:
+        cluster.admin.alter_topic_config("t", min_insync_replicas=1)
+        eventually(lambda: partition_of(cluster, "t").leader == 2, "what is left leads")
+        assert partition_of(cluster, "t").leader_epoch > epoch
+        with cluster.producer() as producer:
+            producer.send_many("t", WRITTEN).result(10)
+        assert values(read_all(cluster, "t")) == [*WRITTEN, *WRITTEN]
 
 
 def test_a_voter_that_was_taken_for_lost_follows_the_recovered_one(tmp_path: Path) -> None:

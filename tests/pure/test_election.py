@@ -48,7 +48,8 @@ def brokers(members: tuple[Member, ...]) -> list[int]:
 
 def test_a_new_partition_is_led_by_its_first_replica_with_all_that_live_in_sync() -> None:
     value = settle(
-        PartitionValue((2, 1, 3)), running(process(1), process(2), process(3)),
+        PartitionValue((2, 1, 3)),
+        running(*(process(broker, last_epoch=None) for broker in (1, 2, 3))),
         min_insync=2, unclean=False,
     )
     assert value is not None
@@ -180,15 +181,34 @@ def test_a_leader_that_returns_as_it_was_stopped_leads_only_when_it_is_elected_a
 
 
 def test_leadership_moves_to_the_preferred_replica_only_when_it_is_in_sync() -> None:
-    moved = elect_preferred(led_by(2, [1, 2]))
+    moved = elect_preferred(led_by(2, [1, 2]), running(process(1), process(2)))
     assert moved is not None and moved.leader == 1 and moved.leader_epoch == 6
-    assert elect_preferred(led_by(2, [2, 3])) is None
-    assert elect_preferred(led_by(1, [1, 2])) is None
+    assert elect_preferred(led_by(2, [2, 3]), {}) is None
+    assert elect_preferred(led_by(1, [1, 2]), {}) is None
 
 
 def test_an_unclean_election_names_its_epoch() -> None:
     value = elect_unclean(led_by(1, [1]), running(process(2, flushed=1), process(3, flushed=4)))
     assert (value.leader, value.last_unclean_epoch) == (3, 6)
+
+
+def test_a_new_epoch_is_above_all_of_which_a_live_replica_holds_batches() -> None:
+    """Metadata that was recovered from an older copy may not know the newest epochs."""
+    live = running(process(2, last_epoch=5), process(3, last_epoch=8))
+    elected = settle(led_by(1, [1, 2]), live, min_insync=1, unclean=False)
+    assert elected is not None and (elected.leader, elected.leader_epoch) == (2, 9)
+    unclean = elect_unclean(led_by(1, [1]), live)
+    assert (unclean.leader, unclean.leader_epoch, unclean.last_unclean_epoch) == (3, 9, 9)
+    moved = elect_preferred(led_by(2, [1, 2]), running(process(1, last_epoch=6), process(2)))
+    assert moved is not None and moved.leader_epoch == 7
+
+
+def test_a_partition_that_was_led_before_the_metadata_knows_begins_with_who_holds_most() -> None:
+    live = running(process(1, last_epoch=None), process(2, last_epoch=3, flushed=40))
+    value = settle(PartitionValue((1, 2, 3)), live, min_insync=1, unclean=False)
+    assert value is not None
+    assert (value.leader, value.leader_epoch, brokers(value.isr)) == (2, 4, [2])
+    assert value.last_unclean_epoch == 4
 
 
 LIFE = st.lists(

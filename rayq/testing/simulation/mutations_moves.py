@@ -24,7 +24,7 @@ def completed_by_a_majority() -> list[Patch]:
             return None
         settled = reassignment._settled(value, value.target)
         changed = msgspec.structs.replace(settled, isr=isr, elr=())
-        return reassignment._with_leader(changed, isr[0].broker)
+        return reassignment._with_leader(changed, isr[0].broker, live)
 
     return [(reassignment, "completed", completed)]
 
