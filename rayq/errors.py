@@ -140,7 +140,8 @@ class DeliveryTimeoutError(RayqError):
 
 
 class OutcomeUnknownError(RayqError):
-    """`delivery_timeout_ms` passed after the record had been sent: it may or may not be written."""
+    """`delivery_timeout_ms` passed after the record had been sent: it may or may not be written.
+    Also a change of a group's positions whose answer was lost, and that cannot be repeated."""
 
     outcome_unknown = True
 

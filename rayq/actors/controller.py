@@ -24,6 +24,7 @@ from rayq.core.metadata_records import (
     MetadataRecord,
     PartitionChanged,
     PartitionValue,
+    RequestDone,
     VotersChanged,
     encode_records,
 )
@@ -110,13 +111,17 @@ class Controller:
     async def handle(self, request: messages.Request) -> messages.Response:
         """Answers once what was decided, or seen, is committed. Raises the errors of `core`, and
         NotControllerError: the outcome of a change is then unknown."""
-        index = 0
+        index = before_index = self._quorum.last_index
+        request_id = request.request_id if isinstance(request, messages.Change) else None
         try:
+            if request_id is not None and request_id in self.state.requests_done:
+                await self._quorum.committed(index)
+                return messages.ChangeResponse(index)
             answer, records = self._decide(request)
-            if records:
-                index = self._append(records, reason_of(request))
-            else:
-                index = self._quorum.last_index
+            index = self._append(records, reason_of(request))
+            if request_id is not None and index > before_index:
+                # Last: while a part of the change is missing it is not done.
+                index = self._append([RequestDone(request_id)], reason_of(request))
         except RayqError:
             # What the refusal is based on may not be committed yet.
             await self._quorum.committed(self._quorum.last_index)

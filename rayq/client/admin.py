@@ -19,7 +19,6 @@ from rayq.errors import (
     InvalidRequestError,
     RayqError,
     TimeoutError,
-    TopicExistsError,
     UnknownTopicError,
 )
 from rayq.records import (
@@ -35,6 +34,7 @@ from rayq.records import (
 )
 from rayq.wire.messages import (
     AlterTopicConfig,
+    Change,
     CreatePartitions,
     CreateTopic,
     DeleteRecords,
@@ -88,12 +88,11 @@ class AsyncAdmin:
                 config=checked,
             ),
             timeout_s,
-            TopicExistsError,
         )
         await self._until_ready(name, partitions, deadline, timeout_s)
 
     async def delete_topic(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
-        await self._change(DeleteTopic(name=_name(name)), timeout_s, UnknownTopicError)
+        await self._change(DeleteTopic(name=_name(name)), timeout_s)
         await self._client.refresh([name], timeout_s=timeout_s)
 
     async def create_partitions(
@@ -335,14 +334,9 @@ class AsyncAdmin:
 
     # --- changes --------------------------------------------------------------------------------
 
-    async def _change(
-        self, request: Any, timeout_s: float, done_already: type[RayqError] | None = None
-    ) -> None:
-        response = await self._client.change(
-            request, timeout_s=timeout_s, done_already=done_already
-        )
-        if response is not None:
-            self._client.metadata.require(response.version)
+    async def _change(self, request: Change, timeout_s: float) -> None:
+        response = await self._client.change(request, timeout_s=timeout_s)
+        self._client.metadata.require(response.version)
 
     async def _until_ready(
         self, name: str, partitions: int, deadline: float, timeout_s: float
@@ -412,7 +406,8 @@ def _count(what: str, value: object) -> int:
 
 class Admin:
     """Administers the cluster; `cluster.admin`. Every call takes `timeout_s` and raises
-    TimeoutError when it is over, after which a change may still take effect."""
+    TimeoutError when it is over, after which a change may still take effect. Within that time a
+    change whose answer was lost is asked for again; it happens once."""
 
     def __init__(self, client: Callable[[], tuple[Client, BackgroundLoop]]) -> None:
         self._shared = client
@@ -511,7 +506,7 @@ class Admin:
         `timestamp_ms`, the first record at or after that time; `shift`, so many records forward
         (or, negative, back) from the committed offset. What lies outside the log goes to its
         nearer end. `dry_run` only answers. Raises GroupNotEmptyError, UnknownTopicError,
-        InvalidRequestError.
+        InvalidRequestError, OutcomeUnknownError (an answer was lost, and members joined since).
         """
         return self._run(
             lambda admin: admin.set_group_offsets(

@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from rayq.client.metadata import Leader, MetadataCache
 from rayq.config import ClusterConfig
 from rayq.environment import Buffer, Environment
@@ -25,7 +27,7 @@ from rayq.errors import (
     WrongClusterError,
 )
 from rayq.wire.authentication import Identity
-from rayq.wire.messages import Metadata, MetadataResponse, Request, TopicMetadata
+from rayq.wire.messages import Change, Metadata, MetadataResponse, Request, TopicMetadata
 from rayq.wire.pool import ConnectionPool
 
 logger = logging.getLogger(__name__)
@@ -43,6 +45,9 @@ LONG_POLL_MS = 200
 
 ASK_TIMEOUT_S = 3.0
 """How long one broker may take for a question that it answers from memory."""
+
+CHANGE_ATTEMPT_TIMEOUT_S = 10.0
+"""How long one broker may take for a change, before another is asked for it."""
 
 METADATA_AGE_MAX_S = 60.0
 """Metadata is fetched anew at least this often, to learn of new partitions."""
@@ -159,15 +164,6 @@ class Client:
         self._failed_at.pop(address, None)
         return answer
 
-    async def _reach(self, address: Address, timeout_s: float) -> None:
-        """A connection that the next question to this address will use."""
-        self._check_open()
-        try:
-            await self.pool.get_within(*address, timeout_s)
-        except (DisconnectedError, TimeoutError):
-            self._failed_at[address] = self.now
-            raise
-
     async def ask_any(
         self,
         request: Request,
@@ -249,38 +245,29 @@ class Client:
                 task.cancel()
         return outcomes
 
-    async def change(
-        self, request: Request, *, timeout_s: float, done_already: type[RayqError] | None = None
-    ) -> Any:
+    async def change(self, request: Request, *, timeout_s: float) -> Any:
         """Asks one broker after another for a change, until one answers, for at most `timeout_s`.
-        An error `done_already` after an attempt that was sent and has no answer means that the
-        attempt did it: then the result is None."""
+        Where an answer was lost the change is asked for again, under the same id: it happens once,
+        and the answer to a repetition is that of the first time."""
+        if isinstance(request, Change):
+            request = msgspec.structs.replace(request, request_id=self.env.new_id())
         deadline = self.now + timeout_s
         backoff = Backoff(self.env, BACKOFF_FIRST_S, BACKOFF_MAX_S)
-        in_doubt = False
         error: RayqError | None = None
         while True:
             for address in self.addresses():
                 left_s = deadline - self.now
                 if left_s <= 0:
                     break
-                is_sent = False
                 try:
-                    await self._reach(address, left_s)
-                    is_sent = True
                     response, _ = await self.ask(
-                        address, request, timeout_s=max(deadline - self.now, 0.001)
+                        address, request, timeout_s=min(left_s, CHANGE_ATTEMPT_TIMEOUT_S)
                     )
+                    return response
                 except RayqError as caught:
-                    if in_doubt and done_already is not None and isinstance(caught, done_already):
-                        return None
                     if not caught.retriable:
                         raise
-                    is_lost = is_sent and isinstance(caught, (DisconnectedError, TimeoutError))
-                    in_doubt = in_doubt or is_lost
                     error = caught
-                else:
-                    return response
             wait_s = backoff.next_s()
             if self.now + wait_s >= deadline:
                 raise TimeoutError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,7 +13,13 @@ from rayq.client.group_consumer import check_group
 from rayq.client.subscription import as_partition
 from rayq.config import ConsumerConfig
 from rayq.core.topic_changes import OFFSETS_TOPIC
-from rayq.errors import InvalidRequestError, RayqError, UnknownGroupError
+from rayq.errors import (
+    GroupNotEmptyError,
+    InvalidRequestError,
+    OutcomeUnknownError,
+    RayqError,
+    UnknownGroupError,
+)
 from rayq.records import (
     GroupInfo,
     GroupListing,
@@ -162,10 +169,18 @@ class GroupAdmin:
 
     async def delete_group(self, group: str) -> None:
         await self._check_any_group(group)
-        await self._coordinator(group).ask(
-            lambda topic, number, epoch: DeleteGroup(topic, number, epoch, group),
+        coordinator = self._coordinator(group)
+        await coordinator.ask(
+            lambda topic, number, epoch: DescribeGroup(topic, number, epoch, group),
             timeout_s=self._left_s,
         )
+        # It was there a moment ago. Who finds it gone now repeats a request that has deleted it and
+        # whose answer was lost, or somebody else was faster.
+        with contextlib.suppress(UnknownGroupError):
+            await coordinator.ask(
+                lambda topic, number, epoch: DeleteGroup(topic, number, epoch, group),
+                timeout_s=self._left_s,
+            )
 
     async def set_group_offsets(
         self,
@@ -201,21 +216,32 @@ class GroupAdmin:
         )
         offsets = dict(zip(places, found, strict=True))
         if offsets and not dry_run:
-            topics_known = self._client.metadata.topics
-            await self._coordinator(group).ask(
-                lambda topic, number, epoch: SetGroupOffsets(
-                    topic,
-                    number,
-                    epoch,
-                    group,
-                    [
-                        (topics_known[place.topic].topic_id, place.partition, offset)
-                        for place, offset in offsets.items()
-                    ],
-                ),
-                timeout_s=self._left_s,
-            )
+            await self._set_offsets(group, offsets)
         return offsets
+
+    async def _set_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        topics_known = self._client.metadata.topics
+        attempts = 0
+
+        def build(topic: str, number: int, epoch: int) -> SetGroupOffsets:
+            nonlocal attempts
+            attempts += 1
+            positions = [
+                (topics_known[place.topic].topic_id, place.partition, offset)
+                for place, offset in offsets.items()
+            ]
+            return SetGroupOffsets(topic, number, epoch, group, positions)
+
+        try:
+            await self._coordinator(group).ask(build, timeout_s=self._left_s)
+        except GroupNotEmptyError as error:
+            if attempts == 1:
+                raise
+            raise OutcomeUnknownError(
+                f"The positions of group {group!r} may be set: an answer was lost, and when they "
+                "were to be set again the group had members, which may have begun there. See "
+                "describe_group."
+            ) from error
 
     async def _committed(self, group: str) -> dict[TopicPartition, CommittedOffset]:
         response: FetchCommittedResponse = await self._coordinator(group).ask(

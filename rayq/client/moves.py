@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 from rayq.client.client import Client
 from rayq.core import move_plans
@@ -26,6 +25,7 @@ from rayq.errors import (
 from rayq.records import DrainProgress, Reassignment, TopicPartition
 from rayq.wire.messages import (
     AlterReassignments,
+    Change,
     CordonBroker,
     DescribeReplica,
     DescribeReplicaResponse,
@@ -219,7 +219,7 @@ class MoveAdmin:
         await self._change(CordonBroker(broker=broker, cordoned=cordoned), self._timeout_s)
 
     async def remove(self, broker: int) -> None:
-        await self._change(RemoveBroker(broker=broker), self._timeout_s, UnknownBrokerError)
+        await self._change(RemoveBroker(broker=broker), self._timeout_s)
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -227,14 +227,9 @@ class MoveAdmin:
         request = AlterReassignments(moves=[(*place, None) for place in places])
         await self._change(request, self._timeout_s)
 
-    async def _change(
-        self, request: Any, timeout_s: float, done_already: type[RayqError] | None = None
-    ) -> None:
-        response = await self._client.change(
-            request, timeout_s=timeout_s, done_already=done_already
-        )
-        if response is not None:
-            self._client.metadata.require(response.version)
+    async def _change(self, request: Change, timeout_s: float) -> None:
+        response = await self._client.change(request, timeout_s=timeout_s)
+        self._client.metadata.require(response.version)
 
     async def _begin(
         self,

@@ -25,12 +25,17 @@ from rayq.core.metadata_records import (
     ProducerIdsAllocated,
     ReplicaGone,
     ReplicaRegistered,
+    RequestDone,
     TopicConfigChanged,
     TopicCreated,
     TopicDeleted,
     Voter,
     VotersChanged,
 )
+
+REQUESTS_REMEMBERED_MAX = 1000
+"""Ids of the newest requests that are done. A client repeats a request for as long as its call
+lasts, half a minute by default."""
 
 
 @dataclass(slots=True)
@@ -80,6 +85,8 @@ class ClusterState:
         self.moving: set[tuple[str, int]] = set()
         """The partitions, as (topic id, partition), of which a move is under way."""
         self.next_producer_id = 0
+        self.requests_done: dict[str, None] = {}
+        """The ids of clients' requests that changed something, the newest last."""
 
     # --- look-ups ---------------------------------------------------------------------------
 
@@ -208,6 +215,11 @@ class ClusterState:
     def _producer_ids_allocated(self, record: ProducerIdsAllocated) -> None:
         self.next_producer_id = record.next_producer_id
 
+    def _request_done(self, record: RequestDone) -> None:
+        self.requests_done[record.request_id] = None
+        if len(self.requests_done) > REQUESTS_REMEMBERED_MAX:
+            del self.requests_done[next(iter(self.requests_done))]
+
     # --- snapshot ---------------------------------------------------------------------------
 
     def snapshot(self) -> list[MetadataRecord]:
@@ -231,6 +243,7 @@ class ClusterState:
                 records.append(PartitionChanged(topic.topic_id, number, partition.value))
                 records.extend(partition.processes.values())
         records.append(ProducerIdsAllocated(self.next_producer_id))
+        records.extend(RequestDone(request_id) for request_id in self.requests_done)
         return records
 
     def validate(self) -> None:
@@ -279,4 +292,5 @@ _REPLAY: dict[type[MetadataRecord], Callable[[ClusterState, Any], None]] = {
     ProducerIdsAllocated: ClusterState._producer_ids_allocated,
     BrokerCordoned: ClusterState._broker_cordoned,
     BrokerRemoved: ClusterState._broker_removed,
+    RequestDone: ClusterState._request_done,
 }

@@ -183,6 +183,13 @@ class ProducerIdsAllocated(MetadataRecord, frozen=True):
     next_producer_id: int
 
 
+class RequestDone(MetadataRecord, frozen=True):
+    """The records before this one are what a client's request asked for: if the client asks again
+    under the same id, because the answer was lost, it is done already."""
+
+    request_id: str
+
+
 _UNION = (
     EpochStarted
     | VotersChanged
@@ -198,6 +205,7 @@ _UNION = (
     | ProducerIdsAllocated
     | BrokerCordoned
     | BrokerRemoved
+    | RequestDone
 )
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_UNION)

@@ -137,8 +137,16 @@ class ChangeResponse(Response, frozen=True):
     version: int
 
 
-class CreateTopic(Request, frozen=True):
-    """Any broker forwards this, and the four below, to the controller."""
+class Change(Request, frozen=True, kw_only=True):
+    """Base of the changes that clients ask for. A client repeats one whose answer was lost, under
+    the same `request_id`: what was done already is answered as the first time, and not done again.
+    Any broker forwards them to the controller."""
+
+    request_id: Id | None = None
+    """Drawn by the client, once for each call. None: a repetition is another request."""
+
+
+class CreateTopic(Change, frozen=True):
 
     api: ClassVar[int] = 3
     response: ClassVar[type[Response]] = ChangeResponse
@@ -148,20 +156,20 @@ class CreateTopic(Request, frozen=True):
     config: dict[str, Any]
 
 
-class DeleteTopic(Request, frozen=True):
+class DeleteTopic(Change, frozen=True):
     api: ClassVar[int] = 4
     response: ClassVar[type[Response]] = ChangeResponse
     name: str
 
 
-class CreatePartitions(Request, frozen=True):
+class CreatePartitions(Change, frozen=True):
     api: ClassVar[int] = 5
     response: ClassVar[type[Response]] = ChangeResponse
     name: str
     total: int
 
 
-class AlterTopicConfig(Request, frozen=True):
+class AlterTopicConfig(Change, frozen=True):
     api: ClassVar[int] = 6
     response: ClassVar[type[Response]] = ChangeResponse
     name: str
@@ -169,7 +177,7 @@ class AlterTopicConfig(Request, frozen=True):
     """A key set to None where None is not a legal value goes back to its default."""
 
 
-class ElectLeaders(Request, frozen=True):
+class ElectLeaders(Change, frozen=True):
     """Elects the preferred leader (the first replica) where it is in sync; with `unclean`, any live
     replica for a partition that has no leader."""
 
@@ -188,10 +196,9 @@ class EnsureOffsetsTopic(Request, frozen=True):
     response: ClassVar[type[Response]] = ChangeResponse
 
 
-class AlterReassignments(Request, frozen=True):
+class AlterReassignments(Change, frozen=True):
     """Moves partitions (KIP-455): adds the target's replicas, and removes the others once all of
-    the target are in sync. All of the moves begin, or none. Any broker forwards this, and the two
-    below, to the controller."""
+    the target are in sync. All of the moves begin, or none."""
 
     api: ClassVar[int] = 9
     response: ClassVar[type[Response]] = ChangeResponse
@@ -202,7 +209,7 @@ class AlterReassignments(Request, frozen=True):
     """The most that each added replica copies; None: no limit."""
 
 
-class CordonBroker(Request, frozen=True):
+class CordonBroker(Change, frozen=True):
     """The broker takes no new replicas from now on, and gives up its vote where it can; or does so
     again no more."""
 
@@ -212,7 +219,7 @@ class CordonBroker(Request, frozen=True):
     cordoned: bool
 
 
-class RemoveBroker(Request, frozen=True):
+class RemoveBroker(Change, frozen=True):
     """Forgets a broker that is stopped and holds no replicas."""
 
     api: ClassVar[int] = 11
@@ -992,5 +999,9 @@ class InstallMetadataSnapshot(Request, frozen=True):
     last_epoch: int
 
 
-REQUESTS: dict[int, type[Request]] = {kind.api: kind for kind in Request.__subclasses__()}
+REQUESTS: dict[int, type[Request]] = {
+    kind.api: kind
+    for kind in (*Request.__subclasses__(), *Change.__subclasses__())
+    if kind is not Change
+}
 """Every request type by its number."""

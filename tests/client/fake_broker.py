@@ -184,6 +184,8 @@ class FakeCluster:
         self.append_time_ms = 5_000_000
         self.checked: list[m.CheckRange] = []
         self.deleted: set[str] = set()
+        self.requests_done: set[str] = set()
+        """Ids of changes, which are not made again when a client repeats them."""
         self.groups = FakeGroups(self)
         self._faults: list[Fault] = []
         self._changed = asyncio.Event()
@@ -433,6 +435,16 @@ class FakeCluster:
         )
 
     def apply(self, broker: int, request: m.Request, payload: memoryview) -> Any:
+        if not isinstance(request, m.Change):
+            return self._apply(broker, request, payload)
+        assert request.request_id is not None
+        if request.request_id in self.requests_done:
+            return m.ChangeResponse(self.version)
+        answer = self._apply(broker, request, payload)
+        self.requests_done.add(request.request_id)
+        return answer
+
+    def _apply(self, broker: int, request: m.Request, payload: memoryview) -> Any:
         match request:
             case m.AllocateProducerId():
                 self.next_producer_id += 1

@@ -88,13 +88,15 @@ def test_creating_waits_for_leaders_and_full_in_sync_sets(
             cluster.admin.create_topic("u", timeout_s=0.3)
 
 
-def test_a_create_whose_answer_was_lost_is_not_an_error(fake3: FakeCluster) -> None:
+def test_a_change_whose_answer_was_lost_is_repeated_under_the_same_id(fake3: FakeCluster) -> None:
     fake3.fault(CreateTopic, disconnect=True, carry_out=True)
     fake3.fault(DeleteTopic, disconnect=True, carry_out=True)
     with fake3.cluster() as cluster:
         cluster.create_topic("t")
         with pytest.raises(TopicExistsError):
             cluster.create_topic("t")
+        first, second, third = (one.request_id for one in fake3.asked(CreateTopic))
+        assert first == second != third
         cluster.admin.delete_topic("t")
         assert cluster.admin.list_topics() == []
 

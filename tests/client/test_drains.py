@@ -27,7 +27,6 @@ from rayq.core.metadata_records import (
 from rayq.errors import (
     InvalidReassignmentError,
     NoReassignmentError,
-    RayqError,
     ReplicaLimitError,
 )
 from rayq.records import TopicPartition
@@ -104,9 +103,7 @@ class Played(MoveAdmin):
             topics.append(messages.TopicMetadata(topic.name, topic.topic_id, {}, [described]))
         return messages.MetadataResponse("c", self.version, 1, "h:1", [], brokers, topics)
 
-    async def _change(
-        self, request: Any, timeout_s: float, done_already: type[RayqError] | None = None
-    ) -> None:
+    async def _change(self, request: Any, timeout_s: float) -> None:
         if isinstance(request, messages.CordonBroker):
             change = reassignment.cordon_broker(self.state, request.broker, request.cordoned)
         else:

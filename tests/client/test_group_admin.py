@@ -9,11 +9,12 @@ from rayq.errors import (
     GroupNotEmptyError,
     InvalidRequestError,
     NullKeyError,
+    OutcomeUnknownError,
     UnknownGroupError,
     UnknownTopicError,
 )
 from rayq.records import GroupListing, GroupOffset, TopicPartition
-from rayq.wire.messages import EnsureOffsetsTopic, Produce, SetGroupOffsets
+from rayq.wire.messages import DeleteGroup, EnsureOffsetsTopic, Produce, SetGroupOffsets
 from tests.client.fake_broker import FakeCluster
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -71,6 +72,25 @@ def test_offsets_are_set_in_every_way(two: FakeCluster, cluster: Cluster) -> Non
     assert set_offsets("g", shift=100, dry_run=True) == {T0: 11, T1: 10}
     assert set_offsets("g", "t", timestamp_ms=600) == {T0: 10, T1: 10}
     assert two.groups.committed("t", 0) == 10
+
+
+def test_a_group_whose_deletion_is_repeated_is_deleted(two: FakeCluster, cluster: Cluster) -> None:
+    two.fault(DeleteGroup, disconnect=True, carry_out=True)
+    cluster.admin.delete_group("g")
+    with pytest.raises(UnknownGroupError):
+        cluster.admin.delete_group("g")
+
+
+def test_offsets_that_may_have_been_set_before_members_joined_are_not_called_refused(
+    two: FakeCluster, cluster: Cluster
+) -> None:
+    two.fault(SetGroupOffsets, disconnect=True, carry_out=True)
+    two.fault(SetGroupOffsets, error=GroupNotEmptyError("Group 'g' has members."))
+    with pytest.raises(OutcomeUnknownError, match="describe_group"):
+        cluster.admin.set_group_offsets("g", "t", to=3)
+    two.fault(SetGroupOffsets, error=GroupNotEmptyError("Group 'g' has members."))
+    with pytest.raises(GroupNotEmptyError):
+        cluster.admin.set_group_offsets("g", "t", to=3)
 
 
 def test_offsets_are_not_set_by_mistake(two: FakeCluster, cluster: Cluster) -> None:

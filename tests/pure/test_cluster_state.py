@@ -11,10 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rayq.core import broker_changes, topic_changes
 from rayq.core.broker_changes import ReplicaReport
-from rayq.core.cluster_state import ClusterState
+from rayq.core.cluster_state import REQUESTS_REMEMBERED_MAX, ClusterState
 from rayq.core.metadata_records import (
     BrokerRegistered,
     MetadataRecord,
+    RequestDone,
     Voter,
     VotersChanged,
     decode_records,
@@ -314,6 +315,13 @@ def test_replicas_spread_over_nodes_and_leaders_over_brokers() -> None:
     assert max(carries) - min(carries) <= 1
 
 
+def test_the_newest_requests_that_are_done_are_remembered_and_no_more() -> None:
+    state = ClusterState()
+    asked = [f"request-{number}" for number in range(REQUESTS_REMEMBERED_MAX + 5)]
+    apply(state, [RequestDone(one) for one in asked])
+    assert list(state.requests_done) == asked[5:]
+
+
 class Metadata(RuleBasedStateMachine):
     """Random lives of brokers, topics and replicas: the state stays valid, and its snapshot
     rebuilds it."""
@@ -380,6 +388,11 @@ class Metadata(RuleBasedStateMachine):
             self.do(lambda: broker_changes.fail_replicas(self.state, broker, [gone], EVERYONE))
 
     @rule()
+    def finish_a_request(self) -> None:
+        self.serial += 1
+        self.do(lambda: [RequestDone(f"r{self.serial}")])
+
+    @rule()
     def balance(self) -> None:
         self.do(lambda: broker_changes.balance_leaders(self.state))
 
@@ -391,6 +404,7 @@ class Metadata(RuleBasedStateMachine):
         assert rebuilt.brokers == self.state.brokers
         assert rebuilt.topics == self.state.topics
         assert rebuilt.topic_ids == self.state.topic_ids
+        assert list(rebuilt.requests_done) == list(self.state.requests_done)
 
     @invariant()
     def leaders_are_live_members_of_their_isr(self) -> None:
