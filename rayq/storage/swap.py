@@ -82,7 +82,11 @@ def grouped(
     config: TopicConfig, segments: Sequence[Segment]
 ) -> tuple[tuple[SourceSegment, ...], ...]:
     """Neighbours that fit one segment together. Where retention deletes, it also does so by whole
-    segments, so that one does not span more than segment_ms."""
+    segments, and by the newest record: one spans no more than segment_ms and retention_ms. Without
+    that an old key that shares a segment with one that is written all the time would stay."""
+    span_max_ms = config.segment_ms
+    if config.retention_ms is not None:
+        span_max_ms = min(span_max_ms, config.retention_ms)
     groups: list[tuple[SourceSegment, ...]] = []
     group: list[SourceSegment] = []
     first: Segment | None = None
@@ -93,7 +97,7 @@ def grouped(
             if (
                 size_bytes + segment.size > config.segment_bytes
                 or segment.next_offset - first.base_offset > RELATIVE_OFFSET_MAX
-                or (config.is_deleted_by_retention and span_ms > config.segment_ms)
+                or (config.is_deleted_by_retention and span_ms > span_max_ms)
             ):
                 groups.append(tuple(group))
                 group, first = [], None

@@ -425,6 +425,30 @@ def test_compact_alone_keeps_what_retention_would_delete(compacted: Place) -> No
     assert log.retention_start(much_later_ms, 60) == 60
 
 
+def test_retention_deletes_old_keys_of_a_compacted_log_that_goes_on_growing(
+    compacted: Place,
+) -> None:
+    """Each pass merges what is old with what is new: the result must not be new for ever."""
+    retention_ms, step_ms = 1000, 100
+    compacted.config = TopicConfig(
+        **{  # type: ignore[arg-type]
+            **vars(SMALL),
+            "cleanup_policy": "compact,delete",
+            "retention_ms": retention_ms,
+            "max_compaction_lag_ms": 1,
+        }
+    )
+    log = compacted.open()
+    write(log, *((b"old-%d" % number, b"x") for number in range(10)))
+    for now_ms in range(NOW_MS, NOW_MS + 2 * retention_ms + 3 * step_ms, step_ms):
+        write(log, (b"new", b"%d" % now_ms), now_ms=now_ms)
+        log.roll_to_clean(now_ms + 1)
+        commit(log)
+        run_pass(log, now_ms)
+        log.advance_start(log.retention_start(now_ms, log.end_offset))
+    assert {key for _, key, _ in records(log)} == {b"new"}
+
+
 def test_a_gap_above_the_cleaned_offset_is_cut_and_told_by_verify(
     compacted: Place, tmp_path: Path
 ) -> None:
