@@ -573,7 +573,8 @@ class ReplicaSupervisor:
     async def _stop_host(self, host: _Host) -> list[messages.ReplicaRegistration]:
         endpoint = host.endpoint
         ends: list[messages.ReplicaRegistration] = []
-        if endpoint is not None:
+        # One that hosts nothing any more has no ends to tell; it was killed a moment ago.
+        if endpoint is not None and host.keys:
             try:
                 answer, _ = await self._pool.request(
                     *endpoint, messages.StopReplicaHost(), timeout_s=STOP_TIMEOUT_S
@@ -597,6 +598,6 @@ class ReplicaSupervisor:
                 if host.process is not None:
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(host.process.wait_dead(), STOP_TIMEOUT_S)
-        if host.process is not None:  # One that was not asked has only just started.
+        if host.process is not None:  # One that was not asked has no open log.
             host.process.kill()
         return ends

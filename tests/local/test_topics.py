@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from rayq.errors import (
     TopicExistsError,
     UnknownTopicError,
 )
+from rayq.runtime.local_runtime import LocalHostProcess
 from rayq.testing import LocalCluster
 from tests.local.support import (
     FAST,
@@ -79,6 +81,28 @@ def test_a_deleted_topic_is_gone_and_its_files_too(
         ),
         "the files are removed",
     )
+
+
+def test_a_stop_just_after_a_topic_was_deleted_asks_none_of_its_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They were killed; the broker may not have noticed yet that they are gone."""
+    was_killed = LocalHostProcess.wait_dead
+
+    async def wait_dead_and_notice_late(process: LocalHostProcess) -> str:
+        reason = await was_killed(process)
+        await asyncio.sleep(60)
+        return reason
+
+    monkeypatch.setattr(LocalHostProcess, "wait_dead", wait_dead_and_notice_late)
+    with LocalCluster(1, data_dir=tmp_path) as cluster:
+        cluster.create_topic("t", replication_factor=1)
+        assert cluster._servers is not None
+        processes = list(cluster._servers.runtimes[0].processes.values())
+        cluster.admin.delete_topic("t")
+        eventually(lambda: not any(one.is_running for one in processes), "they are killed")
+    assert processes
+    assert [one.message for one in caplog.records if "did not stop by itself" in one.message] == []
 
 
 def test_a_topic_created_anew_is_another_topic(cluster: LocalCluster, topic: str) -> None:
