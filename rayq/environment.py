@@ -94,6 +94,12 @@ class Disk(Protocol):
     def free_bytes(self, path: str) -> int: ...
 
 
+Accept = Callable[[str, Callable[[], None]], asyncio.BaseProtocol | None]
+"""`accept(host, give_up)` makes the protocol of a connection that came in from `host`, at once:
+before TLS, before a byte was read. None refuses the connection. `give_up()` ends it as long as
+`connection_made` was not called; `connection_lost` is called in any case."""
+
+
 class Listener(Protocol):
     """A listening socket."""
 
@@ -112,9 +118,7 @@ class Network(Protocol):
         """The connected protocol (`connection_made` was called). Raises OSError."""
         ...
 
-    async def listen(
-        self, host: str, port: int, protocol_factory: Callable[[], asyncio.BaseProtocol]
-    ) -> Listener:
+    async def listen(self, host: str, port: int, accept: Accept) -> Listener:
         """Port 0 picks a free one. Raises OSError when the port is taken."""
         ...
 

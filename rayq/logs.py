@@ -3,6 +3,34 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+
+SELDOM_S = 10.0
+"""A line of `Seldom` comes at most this often."""
+
+
+class Seldom:
+    """Logs what strangers can cause as often as they like: one line in ten seconds, which says how
+    many more there were since the last. `monotonic` is the clock, in seconds."""
+
+    def __init__(self, logger: logging.Logger, level: int, monotonic: Callable[[], float]) -> None:
+        self._logger = logger
+        self._level = level
+        self._monotonic = monotonic
+        self._next_s: float | None = None
+        self._left_out = 0
+
+    def say(self, message: str, /, *arguments: object) -> None:
+        """As `logger.log`."""
+        now_s = self._monotonic()
+        if self._next_s is not None and now_s < self._next_s:
+            self._left_out += 1
+            return
+        self._next_s = now_s + SELDOM_S
+        left_out, self._left_out = self._left_out, 0
+        if left_out:
+            message, arguments = message + " (and %d more before)", (*arguments, left_out)
+        self._logger.log(self._level, message, *arguments, stacklevel=2)
 
 
 def log_event(logger: logging.Logger, level: int, event: str, /, **fields: object) -> None:

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 from collections.abc import Callable
 
 from rayq.config import ClusterConfig
+from rayq.descriptors import shares
+from rayq.environment import Accept
 from rayq.errors import ConfigError
+from rayq.logs import Seldom
+
+logger = logging.getLogger(__name__)
 
 LISTEN_BACKLOG = 1024
 TLS_HANDSHAKE_TIMEOUT_S = 5.0
+
+ACCEPTS_PER_TURN = 64
+"""So many connections are accepted before the event loop's other work has its turn."""
+
+ACCEPT_RETRY_S = 0.1
+"""Accepting goes on so long after there was no descriptor or memory for a connection."""
 
 KEEPALIVE_IDLE_S = 5
 KEEPALIVE_INTERVAL_S = 2
@@ -33,16 +45,108 @@ _SOCKET_OPTIONS = (
 
 
 class AsyncioListener:
-    """A listening socket of the running loop."""
+    """A listening socket of the running loop. It accepts by itself rather than by the loop's
+    server: who floods the port is to be refused before he has cost a TLS handshake, a transport or
+    one of the descriptors that files need."""
 
-    def __init__(self, server: asyncio.AbstractServer, host: str, port: int) -> None:
+    def __init__(
+        self,
+        listening: socket.socket,
+        host: str,
+        accept: Accept,
+        tls: ssl.SSLContext | None,
+    ) -> None:
         self.host = host
-        self.port = port
-        self._server = server
+        self.port = int(listening.getsockname()[1])
+        self._loop = asyncio.get_running_loop()
+        self._listening = listening
+        self._accept = accept
+        self._tls = tls
+        self._retry: asyncio.TimerHandle | None = None
+        self._refused = Seldom(logger, logging.WARNING, self._loop.time)
+        self._listen()
 
     def close(self) -> None:
         """Accepts no more; connections that exist stay."""
-        self._server.close()
+        if self._retry is not None:
+            self._retry.cancel()
+        else:
+            self._loop.remove_reader(self._listening)
+        self._listening.close()
+
+    def _listen(self) -> None:
+        self._retry = None
+        self._loop.add_reader(self._listening, self._accept_some)
+
+    def _accept_some(self) -> None:
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                connected, address = self._listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # No descriptor, or no memory: it heals.
+                self._refused.say("cannot accept connections on port %d: %s", self.port, error)
+                self._loop.remove_reader(self._listening)
+                self._retry = self._loop.call_later(ACCEPT_RETRY_S, self._listen)
+                return
+            self._take(connected, str(address[0]))
+
+    def _take(self, connected: socket.socket, host: str) -> None:
+        allowed = shares()
+        if connected.fileno() >= allowed.for_connections:
+            connected.close()
+            self._refused.say(
+                "refused a connection from %s: %d of %d file descriptors (ulimit -n) are in use, "
+                "the rest is for files",
+                host,
+                allowed.for_connections,
+                allowed.limit,
+            )
+            return
+        connected.setblocking(False)
+        arrival = _Arrival(connected)
+        protocol = self._accept(host, arrival.give_up)
+        if protocol is None:
+            connected.close()
+        else:
+            arrival.start(protocol, self._tls)
+
+
+class _Arrival:
+    """A connection between its acceptance and `connection_made`: TLS begins."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._connected = connected
+        self._is_started = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, protocol: asyncio.BaseProtocol, tls: ssl.SSLContext | None) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._start(protocol, tls))
+        self._task.add_done_callback(lambda task: self._started(protocol, task))
+
+    def give_up(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _start(self, protocol: asyncio.BaseProtocol, tls: ssl.SSLContext | None) -> None:
+        self._is_started = True  # From here on the transport closes the socket.
+        await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: protocol,
+            self._connected,
+            ssl=tls,
+            ssl_handshake_timeout=TLS_HANDSHAKE_TIMEOUT_S if tls else None,
+        )
+
+    def _started(self, protocol: asyncio.BaseProtocol, task: asyncio.Task[None]) -> None:
+        error: BaseException | None = None
+        if not task.cancelled():
+            error = task.exception()
+            if error is None:
+                return
+        if not self._is_started:
+            self._connected.close()
+        # The handshake of TLS failed, or was given up: the transport has told nobody.
+        protocol.connection_lost(error if isinstance(error, Exception) else None)
 
 
 class AsyncioNetwork:
@@ -78,9 +182,7 @@ class AsyncioNetwork:
             _set_options(connected)
         return protocol
 
-    async def listen(
-        self, host: str, port: int, protocol_factory: Callable[[], asyncio.BaseProtocol]
-    ) -> AsyncioListener:
+    async def listen(self, host: str, port: int, accept: Accept) -> AsyncioListener:
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
@@ -90,20 +192,12 @@ class AsyncioNetwork:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             _set_options(listening)  # accepted sockets inherit them
             listening.bind(address)
-            # Two may bind one port before either listens. Whoever is late is told so only here:
-            # uvloop's own listen closes the socket and says nothing.
+            # Two may bind one port before either listens. Whoever is late is told so only here.
             listening.listen(LISTEN_BACKLOG)
-            server = await loop.create_server(
-                protocol_factory,
-                sock=listening,
-                backlog=LISTEN_BACKLOG,
-                ssl=self._server_tls,
-                ssl_handshake_timeout=TLS_HANDSHAKE_TIMEOUT_S if self._server_tls else None,
-            )
+            return AsyncioListener(listening, host, accept, self._server_tls)
         except BaseException:
             listening.close()
             raise
-        return AsyncioListener(server, host, listening.getsockname()[1])
 
 
 def _keep_freed_memory() -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rayq.config import ClusterConfig
+from rayq.descriptors import shares
 from rayq.environment import Buffer, Environment, Listener
 from rayq.errors import (
     AuthenticationError,
@@ -21,6 +22,7 @@ from rayq.errors import (
     RayqError,
     UnknownServerError,
 )
+from rayq.logs import Seldom
 from rayq.metrics import Histogram, Sample
 from rayq.wire.authentication import (
     HANDSHAKE_FRAME_BYTES_MAX,
@@ -32,6 +34,7 @@ from rayq.wire.authentication import (
 )
 from rayq.wire.codec import ENCODER, REQUEST_DECODERS, decode, encode_error
 from rayq.wire.frames import FLAG_ERROR, FLAG_ONE_WAY, FLAGS_KNOWN, HANDSHAKE_API, Frame
+from rayq.wire.handshakes import UnfinishedHandshakes
 from rayq.wire.messages import REQUESTS, Request, Response
 from rayq.wire.stream import FrameStream
 
@@ -41,10 +44,11 @@ SERVER_API_MIN = 40
 """Requests numbered from here on are for servers only."""
 
 HANDSHAKE_TIMEOUT_S = 5.0
-"""A connection that is not authenticated by then is closed."""
+"""A connection that is not authenticated by then, TLS included, is closed."""
 
-UNAUTHENTICATED_CONNECTIONS_MAX = 64
-"""Further connections are closed at once while so many are not authenticated."""
+UNFINISHED_HANDSHAKES_MAX = 256
+"""While so many connections are not authenticated, each further one makes another go (see
+`handshakes`). Fewer where the process may have few file descriptors."""
 
 REQUEST_BYTES_IN_FLIGHT_MAX = 256 * 1024**2
 """A connection whose unanswered requests carry more than this is read no further until some are
@@ -96,7 +100,10 @@ class Server:
         self._listener: Listener | None = None
         # Dicts for their order: what the simulation does must not depend on memory addresses.
         self._authenticated: dict[_ServerStream, None] = {}
-        self._unauthenticated: dict[_ServerStream, None] = {}
+        self._unauthenticated: UnfinishedHandshakes[_ServerStream] = UnfinishedHandshakes(
+            min(UNFINISHED_HANDSHAKES_MAX, shares().reserve // 2)
+        )
+        self._refused = Seldom(logger, logging.INFO, env.clock.monotonic)
         self._idle_timer: asyncio.TimerHandle | None = None
         self._latencies: dict[int, Histogram] = {}
         self._forget_connections: Callable[[], None] | None = None
@@ -113,7 +120,7 @@ class Server:
         last = min(port + PORTS_TRIED_MAX, 65_535) if first_free and port != 0 else port
         while True:
             try:
-                return await self.env.network.listen(host, port, lambda: _ServerStream(self))
+                return await self.env.network.listen(host, port, self._accept)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE or port >= last:
                     raise
@@ -133,27 +140,49 @@ class Server:
         for stream in [*self._authenticated, *self._unauthenticated]:
             stream.end(None)
 
+    def _accept(self, host: str, give_up: Callable[[], None]) -> asyncio.BaseProtocol | None:
+        if self._listener is None:
+            return None
+        stream = _ServerStream(self, host, give_up)
+        evicted = self._unauthenticated.add(stream, host)
+        if evicted is not None:
+            self.refused(
+                "closed %s before it was authenticated, to make room for %s",
+                evicted.address,
+                host,
+            )
+            evicted.end(None)
+        return stream
+
     # --- for its streams ------------------------------------------------------------------------
 
-    def connected(self, stream: _ServerStream) -> bool:
-        """Whether one more unauthenticated connection may stay."""
-        if self._listener is None or len(self._unauthenticated) >= UNAUTHENTICATED_CONNECTIONS_MAX:
-            return False
-        self._unauthenticated[stream] = None
-        return True
+    def authenticated(self, stream: _ServerStream, role: Role) -> None:
+        """Raises OverloadedError where a client finds no room; servers are always let in."""
+        if role == "client":
+            self._check_room(stream)
+        self._unauthenticated.remove(stream)
+        self._authenticated[stream] = None
 
-    def authenticated(self, stream: _ServerStream) -> None:
-        """Raises OverloadedError at the limit of connections."""
+    def _check_room(self, stream: _ServerStream) -> None:
         if len(self._authenticated) >= self.config.max_connections:
             raise OverloadedError(
                 f"{self.host}:{self.port} has {len(self._authenticated)} connections, its limit: "
                 "close some, or raise max_connections."
             )
-        self._unauthenticated.pop(stream, None)
-        self._authenticated[stream] = None
+        allowed = shares()
+        if stream.descriptor >= allowed.for_clients:
+            raise OverloadedError(
+                f"{self.host}:{self.port} may open {allowed.limit} files and connections, and "
+                f"{allowed.for_clients} are open: the rest is kept for its logs and for servers. "
+                "Close some connections, or raise the limit of its process (ulimit -n)."
+            )
+
+    def refused(self, message: str, *arguments: object) -> None:
+        """Somebody did not get in. Anybody can cause that, so it is not always logged."""
+        self._refused.say(message, *arguments)
 
     def disconnected(self, stream: _ServerStream) -> None:
-        self._unauthenticated.pop(stream, None)
+        self._unauthenticated.remove(stream)
         self._authenticated.pop(stream, None)
 
     def took(self, api: int, seconds: float) -> None:
@@ -193,9 +222,11 @@ def _name_of(api: int) -> str:
 class _ServerStream(FrameStream):
     """One accepted connection."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, host: str, give_up: Callable[[], None]) -> None:
         super().__init__(HANDSHAKE_VERSION, HANDSHAKE_FRAME_BYTES_MAX)
         self._server = server
+        self.address = host
+        self._give_up = give_up
         self._handler = server.handler
         self._clock = server.env.clock
         self._requests_max = server.config.max_requests_in_flight
@@ -204,7 +235,16 @@ class _ServerStream(FrameStream):
         self._release_scheduled = False
         self._peer: Peer | None = None
         self._handshake: ServerHandshake | None = None
-        self._handshake_timer: asyncio.TimerHandle | None = None
+        self._handshake_timer: asyncio.TimerHandle | None = self._loop.call_later(
+            HANDSHAKE_TIMEOUT_S, self._handshake_late
+        )
+
+    @property
+    def descriptor(self) -> int:
+        """The number of the socket's file descriptor; -1 in a network that has none."""
+        assert self._transport is not None
+        used = self._transport.get_extra_info("socket")
+        return -1 if used is None else int(used.fileno())
 
     def is_idle_since(self, since: float) -> bool:
         return (
@@ -218,17 +258,21 @@ class _ServerStream(FrameStream):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if not self._server.connected(self):
-            logger.info("refused %s: too many connections in the handshake", self.address)
-            self.end(None)
+        if self._ended:
             return
         nonce = self._server.env.token_bytes(NONCE_BYTES)
         self._handshake = ServerHandshake(self._server.identity, nonce)
-        self._handshake_timer = self._loop.call_later(HANDSHAKE_TIMEOUT_S, self._handshake_late)
 
     def _handshake_late(self) -> None:
-        logger.info("closed %s: not authenticated within %g s", self.address, HANDSHAKE_TIMEOUT_S)
+        self._server.refused(
+            "closed %s: not authenticated within %g s", self.address, HANDSHAKE_TIMEOUT_S
+        )
         self.end(None)
+
+    def end(self, cause: BaseException | None) -> None:
+        if self._transport is None:
+            self._give_up()
+        super().end(cause)
 
     def _take_handshake(self, frame: Frame, handshake: ServerHandshake) -> None:
         if frame.api != HANDSHAKE_API or frame.flags or frame.payload:
@@ -239,11 +283,11 @@ class _ServerStream(FrameStream):
                 self.write_frame(0, HANDSHAKE_API, 0, handshake.challenge(header))
                 return
             accepted = handshake.accept(header)
-            self._server.authenticated(self)
+            self._server.authenticated(self, handshake.hello.role)
         except ProtocolError:
             raise  # garbage gets no answer
         except RayqError as error:
-            logger.info("refused %s: %s", self.address, error)
+            self._server.refused("refused %s: %s", self.address, error)
             self.write_frame(FLAG_ERROR, HANDSHAKE_API, 0, encode_error(error))
             self.end_after_writing()
             return
@@ -414,7 +458,7 @@ class _ServerStream(FrameStream):
         if self._peer is not None and not self._peer.closed.done():
             self._peer.closed.set_result(None)
         if isinstance(cause, ProtocolError):
-            logger.info("closed %s: %s", self.address, cause)
+            self._server.refused("closed %s: %s", self.address, cause)
 
 
 async def _outcome(work: Awaitable[Result]) -> Result | Exception:

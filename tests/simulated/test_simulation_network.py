@@ -86,7 +86,7 @@ class Pair:
         self.accepted: list[Any] = []
         self.factory = factory or Recorder
 
-    def accept(self) -> asyncio.BaseProtocol:
+    def accept(self, host: str, give_up: Callable[[], None]) -> asyncio.BaseProtocol:
         self.accepted.append(self.factory())
         return self.accepted[-1]
 
@@ -105,7 +105,7 @@ class Pair:
             return self.world.run(script(self), limit_s=limit_s)
 
 
-def echo() -> Recorder:
+def echo(*_: object) -> Recorder:
     return Recorder(echo=True)
 
 

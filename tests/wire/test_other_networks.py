@@ -96,15 +96,15 @@ class MemoryNetwork:
     """One listener, reached under any address."""
 
     async def connect(self, host: str, port: int, protocol_factory: Callable[[], Any]) -> Any:
-        ours, theirs = protocol_factory(), self._factory()
+        ours, theirs = protocol_factory(), self._accept("memory", lambda: None)
         transport, opposite = MemoryTransport(ours), MemoryTransport(theirs)
         transport.peer, opposite.peer = opposite, transport
         theirs.connection_made(opposite)
         ours.connection_made(transport)
         return ours
 
-    async def listen(self, host: str, port: int, protocol_factory: Callable[[], Any]) -> Any:
-        self._factory = protocol_factory
+    async def listen(self, host: str, port: int, accept: Callable[..., Any]) -> Any:
+        self._accept = accept
         return MemoryListener(host, port or 1)
 
 

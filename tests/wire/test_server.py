@@ -340,28 +340,6 @@ def test_a_peer_that_does_not_authenticate_is_closed_in_time(
     run(scenario)
 
 
-def test_only_so_many_connections_may_be_unauthenticated(
-    run: Any, wire: Any, monkeypatch: pytest.MonkeyPatch, eventually: Any
-) -> None:
-    monkeypatch.setattr(server_module, "UNAUTHENTICATED_CONNECTIONS_MAX", 3)
-
-    async def scenario() -> None:
-        server = await wire.serve()
-        client = await wire.connect(server)
-        silent = [await wire.raw(server) for _ in range(3)]
-        await eventually(lambda: len(server._unauthenticated) == 3)
-        fourth = await wire.raw(server)
-        assert await fourth.read_to_end() == b""
-        with pytest.raises(DisconnectedError):
-            await wire.connect(server)
-        await client.request(Produce("topic", 1, 0, 1, 10), timeout_s=5)  # others are not touched
-        silent[0].close()
-        await eventually(lambda: len(server._unauthenticated) == 2)
-        await assert_served(wire, server)
-
-    run(scenario)
-
-
 def test_connections_above_the_limit_are_told_so(run: Any, wire: Any, eventually: Any) -> None:
     async def scenario() -> None:
         server = await wire.serve(config=wire.config(max_connections=2))

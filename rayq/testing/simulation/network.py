@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from rayq.environment import Accept
 from rayq.testing.simulation.loop import SimulationLoop
 from rayq.testing.simulation.owner import Owner
 from rayq.testing.simulation.streams import SimulatedTransport, Stream
@@ -91,13 +92,13 @@ class SimulatedListener:
         owner: Owner,
         host: str,
         port: int,
-        factory: Callable[[], asyncio.BaseProtocol],
+        accept: Accept,
     ) -> None:
         self.host = host
         self.port = port
         self.place = place
         self.owner = owner
-        self.factory = factory
+        self.accept = accept
         self.context = owner.copy_context()
         self._network = network
 
@@ -260,14 +261,14 @@ class SimulatedNetwork:
         owner: Owner,
         host: str,
         port: int,
-        factory: Callable[[], asyncio.BaseProtocol],
+        accept: Accept,
     ) -> SimulatedListener:
         if self._resolve(place, host) is not place:
             raise OSError(errno.EADDRNOTAVAIL, f"{host} is not an address of {place.name}")
         port = port or self._free_port(place)
         if (place.name, port) in self._listeners:
             raise OSError(errno.EADDRINUSE, f"Port {port} of {place.name} is taken")
-        listener = SimulatedListener(self, place, owner, host, port, factory)
+        listener = SimulatedListener(self, place, owner, host, port, accept)
         self._listeners[place.name, port] = listener
         return listener
 
@@ -306,8 +307,14 @@ class SimulatedNetwork:
         return client
 
     def _accept(self, transport: SimulatedTransport, listener: SimulatedListener) -> None:
-        if not transport.gone:
-            transport.connect(listener.factory())
+        if transport.gone:
+            return
+        host, _ = transport.get_extra_info("peername")
+        protocol = listener.accept(host, transport.abort)
+        if protocol is None:
+            transport.abort()
+        else:
+            transport.connect(protocol)
 
     def _resolve(self, place: NetworkHost, host: str) -> NetworkHost:
         if host in ("127.0.0.1", "localhost", "0.0.0.0"):
@@ -379,8 +386,6 @@ class ProcessNetwork:
         self._owner.check_alive()
         return await self._network.connect(self._host, self._owner, host, port, protocol_factory)
 
-    async def listen(
-        self, host: str, port: int, protocol_factory: Callable[[], asyncio.BaseProtocol]
-    ) -> SimulatedListener:
+    async def listen(self, host: str, port: int, accept: Accept) -> SimulatedListener:
         self._owner.check_alive()
-        return self._network.listen(self._host, self._owner, host, port, protocol_factory)
+        return self._network.listen(self._host, self._owner, host, port, accept)
