@@ -21,6 +21,13 @@ from rayq.errors import ConfigError
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 SECOND_MS, HOUR_MS, DAY_MS = 1000, 3_600_000, 86_400_000
 
+MESSAGE_BYTES_CEILING = 64 * MIB
+"""Of `max_message_bytes`, and of a batch before compression."""
+PLAIN_BYTES_FACTOR, PLAIN_BYTES_MIN = 4, 4 * MIB
+"""So many times `max_message_bytes` a batch may have before compression, and so much in any case.
+Without a limit a small request could take all memory of whoever reads it: lz4 blocks grow by up to
+255 times."""
+
 Partitioner = Callable[[bytes | None, int], int]
 
 
@@ -96,7 +103,9 @@ class TopicConfig:
     """One index entry for about so many bytes of log. Smaller: faster look-ups, larger indexes."""
 
     max_message_bytes: int = MIB
-    """The largest record batch, as it is stored; at most 64 MiB."""
+    """The largest record batch, as it is stored; at most 64 MiB. Before compression it may have
+    four times as much, and 4 MiB in any case, but 64 MiB at most; a record counts for 24 bytes
+    there at least."""
 
     message_timestamp_type: Literal["create", "append"] = "create"
     """Which time a record carries: the producer's, or the leader's at the append."""
@@ -127,7 +136,7 @@ class TopicConfig:
             f"segment_bytes must be from 1 KiB to 2 GiB, not {self.segment_bytes}.",
         )
         _require(
-            self.max_message_bytes <= 64 * MIB,
+            self.max_message_bytes <= MESSAGE_BYTES_CEILING,
             f"max_message_bytes must be at most 64 MiB, not {self.max_message_bytes}.",
         )
         for name in ("retention_ms", "retention_bytes"):
@@ -137,6 +146,13 @@ class TopicConfig:
             self.message_timestamp_after_max_ms >= 0,
             "message_timestamp_after_max_ms must be at least 0.",
         )
+
+    @property
+    def plain_bytes_max(self) -> int:
+        """The largest record batch before compression, in bytes: what readers unpack. It bounds the
+        records of a batch too: each counts for 24 bytes at least."""
+        wanted_bytes = max(PLAIN_BYTES_FACTOR * self.max_message_bytes, PLAIN_BYTES_MIN)
+        return min(wanted_bytes, MESSAGE_BYTES_CEILING)
 
     @property
     def is_compacted(self) -> bool:

@@ -97,6 +97,11 @@ class RecordTooLargeError(RayqError, ValueError):
     """A record, or the batch that holds it, is larger than `max_message_bytes`."""
 
 
+class InvalidRecordError(RayqError, ValueError):
+    """A produced batch that no reader could read although its CRC is right (a body that is no batch
+    body, other counts than its header's), or with attributes that are not for producers to set."""
+
+
 class InvalidTimestampError(RayqError, ValueError):
     """A record timestamp that is negative or too far in the future."""
 

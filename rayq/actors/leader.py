@@ -36,7 +36,13 @@ from rayq.errors import (
     TimeoutError,
 )
 from rayq.logs import log_event
-from rayq.storage.batch import BatchHeader, check_body, read_header
+from rayq.storage.batch import (
+    BatchHeader,
+    check_body,
+    check_produced,
+    check_records,
+    read_header,
+)
 from rayq.storage.log import Log
 from rayq.storage.producer_state import ProducerState
 from rayq.wire import messages
@@ -239,6 +245,7 @@ class Leader:
         if header.base_offset != 0 or header.last_offset_delta != header.record_count - 1:
             raise InvalidRequestError("The offsets of a new batch are its leader's to give.")
         check_body(payload, 0, header)
+        check_produced(header)
         latest_ms = self._environment.clock.wall_ms() + config.message_timestamp_after_max_ms
         if header.max_timestamp_ms > latest_ms or header.first_timestamp_ms < 0:
             raise InvalidTimestampError(
@@ -246,6 +253,8 @@ class Leader:
                 f"message_timestamp_after_max_ms = {config.message_timestamp_after_max_ms} in the "
                 "future: check the producer's clock and unit (milliseconds)."
             )
+        # Last, since it costs most: whoever fails the others has not made this process unpack it.
+        check_records(payload, 0, header, plain_bytes_max=config.plain_bytes_max)
         return header
 
     def _after_progress(self) -> None:

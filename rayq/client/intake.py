@@ -45,6 +45,7 @@ class TopicQueues:
         self.topic_id = metadata.topic_id
         self.needs_keys = topic_config.is_compacted
         self.max_message_bytes = topic_config.max_message_bytes
+        self.plain_bytes_max = topic_config.plain_bytes_max
         room_bytes = max(self.max_message_bytes - BATCH_OVERHEAD_BYTES, 1)
         self.limit_bytes = min(config.batch_size, room_bytes)
         append_time = topic_config.message_timestamp_type == "append"
@@ -280,9 +281,16 @@ class Intake:
         headers: Headers | None,
         size_bytes: int,
     ) -> None:
-        """A record larger than a batch goes alone; the topic's limit is on its stored size."""
+        """A record larger than a batch goes alone; the topic's limits are on its stored size, and
+        less narrow on its size before compression."""
         if size_bytes + BATCH_OVERHEAD_BYTES <= known.max_message_bytes:
             return
+        if size_bytes > known.plain_bytes_max:
+            raise RecordTooLargeError(
+                f"A record of {size_bytes} bytes is above {known.plain_bytes_max}, what the "
+                f"topic's max_message_bytes of {known.max_message_bytes} allows before "
+                "compression: send less, or raise it with admin.alter_topic_config."
+            )
         stored_bytes = len(
             encode_batch([value], [key], [headers], compression=self._config.compression_type)
         )

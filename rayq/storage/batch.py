@@ -38,7 +38,12 @@ import lz4.block
 import msgspec
 
 from rayq.environment import Buffer
-from rayq.errors import CorruptBatchError, RecordTooLargeError, UnsupportedFormatError
+from rayq.errors import (
+    CorruptBatchError,
+    InvalidRecordError,
+    RecordTooLargeError,
+    UnsupportedFormatError,
+)
 from rayq.records import Headers
 
 _HEADER = struct.Struct("<QIIBqIIHIIqqqHi")
@@ -56,8 +61,11 @@ HEADER_BYTES = _HEADER.size
 MAGIC = 1
 BATCH_BYTES_MAX = 64 * 1024 * 1024
 """The largest batch, header included: the ceiling of `max_message_bytes`."""
-PLAIN_BODY_BYTES_MAX = 256 * 1024 * 1024
+PLAIN_BODY_BYTES_MAX = BATCH_BYTES_MAX
 """The largest body after decompression; checked before anything is decompressed."""
+RECORD_BYTES_MIN = 24
+"""A record counts for so much at least wherever the size of a batch is limited: that is what an
+empty one costs its reader. So the limits on bytes bound the number of records, too."""
 OFFSET_MAX = 2**62
 """Offsets stay below, so that they and their ends fit signed 64 bits everywhere."""
 SEQUENCE_COUNT = 2**31
@@ -72,17 +80,18 @@ _TRANSACTIONAL = 1 << 4
 _CONTROL = 1 << 5
 _NULL_KEYS = 1 << 6
 _KNOWN_ATTRIBUTES = _LZ4 | _APPEND_TIME | _TRANSACTIONAL | _CONTROL | _NULL_KEYS
+_SERVER_ATTRIBUTES = _TRANSACTIONAL | _CONTROL
+"""Not for producers to set: readers pass over control batches."""
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(
-    tuple[
-        list[int] | None,
-        list[int] | None,
-        list[bytes | None] | None,
-        list[bytes | None],
-        list[list[tuple[str, bytes]] | None] | None,
-    ]
-)
+_Body = tuple[
+    list[int] | None,
+    list[int] | None,
+    list[bytes | None] | None,
+    list[bytes | None],
+    list[list[tuple[str, bytes]] | None] | None,
+]
+_decoder = msgspec.msgpack.Decoder(_Body)
 
 
 class BatchHeader(msgspec.Struct, frozen=True, gc=False):
@@ -367,14 +376,74 @@ def check_body(buffer: Buffer, position: int, header: BatchHeader) -> None:
 
 
 def check_produced(header: BatchHeader) -> None:
-    """What a leader asks beyond intact bytes: records on offsets without gaps, and only features
-    that this version's readers know. Raises `CorruptBatchError` or `UnsupportedFormatError`."""
+    """What a leader asks of a header beyond intact bytes: records on offsets without gaps, and only
+    attributes that are for producers to set, and that this version's readers know.
+
+    Raises `InvalidRecordError` or `UnsupportedFormatError`.
+    """
     if header.record_count == 0 or header.last_offset_delta != header.record_count - 1:
-        raise CorruptBatchError(
+        raise InvalidRecordError(
             f"A produced batch needs one offset for each record; this one has "
-            f"{header.last_offset_delta + 1} for {header.record_count}."
+            f"{header.last_offset_delta + 1} for {header.record_count}. Nothing was written."
+        )
+    if header.attributes & _SERVER_ATTRIBUTES:
+        raise InvalidRecordError(
+            f"A produced batch has attributes {header.attributes:#x}; {_SERVER_ATTRIBUTES:#x} "
+            "(control, transactional) are not for producers to set. Nothing was written."
         )
     _check_attributes(header)
+
+
+def check_records(
+    buffer: Buffer, position: int, header: BatchHeader, *, plain_bytes_max: int
+) -> None:
+    """What a leader asks of the body of a produced batch, whose CRC and header were checked: that
+    every reader can decode it, and that it is no larger than `plain_bytes_max` before compression.
+
+    It decodes the body by the decoder that readers use, and drops the result, so what is accepted
+    can be read: see docs/wire.md for what that costs. Raises `InvalidRecordError`,
+    `RecordTooLargeError`.
+    """
+    body = memoryview(buffer)[position + HEADER_BYTES : position + header.length]
+    check_size(body, header, plain_bytes_max)
+    try:
+        offset_deltas, timestamp_deltas, keys, _, _ = _unpack(body, header)
+        _offsets(header, offset_deltas)
+        if timestamp_deltas is not None:
+            _check_times(header, timestamp_deltas)
+    except CorruptBatchError as error:
+        raise InvalidRecordError(
+            f"The bytes of the batch arrived as they were sent, but no reader could read them, so "
+            f"nothing was written: {error}"
+        ) from error
+    if not header.has_null_keys and (keys is None or (not all(keys) and None in keys)):
+        raise InvalidRecordError(
+            "A record of the batch has no key, and the batch's attributes do not say so (bit 6). "
+            "Nothing was written."
+        )
+
+
+def check_size(body: Buffer, header: BatchHeader, plain_bytes_max: int) -> None:
+    """Whether a body may be decompressed and decoded, by what it claims.
+
+    Raises `RecordTooLargeError`.
+    """
+    size_bytes = decoded_bytes(body, header)
+    if size_bytes > plain_bytes_max:
+        raise RecordTooLargeError(
+            f"A batch of {header.record_count} records counts {size_bytes} bytes before "
+            f"compression, at least {RECORD_BYTES_MIN} for each record; the limit is "
+            f"{plain_bytes_max}."
+        )
+
+
+def decoded_bytes(body: Buffer, header: BatchHeader) -> int:
+    """How large the batch is before compression, by what it claims; a record counts for
+    `RECORD_BYTES_MIN` at least."""
+    plain_bytes = len(body)
+    if header.is_compressed and plain_bytes >= _PLAIN_SIZE.size:
+        (plain_bytes,) = _PLAIN_SIZE.unpack_from(body)
+    return max(plain_bytes, header.record_count * RECORD_BYTES_MIN)
 
 
 def _check_attributes(header: BatchHeader) -> None:
@@ -429,20 +498,12 @@ def decode_columns(
         raise CorruptBatchError(
             f"The batch at offset {header.base_offset} is cut off: {len(body)} bytes of its body."
         )
-    try:
-        plain = _decompress(body, header) if header.is_compressed else body
-        offset_deltas, timestamp_deltas, keys, values, headers = _decoder.decode(plain)
-    except (msgspec.DecodeError, MemoryError, UnicodeDecodeError) as error:
+    if header.record_count * RECORD_BYTES_MIN > PLAIN_BODY_BYTES_MAX:
         raise CorruptBatchError(
-            f"The body of the batch at offset {header.base_offset} is not a batch body: {error}"
-        ) from error
-    count = header.record_count
-    for column in (offset_deltas, timestamp_deltas, keys, values, headers):
-        if column is not None and len(column) != count:
-            raise CorruptBatchError(
-                f"The batch at offset {header.base_offset} has {count} records and a column of "
-                f"{len(column)}."
-            )
+            f"The batch at offset {header.base_offset} claims {header.record_count} records, more "
+            "than any batch holds."
+        )
+    offset_deltas, timestamp_deltas, keys, values, headers = _unpack(body, header)
     return Columns(
         _offsets(header, offset_deltas),
         _timestamps(header, timestamp_deltas),
@@ -450,6 +511,28 @@ def decode_columns(
         values,
         headers,
     )
+
+
+def _unpack(body: memoryview, header: BatchHeader) -> _Body:
+    """The columns as they are stored, each of the right types and with an item for each record.
+
+    Raises `CorruptBatchError`.
+    """
+    try:
+        plain = _decompress(body, header) if header.is_compressed else body
+        columns: _Body = _decoder.decode(plain)
+    except (msgspec.DecodeError, MemoryError, UnicodeDecodeError) as error:
+        raise CorruptBatchError(
+            f"The body of the batch at offset {header.base_offset} is not a batch body: {error}"
+        ) from error
+    count = header.record_count
+    for column in columns:
+        if column is not None and len(column) != count:
+            raise CorruptBatchError(
+                f"The batch at offset {header.base_offset} has {count} records and a column of "
+                f"{len(column)}."
+            )
+    return columns
 
 
 def _decompress(body: memoryview, header: BatchHeader) -> bytes:
@@ -492,12 +575,16 @@ def _timestamps(header: BatchHeader, deltas: list[int] | None) -> list[int]:
     first = header.first_timestamp_ms
     if deltas is None:
         return [first] * header.record_count
-    timestamps = [first + delta for delta in deltas]
-    if timestamps and not 0 <= min(timestamps) <= max(timestamps) <= header.max_timestamp_ms:
+    _check_times(header, deltas)
+    return [first + delta for delta in deltas]
+
+
+def _check_times(header: BatchHeader, deltas: list[int]) -> None:
+    first = header.first_timestamp_ms
+    if deltas and not -first <= min(deltas) <= max(deltas) <= header.max_timestamp_ms - first:
         raise CorruptBatchError(
             f"The batch at offset {header.base_offset} has timestamps outside those of its header."
         )
-    return timestamps
 
 
 def split_batches(buffer: Buffer) -> Iterator[tuple[int, BatchHeader]]:

@@ -213,7 +213,7 @@ class Log:
     ) -> BatchHeader:
         """Stamps and appends exactly one batch, whose header, body and sequence the caller checked.
 
-        Returns the header as it was stamped, in place. Raises `CorruptBatchError` or
+        Returns the header as it was stamped, in place. Raises `InvalidRecordError` or
         `UnsupportedFormatError` for what no reader could read, `DiskFullError`, `StorageError`.
         """
         self._check_usable()

@@ -16,11 +16,13 @@ from rayq.errors import (
     ConfigError,
     CorruptBatchError,
     FencedEpochError,
+    InvalidRecordError,
     InvalidRequestError,
     InvalidTimestampError,
     RayqError,
     RecordTooLargeError,
     UnknownTopicError,
+    UnsupportedFormatError,
     WrongClusterError,
 )
 from rayq.storage.batch import encode_batch
@@ -35,6 +37,15 @@ from tests.local.support import (
     produce_raw,
     read_all,
     values,
+)
+from tests.wrong_batches import (
+    CONTROL,
+    GOOD,
+    NULL_KEYS,
+    TRANSACTIONAL,
+    WRONG_BODIES,
+    bomb,
+    sealed,
 )
 
 GARBAGE = {
@@ -158,6 +169,45 @@ def test_a_damaged_batch_is_refused_and_nothing_is_written(
         produce_raw(cluster, topic, data)
     produce_raw(cluster, topic, batch())
     assert values(read_all(cluster, topic)) == [b"x" * 100, b"y"]
+
+
+def test_a_batch_with_right_crcs_and_a_wrong_body_is_refused_and_nothing_is_written(
+    cluster: LocalCluster, topic: str
+) -> None:
+    for body in WRONG_BODIES.values():
+        with pytest.raises(InvalidRecordError, match="nothing was written"):
+            produce_raw(cluster, topic, sealed({}, body))
+    produce_raw(cluster, topic, batch())
+    assert values(read_all(cluster, topic)) == [b"x" * 100, b"y"]
+
+
+def test_a_batch_with_attributes_that_clients_may_not_set_is_refused(
+    cluster: LocalCluster, topic: str
+) -> None:
+    for attributes in (CONTROL, TRANSACTIONAL, CONTROL | NULL_KEYS):
+        with pytest.raises(InvalidRecordError, match="not for producers"):
+            produce_raw(cluster, topic, sealed({"attributes": attributes}, GOOD))
+    for bit in (1, 2, *range(7, 16)):
+        with pytest.raises(UnsupportedFormatError):
+            produce_raw(cluster, topic, sealed({"attributes": NULL_KEYS | 1 << bit}, GOOD))
+    with pytest.raises(InvalidRecordError, match="no key"):
+        produce_raw(cluster, topic, sealed({}, GOOD))
+    assert read_all(cluster, topic) == []
+
+
+def test_a_batch_that_unpacks_into_too_much_is_refused(cluster: LocalCluster, topic: str) -> None:
+    with pytest.raises(RecordTooLargeError, match="2000000 records"):
+        produce_raw(cluster, topic, bomb(2_000_000))
+    large = encode_batch([bytes(5_000_000)], timestamps_ms=1)
+    assert len(large) < 100_000
+    with pytest.raises(RecordTooLargeError, match="before compression"):
+        produce_raw(cluster, topic, large)
+    with (
+        cluster.producer() as producer,
+        pytest.raises(RecordTooLargeError, match="before compression"),
+    ):
+        producer.send(topic, bytes(5_000_000))
+    assert read_all(cluster, topic) == []
 
 
 def test_records_that_are_too_large_are_refused_on_both_sides(

@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayq.errors import CorruptBatchError, RecordTooLargeError, UnsupportedFormatError
+from rayq.errors import (
+    CorruptBatchError,
+    InvalidRecordError,
+    RayqError,
+    RecordTooLargeError,
+    UnsupportedFormatError,
+)
 from rayq.records import Headers
 from rayq.storage import batch as batch_module
 from rayq.storage.batch import (
@@ -20,11 +26,21 @@ from rayq.storage.batch import (
     Columns,
     check_body,
     check_produced,
+    check_records,
     decode_columns,
     encode_batch,
     read_header,
     split_batches,
     stamp,
+)
+from tests.wrong_batches import (
+    GOOD,
+    KEYED,
+    WRONG_BODIES,
+    bomb,
+    mutated_batches,
+    pack,
+    sealed,
 )
 
 TIMES = st.integers(min_value=0, max_value=2**41)
@@ -180,41 +196,6 @@ def test_batches_split_where_they_end() -> None:
     assert list(split_batches(b"")) == []
 
 
-def sealed(header: dict[str, int], body: bytes) -> bytes:
-    """A batch with right CRCs and anything else wrong."""
-    fields = {
-        "base_offset": 0,
-        "length": HEADER_BYTES + len(body),
-        "magic": 1,
-        "attributes": 0,
-        "record_count": 1,
-        "last_offset_delta": 0,
-        "first": 5,
-        "max": 5,
-    } | header
-    head = struct.pack("<QIIBq", fields["base_offset"], fields["length"], 0, fields["magic"], 0)
-    tail = struct.pack(
-        "<HIIqqqHi",
-        fields["attributes"],
-        fields["record_count"],
-        fields["last_offset_delta"],
-        fields["first"],
-        fields["max"],
-        -1,
-        0,
-        -1,
-    )
-    crcs = struct.pack("<II", google_crc32c.value(head), google_crc32c.value(tail + body))
-    return head + crcs + tail + body
-
-
-def pack(*columns: object) -> bytes:
-    return msgspec.msgpack.encode(columns)
-
-
-GOOD = pack(None, None, None, [b"v"], None)
-
-
 @pytest.mark.parametrize(
     ("header", "body"),
     [
@@ -275,8 +256,40 @@ def test_a_newer_magic_or_unknown_attributes_are_an_unsupported_format() -> None
 
 def test_a_leader_takes_dense_batches_with_records_only() -> None:
     for fields in ({"record_count": 0}, {"record_count": 1, "last_offset_delta": 3}):
-        with pytest.raises(CorruptBatchError):
+        with pytest.raises(InvalidRecordError):
             check_produced(read_header(sealed(fields, GOOD)))
+
+
+@pytest.mark.parametrize("bit", [4, 5])
+def test_a_producer_may_not_set_the_attributes_that_are_for_servers(bit: int) -> None:
+    with pytest.raises(InvalidRecordError, match="not for producers"):
+        check_produced(read_header(sealed({"attributes": 1 << bit}, GOOD)))
+
+
+def check(data: bytes, plain_bytes_max: int = 4 * 2**20) -> None:
+    """As a leader does with the bytes of a producer."""
+    header = read_header(data)
+    check_body(data, 0, header)
+    check_produced(header)
+    check_records(data, 0, header, plain_bytes_max=plain_bytes_max)
+
+
+def test_a_leader_takes_no_batch_that_hides_a_record_without_a_key() -> None:
+    keyless, keyed = pack(None, None, [None], [b"v"], None), pack(None, None, [b""], [b"v"], None)
+    for body in (GOOD, keyless):
+        check(sealed({"attributes": 1 << 6}, body))
+        with pytest.raises(InvalidRecordError, match="no key"):
+            check(sealed({}, body))
+    check(sealed({}, keyed))
+
+
+def test_a_leader_takes_no_bomb_and_does_not_unpack_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_module, "_unpack", lambda *_: pytest.fail("unpacked"))
+    with pytest.raises(RecordTooLargeError, match="200000 records counts 4800000 bytes"):
+        check(bomb(200_000))
+    large = pack(None, None, None, [bytes(5_000_000)], None)
+    with pytest.raises(RecordTooLargeError, match="the limit is 4194304"):
+        check(sealed({"attributes": 65}, lz4.block.compress(large)))
 
 
 def test_a_batch_emptied_by_compaction_still_has_its_offsets() -> None:
@@ -339,6 +352,26 @@ def test_any_body_under_right_crcs_is_a_batch_or_a_corrupt_batch(
         body = lz4.block.compress(body)
         header = header | {"attributes": 1}
     read_anything(sealed(header, body))
+
+
+@pytest.mark.parametrize("what", WRONG_BODIES)
+def test_a_leader_takes_no_body_that_readers_could_not_read(what: str) -> None:
+    check(sealed({}, KEYED))
+    with pytest.raises(InvalidRecordError, match="nothing was written"):
+        check(sealed({}, WRONG_BODIES[what]))
+
+
+@given(mutated_batches())
+def test_whatever_a_leader_takes_can_be_read(data: bytes) -> None:
+    try:
+        check(data)
+    except RayqError:
+        read_anything(data)
+        return
+    header = read_header(data)
+    columns = decode_columns(data, 0, header)
+    assert len(columns.values) == len(columns.offsets) == header.record_count
+    assert header.has_null_keys or (columns.keys is not None and None not in columns.keys)
 
 
 @given(record_columns(), st.integers(0), st.binary(min_size=1, max_size=4))

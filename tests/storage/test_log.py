@@ -9,7 +9,12 @@ import msgspec
 import pytest
 
 from rayq.config import TopicConfig
-from rayq.errors import CorruptBatchError, OffsetOutOfRangeError, StorageError
+from rayq.errors import (
+    CorruptBatchError,
+    InvalidRecordError,
+    OffsetOutOfRangeError,
+    StorageError,
+)
 from rayq.storage import segment_list
 from rayq.storage.batch import encode_batch, read_header, split_batches, stamp
 from rayq.storage.log import Log
@@ -64,7 +69,7 @@ def test_the_leader_refuses_a_batch_with_holes(place: Place) -> None:
     append(log, 2)
     batch = make_batch(0, 2)
     header = read_header(batch)
-    with pytest.raises(CorruptBatchError):
+    with pytest.raises(InvalidRecordError):
         log.append_as_leader(
             batch,
             msgspec.structs.replace(header, last_offset_delta=9),
