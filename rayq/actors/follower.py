@@ -257,8 +257,10 @@ class Follower:
         else:
             own_epoch, own_end = log.epochs.end_for(epoch, mine)
             cut = min(end_offset, own_end if own_epoch is not None else log.start_offset)
-        cut = max(cut, log.start_offset)
-        committed = max(replica.high_watermark, log.persisted_high_watermark)
+        # The log start moves over committed records only.
+        committed = max(
+            replica.high_watermark, log.persisted_high_watermark, log.start_offset
+        )
         if cut < committed and not self._may_lose:
             raise DivergedLogError(
                 f"{replica.where} on broker {replica.broker} holds committed records up to "
@@ -267,9 +269,9 @@ class Follower:
                 "Nothing was cut. A disk was changed from outside or this is a bug: keep both "
                 "data directories and report it."
             )
-        if cut < log.cleaned_offset:
+        if cut < max(log.cleaned_offset, log.start_offset):
             # Only after an unclean election. What the records to be cut had superseded is gone
-            # here and is the latest again there.
+            # here and is the latest again there; or the leader ends below all that is left here.
             await self._reset()
             return
         log_event(
@@ -296,6 +298,9 @@ class Follower:
         them reaches to the high watermark, below which both the log start and the horizon lie. So
         a replica that ends below either is none of them, and nothing was ever promised on its
         account. (The leader refuses to say so to a member of its ISR.)
+
+        After an unclean election it is also the way out for a log that has nothing in common with
+        the new leader's, because it begins above where that one ends.
         """
         replica, assignment = self._replica_log, self._assignment
         assert self._connection is not None

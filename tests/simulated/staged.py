@@ -1,0 +1,109 @@
+"""One situation, played by hand in the simulated world: a cluster, a client, and what tests ask."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+
+from rayq.actors.leader import Leader
+from rayq.actors.replica_log import ReplicaLog
+from rayq.client.admin import AsyncAdmin
+from rayq.client.client import Client
+from rayq.client.producer import AsyncProducer
+from rayq.config import ClusterConfig, ProducerConfig
+from rayq.core.metadata_records import PartitionValue
+from rayq.testing.simulation import World
+from rayq.testing.simulation.cluster import SimulatedCluster
+from rayq.testing.simulation.invariants import Invariants
+
+
+class Stage:
+    """The cluster that runs, and a client on a host of its own. Its calls are for partition 0."""
+
+    def __init__(self, world: World, cluster: SimulatedCluster) -> None:
+        self.world = world
+        self.cluster = cluster
+        self.network = world.network
+        self.hosts = cluster.hosts
+        self.client_host = world.host("client")
+        self.process = self.client_host.process("client")
+
+    def open(self) -> None:
+        self.client = Client(
+            self.process.environment,
+            self.cluster.client_identity,
+            self.cluster.endpoints,
+            self.cluster.config,
+        )
+        self.admin = AsyncAdmin(self.client)
+
+    async def send(self, topic: str, values: Iterable[bytes]) -> None:
+        """Returns once all are acknowledged (acks=all)."""
+
+        async def send() -> None:
+            producer = AsyncProducer(self.client, ProducerConfig())
+            for value in values:
+                await producer.send(topic, value)
+            await producer.close()
+
+        await self.process.run(send())
+
+    def value(self, topic: str) -> PartitionValue:
+        """As the broker with the newest metadata knows it."""
+        newest = max(self.cluster.brokers.values(), key=lambda broker: broker.metadata.version)
+        state = newest.metadata.state
+        return state.topics[state.topic_ids[topic]].partitions[0].value
+
+    def log(self, topic: str, broker: int) -> ReplicaLog | None:
+        """The replica's log on a broker; None while its process does not run, or has not opened
+        it."""
+        for process, host in self.cluster.replica_hosts.items():
+            if process.alive and host._spec.broker == broker:
+                for replica in host._replicas.values():
+                    if replica.assignment.topic == topic and replica._replica_log.is_open:
+                        return replica._replica_log
+        return None
+
+    def leads(self, topic: str, broker: int) -> bool:
+        return any(
+            isinstance(replica._role, Leader)
+            for process, host in self.cluster.replica_hosts.items()
+            if process.alive and host._spec.broker == broker
+            for replica in host._replicas.values()
+            if replica.assignment.topic == topic
+        )
+
+    def in_sync(self, topic: str) -> set[int]:
+        return {member.broker for member in self.value(topic).isr}
+
+    async def until(self, holds: Callable[[], bool], what: str, *, limit_s: float = 30) -> None:
+        await self.cluster.wait_until(holds, what, limit_s=limit_s)
+
+
+def play(
+    script: Callable[[Stage], Awaitable[None]],
+    *,
+    seed: int = 1,
+    brokers: int = 3,
+    config: ClusterConfig | None = None,
+    keeps_invariants: bool = True,
+    limit_s: float = 300,
+) -> None:
+    """Runs `script` on a fresh cluster. `keeps_invariants`: not where acknowledged records may be
+    lost on purpose."""
+    with World(seed) as world:
+        cluster = SimulatedCluster(world, brokers=brokers, config=config)
+        stage = Stage(world, cluster)
+        invariants = Invariants(cluster)
+        if keeps_invariants:
+            world.loop.observer = invariants.observe
+
+        async def run() -> None:
+            await cluster.start()
+            stage.open()
+            await script(stage)
+            stage.client.close()
+
+        world.run(run(), limit_s=limit_s)
+        if keeps_invariants:
+            invariants.check_ends()
+        assert world.errors == []
