@@ -393,10 +393,18 @@ class Leader:
     async def delete_records(
         self, request: messages.DeleteRecords
     ) -> messages.DeleteRecordsResponse:
-        """Moves the log start; answers when all in-sync replicas have moved, durably."""
+        """Moves the log start; answers when whoever may lead next has moved it too, durably."""
         clock = self._environment.clock
         deadline_s = clock.monotonic() + request.timeout_ms / 1000
         leader = self.state
+        self._check_serving()
+        if leader.is_under_min_isr:
+            raise NotEnoughReplicasError(
+                f"{self.where} has {len(leader.isr)} in-sync replicas, delete_records needs "
+                f"min_insync_replicas = {leader.min_insync}: another that leads later would have "
+                "the records again. Nothing was deleted; it can be tried again when more brokers "
+                "are back."
+            )
         limit, before = self._replica_log.high_watermark, request.before_offset
         if before is None:
             before = limit
@@ -408,12 +416,16 @@ class Leader:
         await self._replica_log.advance_log_start(before)
         self._replica_log.appended.notify()  # Followers hear of it with their next fetch.
         while True:
-            least = leader.isr_log_start_offset()
-            if len(leader.isr) == 1 or (least is not None and least >= before):
+            if leader.is_log_start_committed(before):
                 return messages.DeleteRecordsResponse(self._replica_log.log.start_offset)
             remaining_s = deadline_s - clock.monotonic()
             if remaining_s <= 0:
-                raise TimeoutError(f"The replicas of {self.where} did not confirm in time.")
+                raise TimeoutError(
+                    f"The in-sync replicas of {self.where} ({len(leader.isr)}, min_insync_replicas "
+                    f"= {leader.min_insync}) did not confirm in time that they start at offset "
+                    f"{before}: the records below may or may not be there again under another "
+                    "leader. Try again."
+                )
             await self._followers_moved.wait(min(remaining_s, CONFIRM_CHECK_S))
             self.check()
 
@@ -434,7 +446,7 @@ class Leader:
                 if early is not None:
                     return early, b""
                 is_first = False
-            start_offset, horizon = log.start_offset, log.tombstone_horizon
+            horizon = log.tombstone_horizon
             if request.offset < log.end_offset:
                 data, _ = await self._replica_log.read(
                     request.offset,
@@ -449,11 +461,10 @@ class Leader:
                     continue  # What was read may be from before; the answer would name the new one.
                 self._metrics.replicated(data)
                 return self._fetch_answer(leader), data
+            if request.log_start_offset < log.start_offset:
+                return self._fetch_answer(leader), b""  # It moves its own, and says so at once.
             remaining_s = deadline_s - clock.monotonic()
             if remaining_s <= 0 or not await self._replica_log.appended.wait(remaining_s):
-                return self._fetch_answer(leader), b""
-            if start_offset != log.start_offset:
-                self.check()
                 return self._fetch_answer(leader), b""
 
     def _check_follower(
@@ -557,6 +568,7 @@ class Leader:
         leader = self.state
         if self._ended is not None or not self._has_lease():
             return
+        leader.log_start_offset = self._replica_log.log.start_offset
         isr = leader.proposal(self._environment.clock.monotonic())
         if isr is None:
             return

@@ -274,7 +274,7 @@ class ReplicaLog:
     async def advance_log_start(self, offset: int) -> None:
         """Moves the log start up to `offset`, durably; removes old files in a thread."""
         log = self.log
-        if offset <= log.start_offset:
+        if offset <= log.persisted_log_start:
             return
         async with self.files_lock:
             log = self.log

@@ -235,7 +235,7 @@ class AsyncAdmin:
                 partition=place.partition,
                 leader_epoch=leader.epoch,
                 before_offset=offset,
-                timeout_ms=int(timeout_s * 1000),
+                timeout_ms=int(timeout_s * 900),  # Before we give up, so that its reason arrives.
             ),
             timeout_s=timeout_s,
             attempt_timeout_s=timeout_s,

@@ -6,7 +6,7 @@ and `proposal` are what follows from them. One object lives for one leader epoch
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from rayq.errors import FencedEpochError
@@ -47,6 +47,8 @@ class PartitionState:
     flushed_offset: int
     high_watermark: int
     started_s: float
+    log_start_offset: int = 0
+    """The leader's own."""
     partition_epoch: int = -1
     isr: Isr = ()
     undecided: list[Isr] = field(default_factory=list)
@@ -156,6 +158,8 @@ class PartitionState:
                     and follower.is_heard
                     and follower.flushed >= self.high_watermark
                     and follower.flushed >= self.epoch_start_offset
+                    # Or it could lead with records that were deleted for good.
+                    and follower.log_start_offset >= self.log_start_offset
                 )
             if keeps:
                 wanted.append((broker, follower.incarnation))
@@ -184,18 +188,13 @@ class PartitionState:
         self._in_flight = False
         self._maybe_under_way.add(proposed)
 
-    def isr_log_start_offset(self) -> int | None:
-        """The least log start over the in-sync followers; None where there is no follower or one
-        has not been heard."""
-        starts = []
-        for broker, incarnation in self.isr:
-            if broker == self.broker:
-                continue
-            follower = self._followers.get(broker)
-            if follower is None or follower.incarnation != incarnation or not follower.is_heard:
-                return None
-            starts.append(follower.log_start_offset)
-        return min(starts) if starts else None
+    def is_log_start_committed(self, offset: int) -> bool:
+        """Whether whoever leads next starts at `offset` at least: all that are in sync or proposed
+        for it do, and they are enough that nobody else can be elected."""
+        return len(self.isr) >= self.min_insync and all(
+            follower is not None and follower.log_start_offset >= offset
+            for follower in self._heard_followers()
+        )
 
     def validate(self) -> None:
         """What must hold after every step; for tests and the simulation."""
@@ -217,11 +216,22 @@ class PartitionState:
         if len(self.isr) < self.min_insync:
             return
         least = self.flushed_offset
+        for follower in self._heard_followers():
+            if follower is None:
+                return
+            least = min(least, follower.flushed)
+        self.high_watermark = max(self.high_watermark, least)
+
+    def _heard_followers(self) -> Iterator[_Follower | None]:
+        """Those that are in sync, or may be by a proposal whose fate is unknown; None stands for
+        one that has not been heard in this epoch."""
         for broker, incarnation in {*self.isr, *(one for isr in self.undecided for one in isr)}:
             if broker == self.broker:
                 continue
             follower = self._followers.get(broker)
-            if follower is None or follower.incarnation != incarnation or not follower.is_heard:
-                return
-            least = min(least, follower.flushed)
-        self.high_watermark = max(self.high_watermark, least)
+            is_heard = (
+                follower is not None
+                and follower.incarnation == incarnation
+                and follower.is_heard
+            )
+            yield follower if is_heard else None

@@ -182,6 +182,11 @@ class Log:
         return self._checkpoint.high_watermark
 
     @property
+    def persisted_log_start(self) -> int:
+        """As of the last checkpoint."""
+        return self._checkpoint.log_start
+
+    @property
     def size_bytes(self) -> int:
         return self._size_bytes
 

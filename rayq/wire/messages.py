@@ -324,7 +324,8 @@ class DeleteRecordsResponse(Response, frozen=True):
 
 class DeleteRecords(Request, frozen=True):
     """Moves the log start up to `before_offset` (None: the high watermark); answered once every
-    in-sync replica has moved."""
+    replica that may lead next has moved it. NotEnoughReplicasError while fewer than
+    `min_insync_replicas` are in sync."""
 
     api: ClassVar[int] = 23
     response: ClassVar[type[Response]] = DeleteRecordsResponse

@@ -170,12 +170,47 @@ def test_a_new_leader_may_serve_once_its_high_watermark_reached_its_epochs_start
     assert state.may_serve
 
 
-def test_the_log_start_is_confirmed_by_the_least_of_the_in_sync_followers() -> None:
+def starts_at(state: PartitionState, broker: int, log_start_offset: int) -> None:
+    state.follower_fetched(
+        broker, f"{broker}a", flushed=10, log_start_offset=log_start_offset, now_s=1.0
+    )
+
+
+def test_a_log_start_is_committed_once_all_in_sync_followers_have_it() -> None:
     state = leader()
-    assert state.isr_log_start_offset() is None
-    fetched(state, 2, 10)
-    state.follower_fetched(3, "3a", flushed=10, log_start_offset=4, now_s=1.0)
-    assert state.isr_log_start_offset() == 0
+    starts_at(state, 2, 4)
+    assert not state.is_log_start_committed(4)  # The third has not been heard.
+    starts_at(state, 3, 0)
+    assert not state.is_log_start_committed(4)
+    starts_at(state, 3, 4)
+    assert state.is_log_start_committed(4) and not state.is_log_start_committed(5)
+
+
+def test_a_log_start_is_not_committed_by_fewer_than_min_insync() -> None:
+    state = leader(isr=[(1, "1a")])  # One that left since may be elected.
+    starts_at(state, 2, 4)
+    assert not state.is_log_start_committed(4)
+
+
+def test_a_log_start_waits_for_a_follower_that_may_be_joining() -> None:
+    state = leader(isr=ALL[:2])
+    starts_at(state, 2, 0)
+    starts_at(state, 3, 0)
+    assert state.proposal(1.0) == tuple(ALL)
+    starts_at(state, 2, 4)
+    assert not state.is_log_start_committed(4)
+    starts_at(state, 3, 4)
+    assert state.is_log_start_committed(4)
+
+
+def test_a_follower_joins_only_with_the_leaders_log_start() -> None:
+    state = leader(isr=ALL[:2])
+    state.log_start_offset = 4
+    starts_at(state, 2, 4)
+    starts_at(state, 3, 0)
+    assert state.proposal(1.0) is None
+    starts_at(state, 3, 4)
+    assert state.proposal(1.0) == tuple(ALL)
 
 
 def test_a_fetch_that_was_overtaken_by_a_flush_notice_does_not_take_it_back() -> None:
