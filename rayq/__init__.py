@@ -5,119 +5,160 @@ return. Every error derives from `RayqError`. In tests, `rayq.testing.LocalClust
 without Ray.
 """
 
-import importlib as _importlib
-import types as _types
-from importlib.metadata import version as _version
+from __future__ import annotations
 
-from rayq.client.cluster import Cluster
-from rayq.client.consumer_pool import ConsumerPool
-from rayq.entry import connect, start
-from rayq.errors import (
-    AuthenticationError,
-    BrokerInUseError,
-    BufferFullError,
-    CheckpointDamagedError,
-    CheckpointError,
-    CheckpointInUseError,
-    CheckpointMismatchError,
-    ClosedError,
-    CommitRefusedError,
-    ConfigError,
-    ControllerUnavailableError,
-    CoordinatorLoadingError,
-    CorruptBatchError,
-    DeliveryError,
-    DeliveryTimeoutError,
-    DirectoryInUseError,
-    DisconnectedError,
-    DiskFullError,
-    DivergedLogError,
-    FencedEpochError,
-    FencedMemberError,
-    GroupLimitError,
-    GroupNotEmptyError,
-    HandlerError,
-    InvalidAssignmentError,
-    InvalidPartitionsError,
-    InvalidReassignmentError,
-    InvalidRecordError,
-    InvalidReplicationFactorError,
-    InvalidRequestError,
-    InvalidTimestampError,
-    InvalidTopicError,
-    JavaError,
-    LogTruncatedError,
-    MaxPollIntervalError,
-    MissingExtraError,
-    NoClusterError,
-    NoReassignmentError,
-    NotControllerError,
-    NotEnoughReplicasAfterAppendError,
-    NotEnoughReplicasError,
-    NotEnoughResourcesError,
-    NotLeaderError,
-    NullKeyError,
-    OffsetNotAvailableError,
-    OffsetOutOfRangeError,
-    OutcomeUnknownError,
-    OutOfOrderSequenceError,
-    OverloadedError,
-    PartitionOfflineError,
-    PoolExistsError,
-    ProducerFencedError,
-    ProtocolError,
-    RayqError,
-    ReassignmentInProgressError,
-    RecordTooLargeError,
-    ReplicaLimitError,
-    RewriteMismatchError,
-    SparkSessionError,
-    StaleBrokerError,
-    StalePartitionError,
-    StorageError,
-    StreamingQueryError,
-    TimeoutError,
-    TopicExistsError,
-    UnknownAssignorError,
-    UnknownBrokerError,
-    UnknownEpochError,
-    UnknownGroupError,
-    UnknownMemberError,
-    UnknownPoolError,
-    UnknownProducerError,
-    UnknownServerError,
-    UnknownTopicError,
-    UnsupportedFormatError,
-    UnsupportedVersionError,
-    WrongClusterError,
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
+if _TYPE_CHECKING:
+    from rayq.client.cluster import Cluster
+    from rayq.client.consumer_pool import ConsumerPool
+    from rayq.entry import connect, start
+    from rayq.errors import (
+        AuthenticationError,
+        BrokerInUseError,
+        BufferFullError,
+        CheckpointDamagedError,
+        CheckpointError,
+        CheckpointInUseError,
+        CheckpointMismatchError,
+        ClosedError,
+        CommitRefusedError,
+        ConfigError,
+        ControllerUnavailableError,
+        CoordinatorLoadingError,
+        CorruptBatchError,
+        DeliveryError,
+        DeliveryTimeoutError,
+        DirectoryInUseError,
+        DisconnectedError,
+        DiskFullError,
+        DivergedLogError,
+        FencedEpochError,
+        FencedMemberError,
+        GroupLimitError,
+        GroupNotEmptyError,
+        HandlerError,
+        InvalidAssignmentError,
+        InvalidPartitionsError,
+        InvalidReassignmentError,
+        InvalidRecordError,
+        InvalidReplicationFactorError,
+        InvalidRequestError,
+        InvalidTimestampError,
+        InvalidTopicError,
+        JavaError,
+        LogTruncatedError,
+        MaxPollIntervalError,
+        MissingExtraError,
+        NoClusterError,
+        NoReassignmentError,
+        NotControllerError,
+        NotEnoughReplicasAfterAppendError,
+        NotEnoughReplicasError,
+        NotEnoughResourcesError,
+        NotLeaderError,
+        NullKeyError,
+        OffsetNotAvailableError,
+        OffsetOutOfRangeError,
+        OutcomeUnknownError,
+        OutOfOrderSequenceError,
+        OverloadedError,
+        PartitionOfflineError,
+        PoolExistsError,
+        ProducerFencedError,
+        ProtocolError,
+        RayqError,
+        ReassignmentInProgressError,
+        RecordTooLargeError,
+        ReplicaLimitError,
+        RewriteMismatchError,
+        SparkSessionError,
+        StaleBrokerError,
+        StalePartitionError,
+        StorageError,
+        StreamingQueryError,
+        TimeoutError,
+        TopicExistsError,
+        UnknownAssignorError,
+        UnknownBrokerError,
+        UnknownEpochError,
+        UnknownGroupError,
+        UnknownMemberError,
+        UnknownPoolError,
+        UnknownProducerError,
+        UnknownServerError,
+        UnknownTopicError,
+        UnsupportedFormatError,
+        UnsupportedVersionError,
+        WrongClusterError,
+    )
+    from rayq.records import (
+        DrainProgress,
+        GroupInfo,
+        GroupListing,
+        GroupMemberInfo,
+        GroupMembership,
+        GroupOffset,
+        OffsetAndMetadata,
+        OffsetRange,
+        PoolConsumer,
+        PoolStatus,
+        Reassignment,
+        Record,
+        RecordMetadata,
+        TopicPartition,
+    )
+
+    __version__: str
+
+# Importing rayq costs next to nothing: what is used is imported when it is first used. `rayq
+# --version` needs none of it, and a Ctrl+C in its first moment finds nothing half imported.
+_HOMES = {
+    "Cluster": "rayq.client.cluster",
+    "ConsumerPool": "rayq.client.consumer_pool",
+    "connect": "rayq.entry",
+    "start": "rayq.entry",
+}
+_RECORDS = (
+    "DrainProgress",
+    "GroupInfo",
+    "GroupListing",
+    "GroupMemberInfo",
+    "GroupMembership",
+    "GroupOffset",
+    "OffsetAndMetadata",
+    "OffsetRange",
+    "PoolConsumer",
+    "PoolStatus",
+    "Reassignment",
+    "Record",
+    "RecordMetadata",
+    "TopicPartition",
 )
-from rayq.records import (
-    DrainProgress,
-    GroupInfo,
-    GroupListing,
-    GroupMemberInfo,
-    GroupMembership,
-    GroupOffset,
-    OffsetAndMetadata,
-    OffsetRange,
-    PoolConsumer,
-    PoolStatus,
-    Reassignment,
-    Record,
-    RecordMetadata,
-    TopicPartition,
-)
-
-__version__ = _version("rayq")
-
-_LAZY = ("data", "spark")
+_EXTRAS = ("data", "spark")
 
 
-def __getattr__(name: str) -> _types.ModuleType:
-    """`rayq.spark` and `rayq.data` are imported when they are first used: they need extras."""
-    if name not in _LAZY:
+def __getattr__(name: str) -> _Any:
+    import importlib
+
+    if name in _EXTRAS:
+        return importlib.import_module(f"rayq.{name}")
+    if name not in __all__:
         raise AttributeError(f"module 'rayq' has no attribute {name!r}")
-    return _importlib.import_module(f"rayq.{name}")
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: _Any = version("rayq")
+    else:
+        home = _HOMES.get(name) or ("rayq.records" if name in _RECORDS else "rayq.errors")
+        value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_EXTRAS})
 
 
 __all__ = [

@@ -74,7 +74,7 @@ def read_current() -> Current | None:
         cluster_of(current)  # it only looks at what stands there
     except FileNotFoundError:
         return None
-    except (msgspec.DecodeError, UnicodeDecodeError, ConfigError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ConfigError) as error:
         raise RayqError(
             f"{path} is damaged ({error}): remove it, and name the cluster by --cluster HOST:PORT."
         ) from error

@@ -271,6 +271,8 @@ def parse_json(line: bytes) -> Given:
         given = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"{shown(line)} is no JSON: {error}") from None
+    except RecursionError:
+        raise InvalidRequestError(f"{shown(line)} is nested too deeply.") from None
     if not isinstance(given, dict) or "value" not in given:
         raise InvalidRequestError(f'{shown(line)} is no object with a "value".')
     unknown = given.keys() - {

@@ -1,8 +1,12 @@
-"""Where `rayq` begins and ends: every failure is one line on stderr and an exit code."""
+"""Where `rayq` begins and ends: every failure is one line on stderr and an exit code.
+
+What this imports at the top is there at once, so that `main` takes Ctrl+C over before anything else
+is loaded.
+"""
 
 from __future__ import annotations
 
-import logging
+import errno
 import os
 import signal
 import sys
@@ -24,26 +28,42 @@ class Terminated(KeyboardInterrupt):
 
 def main() -> None:
     """The console script."""
-    _open_standard_streams()
-    signal.signal(signal.SIGTERM, _terminate)
+    is_interruptible = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN  # nohup, or a `&`
+    if is_interruptible:
+        signal.signal(signal.SIGINT, _quit)
+    closed = _open_standard_streams()
+    if sys.argv[1:] == ["--version"]:
+        from rayq import __version__
+
+        sys.stdout.write(f"{__version__}\n")
+        sys.exit(_flush(closed, OK))
     try:
-        code = run(sys.argv[1:])
+        import rayq.cli.app  # noqa: F401  # An interrupt amid imports would be told, or swallowed.
+    except ImportError:
+        pass  # `run` says what is missing.
+    try:
+        try:
+            if is_interruptible:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGTERM, _terminate)
+            code = run(sys.argv[1:], closed)
+        finally:
+            # There is nothing left to undo.
+            if is_interruptible:
+                signal.signal(signal.SIGINT, _quit)
+            signal.signal(signal.SIGTERM, _quit)
     except KeyboardInterrupt as interrupt:
         code = _code_of(interrupt)
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        code = BROKEN_PIPE
-    except OSError as error:
-        code = _fail(_system_error(error), FAILED)
+    code = _flush(closed, code)
     if code != OK:
         # Or the interpreter would flush once more at its end, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Runs one command and returns its exit code."""
+def run(arguments: Sequence[str], closed: Sequence[str] = ()) -> int:
+    """Runs one command and returns its exit code. `closed` are the standard streams that were
+    closed when the program began."""
     try:
         import rich  # noqa: F401
         import typer
@@ -73,9 +93,13 @@ def run(arguments: Sequence[str]) -> int:
     except RayqError as error:
         return _fail(str(error), FAILED)
     except OSError as error:
-        return _fail(_system_error(error), FAILED)
+        return _fail(_system_error(error, closed), FAILED)
     except UnicodeEncodeError as error:
         return _fail(f"{error.object!r} is no {error.encoding}.", FAILED)
+
+
+def _quit(number: int, _frame: object) -> None:
+    os._exit(INTERRUPTED if number == signal.SIGINT else TERMINATED)
 
 
 def _terminate(_number: int, _frame: object) -> None:
@@ -86,18 +110,33 @@ def _code_of(interrupt: BaseException) -> int:
     return TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED
 
 
-def _open_standard_streams() -> None:
-    """A stream that was closed (`>&-`) cannot be used, as with other programs; and its number must
-    not go to the next connection."""
+def _open_standard_streams() -> list[str]:
+    """The names of those that were closed (`>&-`). They cannot be used, as with other programs; and
+    their numbers must not go to the next connection."""
     useless = {"stdin": os.O_WRONLY, "stdout": os.O_RDONLY, "stderr": os.O_RDONLY}
+    closed = [name for name in useless if getattr(sys, name) is None]
     for number, (name, flags) in enumerate(useless.items()):
-        if getattr(sys, name) is None:
+        if name in closed:
             os.open(os.devnull, flags)
             mode = "r" if name == "stdin" else "w"
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
+    return closed
 
 
-def _system_error(error: OSError) -> str:
+def _flush(closed: Sequence[str], code: int) -> int:
+    """The exit code, once what was printed has left."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return BROKEN_PIPE
+    except OSError as error:
+        return _fail(_system_error(error, closed), FAILED)
+    return code
+
+
+def _system_error(error: OSError, closed: Sequence[str]) -> str:
+    if error.errno == errno.EBADF and closed:
+        return f"{' and '.join(closed)} {'is' if len(closed) == 1 else 'are'} closed."
     if error.strerror is None:
         return str(error)
     return f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}."
@@ -114,7 +153,9 @@ def _usage(error: Exception) -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    text = " ".join(message.split())
+    from rayq.cli.visible import visible
+
+    text = visible(" ".join(message.split()))
     try:
         sys.stderr.write(f"Error: {text}\n")
         sys.stderr.flush()
@@ -126,6 +167,8 @@ def _fail(message: str, code: int) -> int:
 def _quiet_logs() -> None:
     """What the client logs on its way (a connection that broke and is made again) is no business
     of who typed a command; RAYQ_LOG=debug (or info, warning) shows it."""
+    import logging
+
     level = os.environ.get("RAYQ_LOG")
     if level:
         from rayq.errors import ConfigError

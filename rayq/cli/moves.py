@@ -133,7 +133,7 @@ def _read_plan(path: str) -> Iterable[tuple[TopicPartition, list[int]]]:
     data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     try:
         found = msgspec.json.decode(data, type=_PlanFile)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(
             f"{path} is no plan: {error}. It has the form "
             '{"partitions": [{"topic": "flights", "partition": 0, "replicas": [1, 2, 3]}]}.'

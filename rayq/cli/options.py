@@ -32,18 +32,24 @@ def _quickly(context: typer.Context) -> contextlib.AbstractContextManager[Cluste
     return connected(context.params.get("cluster"), COMPLETION_TIMEOUT_S)
 
 
+def _offered(names: list[str], incomplete: str) -> list[str]:
+    """Nothing that a shell or a terminal would take for more than a name."""
+    names = [name for name in names if name.startswith(incomplete) and name.isprintable()]
+    return names[:COMPLETIONS_MAX]
+
+
 def complete_topic(ctx: typer.Context, incomplete: str) -> list[str]:
     """Nothing where no cluster answers: a completion must not complain."""
     with contextlib.suppress(RayqError, OSError), _quickly(ctx) as cluster:
         names = cluster.admin.list_topics(timeout_s=COMPLETION_TIMEOUT_S)
-        return [name for name in names if name.startswith(incomplete)][:COMPLETIONS_MAX]
+        return _offered(names, incomplete)
     return []
 
 
 def complete_group(ctx: typer.Context, incomplete: str) -> list[str]:
     with contextlib.suppress(RayqError, OSError), _quickly(ctx) as cluster:
         groups = [one.group for one in cluster.admin.list_groups(timeout_s=COMPLETION_TIMEOUT_S)]
-        return [name for name in groups if name.startswith(incomplete)][:COMPLETIONS_MAX]
+        return _offered(groups, incomplete)
     return []
 
 

@@ -1,4 +1,8 @@
-"""What verbs print: tables for people, columns for pipes, JSON for programs; progress bars."""
+"""What verbs print: tables for people, columns for pipes, JSON for programs; progress bars.
+
+All of it is `visible`: no name or message acts on a terminal. (What `consume` prints are the bytes
+of records, as they are.)
+"""
 
 from __future__ import annotations
 
@@ -10,18 +14,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Table
-from rich.text import Text
+
+from rayq.cli.visible import visible, visible_json
+
+# Rich is imported where something is drawn: it takes as long to load as the rest of a verb, and in
+# a pipe nothing is drawn.
 
 Advance = Callable[[int], None]
 """Called with how much is done in all."""
@@ -31,16 +28,17 @@ STYLES = {"error": "bold red", "warning": "yellow", "notice": "cyan", "ok": "gre
 
 def say(text: str = "") -> None:
     """One line on stdout."""
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(visible(text) + "\n")
 
 
 def note(text: str) -> None:
     """One line on stderr."""
-    sys.stderr.write(text + "\n")
+    sys.stderr.write(visible(text) + "\n")
 
 
 def print_json(value: Any) -> None:
-    say(msgspec.json.format(msgspec.json.encode(value)).decode())
+    text = msgspec.json.format(msgspec.json.encode(value)).decode()
+    sys.stdout.write(visible_json(text) + "\n")
 
 
 def table(
@@ -55,6 +53,10 @@ def table(
         for column in range(len(head))
     ]
     if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
         made = Table(box=None, pad_edge=False, header_style="bold")
         for name, is_number in zip(head, numeric, strict=True):
             made.add_column(name, justify="right" if is_number else "left", overflow="fold")
@@ -73,18 +75,22 @@ def table(
 
 
 def heading(text: str) -> None:
-    if sys.stdout.isatty():
-        Console(file=sys.stdout).print(Text(text, style="bold"))
-    else:
-        say(text)
+    _say_styled(text, "bold")
 
 
 def verdict(text: str, kind: str) -> None:
     """A line whose color says how well it is."""
-    if sys.stdout.isatty():
-        Console(file=sys.stdout).print(Text(text, style=STYLES[kind]))
-    else:
+    _say_styled(text, STYLES[kind])
+
+
+def _say_styled(text: str, style: str) -> None:
+    if not sys.stdout.isatty():
         say(text)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(file=sys.stdout).print(Text(visible(text), style=style))
 
 
 def human_size(size_bytes: int | None) -> str:
@@ -131,9 +137,20 @@ def progress(what: str, total: int | None, *, wanted: bool = True) -> Iterator[A
     if not wanted or not sys.stderr.isatty():
         yield lambda _: None
         return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
     count = MofNCompleteColumn() if total is not None else TextColumn("{task.completed:,}")
     with Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TaskProgressColumn(),
         count,
@@ -144,7 +161,7 @@ def progress(what: str, total: int | None, *, wanted: bool = True) -> Iterator[A
         redirect_stdout=False,
         redirect_stderr=False,
     ) as bar:
-        task = bar.add_task(what, total=total)
+        task = bar.add_task(visible(what), total=total)
         yield lambda done: bar.update(task, completed=done)
 
 
@@ -154,7 +171,10 @@ def waiting(what: str, *, wanted: bool = True) -> Iterator[None]:
     if not wanted or not sys.stderr.isatty():
         yield
         return
-    with Console(stderr=True).status(what):
+    from rich.console import Console
+    from rich.text import Text
+
+    with Console(stderr=True).status(Text(visible(what))):
         yield
 
 
@@ -167,4 +187,4 @@ def _text(cell: Cell) -> str:
         return "-"
     if isinstance(cell, bool):
         return "yes" if cell else "no"
-    return f"{cell:.2f}" if isinstance(cell, float) else str(cell)
+    return f"{cell:.2f}" if isinstance(cell, float) else visible(str(cell))

@@ -198,7 +198,7 @@ def _config_value(name: str, text: str, hint: Any) -> Any:
             return float(text)
         if dict in kinds:
             return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{name} cannot be {text!r}: {error}") from None
     if int in kinds and re.fullmatch(r"-1", text) and type(None) in kinds:
         raise ConfigError(f"{name} cannot be -1: say {name}=none for no limit.")

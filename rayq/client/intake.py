@@ -345,8 +345,14 @@ def _check_headers(headers: Iterable[tuple[str, bytes]]) -> tuple[Headers, int]:
                 "A header is a pair of a str and bytes, not of "
                 f"{type(name).__name__} and {type(value).__name__}."
             )
+        try:
+            name_bytes = len(name.encode())
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(
+                f"The name of a header is text that UTF-8 can say, not {name!r}."
+            ) from error
         checked.append((name, value))
-        size_bytes += len(name.encode()) + len(value) + HEADER_OVERHEAD_BYTES
+        size_bytes += name_bytes + len(value) + HEADER_OVERHEAD_BYTES
     return checked, size_bytes
 
 

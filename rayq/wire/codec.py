@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from rayq.environment import Buffer
-from rayq.errors import ProtocolError, RayqError, from_wire, to_wire
-from rayq.wire.messages import REQUESTS, Response
+from rayq.errors import InvalidRequestError, ProtocolError, RayqError, from_wire, to_wire
+from rayq.wire.messages import REQUESTS, Request, Response
 
 Message = TypeVar("Message")
 
@@ -31,8 +31,26 @@ def decode(decoder: msgspec.msgpack.Decoder[Message], header: Buffer, what: str)
         raise ProtocolError(f"That is no {what} message: {error}") from error
 
 
+def encode_request(request: Request) -> bytes:
+    """Raises InvalidRequestError for what bytes cannot say: an integer beyond 64 bits, a str that
+    is no Unicode text."""
+    try:
+        return ENCODER.encode(request)
+    except OverflowError as error:
+        raise InvalidRequestError(
+            f"{type(request).__name__} cannot be sent: a number in it has more than 64 bits."
+        ) from error
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"{type(request).__name__} cannot be sent: {error.object!r} is no text that UTF-8 can "
+            "say."
+        ) from error
+
+
 def encode_error(error: BaseException) -> bytes:
-    return ENCODER.encode(to_wire(error))
+    code, message = to_wire(error)
+    # A path in it may be no UTF-8.
+    return ENCODER.encode((code, message.encode(errors="backslashreplace").decode()))
 
 
 def decode_error(header: Buffer) -> RayqError:

@@ -26,7 +26,7 @@ from rayq.wire.authentication import (
     ClientHandshake,
     Identity,
 )
-from rayq.wire.codec import ENCODER, RESPONSE_DECODERS, decode, decode_error
+from rayq.wire.codec import RESPONSE_DECODERS, decode, decode_error, encode_request
 from rayq.wire.frames import FLAG_ERROR, FLAG_ONE_WAY, HANDSHAKE_API, Frame
 from rayq.wire.messages import Request
 from rayq.wire.stream import FrameStream
@@ -156,8 +156,8 @@ class Connection(FrameStream):
         A large payload is not copied: leave it unchanged until the answer. The future raises the
         error that the server answered, DisconnectedError (the outcome is unknown), TimeoutError
         after `timeout_s` seconds (likewise), OverloadedError (65,536 requests are unanswered),
-        InvalidRequestError (larger than `max_frame_bytes`), ProtocolError (an answer that cannot be
-        read).
+        InvalidRequestError (larger than `max_frame_bytes`, or it cannot be encoded), ProtocolError
+        (an answer that cannot be read).
         """
         future: asyncio.Future[Answer] = self._loop.create_future()
         if self._closed_because is not None:
@@ -173,7 +173,7 @@ class Connection(FrameStream):
             return future
         correlation = self._next_correlation()
         try:
-            self.write_frame(0, request.api, correlation, ENCODER.encode(request), payload)
+            self.write_frame(0, request.api, correlation, encode_request(request), payload)
         except InvalidRequestError as error:
             future.set_exception(error)
             return future
@@ -189,7 +189,7 @@ class Connection(FrameStream):
         InvalidRequestError."""
         if self._closed_because is not None:
             raise _again(self._closed_because)
-        self.write_frame(FLAG_ONE_WAY, request.api, 0, ENCODER.encode(request), payload)
+        self.write_frame(FLAG_ONE_WAY, request.api, 0, encode_request(request), payload)
 
     def close(self) -> None:
         """Closes once what was written is sent; pending requests fail with DisconnectedError."""

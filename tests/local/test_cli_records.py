@@ -207,7 +207,7 @@ def test_a_disk_that_is_full_is_one_line(rayq_command: Command, topic: str) -> N
 def test_a_closed_stream_is_one_line(rayq_command: Command, topic: str) -> None:
     ran = rayq_command.shell(f"rayq topic produce {topic} <&- ; rayq topic list >&-")
     assert ran.code == 1
-    assert ran.err == "Error: Bad file descriptor.\n" * 2
+    assert ran.err == "Error: stdin is closed.\nError: stdout is closed.\n"
 
 
 def test_records_come_through_a_pipe_as_soon_as_they_are_there(

@@ -98,7 +98,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         (("topic", "consume", "cli-none"), 1, "There is no topic 'cli-none'"),
         (("topic", "consume", "cli-none", "-o", "middle"), 1, "'middle' is no position"),
         (("topic", "consume", "cli-none", "-f", "%z"), 1, "%z is unknown"),
-        (("topic", "describe", os.fsdecode(b"\xff")), 1, "no utf-8"),
+        (("topic", "describe", os.fsdecode(b"\xff")), 1, "no text that UTF-8"),
         (("topic", "consume", "cli-none", "--json", "-f", "%s"), 2, "--json is a format"),
         (("topic", "produce", "cli-none"), 1, "There is no topic 'cli-none'"),
         (("topic", "produce", "cli-none", "-f", "%k"), 1, "where is the value"),

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import subprocess
 import sys
 import types
+from pathlib import Path
+
+import pytest
 
 import rayq
 from rayq import errors
@@ -47,12 +52,31 @@ def test_every_export_exists_and_is_documented() -> None:
 
 
 def test_the_package_holds_no_other_public_name() -> None:
+    for name in rayq.__all__:
+        getattr(rayq, name)
     public = {
         name
         for name, value in vars(rayq).items()
         if not name.startswith("_") and not isinstance(value, types.ModuleType)
     }
     assert public - {"annotations"} == NAMES | ERRORS
+    assert set(rayq.__all__) | {"data", "spark"} <= set(dir(rayq))
+    with pytest.raises(AttributeError, match="nonsense"):
+        getattr(rayq, "nonsense")  # noqa: B009
+
+
+def test_type_checkers_see_every_name_that_is_imported_at_its_first_use() -> None:
+    tree = ast.parse(Path(str(rayq.__file__)).read_text())
+    (block,) = (one for one in tree.body if isinstance(one, ast.If))
+    imported = {
+        alias.name: statement.module
+        for statement in block.body
+        if isinstance(statement, ast.ImportFrom)
+        for alias in statement.names
+    }
+    assert set(imported) == NAMES | ERRORS
+    for name, module in imported.items():
+        assert getattr(importlib.import_module(str(module)), name) is getattr(rayq, name)
 
 
 def test_every_error_says_when_it_is_raised() -> None:
@@ -60,9 +84,21 @@ def test_every_error_says_when_it_is_raised() -> None:
         assert getattr(errors, name).__doc__
 
 
-def test_importing_rayq_does_not_import_ray_or_any_extra() -> None:
+def loaded(program: str, heavy: tuple[str, ...]) -> str:
+    """Which of some modules a program has imported at its end."""
+    program = f"import sys; {program}; print([name for name in {heavy!r} if name in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    return ran.stdout.strip() + ran.stderr
+
+
+def test_using_rayq_does_not_import_ray_or_any_extra() -> None:
     # Ray takes a second to import; a unit test on LocalCluster shall not pay for it.
     heavy = ("ray", "numpy", "pyarrow", "pandas", "rich", "typer", "pytest")
-    program = f"import sys, rayq; print([name for name in {heavy!r} if name in sys.modules])"
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert ran.stdout.strip() == "[]", ran.stdout + ran.stderr
+    assert loaded("import rayq; rayq.Cluster", heavy) == "[]"
+
+
+def test_importing_rayq_or_its_command_imports_nothing_else() -> None:
+    # Neither `rayq --version` nor a module that merely names rayq shall pay for the whole of it.
+    heavy = ("msgspec", "asyncio", "typer", "rich", "logging", "importlib.metadata", "rayq.errors")
+    assert loaded("import rayq", heavy) == "[]"
+    assert loaded("import rayq.cli.main", heavy) == "[]"

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayq.cli.formats import Given, formatter, json_lines, parse_json, parser, unescape
+from rayq.cli.visible import visible, visible_json
 from rayq.errors import InvalidRequestError
 from rayq.records import Record
 
@@ -114,3 +115,12 @@ def test_what_is_printed_as_json_is_read_back_as_it_was(
     assert json.loads(line)["offset"] == 2
     found = parse_json(line.strip(b"\n"))
     assert found == Given(value, key, headers, 1, timestamp_ms)
+
+
+def test_what_a_terminal_would_obey_is_shown_instead() -> None:
+    assert visible("red \x1b[31m \x9b2J\x07\r\n\x7f") == r"red \x1b[31m \x9b2J\x07\r\n\x7f"
+    assert visible("a\u202eb\u2028\udcff") == r"a\u202eb\u2028\udcff"
+    assert visible("Zürich 東京 🛫") == "Zürich 東京 🛫"
+    text = '{\n  "a\x9b\x7f\u202e": 1\n}'
+    assert json.loads(visible_json(text)) == json.loads(text)
+    assert visible_json(text).isascii()
