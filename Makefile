@@ -1,37 +1,52 @@
 # The README's two commands are `make demo` and `make test`. Each sets itself up: a virtual
 # environment in .venv with the versions of requirements.lock, renewed only when pyproject.toml or
-# the lock changed.
+# the lock changed. What only the tests need comes when they are run.
 
-# The first Python >= 3.11 on the PATH that can make environments; or say `make PYTHON=... setup`.
-PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
-	$$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' \
+# The first Python on the PATH that is new enough and can make environments; or say
+# `make PYTHON=... setup`.
+PYTHON ?= $(shell for python in python3.11 python3.12 python3 python3.13; do \
+	$$python -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
 	2>/dev/null && { echo $$python; break; }; done)
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.setup-done
-PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
+FOR_THE_DEMO := $(VENV)/.demo-installed
+FOR_THE_TESTS := $(VENV)/.dev-installed
+ifdef PIP_INDEX_URL # A mirror that pip was told of is one for uv, too.
+export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
+endif
+INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java hosts demo test test-fast bench sim chaos chaos-groups lint lock clean hunt
+.PHONY: help setup java hosts demo test test-thorough test-all test-fast bench sim chaos \
+	chaos-groups lint lock clean hunt
 
 help: ## Say what can be made
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## Make the environment in .venv
+setup: $(FOR_THE_TESTS) ## Make the environment in .venv, with all that developers need
 
-$(STAMP): pyproject.toml requirements.lock
-	@test -n "$(PYTHON)" || { echo "rayq needs Python 3.11 or later with its venv module" \
+# uv resolves and unpacks in seconds what pip needs minutes for. Packages that come as sources are
+# built in environments of their own, so that nothing depends on what happens to be in .venv.
+$(FOR_THE_DEMO): pyproject.toml requirements.lock
+	@test -n "$(PYTHON)" || { echo "rayq needs Python 3.11, 3.12 or 3.13 with its venv module" \
 		"(on Debian: apt-get install python3-venv)." >&2; exit 1; }
-	@echo "Setting up $(VENV); the first time this takes a minute or two."
+	@echo "Setting up $(VENV) with $$($(PYTHON) --version); the first time this takes a minute."
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	@$(BIN)/python $(PIP_INSTALL) hatchling editables
-	@$(BIN)/python $(PIP_INSTALL) pyspark raydp
-	@$(BIN)/python $(PIP_INSTALL) --no-build-isolation --editable '.[dev]'
+	@$(BIN)/python -m pip --disable-pip-version-check install --quiet \
+		--constraint requirements.lock uv
+	@$(INSTALL) --editable '.[spark,cli,demo]'
 	@$(MAKE) --no-print-directory java
 	@touch $@
 
+$(FOR_THE_TESTS): $(FOR_THE_DEMO)
+	@$(INSTALL) --editable '.[dev]'
+	@touch $@
+
 # Only Spark needs Java; everything else of rayq runs, and is tested, without it.
-APT_INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends
+APT_ifdef PIP_INDEX_URL # A mirror that pip was told of is one for uv, too.
+export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
+endif
+INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends
 java: ## Install a Java runtime for Spark where there is none, if root may with apt-get
 	@command -v java >/dev/null || { \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -53,46 +68,54 @@ hosts: ## Install what tests on several hosts need (ip, sshd, rsync), if root ma
 				>/dev/null || true; \
 		fi; }
 
-demo: $(STAMP) ## Stream 336,776 flights through three brokers and kill a leader half-way; then Spark
+demo: $(FOR_THE_DEMO) ## Stream 336,776 flights through three brokers and kill a leader half-way; then Spark
 	@$(BIN)/python -m rayq.demo
 	@if $(BIN)/python -m rayq.spark; then $(BIN)/python examples/flight_delays_spark.py; fi
 
-test: $(STAMP) ## Run all tests; below 25 minutes on two cores
-	@$(BIN)/python -m pytest -m "not hunt"
+# Three workers keep two cores busy while tests wait for something. Tests of one xdist group run one
+# after the other on the same worker; so do all that share a Ray cluster.
+PYTEST := $(BIN)/python -m pytest
+SIDE_BY_SIDE := --numprocesses 3 --dist loadgroup
 
-test-fast: $(STAMP) ## Run the tests that need no Ray cluster; below 2 minutes
-	@$(BIN)/python -m pytest -m "not real and not slow"
+test: $(FOR_THE_TESTS) ## Run the tests; below 10 minutes on two cores
+	@$(PYTEST) $(SIDE_BY_SIDE) -m "not thorough and not hunt"
 
-hunt: $(STAMP) ## Plant each bug and let the simulation find it; up to an hour
+test-thorough: $(FOR_THE_TESTS) ## Run what `make test` leaves out
+	@$(PYTEST) $(SIDE_BY_SIDE) -m "thorough and not hunt"
+
+test-all: test test-thorough ## Run all tests; below an hour
+
+test-fast: $(FOR_THE_TESTS) ## Run the tests that need no Ray cluster; below 2 minutes
+	@$(PYTEST) $(SIDE_BY_SIDE) -m "not real and not project and not slow and not thorough and not hunt"
+
+hunt: $(FOR_THE_TESTS) ## Plant each bug and let the simulation find it; up to an hour
 	@$(BIN)/python -m pytest -m hunt tests/simulated/test_planted_bugs.py
 
-bench: $(STAMP) ## Measure this disk and rayq on it; below 6 minutes, a table and .bench/results.json
+bench: $(FOR_THE_TESTS) ## Measure this disk and rayq on it; below 6 minutes, a table and .bench/results.json
 	@$(BIN)/python -m benchmarks.run
 
 SEEDS ?= 0:200
 SCENARIO ?= ordinary
-sim: $(STAMP) ## Run seeds of the simulation: make sim SEEDS=0:2000 SCENARIO=groups (half open)
+sim: $(FOR_THE_TESTS) ## Run seeds of the simulation: make sim SEEDS=0:2000 SCENARIO=groups (half open)
 	@$(BIN)/python -m rayq.testing.simulation --scenario $(SCENARIO) $(SEEDS)
 
 MINUTES ?= 5
-chaos: $(STAMP) ## Kill and stop real processes at load: make chaos MINUTES=5; a table, exit 1 on loss
+chaos: $(FOR_THE_TESTS) ## Kill and stop real processes at load: make chaos MINUTES=5; a table, exit 1 on loss
 	@$(BIN)/python -m rayq.testing.chaos --minutes $(MINUTES)
 
-chaos-groups: $(STAMP) ## Members of a group come and go at load, some by SIGKILL: MINUTES=2
+chaos-groups: $(FOR_THE_TESTS) ## Members of a group come and go at load, some by SIGKILL: MINUTES=2
 	@$(BIN)/python -m rayq.testing.chaos.groups --minutes $(MINUTES)
 
-lint: $(STAMP) ## Check style, types, and who imports whom
+lint: $(FOR_THE_TESTS) ## Check style, types, and who imports whom
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-lock: ## Resolve the dependencies anew into requirements.lock
-	@work=$$(mktemp -d) && trap 'rm -rf "$$work"' EXIT && $(PYTHON) -m venv "$$work/venv" && \
-		"$$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-			hatchling editables '.[dev]' && \
-		{ echo "# Made by 'make lock': what '.[dev]' resolved to, for Python 3.11 on Linux."; \
-		  "$$work/venv/bin/python" -m pip freeze --exclude rayq; } > "$$work/lock" && \
-		cp "$$work/lock" requirements.lock
+lock: $(FOR_THE_TESTS) ## Resolve the dependencies anew, for every Python version, into requirements.lock
+	@{ echo "# Made by 'make lock': what '.[dev]' resolves to, for Python 3.11 to 3.13 on Linux."; \
+	   $(BIN)/uv pip compile --quiet --no-header --no-annotate --upgrade --universal \
+		--python-version 3.11 --extra dev pyproject.toml; } > requirements.lock.new
+	@mv requirements.lock.new requirements.lock
 
 clean: ## Remove all that the other targets made
 	rm -rf $(VENV) .bench demo-data build dist .pytest_cache .mypy_cache .ruff_cache \

