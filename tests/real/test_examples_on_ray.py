@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 import ray
 
-from tests.ahead import Done
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -42,11 +40,10 @@ def running_ray(ray_here: None) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.ahead("-c", README_EXAMPLE)
-def test_the_example_of_the_readme_runs_as_it_stands(ahead: Done) -> None:
-    assert ahead.returncode == 0, ahead.stdout + ahead.stderr
-    assert "RecordMetadata(topic='flights'" in ahead.stdout
-    assert "b'N14228' b'{\"dest\": \"IAH\"}'" in ahead.stdout
+def test_the_example_of_the_readme_runs_as_it_stands(tmp_path: Path, running_ray: str) -> None:
+    printed = run(tmp_path, running_ray, "-c", README_EXAMPLE)
+    assert "RecordMetadata(topic='flights'" in printed
+    assert "b'N14228' b'{\"dest\": \"IAH\"}'" in printed
 
 
 @pytest.mark.slow

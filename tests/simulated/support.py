@@ -18,3 +18,18 @@ def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
     )
+
+
+def passing(*arguments: str) -> str:
+    """What it prints, of which the last line sums up; every seed must pass."""
+    done = simulate("--processes", "1", *arguments)
+    assert done.returncode == 0, done.stdout[-20_000:] + done.stderr
+    return done.stdout
+
+
+def found_by(mutation: str, seeds: str, *options: str) -> str:
+    """The line that says which of the seeds found a planted bug; one of them must."""
+    done = simulate("--processes", "1", *options, "--mutation", mutation, seeds)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.startswith(f"{mutation}: found by seed ")
+    return done.stdout.splitlines()[0]
