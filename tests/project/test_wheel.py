@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import venv
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+
+UV = Path(sys.executable).with_name("uv")
+EXTRAS = {
+    "arrow": "import pyarrow, rayq.client.arrow",
+    "data": "import rayq.data; rayq.data.read_topic",
+    "spark": "import raydp, pyspark.sql, rayq.spark; rayq.spark.session",
+    "cli": "from rayq.cli.main import main; import sys; sys.argv = ['rayq', '--help']; main()",
+    "metrics": "import prometheus_client, ray.dashboard.modules.reporter.reporter_agent",
+    "demo": "from rayq.demo import load_flights; assert len(load_flights()) == 336_776",
+}
+"""What each brings, and a first use of it."""
 
 ROUND_TRIP = """
 import importlib.util, sys
@@ -64,12 +75,33 @@ def test_the_wheel_holds_the_package_its_types_and_its_licence(wheel: Path) -> N
     assert not [name for name in names if name.startswith(("tests/", "examples/", "benchmarks/"))]
 
 
-@pytest.mark.slow
+def environment(path: Path, requirement: str) -> Path:
+    """The Python of a new environment with nothing but the requirement."""
+    python = path / "venv" / "bin" / "python"
+    run(UV, "venv", "--python", sys.executable, path / "venv", cwd=path)
+    run(
+        *(UV, "pip", "install", "--quiet", "--python", python),
+        *("--constraint", ROOT / "requirements.lock", requirement),
+        cwd=path,
+    )
+    return python
+
+
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_the_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
-    venv.create(tmp_path / "venv", with_pip=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    constraints = ROOT / "requirements.lock"
-    run(python, "-m", "pip", "install", "--quiet", "-c", constraints, wheel, cwd=tmp_path)
-    printed = run(python, "-c", ROUND_TRIP, cwd=tmp_path)
+    printed = run(environment(tmp_path, str(wheel)), "-c", ROUND_TRIP, cwd=tmp_path)
     assert "pip install 'rayq[arrow]'" in printed
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_the_wheel_installs_with_each_extra(wheel: Path, tmp_path: Path, extra: str) -> None:
+    python = environment(tmp_path, f"{wheel}[{extra}]")
+    run(python, "-c", EXTRAS[extra], cwd=tmp_path)
+
+
+def test_no_extra_is_forgotten() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {*EXTRAS, "dev"} == set(extras)
