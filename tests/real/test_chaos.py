@@ -15,6 +15,7 @@ KINDS = ("kill-leader", "stop-leader", "kill-broker", "kill-controller", "kill-n
 """Whether a lost node returns before Ray has noticed its loss, or after, is the seed's choice."""
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(420)
 def test_a_minute_of_chaos_loses_nothing_and_stops_nobody(tmp_path: Path) -> None:

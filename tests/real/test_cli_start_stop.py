@@ -105,6 +105,7 @@ def rayq(tmp_path: Path) -> Iterator[Rayq]:
             stop_ray(command.current["ray_session"])
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_cluster_from_start_to_stop_and_back(rayq: Rayq, tmp_path: Path) -> None:
     data = str(tmp_path / "data")

@@ -132,6 +132,7 @@ def test_a_killed_leader_is_replaced_within_a_second_or_so(cluster: Cluster, top
     assert load.longest_pause_s < 3
 
 
+@pytest.mark.thorough
 def test_a_leader_that_hangs_is_replaced_within_its_session(cluster: Cluster, topic: str) -> None:
     with _own_topic(cluster, "hung") as load:
         pid = replica_pid(cluster, "hung", leader_of(cluster, "hung"))
@@ -207,6 +208,7 @@ def test_deleted_topics_end_their_processes(cluster: Cluster, topic: str) -> Non
     assert cluster.admin.delete_records({TopicPartition(topic, 0): 0})
 
 
+@pytest.mark.thorough
 def test_a_partition_moves_though_the_process_that_copies_it_is_killed(cluster: Cluster) -> None:
     cluster.create_topic("moving", replication_factor=2, segment_bytes=1 << 20)
     with cluster.producer(compression_type="none") as producer:

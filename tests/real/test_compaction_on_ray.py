@@ -7,6 +7,8 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 import rayq
 from rayq import Cluster
 from rayq.storage.disk import LocalDisk
@@ -49,6 +51,7 @@ def replica_pids(cluster: Cluster) -> dict[int, int]:
     }
 
 
+@pytest.mark.thorough
 def test_helpers_and_replicas_die_while_a_topic_is_compacted(
     ray_here: None, tmp_path: Path
 ) -> None:

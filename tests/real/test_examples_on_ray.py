@@ -46,6 +46,7 @@ def test_the_example_of_the_readme_runs_as_it_stands(tmp_path: Path, running_ray
     assert "b'N14228' b'{\"dest\": \"IAH\"}'" in printed
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_quickstart_finds_its_records_again_after_a_full_stop(
     tmp_path: Path, running_ray: str
@@ -55,6 +56,7 @@ def test_quickstart_finds_its_records_again_after_a_full_stop(
         assert run(tmp_path, running_ray, example, data_dir).count("read:") == times
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_ray_tasks_write_and_an_actor_reads_all_of_it(tmp_path: Path, running_ray: str) -> None:
     example = ROOT / "examples" / "produce_and_consume_in_ray_tasks.py"

@@ -18,6 +18,7 @@ from tests.local.support import eventually
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_half_a_minute_of_members_that_come_and_go_leaves_nothing_out(
@@ -43,6 +44,7 @@ def test_half_a_minute_of_members_that_come_and_go_leaves_nothing_out(
     assert result["longest_gap_in_rebalances_s"] < result["longest_gap_quiet_s"] + 2
 
 
+@pytest.mark.thorough
 def test_ray_tasks_share_a_topic_as_members_of_one_group(cluster: Cluster) -> None:
     @ray.remote(num_cpus=0)
     def work(given: Cluster) -> list[int]:

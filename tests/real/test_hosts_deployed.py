@@ -53,6 +53,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
         yield made
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_a_deployed_cluster_outlives_a_cut_off_and_a_killed_host(hosts: Hosts) -> None:
     """`ray up`, then a real partition with the old leader alive on the other side, a host that

@@ -53,6 +53,7 @@ def nodes() -> Iterator[RayNodes]:
     cluster.shutdown()
 
 
+@pytest.mark.thorough
 def test_brokers_start_again_when_every_node_of_theirs_was_lost(
     nodes: RayNodes, tmp_path: Path
 ) -> None:
@@ -87,6 +88,7 @@ def _offers(node_id: str) -> float:
     return float(offered.get("rayq_broker", 0))
 
 
+@pytest.mark.thorough
 def test_brokers_follow_the_nodes(nodes: RayNodes, tmp_path: Path) -> None:
     cluster = rayq.start(str(tmp_path), port=19792, name="spread")
     info = cluster.admin.describe_cluster()

@@ -18,6 +18,7 @@ def node_count() -> int:
     return sum(one["Alive"] for one in ray.nodes())
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_backlog_brings_a_node_and_an_idle_pool_gives_it_back(tmp_path: Path) -> None:
     path = str(tmp_path / "handled")

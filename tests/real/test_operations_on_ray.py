@@ -13,6 +13,7 @@ from tests.local.support import Load, eventually, partition_of, wait_in_sync
 from tests.real.support import actor_pid
 
 
+@pytest.mark.thorough
 def test_all_brokers_and_the_controller_are_restarted_one_by_one_and_no_write_fails(cluster: Cluster) -> None:
     cluster.create_topic("rolling", partitions=2)
     with Load(cluster, "rolling") as load:

@@ -144,6 +144,7 @@ def test_an_empty_topic_is_an_empty_dataset_with_a_schema(new_topic: Callable[..
     assert dataset.schema().names == ["offset", "value"]
 
 
+@pytest.mark.thorough
 def test_a_leader_killed_during_a_read_leaves_out_nothing(
     cluster: Cluster, new_topic: Callable[..., str]
 ) -> None:

@@ -229,6 +229,7 @@ def test_what_is_appended_after_the_call_is_not_part_of_it(spark: Any, cluster: 
     assert read(spark, "snapshot", cluster=cluster).count() == 11
 
 
+@pytest.mark.thorough
 def test_ranges_are_given_by_offset_and_by_time(spark: Any, cluster: Cluster) -> None:
     from rayq.spark import read
 
@@ -329,6 +330,7 @@ def test_wrong_reads_are_refused_on_the_driver(spark: Any, cluster: Cluster) -> 
     assert numbers(df) == [0, 1, 2, 4, 6, 8]
 
 
+@pytest.mark.thorough
 def test_records_that_expire_before_they_are_read_fail_the_job_or_are_left_out(
     spark: Any, cluster: Cluster
 ) -> None:
@@ -345,6 +347,7 @@ def test_records_that_expire_before_they_are_read_fail_the_job_or_are_left_out(
         read(spark, "expired", cluster=cluster, starting_offsets=from_the_start)
 
 
+@pytest.mark.thorough
 def test_a_topic_deleted_meanwhile_fails_the_job(spark: Any, cluster: Cluster) -> None:
     from rayq.spark import read
 
@@ -356,6 +359,7 @@ def test_a_topic_deleted_meanwhile_fails_the_job(spark: Any, cluster: Cluster) -
     assert "UnknownTopicError" in task_error(df.collect)
 
 
+@pytest.mark.thorough
 def test_a_partition_that_is_offline_fails_the_job_after_the_timeout(
     spark: Any, tmp_path: Path
 ) -> None:

@@ -126,6 +126,7 @@ def assert_each_once(spark: Any, cluster: Cluster, topic: str, rows: int) -> Non
     assert tuple(found) == (rows, rows, 300)
 
 
+@pytest.mark.thorough
 def test_a_leader_killed_during_a_read_costs_no_record(
     spark: Any, cluster: Cluster, filled: str, tmp_path: Path
 ) -> None:
@@ -201,6 +202,7 @@ def test_two_attempts_at_the_same_time_write_nothing_twice(spark: Any, cluster: 
     assert_each_once(spark, cluster, "twice", 60_000)
 
 
+@pytest.mark.thorough
 def test_an_executor_killed_during_a_write_costs_and_doubles_no_record(
     spark: Any, cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ pytestmark = [
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "flight_delays_spark.py"
 
 
+@pytest.mark.thorough
 def test_spark_finds_the_delays_that_pandas_finds(
     spark: Any, cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:

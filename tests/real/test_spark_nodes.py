@@ -37,6 +37,7 @@ def nodes() -> Iterator[RayNodes]:
     cluster.shutdown()
 
 
+@pytest.mark.thorough
 def test_executors_on_one_node_read_from_and_write_to_brokers_on_others(
     nodes: RayNodes, tmp_path: Path
 ) -> None:

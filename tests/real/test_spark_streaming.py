@@ -143,6 +143,7 @@ class Stream:
             raise self.failure
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(1200)
 def test_every_flight_is_there_once_although_the_driver_was_killed_twice(
     cluster: Cluster, tmp_path: Path
