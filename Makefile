@@ -43,10 +43,7 @@ $(FOR_THE_TESTS): $(FOR_THE_DEMO)
 	@touch $@
 
 # Only Spark needs Java; everything else of rayq runs, and is tested, without it.
-APT_ifdef PIP_INDEX_URL # A mirror that pip was told of is one for uv, too.
-export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
-endif
-INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends
+APT_INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends
 java: ## Install a Java runtime for Spark where there is none, if root may with apt-get
 	@command -v java >/dev/null || { \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
