@@ -89,6 +89,13 @@ _METRICS = (
         "Where a replica's log ends.",
     ),
     Metric(
+        "rayq_log_unreadable_batches",
+        "gauge",
+        _REPLICA,
+        "Batches of a compacted topic that the replica's last compaction could not read, although "
+        "their CRC is right, and kept as they are.",
+    ),
+    Metric(
         "rayq_replica_lag",
         "gauge",
         _REPLICA,

@@ -9,7 +9,7 @@ import lz4.block
 import msgspec
 from hypothesis import strategies as st
 
-from rayq.storage.batch import HEADER_BYTES, encode_batch, read_header
+from rayq.storage.batch import HEADER_BYTES, encode_batch, read_header, stamp
 
 CONTROL, TRANSACTIONAL, NULL_KEYS, LZ4 = 1 << 5, 1 << 4, 1 << 6, 1
 
@@ -57,6 +57,13 @@ def sealed(header: dict[str, int], body: bytes) -> bytes:
     )
     crcs = struct.pack("<II", google_crc32c.value(head), google_crc32c.value(tail + body))
     return head + crcs + tail + body
+
+
+def moved(batch: bytes, base_offset: int) -> bytes:
+    """The same batch at another offset, as if a leader had stamped it."""
+    data = bytearray(batch)
+    stamp(data, 0, base_offset=base_offset, leader_epoch=0, append_time_ms=5)
+    return bytes(data)
 
 
 def records(count: int) -> dict[str, int]:

@@ -34,6 +34,9 @@ class Compactor:
         self._clock_watch = ClockWatch(self._environment.clock)
         self._task: asyncio.Task[None] | None = None
         self._next_s: float | None = None
+        self.unreadable_batches = 0
+        """So many the last pass has met: their bytes are as they were written, and yet they are no
+        batches of records."""
 
     def tick(self, now_s: float) -> None:
         """Looks at the log when it is time for that; nothing at all for logs of other policies."""
@@ -104,6 +107,13 @@ class Compactor:
             replica_log.is_compacted_now = False
         if not is_swapped:
             return True
+        self.unreadable_batches = result.unreadable_batches
+        if result.unreadable_batches:
+            logger.warning(
+                "%s has %d batches that no reader can read, the first at offset %d: compaction "
+                "keeps them as they are (consumers get past them by seek or on_corrupt='skip')",
+                *(replica_log.where, result.unreadable_batches, result.unreadable_offset),
+            )
         logger.info(
             "compacted %s up to %d in %.1f s: %d of %d records stay, %d of %d bytes; %d keys took "
             "%d MiB of memory",

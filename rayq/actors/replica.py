@@ -277,6 +277,9 @@ class Replica:
             sample("rayq_log_size_bytes", log.size_bytes, **at),
             sample("rayq_log_end_offset", log.end_offset, **at),
         ]
+        if replica_log.topic_config.is_compacted:
+            unreadable = self._compactor.unreadable_batches
+            samples.append(sample("rayq_log_unreadable_batches", unreadable, **at))
         if isinstance(self._role, Follower):
             samples.append(sample("rayq_replica_lag", self._role.lag, **at))
         elif isinstance(self._role, Leader) and self._has_lease():

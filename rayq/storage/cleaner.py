@@ -9,7 +9,9 @@ What also stays: records without a key, control batches, and of batches that los
 the header alone where it tells something: the last batches of each live producer (so that a retry
 is still recognised by who copies the log), the last batch of a leader epoch and of a segment (so
 that it is known where they end). Tombstones, records without a value, stay for
-`delete_retention_ms` after the pass that first left nothing else of their key.
+`delete_retention_ms` after the pass that first left nothing else of their key. A batch whose bytes
+are as they were written, and which is no batch of records all the same, stays as it is and is told
+of: it is not the disk's fault, and no reason to stop.
 
 This reads segments that do not change any more and writes into `<partition>/cleaning/`; only
 `swap` touches the log. So it can run anywhere, be stopped at any step and be forgotten: it is a
@@ -27,12 +29,21 @@ import msgspec
 
 from rayq.config import MIB
 from rayq.environment import Buffer, Disk, File
-from rayq.errors import CorruptBatchError, DirectoryInUseError, DiskFullError, RayqError
+from rayq.errors import (
+    CorruptBatchError,
+    DirectoryInUseError,
+    DiskFullError,
+    RayqError,
+    RecordTooLargeError,
+    UnsupportedFormatError,
+)
 from rayq.storage import checked_file
 from rayq.storage.appending import RESERVED_BYTES
 from rayq.storage.batch import (
     HEADER_BYTES,
     BatchHeader,
+    Columns,
+    check_body,
     decode_columns,
     keep_records,
     read_header,
@@ -110,6 +121,10 @@ class CleaningResult(msgspec.Struct, frozen=True, kw_only=True):
     records_kept: int = 0
     bytes_read: int = 0
     bytes_kept: int = 0
+    unreadable_batches: int = 0
+    """So many were kept as they are, since they are no batches of records."""
+    unreadable_offset: int | None = None
+    """Where the first of them is."""
     peak_memory_bytes: int | None = None
     """Of the helper process, where there is one."""
 
@@ -131,7 +146,8 @@ def cleaner_turn(disk: Disk, partition_directory: str) -> Iterator[None]:
 def clean(disk: Disk, job: CleaningJob) -> Steps:
     """The pass, in steps. The caller has the turn (`cleaner_turn`).
 
-    Raises CorruptBatchError naming file and position, DiskFullError, RecordTooLargeError, OSError.
+    Raises CorruptBatchError naming file and position where the disk damaged a batch, DiskFullError,
+    OSError.
     """
     try:
         return (yield from _clean(disk, job))
@@ -169,6 +185,8 @@ def _clean(disk: Disk, job: CleaningJob) -> Steps:
         records_kept=cleaning.records_kept,
         bytes_read=cleaning.bytes_read,
         bytes_kept=cleaning.bytes_kept,
+        unreadable_batches=cleaning.unreadable_batches,
+        unreadable_offset=cleaning.unreadable_offset,
     )
 
 
@@ -194,14 +212,24 @@ def _latest_offsets(
                     continue
                 if latest and len(latest) + header.record_count > job.keys_max:
                     return latest, end_offset
-                if not header.is_control:
-                    columns = decode_columns(data, position, header)
+                columns = None if header.is_control else _columns(data, position, header)
+                if columns is not None:
                     for offset, key in zip(columns.offsets, columns.keys or (), strict=False):
                         if key is not None:
                             latest[_digest(key)] = offset
                 end_offset = header.next_offset
             yield len(data)
     return latest, end_offset
+
+
+def _columns(data: bytes, position: int, header: BatchHeader) -> Columns | None:
+    """None: no batch of records, although its bytes are as they were written. Raises
+    CorruptBatchError where they are not."""
+    check_body(data, position, header)
+    try:
+        return decode_columns(data, position, header, check_crc=False)
+    except (CorruptBatchError, UnsupportedFormatError):
+        return None
 
 
 def _chunks(
@@ -254,6 +282,8 @@ class _Pass:
         self.horizon = 0
         self.records_read = self.records_kept = 0
         self.bytes_read = self.bytes_kept = 0
+        self.unreadable_batches = 0
+        self.unreadable_offset: int | None = None
 
     def run(self, sources: list[SourceSegment]) -> Generator[int, None, None]:
         size_bytes = sum(source.size_bytes for source in sources)
@@ -302,9 +332,13 @@ class _Pass:
     def _filtered(self, data: bytes, position: int, header: BatchHeader) -> Buffer:
         """The batch as it is to be: the same bytes, or fewer records."""
         whole = data[position : position + header.length]
-        columns = decode_columns(whole, 0, header)
+        columns = _columns(whole, 0, header)
         self.records_read += header.record_count
-        if header.is_control:
+        if columns is None:
+            self.unreadable_batches += 1
+            if self.unreadable_offset is None:
+                self.unreadable_offset = header.base_offset
+        if columns is None or header.is_control:
             self.records_kept += header.record_count
             return whole
         latest, tombstones_below = self._latest, self._job.tombstones_below
@@ -320,10 +354,16 @@ class _Pass:
                         continue
                     self.tombstones += 1
             kept.append(place)
-        self.records_kept += len(kept)
-        if len(kept) == header.record_count:
-            return whole
-        return keep_records(header, columns, kept)
+        if len(kept) < header.record_count:
+            try:
+                batch = keep_records(header, columns, kept)
+            except RecordTooLargeError:  # A large batch with its offsets spelled out: let it be.
+                self.records_kept += header.record_count
+                return whole
+            self.records_kept += len(kept)
+            return batch
+        self.records_kept += header.record_count
+        return whole
 
 
 class _Output:

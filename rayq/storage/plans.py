@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from rayq.environment import Disk, File
-from rayq.errors import CorruptBatchError, StorageError
+from rayq.errors import CorruptBatchError, StorageError, UnsupportedFormatError
 from rayq.storage import checked_file
-from rayq.storage.batch import BatchHeader, decode_columns
+from rayq.storage.batch import BatchHeader, check_body, decode_columns
 from rayq.storage.checkpoint import Checkpoint, write_checkpoint
 from rayq.storage.epochs import write_epochs
 from rayq.storage.index import DamagedIndexError, Index, IndexWrite, Reader
@@ -255,7 +255,14 @@ class TimeLookup:
         for position, header in scan(view.file, first.position, view.size, path=view.path):
             if header.newest_timestamp_ms < self.timestamp_ms:
                 continue
-            columns = decode_columns(pread(view.file, header.length, position), 0, header)
+            data = pread(view.file, header.length, position)
+            check_body(data, 0, header)
+            try:
+                columns = decode_columns(data, 0, header, check_crc=False)
+            except (CorruptBatchError, UnsupportedFormatError):
+                # As it was written, and yet no batch of records: its header says that it has the
+                # time, and who reads there is told of it.
+                return max(header.base_offset, self.start_offset), header.newest_timestamp_ms
             for offset, timestamp_ms in zip(columns.offsets, columns.timestamps_ms, strict=True):
                 if offset >= self.start_offset and timestamp_ms >= self.timestamp_ms:
                     return offset, timestamp_ms

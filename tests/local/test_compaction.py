@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rayq import NullKeyError, OffsetRange, Record
+from rayq.actors import leader
 from rayq.config import GIB, TopicConfig
 from rayq.runtime import cleaner_process
 from rayq.storage.batch import decode_columns, encode_batch, split_batches
@@ -33,6 +34,7 @@ from tests.local.support import (
     read_all,
     wait_in_sync,
 )
+from tests.wrong_batches import sealed
 
 AT_ONCE = {
     "cleanup_policy": "compact",
@@ -147,6 +149,35 @@ def test_every_replica_keeps_the_latest_record_of_each_key(eager: LocalCluster) 
         held = {key: value for _, key, value in replica_records(eager.data_dir, broker, "state")}
         assert {key: value for key, value in held.items() if value is not None} == state
     assert all(report.is_sound for report in verify(LocalDisk(), eager.data_dir))
+
+
+def test_a_batch_that_nobody_can_read_stops_no_replica_of_a_compacted_topic(
+    eager: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eager.create_topic("state", **AT_ONCE)
+    with monkeypatch.context() as patch:  # As a leader of before this was checked.
+        patch.setattr(leader, "check_records", lambda *_, **__: None)
+        produce_raw(eager, "state", sealed({}, b"\xc1garbage"))
+    with eager.producer() as producer:
+        for number in range(200):
+            producer.send("state", b"%d" % number + bytes(100), key=b"k%d" % (number % 3))
+            if number % 10 == 9:
+                producer.flush()
+
+    def kept() -> list[float]:
+        return [
+            sample.value
+            for sample in eager.metrics()
+            if sample.name == "rayq_log_unreadable_batches"
+        ]
+
+    eventually(lambda: kept() == [1, 1, 1], "all three replicas have met it", WAIT_S)
+    eventually(lambda: max(log_sizes(eager, "state")) < 9000, "all are compacted", WAIT_S)
+    assert len(wait_in_sync(eager, "state").isr) == 3
+    with eager.consumer(auto_offset_reset="earliest") as consumer:
+        consumer.assign([place("state")])
+        consumer.seek(place("state"), 1)
+        assert consumer.poll(timeout_s=10)[-1].offset == 200
 
 
 def test_a_record_without_a_key_is_refused_and_nothing_of_its_batch_is_written(

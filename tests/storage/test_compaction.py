@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rayq.config import GIB, MIB, TopicConfig
-from rayq.errors import CorruptBatchError, DirectoryInUseError, DiskFullError
+from rayq.errors import (
+    CorruptBatchError,
+    DirectoryInUseError,
+    DiskFullError,
+    UnsupportedFormatError,
+)
 from rayq.records import Headers
+from rayq.storage import batch as batch_module
 from rayq.storage.batch import (
     BatchHeader,
     decode_columns,
@@ -37,6 +44,7 @@ from tests.storage.support import (
     learn,
     read_bytes,
 )
+from tests.wrong_batches import KEYED, WRONG_BODIES, moved, mutated_batches, sealed
 
 SMALL = TopicConfig(
     cleanup_policy="compact",
@@ -185,6 +193,73 @@ def test_records_without_a_key_and_control_batches_stay(compacted: Place) -> Non
     roll(log)
     run_pass(log)
     assert records(log) == [(0, None, b"1"), (2, None, None), (3, b"a", b"3")]
+
+
+@pytest.mark.parametrize("what", WRONG_BODIES)
+def test_a_batch_that_is_none_although_its_crcs_are_right_is_kept_as_it_is_and_told(
+    compacted: Place, what: str
+) -> None:
+    log = compacted.open()
+    write(log, (b"a", b"1"))
+    wrong = moved(sealed({}, WRONG_BODIES[what]), 1)
+    log.append_as_follower(wrong)
+    unknown = moved(sealed({"attributes": 1 << 9}, KEYED), 2)
+    log.append_as_follower(unknown)
+    write(log, (b"a", b"2"))
+    roll(log)
+    result = run_pass(log)
+    assert result is not None
+    assert (result.unreadable_batches, result.unreadable_offset) == (2, 1)
+    assert (result.records_read, result.records_kept) == (4, 3)
+    data = read_bytes(log)
+    (at, first), (_, second), (last, _) = split_batches(data)
+    assert data[at:last] == wrong + unknown
+    assert (first.base_offset, second.base_offset) == (1, 2)
+    assert records_in(data[last:]) == [(3, b"a", b"2")]
+    assert log.plan_offset_for_time(5, 4).run() == (1, 5), "by its header"
+
+
+def test_a_batch_whose_offsets_find_no_room_in_it_is_kept_as_it_is(
+    compacted: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = compacted.open()
+    write(log, (b"a", b"1"), (b"b", b"1"))
+    write(log, (b"a", b"2"))
+    roll(log)
+    monkeypatch.setattr(batch_module, "PLAIN_BODY_BYTES_MAX", 5)
+    assert run_pass(log) is not None
+    monkeypatch.undo()
+    assert replayed(records(log)) == {b"a": b"2", b"b": b"1"}
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(mutated_batches(), min_size=1, max_size=4))
+def test_no_body_stops_a_pass_or_costs_a_readable_record(
+    tmp_path_factory: pytest.TempPathFactory, mutated: list[bytes]
+) -> None:
+    place = Place(tmp_path_factory.mktemp("log"))
+    place.config = SMALL
+    log = place.open()
+    write(log, (b"k", b"1"))
+    for batch in mutated:
+        moved_batch = moved(batch, log.end_offset)
+        with contextlib.suppress(CorruptBatchError):  # Its header contradicts itself.
+            log.append_as_follower(moved_batch)
+        write(log, (b"k", b"2"))
+    roll(log)
+    readable_before = _readable(read_bytes(log))
+    assert run_pass(log) is not None
+    assert replayed(_readable(read_bytes(log))) == replayed(readable_before)
+
+
+def _readable(data: bytes) -> list[tuple[int, bytes | None, bytes | None]]:
+    found = []
+    for position, header in split_batches(data):
+        if header.is_control:
+            continue
+        with contextlib.suppress(CorruptBatchError, UnsupportedFormatError):
+            found += records_in(data[position : position + header.length])
+    return found
 
 
 def test_the_active_segment_and_what_is_not_committed_are_left_alone(compacted: Place) -> None:
