@@ -225,7 +225,7 @@ def decode(key: bytes | None, value: bytes | None) -> Record:
         return GroupRecord(
             named.group, None if value is None else _group(_group_decoder.decode(value))
         )
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptBatchError(
             f"A record of __consumer_offsets with key {key!r} is not a group's: {error}"
         ) from error

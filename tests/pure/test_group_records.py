@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rayq.core.group_records import (
@@ -43,6 +43,7 @@ def test_what_is_encoded_is_decoded(record: Record) -> None:
 
 
 @given(st.none() | st.binary(max_size=30), st.none() | st.binary(max_size=30))
+@example(b"\x91\xa3\x00\x00\x80", None)  # No UTF-8.
 def test_other_bytes_are_an_error_that_says_so(key: bytes | None, value: bytes | None) -> None:
     try:
         decode(key, value)
