@@ -47,6 +47,8 @@ SILENT_HEARTBEATS = 2
 """A voter that heard a controller within so many heartbeats is not asked for its vote."""
 BALANCE_INTERVAL_S = 10.0
 REBUILD_INTERVAL_S = 1.0
+CLUSTER_STOP_PATIENCE_S = 15.0
+"""A stop of the whole cluster in which no broker has stopped for so long has died on the way."""
 FOUND_PATIENCE_S = 5.0
 """How long a new partition, one of whose replicas runs, waits for the others to start."""
 
@@ -82,7 +84,8 @@ class Controller:
         """Since when brokers have had no session, as far as this controller has seen it."""
         self._unfounded_since_s: dict[tuple[str, int], float] = {}
         self._started_s = 0.0
-        self._cluster_stops = False
+        self._cluster_stops_until_s: float | None = None
+        """While the whole cluster stops nobody is elected."""
         self._watch: asyncio.Task[None] | None = None
         self._metrics: ControllerMetrics | None = None
 
@@ -185,11 +188,13 @@ class Controller:
                 self._complete_moves()
                 return None, []
             case messages.PrepareStop():
-                self._cluster_stops = True
+                self._expect_stops()
                 return messages.Done(), []
             case messages.BrokerStopped():
                 broker_changes.check_broker(state, request.broker, request.incarnation)
                 ends = [_report(one) for one in request.replicas]
+                if self._cluster_stops:
+                    self._expect_stops()
                 return None, broker_changes.stop_broker(
                     state,
                     request.broker,
@@ -270,12 +275,13 @@ class Controller:
             request.node_id,
             request.replicas_max,
         )
+        if self._cluster_stops:
+            self._end_cluster_stop(f"broker {request.broker} started in the middle of a stop")
         records = broker_changes.register_broker(
             self.state, registration, request.held, self._heard()
         )
         self._heard_s[request.broker] = self._environment.clock.monotonic()
         self._quorum.add_peer(request.broker, request.directory_id, (request.host, request.port))
-        self._cluster_stops = False
         return messages.RegisterBrokerResponse(self.epoch), records
 
     def _check_heard(self, broker: int, incarnation: str) -> None:
@@ -333,6 +339,21 @@ class Controller:
             return None
         known = self.state.partition(record.topic_id, record.partition)
         return None if known is None else known.value
+
+    # --- the stop of the whole cluster ------------------------------------------------------
+
+    @property
+    def _cluster_stops(self) -> bool:
+        return self._cluster_stops_until_s is not None
+
+    def _expect_stops(self) -> None:
+        now_s = self._environment.clock.monotonic()
+        self._cluster_stops_until_s = now_s + CLUSTER_STOP_PATIENCE_S
+
+    def _end_cluster_stop(self, reason: str) -> None:
+        """The cluster goes on: what was not elected meanwhile is elected now."""
+        self._cluster_stops_until_s = None
+        self._append(broker_changes.settle_everything(self.state, self._heard()), reason)
 
     # --- sessions ---------------------------------------------------------------------------
 
@@ -395,6 +416,8 @@ class Controller:
             last_s = now_s
             if late_s > interval_s:
                 self._started_s += late_s
+                if self._cluster_stops_until_s is not None:
+                    self._cluster_stops_until_s += late_s
                 self._gone_since_s = {one: at + late_s for one, at in self._gone_since_s.items()}
                 self._heard_s = {one: at_s + late_s for one, at_s in self._heard_s.items()}
             elif not self._quorum.has_majority() and now_s > self._started_s + self._session_s:
@@ -411,6 +434,8 @@ class Controller:
                         broker_changes.fence_broker(self.state, number, self._heard()),
                         f"broker {number} was silent for {silent_s:.1f} s",
                     )
+            if self._cluster_stops_until_s is not None and now_s > self._cluster_stops_until_s:
+                self._end_cluster_stop("the stop of the cluster died half-way")
             self._found_late(now_s)
             self._complete_moves()
             if now_s > rebuild_s and not self._cluster_stops:

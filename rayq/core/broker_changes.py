@@ -305,6 +305,11 @@ def settle_topic(
     return after.settle_all((topic, number, one) for number, one in topic.partitions.items())
 
 
+def settle_everything(state: ClusterState, heard: Collection[int]) -> list[MetadataRecord]:
+    """The elections that were put off while the whole cluster was about to stop."""
+    return _Draft(state, heard).settle_all(state.all_partitions())
+
+
 def found_partition(
     state: ClusterState, topic: Topic, number: int, heard: Collection[int]
 ) -> list[MetadataRecord]:

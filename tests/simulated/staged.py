@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
 from rayq.actors.leader import Leader
@@ -74,6 +75,9 @@ class Stage:
 
     def in_sync(self, topic: str) -> set[int]:
         return {member.broker for member in self.value(topic).isr}
+
+    async def pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
     async def until(self, holds: Callable[[], bool], what: str, *, limit_s: float = 30) -> None:
         await self.cluster.wait_until(holds, what, limit_s=limit_s)
