@@ -11,12 +11,14 @@ import logging
 
 from rayq.actors.replica_log import ReplicaLog
 from rayq.actors.signal import Signal
-from rayq.config import KIB, MIB
+from rayq.config import KIB
+from rayq.core.fetch_size import FetchSize
 from rayq.errors import (
     CorruptBatchError,
     DivergedLogError,
     RayqError,
     StorageError,
+    TimeoutError,
 )
 from rayq.logs import log_event
 from rayq.wire import messages
@@ -25,9 +27,11 @@ from rayq.wire.pool import ConnectionPool
 
 logger = logging.getLogger(__name__)
 
-FETCH_BYTES_MAX = 4 * MIB
 FETCH_WAIT_MS = 500
 FETCH_TIMEOUT_S = 3.0
+"""How long nothing may come from the leader."""
+FETCH_PATIENCE_S = 60.0
+"""How long an answer may take while bytes come."""
 RETRY_S = 0.02
 RETRY_MAX_S = 0.5
 THROTTLE_PERIOD_S = 0.5
@@ -55,6 +59,7 @@ class Follower:
             partition=assignment.partition,
         )
         self._leader_high_watermark = 0
+        self._fetch_size = FetchSize()
         self._news = Signal()
         """Newer metadata came."""
         self._connection: Connection | None = None
@@ -162,11 +167,11 @@ class Follower:
 
     @property
     def _fetch_bytes_max(self) -> int:
-        throttle = self._throttle
+        throttle, bytes_max = self._throttle, self._fetch_size.bytes_max
         if throttle is None:
-            return FETCH_BYTES_MAX
+            return bytes_max
         at_once = max(THROTTLED_FETCH_BYTES_MIN, int(throttle * THROTTLE_PERIOD_S))
-        return min(FETCH_BYTES_MAX, at_once)
+        return min(bytes_max, at_once)
 
     async def _fetch(self) -> int:
         """One fetch, and what follows from it. Returns how many bytes of the log came."""
@@ -193,7 +198,16 @@ class Follower:
             FETCH_WAIT_MS,
             0 if was_empty else self._copied_horizon,
         )
-        answer, payload = await connection.request(request, timeout_s=FETCH_TIMEOUT_S)
+        clock = replica.environment.clock
+        sent_s = clock.monotonic()
+        try:
+            answer, payload = await connection.request(
+                request, timeout_s=FETCH_TIMEOUT_S, patience_s=FETCH_PATIENCE_S
+            )
+        except TimeoutError:
+            self._fetch_size.timed_out()
+            raise
+        self._fetch_size.answered(len(payload), clock.monotonic() - sent_s)
         assert isinstance(answer, messages.ReplicaFetchResponse)
         if answer.diverging_end is not None:
             await self._truncate(answer.diverging_epoch, answer.diverging_end)
@@ -309,6 +323,7 @@ class Follower:
                 assignment.topic_id, assignment.partition, assignment.leader_epoch
             ),
             timeout_s=FETCH_TIMEOUT_S,
+            patience_s=FETCH_PATIENCE_S,
         )
         assert isinstance(answer, messages.ReplicaSnapshotResponse)
         log_event(

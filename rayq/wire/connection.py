@@ -55,6 +55,8 @@ class _Pending(NamedTuple):
     kind: type[Request]
     sent_at: float
     deadline: float
+    timeout_s: float
+    patience_s: float
 
 
 class Connection(FrameStream):
@@ -150,8 +152,12 @@ class Connection(FrameStream):
         payload: Buffer | Sequence[Buffer] = b"",
         *,
         timeout_s: float,
+        patience_s: float = 0.0,
     ) -> asyncio.Future[Answer]:
         """Sends a request; the future gives `(response, payload)`.
+
+        `patience_s`: for so long it waits on while bytes come from the server, the last not
+        `timeout_s` ago. A large answer on a slow link is not given up half-way.
 
         A large payload is not copied: leave it unchanged until the answer. The future raises the
         error that the server answered, DisconnectedError (the outcome is unknown), TimeoutError
@@ -179,7 +185,9 @@ class Connection(FrameStream):
             return future
         now = self._loop.time()
         deadline = now + timeout_s
-        self._pending[correlation] = _Pending(future, type(request), now, deadline)
+        self._pending[correlation] = _Pending(
+            future, type(request), now, deadline, timeout_s, patience_s
+        )
         if self._timer is None or deadline < self._timer_at:
             self._set_timer(deadline)
         return future
@@ -302,8 +310,13 @@ class Connection(FrameStream):
         is_silent = False
         due = [key for key, one in self._pending.items() if one.deadline <= now + TIMER_SLACK_S]
         for correlation in due:
-            pending = self._pending.pop(correlation)
+            pending = self._pending[correlation]
             waited_s = now - pending.sent_at
+            until = self.received_at + pending.timeout_s
+            if waited_s < pending.patience_s and until > now + TIMER_SLACK_S:
+                self._pending[correlation] = pending._replace(deadline=until)
+                continue
+            del self._pending[correlation]
             is_silent |= self.received_at <= pending.sent_at and waited_s >= SILENT_PEER_S
             if not pending.future.done():
                 pending.future.set_exception(
