@@ -32,7 +32,7 @@ from rayq.errors import (
     UnknownTopicError,
 )
 from rayq.records import ClusterInfo
-from rayq.wire.authentication import key_of_token
+from rayq.wire.authentication import HasSecret, key_of_token
 
 CONNECT_TIMEOUT_S = 5.0
 """A cluster none of whose brokers answers within that time is taken for down."""
@@ -44,7 +44,7 @@ NO_CLUSTER = (
 )
 
 
-class Current(msgspec.Struct, frozen=True, kw_only=True):
+class Current(HasSecret, frozen=True, kw_only=True):
     """What `rayq start` remembers of the cluster that it started."""
 
     ray_address: str
@@ -55,7 +55,7 @@ class Current(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     ray_session: str | None = None
     """The session of the Ray that was started along, by which `rayq stop` knows its processes."""
-    config: dict[str, str | bool | None] = {}
+    config: dict[str, str | bool | None] = msgspec.field(default_factory=dict)
     """The TLS fields of the cluster's config."""
 
 

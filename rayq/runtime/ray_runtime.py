@@ -56,6 +56,7 @@ from rayq.storage.data_directory import (
     lock_holder,
     read_secret,
 )
+from rayq.wire.authentication import HasSecret
 from rayq.wire.messages import PrepareStop
 
 logger = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ class BrokerSpec(msgspec.Struct, frozen=True):
     peers: tuple[Endpoint, ...]
 
 
-class ControllerSpec(msgspec.Struct, frozen=True):
+class ControllerSpec(HasSecret, frozen=True):
     """All that the controller actor needs to start, again and again."""
 
     cluster_name: str
@@ -103,7 +104,7 @@ class ControllerSpec(msgspec.Struct, frozen=True):
     """The nodes there were at the start; those that join later get a broker."""
 
 
-class ConnectionInfo(msgspec.Struct, frozen=True):
+class ConnectionInfo(HasSecret, frozen=True):
     """What a client in the same Ray cluster needs."""
 
     cluster_name: str

@@ -23,7 +23,7 @@ import binascii
 import hashlib
 import hmac
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -87,6 +87,21 @@ def key_of_token(token: str) -> bytes:
             f"That is no rayq token: {error}. Copy the whole token that the cluster printed."
         ) from error
     return key
+
+
+class HasSecret(msgspec.Struct, frozen=True):
+    """Base of what carries the cluster's `secret` or a `token`: they show up in no repr, which
+    ends in logs, tracebacks and notebooks."""
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.__rich_repr__())
+        return f"{type(self).__name__}({shown})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [
+            (name, "hidden" if name in ("secret", "token") else getattr(self, name))
+            for name in self.__struct_fields__
+        ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,6 +19,7 @@ from rayq.wire.authentication import (
     Accepted,
     Challenge,
     ClientHandshake,
+    HasSecret,
     Hello,
     Identity,
     Proof,
@@ -42,6 +43,21 @@ def exchange(
     theirs = ServerHandshake(server, b"2" * 32)
     accepted = theirs.accept(ours.answer(theirs.challenge(ours.hello())))
     return ours.finish(accepted), theirs
+
+
+class Told(HasSecret, frozen=True):
+    name: str
+    secret: bytes
+    token: str
+
+
+def test_no_repr_shows_a_secret() -> None:
+    told = Told("flights", SECRET, token_of(SECRET))
+    assert repr(told) == "Told(name='flights', secret='hidden', token='hidden')"
+    assert dict(told.__rich_repr__())["secret"] == "hidden"
+    for identity in (SERVER, CLIENT):
+        assert repr(SECRET) not in repr(identity)
+        assert repr(client_key(SECRET)) not in repr(identity)
 
 
 @pytest.mark.parametrize("client", [CLIENT, BROKER])

@@ -48,7 +48,7 @@ class LoadSpec:
     """What the clients' processes are told."""
 
     addresses: str
-    token: str
+    token: str = field(repr=False)
     topic: str
     partitions: int
     history: str
