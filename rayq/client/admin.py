@@ -14,6 +14,7 @@ from rayq.client.client import Client, check_partition
 from rayq.client.group_admin import GroupAdmin, Target
 from rayq.client.metadata import leader_of
 from rayq.client.moves import MoveAdmin, OnProgress
+from rayq.client.timeouts import takes_timeout
 from rayq.config import TopicConfig, parse
 from rayq.errors import (
     InvalidRequestError,
@@ -33,6 +34,7 @@ from rayq.records import (
     TopicPartition,
 )
 from rayq.wire.messages import (
+    MILLISECONDS_MAX,
     AlterTopicConfig,
     Change,
     CreatePartitions,
@@ -67,6 +69,7 @@ class AsyncAdmin:
     def __init__(self, client: Client) -> None:
         self._client = client
 
+    @takes_timeout
     async def create_topic(
         self,
         name: str,
@@ -91,10 +94,12 @@ class AsyncAdmin:
         )
         await self._until_ready(name, partitions, deadline, timeout_s)
 
+    @takes_timeout
     async def delete_topic(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
         await self._change(DeleteTopic(name=_name(name)), timeout_s)
         await self._client.refresh([name], timeout_s=timeout_s)
 
+    @takes_timeout
     async def create_partitions(
         self, name: str, total: int, *, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> None:
@@ -103,6 +108,7 @@ class AsyncAdmin:
         await self._change(CreatePartitions(name=_name(name), total=total), timeout_s)
         await self._until_ready(name, total, deadline, timeout_s)
 
+    @takes_timeout
     async def alter_topic_config(
         self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S, **changes: Any
     ) -> None:
@@ -112,6 +118,7 @@ class AsyncAdmin:
         await self._change(AlterTopicConfig(name=_name(name), changes=checked), timeout_s)
         await self._client.refresh([name], timeout_s=timeout_s)
 
+    @takes_timeout
     async def elect_leaders(
         self,
         name: str,
@@ -124,6 +131,7 @@ class AsyncAdmin:
         await self._change(request, timeout_s)
         await self._client.refresh([name], timeout_s=timeout_s)
 
+    @takes_timeout
     async def list_topics(
         self, *, internal: bool = False, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> list[str]:
@@ -131,6 +139,7 @@ class AsyncAdmin:
         names = (topic.name for topic in response.topics)
         return sorted(name for name in names if internal or not name.startswith(INTERNAL_PREFIX))
 
+    @takes_timeout
     async def describe_topic(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> TopicInfo:
         client = self._client
         topic = await client.topic(_name(name), timeout_s=timeout_s, age_max_s=0.0)
@@ -189,6 +198,7 @@ class AsyncAdmin:
             trouble=None if answer is None else answer.trouble,
         )
 
+    @takes_timeout
     async def describe_cluster(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> ClusterInfo:
         response = await self._client.fetch_all(timeout_s=timeout_s)
         brokers = [
@@ -203,6 +213,7 @@ class AsyncAdmin:
             voters=list(response.voters),
         )
 
+    @takes_timeout
     async def delete_records(
         self,
         before: Mapping[TopicPartition, int | None],
@@ -235,7 +246,8 @@ class AsyncAdmin:
                 partition=place.partition,
                 leader_epoch=leader.epoch,
                 before_offset=offset,
-                timeout_ms=int(timeout_s * 900),  # Before we give up, so that its reason arrives.
+                # Before we give up, so that its reason arrives.
+                timeout_ms=min(int(timeout_s * 900), MILLISECONDS_MAX),
             ),
             timeout_s=timeout_s,
             attempt_timeout_s=timeout_s,
@@ -245,6 +257,7 @@ class AsyncAdmin:
 
     # --- moving partitions ----------------------------------------------------------------------
 
+    @takes_timeout
     async def reassign_partitions(
         self,
         moves: Mapping[TopicPartition, Sequence[int]],
@@ -257,11 +270,13 @@ class AsyncAdmin:
             moves, throttle_bytes_per_s=throttle_bytes_per_s, wait=wait, timeout_s=timeout_s
         )
 
+    @takes_timeout
     async def list_reassignments(
         self, *, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> list[Reassignment]:
         return await self._moves(timeout_s).reassignments()
 
+    @takes_timeout
     async def cancel_reassignments(
         self,
         partitions: Iterable[TopicPartition] | None = None,
@@ -270,11 +285,13 @@ class AsyncAdmin:
     ) -> list[TopicPartition]:
         return await self._moves(timeout_s).cancel(partitions)
 
+    @takes_timeout
     async def plan_drain(
         self, broker: int, *, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> dict[TopicPartition, list[int]]:
         return await self._moves(timeout_s).plan_drain(_count("broker", broker))
 
+    @takes_timeout
     async def drain_broker(
         self,
         broker: int,
@@ -292,14 +309,17 @@ class AsyncAdmin:
             on_progress=on_progress,
         )
 
+    @takes_timeout
     async def undrain_broker(self, broker: int, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
         await self._moves(timeout_s).cordon(_count("broker", broker), False)
 
+    @takes_timeout
     async def plan_spread(
         self, *, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> dict[TopicPartition, list[int]]:
         return await self._moves(timeout_s).plan_spread()
 
+    @takes_timeout
     async def remove_broker(self, broker: int, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
         await self._moves(timeout_s).remove(_count("broker", broker))
 
@@ -308,12 +328,15 @@ class AsyncAdmin:
 
     # --- groups ---------------------------------------------------------------------------------
 
+    @takes_timeout
     async def list_groups(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> list[GroupListing]:
         return await GroupAdmin(self._client, timeout_s).list_groups()
 
+    @takes_timeout
     async def describe_group(self, group: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> GroupInfo:
         return await GroupAdmin(self._client, timeout_s).describe_group(group)
 
+    @takes_timeout
     async def set_group_offsets(
         self,
         group: str,
@@ -329,6 +352,7 @@ class AsyncAdmin:
             group, topics, to=to, timestamp_ms=timestamp_ms, shift=shift, dry_run=dry_run
         )
 
+    @takes_timeout
     async def delete_group(self, group: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
         await GroupAdmin(self._client, timeout_s).delete_group(group)
 

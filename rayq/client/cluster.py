@@ -28,6 +28,7 @@ from rayq.client.group_consumer import Callback, Callbacks, check_group
 from rayq.client.metrics import collect_metrics
 from rayq.client.producer import AsyncProducer, Producer
 from rayq.client.restart import check_may_stop, restart_broker
+from rayq.client.timeouts import takes_timeout
 from rayq.config import ClusterConfig, ConsumerConfig, PoolConfig, ProducerConfig, parse
 from rayq.errors import ClosedError, ConfigError, InvalidRequestError, NoClusterError, RayqError
 from rayq.metrics import Sample
@@ -393,6 +394,7 @@ class Cluster:
 
     # --- what it measures -----------------------------------------------------------------------
 
+    @takes_timeout
     def metrics(self, *, timeout_s: float = METRICS_TIMEOUT_S) -> list[Sample]:
         """The figures of every process of the cluster, and how far each group is behind, sorted by
         name; `rayq.metrics.CATALOGUE` says what each name means. A process that does not answer has
@@ -402,6 +404,7 @@ class Cluster:
 
     # --- operating it ---------------------------------------------------------------------------
 
+    @takes_timeout
     def restart_broker(self, broker: int, *, timeout_s: float = RESTART_TIMEOUT_S) -> None:
         """Restarts a broker's processes under load: waits until others are in sync for all that it
         holds, stops it in a controlled way, and returns when it is in sync again. One broker after

@@ -22,6 +22,7 @@ from rayq.client.background import BackgroundLoop
 from rayq.client.client import Client
 from rayq.client.consumer_core import ConsumerCore
 from rayq.client.group_consumer import Call, Callback, Callbacks, Offsets, Steps
+from rayq.client.timeouts import takes_timeout
 from rayq.config import ConsumerConfig
 from rayq.records import GroupMembership, OffsetAndMetadata, Record, TopicPartition
 from rayq.wire.messages import EARLIEST, LATEST
@@ -133,11 +134,13 @@ class AsyncConsumer:
                 if patience_s == left_s:
                     return take()
 
+    @takes_timeout
     async def poll(self, timeout_s: float = 1.0, max_records: int | None = None) -> list[Record]:
         core = await self._start()
         records_max = core.records_max(max_records)
         return await self._wait(lambda: core.take_records(records_max), timeout_s)
 
+    @takes_timeout
     async def poll_arrow(self, timeout_s: float = 1.0, max_records: int = ARROW_RECORDS_MAX) -> Any:
         load_pyarrow()
         core = await self._start()
@@ -211,6 +214,7 @@ class AsyncConsumer:
     ) -> dict[TopicPartition, int | None]:
         return await self._core.offsets(times, by_time=True)
 
+    @takes_timeout
     async def close(self, timeout_s: float | None = None) -> None:
         await self._close(timeout_s, may_commit=True)
 
@@ -346,6 +350,7 @@ class Consumer:
             else:
                 self._news.wait(group.patience_s(left_s))
 
+    @takes_timeout
     def poll(self, timeout_s: float = 1.0, max_records: int | None = None) -> list[Record]:
         """The next records, as soon as there is one; [] after `timeout_s` seconds without any.
 
@@ -360,6 +365,7 @@ class Consumer:
         records_max = self._core.records_max(max_records)
         return self._wait(lambda: self._core.take_records(records_max), timeout_s)
 
+    @takes_timeout
     def poll_arrow(self, timeout_s: float = 1.0, max_records: int = ARROW_RECORDS_MAX) -> Any:
         """As `poll`, as a `pyarrow.Table` of the columns topic (dictionary), partition (int32),
         offset (int64), timestamp (milliseconds, UTC), key, value (binary), headers (list of name
@@ -464,6 +470,7 @@ class Consumer:
         record is so late."""
         return self._run(self._core.offsets(dict(times), by_time=True))
 
+    @takes_timeout
     def close(self, timeout_s: float | None = None) -> None:
         """Stops reading. Idempotent. In a group: commits first with `enable_auto_commit` (but not
         when an exception ends a `with` block: who knows what was dealt with), calls `on_revoked`,

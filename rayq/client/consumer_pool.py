@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from rayq.client.timeouts import takes_timeout
 from rayq.config import PoolConfig
 from rayq.errors import HandlerError, RayqError, TimeoutError
 from rayq.records import PoolStatus
@@ -79,6 +80,7 @@ class ConsumerPool:
         it was stopped."""
         return self._control.status()
 
+    @takes_timeout
     def wait_idle(self, timeout_s: float | None = None) -> PoolStatus:
         """Waits until everything in the topic is handled and committed, what was delivered before
         this call in any case. Raises TimeoutError after `timeout_s` seconds, UnknownPoolError."""
@@ -99,6 +101,7 @@ class ConsumerPool:
                 )
             time.sleep(IDLE_CHECK_S)
 
+    @takes_timeout
     def stop(self, drain: bool = True, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Stops the pool and its consumers; idempotent. With `drain` each finishes the batch it is
         at, commits and leaves; what has not by `timeout_s` seconds is killed, as all are without

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from rayq.client.timeouts import seconds
 from rayq.errors import RayqError, TimeoutError
 from rayq.records import OffsetRange, RecordMetadata
 
@@ -143,7 +144,7 @@ class _Future(msgspec.Struct, Generic[T], gc=False, eq=False):
     def result(self, timeout: float | None = None) -> T:
         """Waits up to `timeout` seconds (None: until `delivery_timeout_ms` decides). Raises the
         error of the delivery, or TimeoutError, after which the record is still on its way."""
-        if not self._wait(timeout):
+        if not self._wait(None if timeout is None else seconds(timeout)):
             raise TimeoutError(
                 f"No result of the delivery after {timeout} s. It goes on until "
                 "delivery_timeout_ms: ask again, or call flush()."
@@ -152,7 +153,7 @@ class _Future(msgspec.Struct, Generic[T], gc=False, eq=False):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """The error of the delivery, None when it succeeded. Waits as `result` does."""
-        if not self._wait(timeout):
+        if not self._wait(None if timeout is None else seconds(timeout)):
             raise TimeoutError(f"No result of the delivery after {timeout} s. It goes on.")
         try:
             self._value()

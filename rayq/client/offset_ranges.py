@@ -20,6 +20,7 @@ from rayq.client.client import Client
 from rayq.client.cluster import Cluster
 from rayq.client.group_consumer import pattern_text
 from rayq.client.metadata import Leader
+from rayq.client.timeouts import seconds
 from rayq.core import topic_pattern
 from rayq.errors import (
     InvalidRequestError,
@@ -132,6 +133,7 @@ def snapshot(
         raise InvalidRequestError(f"fail_on_data_loss is a bool, not {fail_on_data_loss!r}.")
     if type(timeout_s) not in (int, float) or not timeout_s > 0:
         raise InvalidRequestError(f"timeout_s is a number of seconds above 0, not {timeout_s!r}.")
+    timeout_s = seconds(timeout_s)
     names = [topics] if isinstance(topics, str) else list(topics)
     if bool(names) == (pattern is not None):
         raise InvalidRequestError("Give the topics to read by name, or a pattern; one of the two.")

@@ -21,6 +21,7 @@ from rayq.client.client import Client
 from rayq.client.futures import DeliveryFuture, ManyDeliveryFuture, OnDelivery, Part, discard
 from rayq.client.intake import Intake, TopicQueues
 from rayq.client.sender import Sender
+from rayq.client.timeouts import takes_timeout
 from rayq.config import ProducerConfig
 from rayq.errors import (
     BufferFullError,
@@ -179,6 +180,7 @@ class AsyncProducer:
         except builtins.TimeoutError:
             raise buffer_full_error(self.config) from None
 
+    @takes_timeout
     async def flush(self, timeout_s: float | None = None) -> None:
         """As `Producer.flush`."""
         self.accumulator.is_flushing += 1
@@ -205,6 +207,7 @@ class AsyncProducer:
                 f"first failed with {type(error).__name__}: {error}"
             ) from error
 
+    @takes_timeout
     async def close(self, timeout_s: float | None = None) -> None:
         """As `Producer.close`."""
         if self.is_closed:
@@ -344,11 +347,13 @@ class Producer:
         if not room.wait(left_s):
             raise buffer_full_error(self.config)
 
+    @takes_timeout
     def flush(self, timeout_s: float | None = None) -> None:
         """Waits until everything accepted before is delivered. Raises DeliveryError if anything
         accepted since the last flush was not, TimeoutError after `timeout_s` seconds."""
         self._background.run(self._core.flush(timeout_s))
 
+    @takes_timeout
     def close(self, timeout_s: float | None = None) -> None:
         """Flushes, then closes; idempotent. What is not delivered after `timeout_s` seconds (None:
         `delivery_timeout_ms` decides) fails. Raises as `flush` does."""

@@ -19,6 +19,7 @@ from rayq.client.cluster import Cluster
 from rayq.client.fetcher import Fetcher
 from rayq.client.offset_ranges import Split, find_topic
 from rayq.client.subscription import Assigned, Slice, Stream, Subscription
+from rayq.client.timeouts import takes_timeout
 from rayq.config import MIB, ConsumerConfig
 from rayq.errors import (
     CorruptBatchError,
@@ -71,6 +72,7 @@ def read_schema(columns: Sequence[str] = COLUMNS) -> Any:
     return pa.schema([pa.field(name, kinds[name]) for name in columns])
 
 
+@takes_timeout
 def read_range(
     cluster: Cluster | None,
     split: Split,

@@ -47,6 +47,7 @@ from rayq.client.numbered_sender import (
     numbered,
 )
 from rayq.client.offset_ranges import check_topic_id, find_topic, snapshot, together
+from rayq.client.timeouts import takes_timeout
 from rayq.config import HOUR_MS, TopicConfig, parse
 from rayq.errors import InvalidRequestError, RecordTooLargeError, RewriteMismatchError
 from rayq.records import Headers, OffsetRange, TopicPartition
@@ -99,6 +100,7 @@ class TaskWritten(NamedTuple):
     ranges: list[OffsetRange]
 
 
+@takes_timeout
 def begin_write(cluster: Cluster | None, topic: str, *, timeout_s: float = 60.0) -> WriteJob:
     """Once for each job, on the driver. `cluster`: None means the process's current one. Raises
     UnknownTopicError, PartitionOfflineError, TimeoutError."""
@@ -134,6 +136,7 @@ def job_for(
     return kept
 
 
+@takes_timeout
 def write_task(
     cluster: Cluster | None,
     job: WriteJob,
@@ -181,6 +184,7 @@ def write_task(
     )
 
 
+@takes_timeout
 def finish_write(
     cluster: Cluster | None,
     job: WriteJob,

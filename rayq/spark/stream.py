@@ -31,6 +31,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from rayq.client.cluster import Cluster
 from rayq.client.offset_ranges import Offsets, Split, Time, Times, split_ranges
+from rayq.client.timeouts import seconds
 from rayq.errors import CheckpointMismatchError, InvalidRequestError
 from rayq.spark.batches import Resumption, with_topics
 from rayq.spark.checkpoint import Checkpoint, QueryMetadata
@@ -102,7 +103,7 @@ def stream(
         options={
             "include_headers": include_headers,
             "fail_on_data_loss": fail_on_data_loss,
-            "timeout_s": timeout_s,
+            "timeout_s": seconds(timeout_s),
         },
     )
     return TopicStream(
@@ -118,7 +119,7 @@ def stream(
         offsets_max=max_offsets_per_trigger,
         group=group,
         name=name,
-        retry_timeout_s=retry_timeout_s,
+        retry_timeout_s=seconds(retry_timeout_s),
     )
 
 

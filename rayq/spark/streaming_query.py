@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
 from rayq.client.offset_ranges import Split
+from rayq.client.timeouts import seconds
 from rayq.errors import InvalidRequestError, RayqError, StreamingQueryError
 from rayq.records import TopicPartition
 from rayq.spark.batches import Batch, Resumption, after, next_batch
@@ -165,9 +166,7 @@ class StreamingQuery:
     def awaitTermination(self, timeout: float | None = None) -> bool | None:  # noqa: N802
         """Waits until the query has ended. With `timeout` (in seconds) answers whether it has.
         Raises the StreamingQueryError that it failed with."""
-        if timeout is not None and (not isinstance(timeout, int | float) or timeout < 0):
-            raise InvalidRequestError(f"timeout is a number of seconds from 0, not {timeout!r}.")
-        has_ended = self._ended.wait(timeout)
+        has_ended = self._ended.wait(None if timeout is None else seconds(timeout))
         if has_ended and self._error is not None:
             raise self._error
         return None if timeout is None else has_ended

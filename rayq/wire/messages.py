@@ -25,7 +25,9 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=249)]
 GroupName = Annotated[str, msgspec.Meta(min_length=1, max_length=249)]
 CommitMetadata = Annotated[str, msgspec.Meta(max_length=4096)]
 Partition = Annotated[int, msgspec.Meta(ge=0, lt=1_000_000)]
-Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=3_600_000)]
+MILLISECONDS_MAX = 3_600_000
+"""The longest wait that a request may ask for."""
+Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=MILLISECONDS_MAX)]
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 
 EARLIEST = -2

@@ -1,0 +1,47 @@
+"""What callers may give as a time to wait: one rule for every `timeout_s`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from numbers import Real
+from typing import Any, ParamSpec, TypeVar
+
+from rayq.errors import InvalidRequestError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+TIMEOUT_S_MAX = 10 * 365 * 86_400.0
+"""A longer time, also `math.inf`, counts as this: clocks and selectors have their limits."""
+
+
+def seconds(timeout_s: Any) -> float:
+    """A timeout that was given, from 0 up to TIMEOUT_S_MAX. Raises InvalidRequestError for a
+    negative one and for NaN, TypeError."""
+    if not issubclass(type(timeout_s), Real):  # NumPy's numbers are
+        raise TypeError(f"A timeout is a number of seconds, not {type(timeout_s).__name__}.")
+    if not timeout_s >= 0:  # NaN is neither.
+        raise InvalidRequestError(
+            f"A timeout is a number of seconds, not {timeout_s!r}: 0 does not wait, math.inf waits "
+            "without end."
+        )
+    return float(min(timeout_s, TIMEOUT_S_MAX))
+
+
+def takes_timeout(function: Callable[P, T]) -> Callable[P, T]:
+    """Checks the argument `timeout_s` of a function or coroutine function by `seconds`, where it is
+    given and not None."""
+    place = list(inspect.signature(function).parameters).index("timeout_s")
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if kwargs.get("timeout_s") is not None:
+            kwargs["timeout_s"] = seconds(kwargs["timeout_s"])
+        elif len(args) > place and args[place] is not None:
+            changed: Any = (*args[:place], seconds(args[place]), *args[place + 1 :])
+            return function(*changed, **kwargs)
+        return function(*args, **kwargs)
+
+    return call
