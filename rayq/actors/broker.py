@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Sequence
+from typing import cast
+
+import msgspec
 
 from rayq.actors.controller import ControllerHost
 from rayq.actors.hosting import Runtime
@@ -21,6 +25,7 @@ from rayq.core.topic_changes import offline_reason
 from rayq.environment import Environment
 from rayq.errors import (
     ControllerUnavailableError,
+    InvalidRequestError,
     NotControllerError,
     ProtocolError,
     RayqError,
@@ -30,7 +35,9 @@ from rayq.metrics import Sample
 from rayq.storage.data_directory import DataDirectory
 from rayq.storage.metadata_log import MetadataLog
 from rayq.wire import messages
+from rayq.wire.answer_room import ANSWER_BYTES_MAX, AnswerRoom
 from rayq.wire.authentication import Identity
+from rayq.wire.codec import ENCODER
 from rayq.wire.pool import ConnectionPool
 from rayq.wire.server import Peer, Result, Server
 
@@ -98,6 +105,7 @@ class Broker:
         self._producer_ids = range(0)
         self._producer_ids_lock = asyncio.Lock()
         self._is_stopping = False
+        self._encoded_topics: dict[str, msgspec.Raw] = {}
         self.stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> Endpoint:
@@ -226,6 +234,7 @@ class Broker:
         return samples
 
     def _on_metadata(self, records: Sequence[MetadataRecord] | None) -> None:
+        self._encoded_topics.clear()
         self._replicas.on_metadata(records)
 
     def _known_brokers(self) -> list[Endpoint]:
@@ -326,7 +335,7 @@ class Broker:
     ) -> Result | Awaitable[Result]:
         match request:
             case messages.Metadata():
-                return self._metadata(request)
+                return self._metadata(request, peer.room)
             case messages.AllocateProducerId():
                 return self._allocate_producer_id()
             case messages.ReplicaHostHeartbeat():
@@ -392,18 +401,38 @@ class Broker:
             self._producer_ids = self._producer_ids[1:]
         return messages.AllocateProducerIdResponse(producer_id, 0)
 
-    async def _metadata(self, request: messages.Metadata) -> messages.MetadataResponse:
+    async def _metadata(
+        self, request: messages.Metadata, room: AnswerRoom
+    ) -> messages.MetadataResponse:
+        asked = None if request.topics is None else set(request.topics)
+        if asked is not None and len(asked) > messages.METADATA_TOPICS_MAX:
+            raise InvalidRequestError(
+                f"Metadata of {len(asked)} topics was asked for, and at most "
+                f"{messages.METADATA_TOPICS_MAX} may be named: ask several times, or for all."
+            )
         metadata = self.metadata
         if metadata.version < request.version_min and request.wait_ms:
             await metadata.changed.wait_until(
                 lambda: metadata.version >= request.version_min, request.wait_ms / 1000
             )
-        state = metadata.state
-        if request.topics is None:
-            topics = list(state.topics.values())
-        else:
-            named = (state.topic_named(name) for name in request.topics)
-            topics = [topic for topic in named if topic is not None]
+        async with room.take(ANSWER_BYTES_MAX):  # One at a time for each client,
+            answer = self._metadata_page(asked, request.after)
+            await asyncio.sleep(0)  # and others have their turn before its next.
+            return answer
+
+    def _metadata_page(
+        self, asked: set[str] | None, after: str
+    ) -> messages.MetadataResponse:
+        metadata, state = self.metadata, self.metadata.state
+        names = state.topic_ids.keys() if asked is None else asked & state.topic_ids.keys()
+        left = deque(sorted(name for name in names if name > after))
+        topics: list[messages.TopicMetadata] = []
+        partitions = 0
+        while left and partitions < messages.METADATA_PARTITIONS_MAX:
+            after = left.popleft()
+            topic = state.topics[state.topic_ids[after]]
+            topics.append(self._described(topic))
+            partitions += len(topic.partitions)
         # Until its own registration is committed here, what this broker knows may be from long ago.
         controller = metadata.controller if self.is_registered else None
         return messages.MetadataResponse(
@@ -423,8 +452,17 @@ class Broker:
                 )
                 for number, broker in sorted(state.brokers.items())
             ],
-            [self._describe(topic) for topic in topics],
+            topics,
+            after if left else None,
         )
+
+    def _described(self, topic: Topic) -> messages.TopicMetadata:
+        """A topic as it is told to clients, encoded once for all who ask until metadata change."""
+        encoded = self._encoded_topics.get(topic.name)
+        if encoded is None:
+            encoded = msgspec.Raw(ENCODER.encode(self._describe(topic)))
+            self._encoded_topics[topic.name] = encoded
+        return cast("messages.TopicMetadata", encoded)
 
     def _describe(self, topic: Topic) -> messages.TopicMetadata:
         partitions = []

@@ -52,6 +52,7 @@ from rayq.metrics import Sample
 from rayq.storage.batch import decode_columns, encode_batch, split_batches
 from rayq.wire import messages
 from rayq.wire.messages import TopicPartitionId
+from rayq.wire.metadata_pages import all_pages
 from rayq.wire.server import Peer
 
 logger = logging.getLogger(__name__)
@@ -676,6 +677,11 @@ class GroupCoordinator:
             return False
         return not self._leader.state.is_under_min_isr
 
+    async def _ask_for_metadata(self, request: messages.Metadata) -> messages.MetadataResponse:
+        answer = await self._ask_broker(request)
+        assert isinstance(answer, messages.MetadataResponse)
+        return answer
+
     async def _watch_topics(self) -> None:
         """Keeps the topics fresh while there are groups."""
         clock = self._environment.clock
@@ -686,14 +692,13 @@ class GroupCoordinator:
                 continue
             wanted = self._version + 1 if self._has_topics else self._version
             try:
-                answer = await self._ask_broker(
-                    messages.Metadata(None, wanted, TOPICS_WAIT_MS)
+                answer = await all_pages(
+                    self._ask_for_metadata, messages.Metadata(None, wanted, TOPICS_WAIT_MS)
                 )
             except RayqError as error:
                 logger.info("%s: no metadata for the groups: %s", self.where, error)
                 await asyncio.sleep(RETRY_S)
                 continue
-            assert isinstance(answer, messages.MetadataResponse)
             if answer.version >= wanted and self._is_loaded:
                 self._version = answer.version
                 topics = {

@@ -46,6 +46,7 @@ from rayq.storage.batch import (
 from rayq.storage.log import Log
 from rayq.storage.producer_state import ProducerState
 from rayq.wire import messages
+from rayq.wire.answer_room import AnswerRoom
 
 logger = logging.getLogger(__name__)
 
@@ -295,40 +296,50 @@ class Leader:
 
     # --- reading ----------------------------------------------------------------------------
 
-    async def fetch(self, request: messages.Fetch) -> tuple[messages.FetchResponse, bytes]:
-        """Committed batches. See `messages.Fetch` for the errors."""
+    async def fetch(
+        self, request: messages.Fetch, room: AnswerRoom
+    ) -> tuple[messages.FetchResponse, bytes]:
+        """Committed batches; none are read before there is room for the answer. See
+        `messages.Fetch` for the errors."""
         clock = self._environment.clock
         deadline_s = clock.monotonic() + request.wait_ms / 1000
+        bytes_max = min(request.bytes_max, CLIENT_FETCH_BYTES_MAX)
         while True:
-            self.check()
-            leader, log = self.state, self._replica_log.log
-            if not leader.may_serve:
-                raise OffsetNotAvailableError(
-                    f"The new leader of {self.where} does not know its high watermark yet."
-                )
-            if request.offset < log.start_offset:
-                raise OffsetOutOfRangeError(
-                    f"Offset {request.offset} of {self.where} is below the log start "
-                    f"{log.start_offset}: retention or delete_records removed it."
-                )
-            if request.last_epoch is not None:
-                epoch, end = log.epochs.end_for(request.last_epoch, log.end_offset)
-                if epoch != request.last_epoch or end < request.offset:
-                    raise self._truncated(request.offset)
-            if request.offset > log.end_offset:
-                raise self._truncated(request.offset)
-            limit = self._replica_log.high_watermark
-            if request.offset < limit:
-                data, next_offset = await self._replica_log.read(
-                    request.offset, limit, min(request.bytes_max, CLIENT_FETCH_BYTES_MAX)
-                )
-                self.check()
-                records = next_offset - request.offset
-                self._metrics.sent(data, records, is_at_end=next_offset == limit)
-                return self._read_answer(log, limit, next_offset), data
+            async with room.take(bytes_max):
+                limit = self._fetch_limit(request)
+                log = self._replica_log.log
+                if request.offset < limit:
+                    data, next_offset = await self._replica_log.read(
+                        request.offset, limit, bytes_max
+                    )
+                    self.check()
+                    records = next_offset - request.offset
+                    self._metrics.sent(data, records, is_at_end=next_offset == limit)
+                    return self._read_answer(log, limit, next_offset), data
             remaining_s = deadline_s - clock.monotonic()
             if remaining_s <= 0 or not await self._replica_log.committed.wait(remaining_s):
                 return self._read_answer(log, limit, request.offset), b""
+
+    def _fetch_limit(self, request: messages.Fetch) -> int:
+        """Below which offset it may read now."""
+        self.check()
+        log = self._replica_log.log
+        if not self.state.may_serve:
+            raise OffsetNotAvailableError(
+                f"The new leader of {self.where} does not know its high watermark yet."
+            )
+        if request.offset < log.start_offset:
+            raise OffsetOutOfRangeError(
+                f"Offset {request.offset} of {self.where} is below the log start "
+                f"{log.start_offset}: retention or delete_records removed it."
+            )
+        if request.last_epoch is not None:
+            epoch, end = log.epochs.end_for(request.last_epoch, log.end_offset)
+            if epoch != request.last_epoch or end < request.offset:
+                raise self._truncated(request.offset)
+        if request.offset > log.end_offset:
+            raise self._truncated(request.offset)
+        return self._replica_log.high_watermark
 
     def _read_answer(self, log: Log, limit: int, next_offset: int) -> messages.FetchResponse:
         return messages.FetchResponse(limit, log.start_offset, log.cleaned_offset, next_offset)

@@ -293,7 +293,7 @@ class ReplicaHost:
             case messages.Produce():
                 return self._writable(request).produce(request, payload)
             case messages.Fetch():
-                return self._leader(request).fetch(request)
+                return self._leader(request).fetch(request, peer.room)
             case messages.ReplicaFetch():
                 return self._leader(request).replica_fetch(request)
             case messages.ReplicaFlushed():

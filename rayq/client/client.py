@@ -27,7 +27,15 @@ from rayq.errors import (
     WrongClusterError,
 )
 from rayq.wire.authentication import Identity
-from rayq.wire.messages import Change, Metadata, MetadataResponse, Request, TopicMetadata
+from rayq.wire.messages import (
+    METADATA_TOPICS_MAX,
+    Change,
+    Metadata,
+    MetadataResponse,
+    Request,
+    TopicMetadata,
+)
+from rayq.wire.metadata_pages import all_pages
 from rayq.wire.pool import ConnectionPool
 
 logger = logging.getLogger(__name__)
@@ -300,15 +308,13 @@ class Client:
         """Fetches metadata of `topics` and of those that somebody is interested in."""
         asked = sorted({*topics, *self._interests})
         metadata = self.metadata
-        response = await self.ask_any(
+        response = await self._ask_for_metadata(
             Metadata(
-                topics=asked,
+                topics=asked if len(asked) <= METADATA_TOPICS_MAX else None,
                 version_min=max(version_min, metadata.version_min, metadata.version),
                 wait_ms=wait_ms,
             ),
             timeout_s=timeout_s,
-            accept=self._is_acceptable,
-            hedge_s=HEDGE_S + wait_ms / 1000,
         )
         metadata.apply(response, asked)
         self._topic_seen_at.update(dict.fromkeys(asked, self.now))
@@ -318,19 +324,31 @@ class Client:
     ) -> MetadataResponse:
         """Metadata of every topic, fresh from a broker, which waits up to `wait_ms` for one of at
         least `version_min`."""
-        response: MetadataResponse = await self.ask_any(
+        response = await self._ask_for_metadata(
             Metadata(
                 topics=None,
                 version_min=max(version_min, self.metadata.version_min),
                 wait_ms=wait_ms,
             ),
             timeout_s=timeout_s,
-            accept=self._is_acceptable,
-            hedge_s=HEDGE_S + wait_ms / 1000,
         )
         self.metadata.apply(response, None)
         self._topic_seen_at = dict.fromkeys(self.metadata.topics, self.now)
         return response
+
+    async def _ask_for_metadata(self, request: Metadata, *, timeout_s: float) -> MetadataResponse:
+        deadline = self.now + timeout_s
+
+        async def ask(page: Metadata) -> MetadataResponse:
+            response: MetadataResponse = await self.ask_any(
+                page,
+                timeout_s=max(deadline - self.now, 0.001),
+                accept=self._is_acceptable,
+                hedge_s=HEDGE_S + page.wait_ms / 1000,
+            )
+            return response
+
+        return await all_pages(ask, request)
 
     def _is_acceptable(self, response: MetadataResponse) -> bool:
         expected = self._cluster_id or self.metadata.cluster_id

@@ -93,6 +93,11 @@ class FrameParser:
         self._large_received = 0
         self._large_prefix = (0, 0, 0, 0)
 
+    @property
+    def large_bytes(self) -> int:
+        """What has arrived of a large frame that is under way; 0 when none is."""
+        return 0 if self._large is None else self._large_received
+
     def get_buffer(self) -> memoryview:
         """Where the next bytes go; never empty."""
         if self._large is not None:

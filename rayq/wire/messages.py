@@ -41,10 +41,12 @@ class Response(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Base of the requests. `api` numbers the kind, `response` is its answer's type."""
+    """Base of the requests. `api` numbers the kind, `response` is its answer's type. Work on one
+    that `ends_with_connection` is cancelled when whoever asked is gone: it only reads or waits."""
 
     api: ClassVar[int]
     response: ClassVar[type[Response]]
+    ends_with_connection: ClassVar[bool] = False
 
 
 class Done(Response, frozen=True):
@@ -106,18 +108,32 @@ class MetadataResponse(Response, frozen=True):
     voters: list[int]
     brokers: list[BrokerEndpoint]
     topics: list[TopicMetadata]
+    """In the order of their names."""
+    next_after: str | None = None
+    """There are more topics than one answer holds: ask again with this as `after`."""
+
+
+METADATA_TOPICS_MAX = 10_000
+"""The most topics that one Metadata request names."""
+
+METADATA_PARTITIONS_MAX = 2_000
+"""An answer ends with the topic that brings it to so many partitions."""
 
 
 class Metadata(Request, frozen=True):
     """The cluster as this broker knows it. A broker waits up to `wait_ms` for a version of at least
-    `version_min`, then answers with what it has."""
+    `version_min`, then answers with what it has; where that is much, in pages (`metadata_pages`
+    asks for them all). Raises InvalidRequest (it names too many topics)."""
 
     api: ClassVar[int] = 1
     response: ClassVar[type[Response]] = MetadataResponse
+    ends_with_connection: ClassVar[bool] = True
     topics: list[str] | None = None
     """None: all. A name that does not exist is missing in the answer."""
     version_min: int = 0
     wait_ms: Milliseconds = 0
+    after: str = ""
+    """Only topics with names after this one."""
 
 
 class AllocateProducerIdResponse(Response, frozen=True):
@@ -294,6 +310,7 @@ class Fetch(Request, frozen=True):
 
     api: ClassVar[int] = 21
     response: ClassVar[type[Response]] = FetchResponse
+    ends_with_connection: ClassVar[bool] = True
     topic_id: Id
     partition: Partition
     leader_epoch: Epoch
@@ -631,6 +648,7 @@ class ReplicaFetch(Request, frozen=True):
 
     api: ClassVar[int] = 40
     response: ClassVar[type[Response]] = ReplicaFetchResponse
+    ends_with_connection: ClassVar[bool] = True
     topic_id: Id
     partition: Partition
     broker: int
@@ -751,6 +769,7 @@ class ReplicaHostHeartbeat(Request, frozen=True):
 
     api: ClassVar[int] = 51
     response: ClassVar[type[Response]] = ReplicaHostHeartbeatResponse
+    ends_with_connection: ClassVar[bool] = True
     incarnation: Id
     version: int
     replicas: list[ReplicaStatus]

@@ -24,6 +24,7 @@ from rayq.errors import (
 )
 from rayq.logs import Seldom
 from rayq.metrics import Histogram, Sample
+from rayq.wire.answer_room import AnswerRoom
 from rayq.wire.authentication import (
     HANDSHAKE_FRAME_BYTES_MAX,
     HANDSHAKE_VERSION,
@@ -51,8 +52,34 @@ UNFINISHED_HANDSHAKES_MAX = 256
 `handshakes`). Fewer where the process may have few file descriptors."""
 
 REQUEST_BYTES_IN_FLIGHT_MAX = 256 * 1024**2
-"""A connection whose unanswered requests carry more than this is read no further until some are
+"""A connection whose unanswered requests hold more than this is read no further until some are
 answered."""
+
+CLIENT_HEADER_BYTES_MAX = 4 * 1024**2
+"""A client's request with a longer header is refused."""
+
+HEADER_WEIGHT = 32
+"""What a decoded header takes, in bytes for each of its own, at most: many small values do so."""
+
+REQUESTS_PER_TURN = 256
+"""So many requests of one connection are served before other connections have their turn."""
+
+UNSENT_BYTES_MAX = 64 * 1024**2
+"""A client that gets a further answer while it has not taken so many bytes is disconnected."""
+
+UNSENT_TIMEOUT_S = 60.0
+"""A client that takes nearly nothing of what was written to it for so long is disconnected."""
+
+CLIENT_BYTES_HELD_MAX = 512 * 1024**2
+"""What a server holds for all its clients: answers they do not take, requests without an answer,
+frames that have not arrived whole. Beyond it, those that hold most are disconnected, first of all
+those that do nothing."""
+
+HELD_BYTES_TO_GO = 1024**2
+"""Clients that hold less are not disconnected for it."""
+
+STANDSTILL_S = 1.0
+"""A connection on which nothing moved for so long does nothing."""
 
 PORTS_TRIED_MAX = 1000
 IDLE_CHECKS_PER_LIMIT = 4
@@ -71,13 +98,16 @@ class Peer:
     address: str
     closed: asyncio.Future[None] = field(compare=False, repr=False)
     """Done when the connection has ended, whichever side ended it."""
+    room: AnswerRoom = field(compare=False, repr=False)
+    """To be taken before a large answer is made for a client."""
 
 
 Handler = Callable[[Peer, Request, memoryview], "Result | Awaitable[Result]"]
 """Called with each request in the order of arrival on its connection; it returns the answer, or an
-awaitable of it: a future, or a coroutine that runs in a task of `env.tasks` (it is not cancelled
-when the peer goes away). The payload is writable and the handler's own. A RayqError it raises
-becomes an error answer; any other exception is logged and becomes an UnknownServerError."""
+awaitable of it: a future, or a coroutine that runs in a task of `env.tasks` (when the peer goes
+away it is cancelled where the request `ends_with_connection`, else it runs on). The payload is
+writable and the handler's own. A RayqError it raises becomes an error answer; any other exception
+is logged and becomes an UnknownServerError."""
 
 
 class Server:
@@ -107,6 +137,8 @@ class Server:
         self._idle_timer: asyncio.TimerHandle | None = None
         self._latencies: dict[int, Histogram] = {}
         self._forget_connections: Callable[[], None] | None = None
+        self._held_bytes = 0
+        """At most so many are held for clients: what there was at the last count, and what came."""
 
     async def start(self, host: str, port: int, *, first_free: bool = False) -> None:
         """Listens on `port` (0: any free one), or with `first_free` on the first free one from it.
@@ -177,6 +209,36 @@ class Server:
                 "Close some connections, or raise the limit of its process (ulimit -n)."
             )
 
+    def holds(self, more_bytes: int) -> None:
+        """So many more bytes are held for a client."""
+        self._held_bytes += more_bytes
+        if self._held_bytes > CLIENT_BYTES_HELD_MAX:
+            self._bound_held_bytes()
+
+    def _bound_held_bytes(self) -> None:
+        clients = [stream for stream in self._authenticated if stream.is_client]
+        held = {stream: stream.held_bytes for stream in clients}
+        self._held_bytes = sum(held.values())
+        if self._held_bytes <= CLIENT_BYTES_HELD_MAX:
+            return
+        moved_since = asyncio.get_running_loop().time() - STANDSTILL_S
+        worst = sorted(
+            (stream for stream in clients if held[stream] >= HELD_BYTES_TO_GO),
+            key=lambda stream: (stream.moved_at > moved_since, -held[stream]),
+        )
+        for stream in worst:
+            if self._held_bytes <= CLIENT_BYTES_HELD_MAX * 3 // 4:
+                break
+            self._held_bytes -= held[stream]
+            logger.warning(
+                "disconnected %s, for which %d bytes were held: all clients together may not hold "
+                "more than %d",
+                stream.address,
+                held[stream],
+                CLIENT_BYTES_HELD_MAX,
+            )
+            stream.end(None)
+
     def refused(self, message: str, *arguments: object) -> None:
         """Somebody did not get in. Anybody can cause that, so it is not always logged."""
         self._refused.say(message, *arguments)
@@ -210,7 +272,7 @@ class Server:
         limit_s = self.config.idle_connection_ms / 1000
         for stream in list(self._authenticated):
             if stream.is_idle_since(loop.time() - limit_s):
-                stream.end_after_writing()
+                stream.end_unless_writing()
         self._idle_timer = loop.call_later(limit_s / IDLE_CHECKS_PER_LIMIT, self._check_idle)
 
 
@@ -232,8 +294,15 @@ class _ServerStream(FrameStream):
         self._requests_max = server.config.max_requests_in_flight
         self._requests = 0
         self._request_bytes = 0
+        self._until_next_turn = REQUESTS_PER_TURN
         self._release_scheduled = False
+        self._cancellable: dict[asyncio.Task[Any], None] = {}
+        self._room = AnswerRoom(self._is_taking)
+        self._unsent_timer: asyncio.TimerHandle | None = None
+        self._sent_at = self.received_at
         self._peer: Peer | None = None
+        self.is_client = False
+        """It is authenticated, and no server."""
         self._handshake: ServerHandshake | None = None
         self._handshake_timer: asyncio.TimerHandle | None = self._loop.call_later(
             HANDSHAKE_TIMEOUT_S, self._handshake_late
@@ -247,12 +316,17 @@ class _ServerStream(FrameStream):
         return -1 if used is None else int(used.fileno())
 
     def is_idle_since(self, since: float) -> bool:
-        return (
-            self._peer is not None
-            and self._peer.role == "client"
-            and self._requests == 0
-            and self.received_at < since
-        )
+        return self.is_client and self._requests == 0 and self.received_at < since
+
+    @property
+    def held_bytes(self) -> int:
+        """What is held for the peer."""
+        return self.unsent_bytes + self._request_bytes + self._parser.large_bytes
+
+    @property
+    def moved_at(self) -> float:
+        """When bytes came, or a jam of answers ended, on the loop's clock."""
+        return max(self.received_at, self._sent_at)
 
     # --- the handshake --------------------------------------------------------------------------
 
@@ -300,7 +374,9 @@ class _ServerStream(FrameStream):
             handshake.hello.broker,
             self.address,
             self._loop.create_future(),
+            self._room,
         )
+        self.is_client = handshake.hello.role == "client"
         self._handshake = None
         self._stop_handshake_timer()
 
@@ -321,6 +397,11 @@ class _ServerStream(FrameStream):
         if flags & FLAGS_KNOWN & ~FLAG_ONE_WAY:
             raise ProtocolError(f"{self.address} sent an answer where a request was expected.")
         one_way = bool(flags)
+        self._until_next_turn -= 1
+        if self._until_next_turn <= 0:
+            self._until_next_turn = REQUESTS_PER_TURN
+            self.hold_reading()
+            self._release_soon()
         arrived_s = self._clock.monotonic()
         try:
             request = self._read_request(peer, api, header)
@@ -335,9 +416,11 @@ class _ServerStream(FrameStream):
             self._answer(api, correlation, one_way, result)
             self._server.took(api, self._clock.monotonic() - arrived_s)
             return
-        request_bytes = len(payload)
+        request_bytes = len(payload) + HEADER_WEIGHT * len(header)
         self._requests += 1
         self._request_bytes += request_bytes
+        if self.is_client:
+            self._server.holds(request_bytes)
         if self._is_full:
             self.hold_reading()
         answer = functools.partial(
@@ -346,8 +429,10 @@ class _ServerStream(FrameStream):
         if asyncio.isfuture(result):
             result.add_done_callback(answer)
         else:
-            work = _outcome(result)
-            self._server.env.tasks.spawn(work, REQUESTS[api].__name__).add_done_callback(answer)
+            task = self._server.env.tasks.spawn(_outcome(result), REQUESTS[api].__name__)
+            if request.ends_with_connection:
+                self._cancellable[task] = None
+            task.add_done_callback(answer)
 
     def _read_request(self, peer: Peer, api: int, header: memoryview) -> Request:
         decoder = REQUEST_DECODERS.get(api)
@@ -360,6 +445,11 @@ class _ServerStream(FrameStream):
             raise AuthenticationError(
                 f"{REQUESTS[api].__name__} is for the cluster's servers, and {self.address} "
                 "connected as a client."
+            )
+        if self.is_client and len(header) > CLIENT_HEADER_BYTES_MAX:
+            raise InvalidRequestError(
+                f"{REQUESTS[api].__name__} has {len(header)} bytes beside its payload, and "
+                f"{CLIENT_HEADER_BYTES_MAX} are allowed: ask for less at once."
             )
         request: Request = decode(decoder, header, REQUESTS[api].__name__)
         return request
@@ -378,11 +468,14 @@ class _ServerStream(FrameStream):
     ) -> None:
         self._requests -= 1
         self._request_bytes -= request_bytes
+        self._cancellable.pop(done, None)  # type: ignore[call-overload]
         self._release_soon()
         outcome: Any
         if done.cancelled():
             if asyncio.iscoroutine(work):
                 work.close()  # It may not have begun.
+            if self._ended:
+                return
             outcome = DisconnectedError("The server stopped while it worked on the request.")
         else:
             outcome = done.exception() or done.result()
@@ -408,9 +501,19 @@ class _ServerStream(FrameStream):
             self._answer_error(api, correlation, one_way, error)
             return
         try:
-            self.write_frame(0, api, correlation, ENCODER.encode(response), payload)
+            frame_bytes = self.write_frame(0, api, correlation, ENCODER.encode(response), payload)
         except InvalidRequestError as error:
             self._answer_error(api, correlation, one_way, error)
+            return
+        if self.is_client:
+            self._server.holds(frame_bytes)
+            if self.is_write_paused and self.unsent_bytes - frame_bytes > UNSENT_BYTES_MAX:
+                logger.warning(
+                    "disconnected %s: it takes no answers, %d bytes wait for it",
+                    self.address,
+                    self.unsent_bytes,
+                )
+                self.end(None)
 
     def _answer_error(
         self, api: int, correlation: int, one_way: bool, error: BaseException
@@ -441,20 +544,56 @@ class _ServerStream(FrameStream):
         if not self._is_full:
             self.release_reading()
 
+    def _is_taking(self) -> bool:
+        return not self.is_write_paused
+
     def pause_writing(self) -> None:
         """The peer does not take its answers: take no more of its requests."""
         super().pause_writing()
         self.hold_reading()
+        if self._unsent_timer is None and self.is_client:
+            self._unsent_timer = self._loop.call_later(UNSENT_TIMEOUT_S, self._unsent_for_long)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._release_soon()
+        self._sent_at = self._loop.time()
+        if self._unsent_timer is not None:
+            self._unsent_timer.cancel()
+            self._unsent_timer = None
+        if not self._ended:
+            self._room.grant()
+            self._release_soon()
+
+    def _unsent_for_long(self) -> None:
+        self._unsent_timer = None
+        logger.warning(
+            "disconnected %s: it has taken no answers for %g s, %d bytes wait for it",
+            self.address,
+            UNSENT_TIMEOUT_S,
+            self.unsent_bytes,
+        )
+        self.end(None)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._parser.large_bytes and self.is_client:
+            self._server.holds(nbytes)
+        super().buffer_updated(nbytes)
+
+    def end_unless_writing(self) -> None:
+        """Ends an idle stream: once all is sent, or at once where the peer takes nothing."""
+        if self.is_write_paused:
+            self.end(None)
+        else:
+            self.end_after_writing()
 
     # --- the end --------------------------------------------------------------------------------
 
     def stream_ended(self, cause: BaseException | None) -> None:
         self._stop_handshake_timer()
         self._server.disconnected(self)
+        cancellable, self._cancellable = self._cancellable, {}
+        for task in cancellable:
+            task.cancel()
         if self._peer is not None and not self._peer.closed.done():
             self._peer.closed.set_result(None)
         if isinstance(cause, ProtocolError):

@@ -77,9 +77,10 @@ class FrameStream(asyncio.BufferedProtocol):
         correlation: int,
         header: bytes,
         payload: Buffer | Sequence[Buffer] = b"",
-    ) -> None:
-        """Queues a frame. A large payload is not copied: it must not change until it is sent.
-        Raises InvalidRequestError, having queued nothing, when the frame would be too large."""
+    ) -> int:
+        """Queues a frame, and returns its length in bytes. A large payload is not copied: it must
+        not change until it is sent. Raises InvalidRequestError, having queued nothing, when the
+        frame would be too large."""
         single = isinstance(payload, (bytes, bytearray, memoryview))
         parts = cast("Sequence[Buffer]", (payload,) if single else payload)
         payload_bytes = sum(map(size_of, parts))
@@ -102,6 +103,7 @@ class FrameStream(asyncio.BufferedProtocol):
         elif not self._flush_scheduled:
             self._flush_scheduled = True
             self._loop.call_soon(self._scheduled_flush)
+        return frame_bytes
 
     def _scheduled_flush(self) -> None:
         self._flush_scheduled = False
@@ -128,6 +130,12 @@ class FrameStream(asyncio.BufferedProtocol):
         self.flush()
         while self._write_resumed is not None:
             await asyncio.shield(self._write_resumed)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What was written, and the peer has not taken."""
+        handed = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return self._outgoing_bytes + handed
 
     @property
     def is_write_paused(self) -> bool:

@@ -368,14 +368,14 @@ def committed_records_cut() -> list[Patch]:
 def fetch_above_the_high_watermark() -> list[Patch]:
     fetch = Leader.fetch
 
-    async def mutated(self: Any, request: Any) -> Any:
+    async def mutated(self: Any, request: Any, room: Any) -> Any:
         log = self._replica_log
         if self._ended is None and log.high_watermark <= request.offset < log.log.end_offset:
             data, next_offset = await log.read(
                 request.offset, log.log.end_offset, request.bytes_max
             )
             return messages.FetchResponse(next_offset, log.log.start_offset, 0, next_offset), data
-        return await fetch(self, request)
+        return await fetch(self, request, room)
 
     return [(Leader, "fetch", mutated)]
 
