@@ -61,11 +61,13 @@ from rayq.wire.server import Peer, Server
 SECRET = b"only for this benchmark, 32 bytes"
 TOPIC = "speed"
 PARTITIONS = 6
-RECORDS = 1_000_000
-SOURCE_RECORDS = 2_400_000
+RECORDS = 500_000
+SOURCE_RECORDS = 1_000_000
 BATCH_RECORDS = 528
-REPETITIONS = 5
+REPETITIONS = 3
 CHUNK = 10_000
+POLL_TIMEOUT_S = 60.0
+"""The other side answers at once: only one that is gone takes so long."""
 RECORD_BYTES = 100
 
 
@@ -324,7 +326,9 @@ def poll(cluster: Cluster, _values: Sequence[bytes]) -> tuple[int, float]:
     with cluster.consumer(TOPIC, auto_offset_reset="earliest") as consumer:
         started = time.perf_counter()
         while count < SOURCE_RECORDS - BATCH_RECORDS * PARTITIONS:
-            count += len(consumer.poll(timeout_s=5))
+            records = consumer.poll(timeout_s=POLL_TIMEOUT_S)
+            _check_polled(len(records), count)
+            count += len(records)
         return count, time.perf_counter() - started
 
 
@@ -333,8 +337,15 @@ def poll_arrow(cluster: Cluster, _values: Sequence[bytes]) -> tuple[int, float]:
     with cluster.consumer(TOPIC, auto_offset_reset="earliest") as consumer:
         started = time.perf_counter()
         while count < SOURCE_RECORDS - BATCH_RECORDS * PARTITIONS:
-            count += consumer.poll_arrow(timeout_s=5).num_rows
+            table = consumer.poll_arrow(timeout_s=POLL_TIMEOUT_S)
+            _check_polled(table.num_rows, count)
+            count += table.num_rows
         return count, time.perf_counter() - started
+
+
+def _check_polled(polled: int, before: int) -> None:
+    if not polled:
+        raise TimeoutError(f"Nothing came in {POLL_TIMEOUT_S:.0f} s, after {before} records.")
 
 
 MEASURES: dict[str, tuple[Measure, float | None]] = {

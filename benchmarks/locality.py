@@ -31,7 +31,7 @@ REPETITIONS = 3
 def serve(address: str) -> None:
     """Says where it listens, and serves until its input ends."""
     with LocalCluster(brokers=1, bind_host=address) as cluster:
-        fill(cluster, TOPIC, RECORDS)
+        fill(cluster, RECORDS)
         print(cluster.addresses[0], cluster.token, flush=True)
         sys.stdin.read()
 

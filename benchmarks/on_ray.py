@@ -20,8 +20,9 @@ from benchmarks.report import Row
 from rayq.records import PartitionInfo, RecordMetadata
 
 REPETITIONS = 3
-RESULT_TIMEOUT_S = 60.0
-HEALED_TIMEOUT_S = 60.0
+RESULT_TIMEOUT_S = 600.0
+HEALED_TIMEOUT_S = 600.0
+"""No budgets: what takes so long on a slow machine, too, hangs."""
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -31,7 +32,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 # --- throughput against the disk ------------------------------------------------------------------
 
-PRODUCED_MIB = 384
+PRODUCED_MIB = 256
 PROFILES = Path(".bench") / "profiles"
 PROFILED_S = 3
 RATIO_TARGET = 0.8
@@ -111,9 +112,9 @@ def _pids_of(partition: PartitionInfo) -> dict[str, int]:
 
 # --- end to end -----------------------------------------------------------------------------------
 
-END_TO_END_RECORDS = 1_000_000
+END_TO_END_RECORDS = 500_000
 PACED_PER_S = 200_000
-PACED_S = 4
+PACED_S = 3
 CHUNK = 2_000
 
 
@@ -220,7 +221,7 @@ def _read_on_demand(cluster: rayq.Cluster, topic: str, requests: Connection) -> 
 # --- one record at a time -------------------------------------------------------------------------
 
 SINGLE_PER_S = 1000
-SINGLE_S = 5
+SINGLE_S = 4
 
 
 def single_latency(cluster: rayq.Cluster, directory: Path) -> list[Row]:

@@ -11,13 +11,12 @@ import ray
 
 import rayq
 from benchmarks.report import Row
-from benchmarks.spark import RECORDS, REPETITIONS, fill
+from benchmarks.spark import RECORDS, REPETITIONS, TOPIC, fill
 from rayq.client.offset_ranges import snapshot
 from rayq.client.range_reader import read_range
 from rayq.data import read_topic
 
 TARGET_RECORDS_S = 1_000_000.0
-TOPIC = "read-by-ray-data"
 
 
 def ray_data_read(cluster: rayq.Cluster, directory: Path) -> list[Row]:
@@ -25,12 +24,12 @@ def ray_data_read(cluster: rayq.Cluster, directory: Path) -> list[Row]:
     which starts Ray's workers, is left out."""
     ray.data.DataContext.get_current().enable_progress_bars = False
     logging.getLogger("ray.data").setLevel(logging.WARNING)
-    fill(cluster, TOPIC)
+    fill(cluster)
     parquet = str(directory / "parquet-of-ray-data")
 
-    def rates(read: Callable[[], ray.data.Dataset], repetitions: int = REPETITIONS) -> list[float]:
+    def rates(read: Callable[[], ray.data.Dataset]) -> list[float]:
         found = []
-        for _ in range(1 + repetitions):
+        for _ in range(1 + REPETITIONS):
             started_s = time.perf_counter()
             blocks = read().materialize()
             found.append(RECORDS / (time.perf_counter() - started_s))
@@ -48,13 +47,10 @@ def ray_data_read(cluster: rayq.Cluster, directory: Path) -> list[Row]:
             assert count == RECORDS
         return found[1:]
 
-    try:
-        in_this_process = alone()
-        from_log = rates(lambda: read_topic(TOPIC, cluster=cluster))
-        read_topic(TOPIC, cluster=cluster).write_parquet(parquet)
-        from_parquet = rates(lambda: ray.data.read_parquet(parquet), repetitions=2)
-    finally:
-        cluster.admin.delete_topic(TOPIC)
+    in_this_process = alone()
+    from_log = rates(lambda: read_topic(TOPIC, cluster=cluster))
+    read_topic(TOPIC, cluster=cluster).write_parquet(parquet)
+    from_parquet = rates(lambda: ray.data.read_parquet(parquet))
     return [
         Row(
             name=f"Ray Data reads {RECORDS // 10**6} M 100-byte records, RF 1, warm",

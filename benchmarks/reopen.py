@@ -1,7 +1,7 @@
 """How long a 1 GiB partition takes to open: after a clean stop, and after kill -9.
 
     python -m benchmarks.reopen fill DIR clean|kill     writes a log, then closes it or kills itself
-    python -m benchmarks.reopen open DIR                opens it, prints the seconds
+    python -m benchmarks.reopen open DIR                opens it, prints the seconds, closes it
 
 Each step is a process of its own. The page cache is warm: what is measured is rayq's work, not the
 disk's.
@@ -65,11 +65,12 @@ def open_and_time(directory: str) -> None:
     started_s = time.perf_counter()
     log = open_log(directory)
     print(time.perf_counter() - started_s, log.end_offset)
+    log.close(log.end_offset)
 
 
 def _step(*arguments: str) -> str:
     command = [sys.executable, "-m", "benchmarks.reopen", *arguments]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    ran = subprocess.run(command, capture_output=True, text=True)
     if ran.returncode not in (0, -signal.SIGKILL):
         raise RuntimeError(f"{' '.join(arguments)} failed: {ran.stderr}")
     return ran.stdout
@@ -79,16 +80,17 @@ def reopen(directory: Path) -> list[Row]:
     rows = []
     for end, name, target_s in (("clean", "a clean stop", 0.3), ("kill", "kill -9", 1.5)):
         samples = []
+        path = directory / f"reopen-{end}"
         for repetition in range(REPETITIONS):
-            path = directory / f"reopen-{end}-{repetition}"
-            path.mkdir()
-            try:
+            # What opened it stopped cleanly: after kill -9 it has to be made anew.
+            if repetition == 0 or end == "kill":
+                shutil.rmtree(path, ignore_errors=True)
+                path.mkdir()
                 _step("fill", str(path), end)
-                took_s, end_offset = _step("open", str(path)).split()
-                assert int(end_offset) >= SIZE_BYTES // 1200, "the log lost records"
-                samples.append(float(took_s))
-            finally:
-                shutil.rmtree(path)
+            took_s, end_offset = _step("open", str(path)).split()
+            assert int(end_offset) >= SIZE_BYTES // 1200, "the log lost records"
+            samples.append(float(took_s))
+        shutil.rmtree(path)
         rows.append(
             Row(
                 name=f"open a 1 GiB partition after {name}",

@@ -3,7 +3,8 @@
     python -m benchmarks.run [section ...]
 
 No test depends on a figure. The exit code is 1 when a section could not be measured, not when it
-missed a target.
+missed a target or took long: each section does a fixed amount of work. The time-outs below it are
+for what hangs.
 """
 
 from __future__ import annotations
@@ -35,8 +36,7 @@ from benchmarks.spark import spark_read
 from rayq.testing import LocalCluster
 
 OUTPUT = Path(".bench")
-LOCAL_STARTS = 7
-CLIENT_SPEED_TIMEOUT_S = 120
+LOCAL_STARTS = 6
 
 
 def disk(directory: Path) -> list[Row]:
@@ -81,9 +81,7 @@ def client_speed(directory: Path) -> list[Row]:
     """The client alone, against servers that answer at once (benchmarks/client_speed.py)."""
     del directory
     command = [sys.executable, "-m", "benchmarks.client_speed"]
-    ran = subprocess.run(
-        command, capture_output=True, text=True, timeout=CLIENT_SPEED_TIMEOUT_S, check=True
-    )
+    ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
     return [Row(**line) for line in lines]
 
