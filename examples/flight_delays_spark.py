@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -76,10 +77,17 @@ def run(spark: SparkSession, cluster: rayq.Cluster) -> bool:
 
 
 def main() -> int:
+    print("starting Ray, three brokers, and Spark on the same Ray")
     if not ray.is_initialized() and "RAY_ADDRESS" not in os.environ:
         cpus = max(CPUS_MIN, os.cpu_count() or 1)
         # One of its own, whatever else runs here.
-        ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=False)
+        ray.init(
+            "local",
+            num_cpus=cpus,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
     with tempfile.TemporaryDirectory() as scratch:
         # Few processes: Spark needs the cores, too.
         path = sys.argv[1] if len(sys.argv) > 1 else scratch

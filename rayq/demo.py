@@ -27,6 +27,7 @@ import zipfile
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -38,6 +39,9 @@ import ray
 import rayq
 from rayq.errors import MissingExtraError, RayqError
 from rayq.records import PartitionInfo, Record, RecordMetadata, TopicPartition
+from rayq.runtime.layout import directory_path
+from rayq.storage.data_directory import DataDirectory
+from rayq.storage.disk import LocalDisk
 
 try:
     import pyarrow as pa
@@ -60,8 +64,16 @@ except ImportError as error:
 TOPIC = "flights"
 PARTITIONS = 6
 BROKERS = 3
+REPLICAS = 3
+REPLICAS_PER_PROCESS = 3
+"""By default each has a process of its own. Ray takes about a second of a core to start one, and
+here all of them share a machine."""
 VICTIM = 0
 """The partition whose leader dies."""
+
+CREATE_TIMEOUT_S = 180.0
+LOOK_S = 0.2
+"""Between two looks at how far a start has come."""
 
 ROWS_PER_SLICE = 20_000
 RECORDS_PER_PROGRESS = 500
@@ -103,6 +115,67 @@ def load_flights() -> list[Flight]:
             key = None if tail_number is None else tail_number.encode()
             flights.append(Flight(key, encode(row)))
     return flights
+
+
+def _load(progress: Progress, bar: TaskID) -> list[Flight]:
+    flights = load_flights()
+    progress.update(bar, total=len(flights), completed=len(flights))
+    return flights
+
+
+# --- starting -------------------------------------------------------------------------------------
+
+
+def start(data_dir: Path, progress: Progress) -> rayq.Cluster:
+    """A Ray of its own, the brokers, and the topic: each step says how far it has come."""
+    with _step(progress, "starting Ray", 1):
+        # Whatever this shell points at.
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+
+    def listening() -> int:
+        disk, paths = LocalDisk(), (directory_path(str(data_dir), n) for n in range(BROKERS))
+        return sum(DataDirectory.read_endpoint(disk, path) is not None for path in paths)
+
+    with _step(progress, f"starting {BROKERS} brokers", BROKERS, listening):
+        cluster = rayq.start(
+            str(data_dir), brokers=BROKERS, replicas_per_process=REPLICAS_PER_PROCESS
+        )
+
+    def in_sync() -> int:
+        return sum(len(one.isr) for one in cluster.admin.describe_topic(TOPIC).partitions)
+
+    with _step(progress, "starting the topic's replicas", PARTITIONS * REPLICAS, in_sync):
+        cluster.create_topic(
+            TOPIC, partitions=PARTITIONS, replication_factor=REPLICAS, timeout_s=CREATE_TIMEOUT_S
+        )
+    return cluster
+
+
+@contextlib.contextmanager
+def _step(
+    progress: Progress, what: str, total: int, count: Callable[[], int] = lambda: 0
+) -> Iterator[None]:
+    """A bar for what the block does, at `count()` of `total` until it is done."""
+    bar, done = progress.add_task(what, total=total), threading.Event()
+
+    def watch() -> None:
+        while not done.wait(LOOK_S):
+            with contextlib.suppress(RayqError, OSError):  # Not there yet.
+                progress.update(bar, completed=count())
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+    progress.update(bar, completed=total)
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -389,29 +462,21 @@ def report(
 
 def run(console: Console, data_dir: Path) -> bool:
     """The demo on fresh brokers in `data_dir`; True if all held."""
-    with Progress(
-        TextColumn("{task.description:<28}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        redirect_stdout=False,
-    ) as progress:
+    with (
+        Progress(
+            TextColumn("{task.description:<28}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            redirect_stdout=False,
+        ) as progress,
+        ThreadPoolExecutor(1) as beside,
+    ):
         bar = progress.add_task("loading the flights", total=None)
-        flights = load_flights()
-        progress.update(bar, total=len(flights), completed=len(flights))
-
-        bar = progress.add_task("starting three brokers", total=BROKERS)
-        # A Ray of its own, whatever this shell points at.
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
-        with rayq.start(str(data_dir), brokers=BROKERS) as cluster:
-            cluster.create_topic(TOPIC, partitions=PARTITIONS, replication_factor=3)
-            progress.update(bar, completed=BROKERS)
+        loading = beside.submit(_load, progress, bar)
+        with start(data_dir, progress) as cluster:
+            flights = loading.result()
 
             bar = progress.add_task("writing, killing a leader", total=len(flights))
             started_s = time.monotonic()

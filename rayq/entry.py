@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 from rayq.client.cluster import Cluster
@@ -94,9 +95,9 @@ def start(
     the voters' directories is there.
     """
     options = parse(ClusterConfig, config)
+    _join_ray(may_start=True)
     from rayq.runtime import ray_runtime
 
-    _join_ray(may_start=True)
     if ray_runtime.find_cluster(name) is not None:
         raise RayqError(
             f"A cluster named {name!r} runs in this Ray already: use rayq.connect(name={name!r}), "
@@ -159,11 +160,14 @@ def _cluster_of(info: Any) -> Cluster:
 
 def _join_ray(*, may_start: bool = False) -> None:
     """Connects this process to Ray: see `start`. Never to one that merely happens to run here."""
+    address = os.environ.get("RAY_ADDRESS")
+    if may_start and address is None and "ray" not in sys.modules:
+        # As Ray does for a Ray of its own where nothing is said; then it warns that it did.
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     import ray
 
     if ray.is_initialized():
         return
-    address = os.environ.get("RAY_ADDRESS")
     if address is None and not may_start:
         raise NoClusterError(
             "This process is not connected to Ray: call ray.init(address=...), set RAY_ADDRESS, "

@@ -31,6 +31,7 @@ from rayq.errors import (
     NotEnoughResourcesError,
     SparkSessionError,
 )
+from rayq.spark.driver_stderr import without_noise
 from rayq.spark.streaming_query import stop_active_queries
 
 JAVA_MIN = 17
@@ -68,6 +69,9 @@ _JAVA_OPTION_KEYS = (
     "spark.executor.extraJavaOptions",
     "spark.ray.raydp_app_master.extraJavaOptions",
 )
+_LOG4J_KEY, _LOG4J_VARIABLE = "spark.log4j.config.file.name", "SPARK_LOG4J_CONFIG_FILE_NAME"
+"""How RayDP is told of log4j settings for the driver's JVM: the key goes before the variable."""
+_LOG4J_FILE = os.path.join(os.path.dirname(__file__), "log4j2.properties")
 _DEFAULTS = {
     # The master takes no CPU of its own, or it would wait for those that the executors reserve.
     "spark.ray.raydp_spark_master.actor.resource.CPU": "0",
@@ -106,7 +110,7 @@ def session(
     group = _reserve(executors, cores, memory, memory_bytes)
     try:
         _check_nodes(group)
-        with _environment():
+        with _environment(), without_noise():
             spark = _start(app_name, executors, cores, memory, group, settings)
         try:
             yield spark
@@ -137,7 +141,7 @@ def _check(executors: int, cores: int, memory: str) -> int:
 
 def _settings(conf: Mapping[str, Any]) -> dict[str, str]:
     """Spark's settings: ours, and the user's over them."""
-    settings = dict(_DEFAULTS)
+    settings = {_LOG4J_KEY: os.environ.get(_LOG4J_VARIABLE, _LOG4J_FILE), **_DEFAULTS}
     for given, value in conf.items():
         name = given if "." in given else given.replace("_", ".")
         if not name.startswith(("spark.", "raydp.")):

@@ -1,0 +1,39 @@
+"""What a program that uses Spark prints beside its results: nothing that is no news."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+
+import pytest
+
+pytest.importorskip("raydp")
+
+NOISE = b"[2026-11-22 03:25:25,315 I 7877 8014] gcs_client.cc:96: GcsClient has no Cluster ID set.\n"
+NEWS = [
+    b"26/11/22 03:25:20 WARN TaskSetManager: Lost task 0.0 in stage 1.0\n",
+    b"[2026-11-22 03:25:25,315 E 7877 8014] gcs_client.cc:96: Failed to connect to GCS.\n",
+    b"without an end of line",
+]
+
+
+def test_only_the_line_that_is_no_news_is_left_out() -> None:
+    from rayq.spark.driver_stderr import copy_without_noise
+
+    read_end, write_end = os.pipe()
+    with os.fdopen(read_end, "rb") as copied:
+        copy_without_noise(io.BytesIO(NOISE.join([b"", *NEWS])), write_end)
+        os.close(write_end)
+        assert copied.read() == b"".join(NEWS)
+
+
+def test_the_users_log_settings_of_spark_take_the_place_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = importlib.import_module("rayq.spark.session")
+    name = "spark.log4j.config.file.name"
+    assert os.path.isfile(module._settings({})[name])
+    assert module._settings({name: "/etc/mine.properties"})[name] == "/etc/mine.properties"
+    monkeypatch.setenv("SPARK_LOG4J_CONFIG_FILE_NAME", "/etc/theirs.properties")
+    assert module._settings({})[name] == "/etc/theirs.properties"
