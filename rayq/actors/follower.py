@@ -225,7 +225,7 @@ class Follower:
                     request.offset, answer.cleaned_offset, answer.tombstone_horizon
                 )
             try:
-                log.append_as_follower(payload)
+                await self._append(payload)
             except CorruptBatchError as error:
                 logger.error("leader of %s sent a damaged batch: %s", replica.where, error)
                 await connection.request(
@@ -243,6 +243,16 @@ class Follower:
         if answer.log_start_offset > log.start_offset:
             await replica.advance_log_start(answer.log_start_offset)
         return len(payload)
+
+    async def _append(self, payload: memoryview) -> None:
+        """An empty log may begin anew at the first batch: no flush and no swap is under way then,
+        whose checkpoint would be about the log before."""
+        replica = self._replica_log
+        if replica.log.size_bytes:
+            replica.log.append_as_follower(payload)
+            return
+        async with replica.files_lock, replica.flush_lock:
+            replica.log.append_as_follower(payload)
 
     @property
     def _may_lose(self) -> bool:

@@ -21,6 +21,7 @@ from rayq.config import ClusterConfig
 from rayq.core.topic_changes import OFFSETS_TOPIC
 from rayq.environment import Environment
 from rayq.errors import (
+    DiskFullError,
     FencedEpochError,
     InvalidRequestError,
     NotLeaderError,
@@ -331,5 +332,8 @@ class Replica:
                 epoch=self.assignment.leader_epoch,
                 log_start_offset=start,
             )
-            await replica_log.advance_log_start(start)
+            try:
+                await replica_log.advance_log_start(start)
+            except DiskFullError as error:
+                logger.warning("%s", error)
             replica_log.appended.notify()  # Followers hear of it with their next fetch.

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from rayq.actors.signal import Signal
 from rayq.config import ClusterConfig, TopicConfig, parse
 from rayq.environment import Environment
-from rayq.errors import NotLeaderError, StorageError
+from rayq.errors import DiskFullError, NotLeaderError, StorageError
 from rayq.storage.appending import open_failed
 from rayq.storage.clean_state import write_clean_state
 from rayq.storage.cleaner import CleaningResult
@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FLUSH_WAIT_S = 60.0
+CHECKPOINT_RETRY_S = 1.0
+"""After one that found no room on the disk."""
 
 
 class ReplicaLog:
@@ -79,10 +81,11 @@ class ReplicaLog:
         self._flushed = Signal()
         self._checkpoints_wanted = 0
         self._checkpoints_made = 0
+        self._checkpoint_from_s = 0.0
         self._is_closed = False
         self._flusher: asyncio.Task[None] | None = None
-        self._flush: asyncio.Future[None] | None = None
-        self._files_job: asyncio.Future[Any] | None = None
+        self._jobs: set[asyncio.Future[Any]] = set()
+        """Of threads that work in the directory."""
 
     # --- life -------------------------------------------------------------------------------
 
@@ -153,7 +156,7 @@ class ReplicaLog:
                     await self.environment.threads.run(log.close, self.high_watermark)
                 except StorageError as error:
                     self.fail(error)  # Its end is not known for sure: as after a crash.
-        self._release()
+        self._release_when_idle()
 
     def abandon(self) -> None:
         """Leaves the disk as it is: the topic was deleted, or the process ends."""
@@ -165,11 +168,10 @@ class ReplicaLog:
         self._release_when_idle()
 
     def _release_when_idle(self) -> None:
-        for job in (self._flush, self._files_job):
-            if job is not None and not job.done():
-                # A thread still writes: nobody else may open the directory before it is done.
-                job.add_done_callback(lambda _: self._release_when_idle())
-                return
+        for job in self._jobs:
+            # A thread still writes: nobody else may open the directory before it is done.
+            job.add_done_callback(lambda _: self._release_when_idle())
+            return
         self._release()
 
     def _stop_flusher(self) -> None:
@@ -225,7 +227,8 @@ class ReplicaLog:
         self._dirty.notify()
 
     async def checkpoint(self) -> None:
-        """Returns when all of now, the log start included, is durable. Raises StorageError."""
+        """Returns when all of now, the log start included, is durable. Raises StorageError;
+        DiskFullError when it found no room."""
         self._checkpoints_wanted += 1
         wanted = self._checkpoints_wanted
         self._dirty.notify()
@@ -233,6 +236,11 @@ class ReplicaLog:
             await self._flushed.wait(FLUSH_WAIT_S)
             if not self.is_open:
                 raise StorageError(f"The replica of {self.where} stopped before its flush.")
+            if self._checkpoint_from_s > 0.0:
+                raise DiskFullError(
+                    f"{self.log.directory}: no room for a checkpoint. Free space on this disk; it "
+                    "is tried again."
+                )
 
     async def _flush_for_ever(self) -> None:
         """One flush at a time covers all that was appended meanwhile. Only this task flushes, so
@@ -240,32 +248,38 @@ class ReplicaLog:
         while True:
             wanted = self._checkpoints_wanted
             had_work = await self._flush_once(checkpoint=wanted > self._checkpoints_made)
-            self._checkpoints_made = wanted
+            found_room = self._checkpoint_from_s == 0.0
+            if found_room:
+                self._checkpoints_made = wanted
             self._flushed.notify()
             if not had_work and self._checkpoints_wanted == wanted:
-                await self._dirty.wait(FLUSH_WAIT_S)
+                await self._dirty.wait(FLUSH_WAIT_S if found_room else CHECKPOINT_RETRY_S)
 
     async def _flush_once(self, *, checkpoint: bool) -> bool:
         """Whether there was something to do."""
         async with self.flush_lock:
             if not self.is_open:
                 return False
-            log = self.log
-            is_applied = False
-            while not is_applied:  # Not so only where an empty log began anew meanwhile.
-                try:
-                    plan = log.plan_flush(self.high_watermark, checkpoint=checkpoint)
-                    if plan is None:
-                        return False
-                    began_s = self.environment.clock.monotonic()
-                    self._flush = asyncio.ensure_future(self.environment.threads.run(plan.run))
-                    await asyncio.shield(self._flush)
-                    self._flush_seconds.observe(self.environment.clock.monotonic() - began_s)
-                except (OSError, StorageError) as error:
-                    # The kernel may have dropped the pages: never retry, never trust them.
-                    self.fail(StorageError(f"Flushing the log of {self.where} failed: {error}"))
+            log, clock = self.log, self.environment.clock
+            began_s = clock.monotonic()
+            try:
+                plan = log.plan_flush(
+                    self.high_watermark,
+                    checkpoint=checkpoint,
+                    may_checkpoint=began_s >= self._checkpoint_from_s,
+                )
+                if plan is None:
                     return False
-                is_applied = log.apply_flush(plan)
+                has_checkpoint = await self._run(plan.run)
+                self._flush_seconds.observe(clock.monotonic() - began_s)
+            except (OSError, StorageError) as error:
+                # The kernel may have dropped the pages: never retry, never trust them.
+                self.fail(StorageError(f"Flushing the log of {self.where} failed: {error}"))
+                return False
+            if plan.checkpoint is not None:
+                retry_s = clock.monotonic() + CHECKPOINT_RETRY_S
+                self._checkpoint_from_s = 0.0 if has_checkpoint else retry_s
+            log.apply_flush(plan, has_checkpoint=has_checkpoint)
         self._on_flushed(log.flushed_offset)
         return True
 
@@ -285,8 +299,10 @@ class ReplicaLog:
             except StorageError as error:
                 self.fail(error)
                 raise
-        await self.checkpoint()
-        await self._remove_files(paths)
+        try:
+            await self.checkpoint()
+        finally:  # They may be what fills the disk.
+            await self._remove_files(paths)
 
     async def remove_below_start(self) -> None:
         """Removes the segments that `advance_log_start` left to a pass of the cleaner."""
@@ -304,7 +320,7 @@ class ReplicaLog:
     async def _remove_files(self, paths: list[str]) -> None:
         if paths:
             try:
-                await self.environment.threads.run(Log.remove_files, self.environment.disk, paths)
+                await self._run(partial(Log.remove_files, self.environment.disk, paths))
             except OSError as error:  # Old files stay until the next start.
                 logger.warning("%s: old segments could not be removed: %s", self.where, error)
 
@@ -343,13 +359,27 @@ class ReplicaLog:
         return True
 
     async def _files_step(self, job: Callable[[], T]) -> T:
-        """Runs a job in a thread, to its end also when the caller is cancelled."""
-        step = self._files_job = asyncio.ensure_future(self.environment.threads.run(job))
+        """Runs a job in a thread; when the caller is cancelled it waits for the job to end."""
+        step = self._begin(job)
         try:
             return await asyncio.shield(step)
         except asyncio.CancelledError:
             await asyncio.wait((step,))
             raise
+
+    # --- threads that write -----------------------------------------------------------------
+
+    async def _run(self, job: Callable[[], T]) -> T:
+        """Runs a job in a thread, to its end also when the caller is cancelled."""
+        return await asyncio.shield(self._begin(job))
+
+    def _begin(self, job: Callable[[], T]) -> asyncio.Future[T]:
+        """A job that works in the directory, in a thread. The directory's lock is kept until it is
+        done: whoever opens the directory next, or renames it, must not have it in there."""
+        step = asyncio.ensure_future(self.environment.threads.run(job))
+        self._jobs.add(step)
+        step.add_done_callback(self._jobs.discard)
+        return step
 
     async def learn(self, offset: int, cleaned_offset: int, tombstone_horizon: int) -> None:
         """What the leader says of the records from `offset` on, durable before they are appended.

@@ -136,8 +136,7 @@ class Log:
                 log._restart(log._start, log._start)
             elif recovered.is_changed:
                 plan = log._flush_plan(recovered.checkpoint.high_watermark, checkpoint=True)
-                plan.run()
-                log.apply_flush(plan)
+                log.apply_flush(plan, has_checkpoint=plan.run())
             else:
                 # A process that died may have cut the file and not synced that.
                 log._segments.active.file.sync_data()
@@ -334,14 +333,17 @@ class Log:
 
     # --- flushing ---------------------------------------------------------------------------------
 
-    def plan_flush(self, high_watermark: int, *, checkpoint: bool = False) -> FlushPlan | None:
+    def plan_flush(
+        self, high_watermark: int, *, checkpoint: bool = False, may_checkpoint: bool = True
+    ) -> FlushPlan | None:
         """What brings all that is appended by now to disk; None when there is nothing to do.
 
-        A checkpoint goes along after a roll, after `checkpoint_bytes`, or when asked for. Under
-        flush="os" there is nothing to do but checkpoints. Run it in a thread, then `apply_flush`.
+        A checkpoint goes along after a roll, after `checkpoint_bytes`, or when asked for; none
+        unless `may_checkpoint` (the last one found no room a moment ago). Under flush="os" there is
+        nothing to do but checkpoints. Run it in a thread, then `apply_flush`.
         """
         self._check_usable()
-        is_due = (
+        is_due = may_checkpoint and (
             checkpoint
             or self._directory_checkpointed < self._directory_changes
             or self._bytes_since_checkpoint >= self._checkpoint_bytes
@@ -386,8 +388,9 @@ class Log:
             self.producers.snapshot(),
         )
 
-    def apply_flush(self, plan: FlushPlan) -> bool:
-        """Takes a finished plan into account; False when the log was truncated meanwhile."""
+    def apply_flush(self, plan: FlushPlan, *, has_checkpoint: bool = True) -> bool:
+        """Takes a finished plan into account, whose `run` said whether its checkpoint was written;
+        False when the log was truncated meanwhile."""
         if plan.generation != self.generation:
             return False
         self._synced = max(self._synced, plan.end_offset)
@@ -396,7 +399,7 @@ class Log:
         for segment in plan.closed:
             self._segments.use(segment)
         self._directory_synced = max(self._directory_synced, plan.directory_changes)
-        if plan.checkpoint is not None:
+        if plan.checkpoint is not None and has_checkpoint:
             for index, write in plan.checkpoint.index_writes:
                 index.written(write.count)
             self._checkpoint = plan.checkpoint.state
@@ -775,8 +778,7 @@ class Log:
         if self.failure is not None:
             return
         plan = self._flush_plan(high_watermark, checkpoint=True)
-        self._guarded(plan.run)
-        self.apply_flush(plan)
+        self._guarded(lambda: self.apply_flush(plan, has_checkpoint=plan.run()))
         self.failure = f"{self.directory}: the log is closed."
         for segment in self._segments:
             segment.release()
@@ -787,7 +789,7 @@ class Log:
         if self.failure is not None:
             raise StorageError(self.failure)
 
-    def _guarded(self, change: Callable[[], None]) -> None:
+    def _guarded(self, change: Callable[[], object]) -> None:
         """Runs a change of several steps; half of it done is a failure of the log."""
         try:
             change()

@@ -7,18 +7,22 @@ throw it away when the log has another generation by then.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from rayq.environment import Disk, File
 from rayq.errors import CorruptBatchError, StorageError, UnsupportedFormatError
 from rayq.storage import checked_file
+from rayq.storage.appending import is_full
 from rayq.storage.batch import BatchHeader, check_body, decode_columns
 from rayq.storage.checkpoint import Checkpoint, write_checkpoint
 from rayq.storage.epochs import write_epochs
 from rayq.storage.index import DamagedIndexError, Index, IndexWrite, Reader
 from rayq.storage.producer_state import SNAPSHOTS_KEPT, snapshot_offsets, snapshot_path
 from rayq.storage.segment import Segment, SegmentView, pread, scan
+
+logger = logging.getLogger(__name__)
 
 # --- flushing -----------------------------------------------------------------------------------
 
@@ -65,17 +69,28 @@ class FlushPlan:
     bytes_since_checkpoint: int
     """Both as they were when the plan was made; only `Log.apply_flush` looks at them."""
 
-    def run(self) -> None:
-        """In a thread. Raises OSError: what is on disk then is not known, so do not try again (the
-        kernel may have dropped the pages that it could not write)."""
+    def run(self) -> bool:
+        """In a thread. Whether the checkpoint was written, where there is one: one that finds no
+        room can be tried again from its beginning, and what it was about is on disk all the same.
+
+        Raises OSError: what is on disk then is not known, so do not try again (the kernel may have
+        dropped the pages that it could not write)."""
         for file in self.files:
             file.sync_data()
         if self.syncs_directory:
             self.disk.sync_dir(self.directory)
         if self.active is not None:
             self.active.sync_data()
-        if self.checkpoint is not None:
+        if self.checkpoint is None:
+            return False
+        try:
             self.checkpoint.run(self.disk, self.directory)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            logger.warning("%s: no room for a checkpoint: %s", self.directory, error)
+            return False
+        return True
 
 
 # --- reading ------------------------------------------------------------------------------------

@@ -235,10 +235,14 @@ class Segment:
         return self._file
 
     def create(self) -> None:
-        """Makes the files; durable after a sync of the directory. Raises OSError."""
-        assert self.file is not None
+        """Makes the files; durable after a sync of the directory. Raises OSError.
+
+        The log file comes last: indexes without one are nobody's, and the next start removes them,
+        so what fails on the way leaves no segment behind.
+        """
         assert self.offsets.file is not None
         assert self.times.file is not None
+        assert self.file is not None
 
     def release(self) -> None:
         """Lets go of the files, which close when no plan uses them either."""

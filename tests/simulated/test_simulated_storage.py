@@ -255,8 +255,7 @@ class Workload:
         while self.rng.random() < 0.4:
             self.append()
         end = plan.end_offset
-        plan.run()
-        assert self.log.apply_flush(plan)
+        assert self.log.apply_flush(plan, has_checkpoint=plan.run())
         self.model.sure = max(self.model.sure, end)
         assert self.log.flushed_offset >= end
 

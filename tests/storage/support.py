@@ -68,8 +68,7 @@ def append(
 def flush(log: Log, *, checkpoint: bool = False, high_watermark: int = 0) -> None:
     plan = log.plan_flush(high_watermark, checkpoint=checkpoint)
     if plan is not None:
-        plan.run()
-        assert log.apply_flush(plan)
+        assert log.apply_flush(plan, has_checkpoint=plan.run())
 
 
 def learn(log: Log, cleaned_offset: int, tombstone_horizon: int = 0) -> None:

@@ -242,8 +242,9 @@ def flush_result_from_before_a_truncation() -> list[Patch]:
         finally:
             self._replica_log.flush_lock = held
 
-    def count_anyway(self: Any, plan: FlushPlan) -> bool:
-        return apply_flush(self, replace(plan, generation=self.generation))
+    def count_anyway(self: Any, plan: FlushPlan, *, has_checkpoint: bool = True) -> bool:
+        current = replace(plan, generation=self.generation)
+        return apply_flush(self, current, has_checkpoint=has_checkpoint)
 
     return [(Follower, "_truncate", mutated), (Log, "apply_flush", count_anyway)]
 
