@@ -338,21 +338,31 @@ class ReplicaSupervisor:
         found = self._find(key)
         assert found is not None
         path = self._directory.partition_path(found[0].name, key[1])
-        owner = DataDirectory.partition_topic_id(self._environment.disk, path)
-        if owner is not None and owner != key[0]:
-            if owner not in self._metadata.state.topics:
-                self._directory.quarantine(path)
-                return True
-            return False
         holder = DataDirectory.partition_holder(self._environment.disk, path)
         if holder is None:
+            owner = DataDirectory.partition_topic_id(self._environment.disk, path)
+            if owner is None or owner == key[0]:
+                return True
+            if owner in self._metadata.state.topics or self._is_hosted((owner, key[1])):
+                return False
+            # Of a deleted topic of this name.
+            self._directory.quarantine(path)
             return True
+        if holder.incarnation in self._hosts:
+            return False  # It was told to let go, and does when its last flush ends.
         if now_s - self._started_s > self._config.session_timeout_ms / 1000:
-            process = self._runtime.adopt(*holder)
+            assert holder.start_time is not None, holder
+            process = self._runtime.adopt(holder.pid, holder.start_time)
             if process is not None:
-                logger.warning("process %d holds %s and is silent: killing it", holder[0], path)
+                logger.warning("process %d holds %s and is silent: killing it", holder.pid, path)
                 process.kill()
+                self._not_before_s[key] = now_s + BACKOFF_S  # It needs a moment to go.
         return False
+
+    def _is_hosted(self, key: Key) -> bool:
+        """Whether a process has the partition, or was not yet heard to have let go of it: it may
+        be about to open the directory."""
+        return any(key in host.keys for host in self._hosts.values())
 
     def _start_host(self, key: Key, now_s: float) -> None:
         found = self._find(key)
@@ -443,7 +453,7 @@ class ReplicaSupervisor:
         self._tidy_from_s = now_s + TIDY_INTERVAL_S
         for meta, path in self._directory.partitions():
             key = (meta.topic_id, meta.partition)
-            if self._find(key) is not None:
+            if self._find(key) is not None or self._is_hosted(key):
                 continue
             if DataDirectory.partition_holder(self._environment.disk, path) is not None:
                 continue

@@ -314,13 +314,9 @@ class DataDirectory:
         return None if meta is None else meta.topic_id
 
     @staticmethod
-    def partition_holder(disk: Disk, path: str) -> tuple[int, int] | None:
-        """(pid, start time) of the process that holds a partition's directory, None when none."""
-        holder = lock_holder(disk, f"{path}/{PARTITION_LOCK}")
-        if holder is None:
-            return None
-        assert holder.start_time is not None, holder
-        return holder.pid, holder.start_time
+    def partition_holder(disk: Disk, path: str) -> Holder | None:
+        """The replica process that holds a partition's directory, None when none does."""
+        return lock_holder(disk, f"{path}/{PARTITION_LOCK}")
 
     def partitions(self) -> list[tuple[PartitionMeta, str]]:
         """What each partition directory here holds, and its path; of those that can be read."""

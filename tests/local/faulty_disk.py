@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,8 @@ from rayq.environment import Buffer, Environment, File
 from rayq.storage.disk import LocalDisk
 from rayq.testing import local_cluster
 
+HOLD_MAX_S = 60.0
+
 
 class Faults:
     """What fails now, as parts of paths: one that contains such a part is met."""
@@ -21,6 +24,10 @@ class Faults:
     def __init__(self) -> None:
         self.full: set[str] = set()
         self.sync_fails: set[str] = set()
+        self.held: str | None = None
+        """Whoever opens a path that ends so waits for `go_on`: the next one only."""
+        self.is_held = threading.Event()
+        self.go_on = threading.Event()
 
     @staticmethod
     def met(parts: Iterable[str], path: str) -> bool:
@@ -40,6 +47,11 @@ class FaultyDisk(LocalDisk):
         self._faults = faults
 
     def open(self, path: str, *, create: bool = False, writable: bool = True) -> Any:
+        held = self._faults.held
+        if held is not None and path.endswith(held):
+            self._faults.held = None
+            self._faults.is_held.set()
+            assert self._faults.go_on.wait(HOLD_MAX_S)
         return FaultyFile(super().open(path, create=create, writable=writable), path, self._faults)
 
     def free_bytes(self, path: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.local.support import (
     eventually,
     leader_of,
     partition_of,
+    place,
     produce_raw,
     read_all,
     values,
@@ -148,3 +150,29 @@ def test_a_stop_with_a_full_disk_is_prompt_and_loses_nothing(
     faults.full.clear()
     with LocalCluster(3, data_dir=tmp_path, **FAST) as cluster:
         assert len(read_all(cluster, "t")) == 100
+
+
+def test_a_topic_made_anew_is_safe_from_a_checkpoint_of_the_old_one_that_hung(
+    faults: Faults, faulty: LocalCluster
+) -> None:
+    faulty.create_topic("t")
+    with faulty.producer() as producer:
+        producer.send_many("t", [b"old"] * 50).result(10)
+    isr = wait_in_sync(faulty, "t").isr
+    follower = next(one for one in isr if one != leader_of(faulty, "t"))
+    faults.held = f"broker-{follower}/t-0/checkpoint.tmp"
+    with pytest.raises(TimeoutError):
+        faulty.admin.delete_records({place("t"): 20}, timeout_s=0.5)
+    assert faults.is_held.wait(10)
+    faulty.admin.delete_topic("t")
+    with contextlib.suppress(TimeoutError):  # It waits for the thread that hangs.
+        faulty.admin.create_topic("t", timeout_s=1)
+    faults.go_on.set()
+    with faulty.producer() as producer:
+        producer.send_many("t", [b"new"] * 5).result(20)
+    wait_in_sync(faulty, "t")
+    faulty.kill_broker(follower)
+    eventually(lambda: follower not in partition_of(faulty, "t").isr, "it is gone")
+    faulty.start_broker(follower)
+    wait_in_sync(faulty, "t")
+    assert values(read_all(faulty, "t")) == [b"new"] * 5

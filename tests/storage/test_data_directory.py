@@ -150,7 +150,9 @@ def test_a_partition_has_one_holder(path: str) -> None:
     assert DataDirectory.partition_topic_id(LocalDisk(), at) is None
     first = open_partition(at, pid=11)
     assert DataDirectory.partition_topic_id(LocalDisk(), at) == "t1"
-    assert DataDirectory.partition_holder(LocalDisk(), at) == (11, 99)
+    holder = DataDirectory.partition_holder(LocalDisk(), at)
+    assert holder is not None
+    assert (holder.pid, holder.start_time) == (11, 99)
     with pytest.raises(DirectoryInUseError, match="process 11") as raised:
         open_partition(at, pid=12)
     assert (raised.value.holder_pid, raised.value.holder_start_time) == (11, 99)

@@ -407,11 +407,11 @@ def body_crc_skipped() -> list[Patch]:
 def failed_sync_tried_again() -> list[Patch]:
     run = FlushPlan.run
 
-    def mutated(self: Any) -> None:
+    def mutated(self: Any) -> bool:
         try:
-            run(self)
+            return run(self)
         except OSError:
-            run(self)
+            return run(self)
 
     return [(FlushPlan, "run", mutated)]
 
