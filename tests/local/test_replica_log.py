@@ -102,7 +102,7 @@ def directory(environment: Environment, path: Path, topic_id: str) -> PartitionD
 
 async def until(holds: Callable[[], bool], what: str) -> None:
     deadline_s = time.monotonic() + PATIENCE_S
-    while not holds():  # noqa: ASYNC110 - nobody tells
+    while not holds():
         assert time.monotonic() < deadline_s, what
         await asyncio.sleep(0.005)
 
