@@ -7,10 +7,10 @@ without Ray.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
-from typing import Any as _Any
+TYPE_CHECKING = False  # Also `typing` would be loaded.
+if TYPE_CHECKING:
+    from typing import Any as _Any
 
-if _TYPE_CHECKING:
     from rayq.client.cluster import Cluster
     from rayq.client.consumer_pool import ConsumerPool
     from rayq.entry import connect, start
@@ -111,6 +111,7 @@ if _TYPE_CHECKING:
     )
 
     __version__: str
+del TYPE_CHECKING
 
 # Importing rayq costs next to nothing: what is used is imported when it is first used. `rayq
 # --version` needs none of it, and a Ctrl+C in its first moment finds nothing half imported.

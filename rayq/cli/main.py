@@ -10,7 +10,10 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Sequence
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 OK, FAILED, USAGE, UNHEALTHY = 0, 1, 2, 3
 INTERRUPTED, BROKEN_PIPE, TERMINATED = 130, 141, 143
