@@ -255,6 +255,10 @@ class Broker:
         interval_s = self._config.heartbeat_interval_ms / 1000
         broker = self._directory.meta.broker
         while not self._is_stopping:
+            if self.metadata.trouble is not None:
+                # Others take over: here the replicas would lead on with metadata of long ago.
+                await asyncio.sleep(interval_s)
+                continue
             try:
                 if self._registered_epoch is None:
                     await self._register()

@@ -7,8 +7,9 @@ is committed: `state` holds committed records only, `version` is the commit inde
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from rayq.actors.quorum import Entry, decode_entries, encode_entries
 from rayq.actors.signal import Signal
@@ -23,11 +24,15 @@ from rayq.core.metadata_records import (
     encode_records,
 )
 from rayq.environment import Environment
-from rayq.errors import FencedEpochError, StalePartitionError, WrongClusterError
+from rayq.errors import FencedEpochError, StalePartitionError, StorageError, WrongClusterError
 from rayq.storage.data_directory import DataDirectory
 from rayq.storage.metadata_log import MetadataLog
 from rayq.wire import messages
 
+logger = logging.getLogger(__name__)
+
+REOPEN_INTERVAL_S = 1.0
+"""How often a log that has failed is opened again: that reads and writes all of it."""
 Endpoint = tuple[str, int]
 
 
@@ -53,6 +58,10 @@ class MetadataKeeper:
         self._on_applied = on_applied
         # The log's methods block on the disk, so they run in threads, one at a time.
         self._lock = asyncio.Lock()
+        self._reopen_from_s = 0.0
+        self.trouble: str | None = None
+        """Why the last records, or an epoch, could not be taken: what is known here gets old. It
+        is tried again as often as a controller sends them."""
         self.state = ClusterState()
         self.version = 0
         self.changed = Signal()
@@ -125,7 +134,7 @@ class MetadataKeeper:
             if not request.is_probe:
                 if request.epoch <= self._log.promised_epoch:
                     raise self._fenced(request.epoch)
-                await self._run(self._log.promise, request.epoch)
+                await self._write(lambda log: log.promise(request.epoch))
             voters = [(voter.broker, voter.directory_id) for voter in self.voters()]
             return messages.PrepareResponse(
                 meta.broker,
@@ -164,9 +173,10 @@ class MetadataKeeper:
     async def append(
         self, request: messages.AppendMetadata, payload: memoryview
     ) -> messages.AppendMetadataResponse:
-        """Raises FencedEpochError, StalePartitionError (the previous record is not there)."""
+        """Raises FencedEpochError, StalePartitionError (the previous record is not there),
+        StorageError."""
         entries = decode_entries(payload)
-        async with self._lock:
+        async with self._lock, self._noting_trouble():
             await self._accept_epoch(request.epoch)
             self.note_heard()
             self.note_controller(request.epoch, (request.host, request.port))
@@ -180,7 +190,7 @@ class MetadataKeeper:
                     )
             new = [entry for entry in entries if entry[0] > snapshot_index]
             if new:
-                await self._run(self._log.append, new)
+                await self._write(lambda log: log.append(new))
                 self._look_at_tail()
             agreed_index = max(
                 request.previous_index + len(entries), min(snapshot_index, self.version)
@@ -191,14 +201,14 @@ class MetadataKeeper:
     async def install(
         self, request: messages.InstallMetadataSnapshot, payload: memoryview
     ) -> messages.AppendMetadataResponse:
-        """Raises FencedEpochError."""
-        async with self._lock:
+        """Raises FencedEpochError, StorageError."""
+        async with self._lock, self._noting_trouble():
             await self._accept_epoch(request.epoch)
             self.note_heard()
             data = bytes(payload)
             if request.last_index > self.version:
-                await self._run(
-                    self._log.install_snapshot, request.last_index, request.last_epoch, data
+                await self._write(
+                    lambda log: log.install_snapshot(request.last_index, request.last_epoch, data)
                 )
                 self._restore(request.last_index, data)
                 self._look_at_tail()
@@ -210,14 +220,46 @@ class MetadataKeeper:
 
     # --- inside -----------------------------------------------------------------------------
 
-    async def _run(self, job: Callable[..., Any], *arguments: Any) -> None:
-        await self._environment.threads.run(job, *arguments)
+    async def _write(self, job: Callable[[MetadataLog], None]) -> None:
+        """Changes the log. One that a failed write has ended is opened anew before: then what the
+        disk holds counts, whatever became of that write. Raises StorageError."""
+        if self._log.failure is not None:
+            now_s = self._environment.clock.monotonic()
+            if now_s < self._reopen_from_s:
+                raise StorageError(self._log.failure)
+            self._reopen_from_s = now_s + REOPEN_INTERVAL_S
+            path = f"{self._directory.path}/metadata"
+            self._log.close()
+            self._log = await self._environment.threads.run(
+                MetadataLog.open, self._environment.disk, path
+            )
+            logger.warning("%s was opened again after a failed write", path)
+        await self._environment.threads.run(job, self._log)
+
+    @contextlib.asynccontextmanager
+    async def _noting_trouble(self) -> AsyncIterator[None]:
+        """Whatever keeps this broker from following the metadata, a refusal apart."""
+        try:
+            yield
+        except (FencedEpochError, StalePartitionError):
+            raise
+        except Exception as error:
+            if self.trouble is None:
+                logger.error(
+                    "broker %d cannot follow the metadata, and gives up its session until it can: "
+                    "%s",
+                    self._directory.meta.broker,
+                    error,
+                )
+            self.trouble = str(error)
+            raise
+        self.trouble = None
 
     async def _accept_epoch(self, epoch: int) -> None:
         if epoch < self._log.promised_epoch:
             raise self._fenced(epoch)
         if epoch > self._log.promised_epoch:
-            await self._run(self._log.promise, epoch)
+            await self._write(lambda log: log.promise(epoch))
 
     def _fenced(self, epoch: int) -> FencedEpochError:
         return FencedEpochError(
@@ -247,8 +289,9 @@ class MetadataKeeper:
         if self.version - self._log.first_index >= self._snapshot_records:
             epoch = self._epoch_at(self.version)
             assert epoch is not None
+            version = self.version
             data = encode_records(self.state.snapshot())
-            await self._run(self._log.compact, self.version, epoch, data)
+            await self._write(lambda log: log.compact(version, epoch, data))
 
     def _restore(self, index: int, data: bytes) -> None:
         state = ClusterState()

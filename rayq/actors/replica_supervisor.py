@@ -27,7 +27,7 @@ from rayq.core.metadata_records import (
     TopicDeleted,
 )
 from rayq.environment import Environment
-from rayq.errors import RayqError, StaleBrokerError
+from rayq.errors import RayqError, StaleBrokerError, StorageError
 from rayq.storage.data_directory import DataDirectory
 from rayq.wire import messages
 from rayq.wire.pool import ConnectionPool
@@ -205,7 +205,8 @@ class ReplicaSupervisor:
     async def heartbeat(
         self, request: messages.ReplicaHostHeartbeat
     ) -> messages.ReplicaHostHeartbeatResponse:
-        """Held until an assignment changes, at most `wait_ms`. Raises StaleBrokerError."""
+        """Held until an assignment changes, at most `wait_ms`. Raises StaleBrokerError, and
+        StorageError while this broker cannot follow the metadata: then nobody gets a lease."""
         host = self._hosts.get(request.incarnation)
         if host is None or host.endpoint is None:
             raise StaleBrokerError("This broker process does not know you: present yourself.")
@@ -235,6 +236,10 @@ class ReplicaSupervisor:
                 break
             await host.changed.wait(remaining_s)
         host.heard_s = self._environment.clock.monotonic()
+        if self._metadata.trouble is not None:
+            raise StorageError(
+                f"Broker {self._broker} cannot follow the metadata: {self._metadata.trouble}"
+            )
         return messages.ReplicaHostHeartbeatResponse(
             max(version, request.version), assignments, removed
         )

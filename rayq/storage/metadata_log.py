@@ -209,6 +209,12 @@ class MetadataLog:
     # --- what it holds ----------------------------------------------------------------------------
 
     @property
+    def failure(self) -> str | None:
+        """Why nothing can be written any more: a write failed, and what the disk holds is not
+        known. Close it then, and open another."""
+        return self._failure
+
+    @property
     def promised_epoch(self) -> int:
         return self._promised_epoch
 
@@ -349,8 +355,8 @@ class MetadataLog:
             raise
         except OSError as error:
             self._failure = (
-                f"{self._directory}: the metadata log could not be written: {error}. This voter "
-                "stops; check the disk."
+                f"{self._directory}: the metadata log could not be written: {error}. It is "
+                "opened again at the next write; check the disk."
             )
             raise StorageError(self._failure) from error
 

@@ -129,7 +129,7 @@ def metadata_committed_by_one() -> list[Patch]:
 def old_controller_writes() -> list[Patch]:
     async def accept(self: Any, epoch: int) -> None:
         if epoch > self._log.promised_epoch:
-            await self._run(self._log.promise, epoch)
+            await self._write(lambda log: log.promise(epoch))
 
     return [(MetadataKeeper, "_accept_epoch", accept)]
 
