@@ -429,7 +429,8 @@ class ConsumerConfig:
     """How long a leader holds a fetch that has nothing to return."""
 
     fetch_buffer_bytes: int = 64 * MIB
-    """Prefetched bytes over all partitions that wait for `poll`; fetching pauses beyond it."""
+    """Prefetched bytes over all partitions that wait for `poll`; fetching pauses beyond it. Also
+    the most that one `poll` unpacks (but a whole batch, and 16 MiB, in any case)."""
 
     request_timeout_ms: int = 10_000
     """How long a request waits for its answer (on top of `fetch_max_wait_ms`) before it is
@@ -440,6 +441,11 @@ class ConsumerConfig:
 
     retry_backoff_ms: int = 20
     """Wait before a retry; doubles up to 1 s, with jitter."""
+
+    on_corrupt: Literal["raise", "skip"] = "raise"
+    """What becomes of a batch that cannot be read, be it damaged or no batch of records: "raise"
+    tells of it by a `CorruptBatchError` that has its offset and the next one, and stays there until
+    a `seek`; "skip" goes on after it, with a warning in the log."""
 
     check_crcs: bool = True
     """Check each batch's CRC before its records are handed out."""

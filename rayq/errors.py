@@ -15,7 +15,10 @@ are the only translation.
 from __future__ import annotations
 
 import builtins
-from typing import ClassVar
+import copy
+from typing import ClassVar, Self
+
+from rayq.records import TopicPartition
 
 
 class RayqError(Exception):
@@ -32,6 +35,12 @@ class RayqError(Exception):
 
     def __str__(self) -> str:
         return self.message
+
+    def with_message(self, message: str) -> Self:
+        """A new error that is otherwise the same: one object is never raised twice."""
+        fresh = copy.copy(self)
+        fresh.message, fresh.args = message, (message,)
+        return fresh
 
 
 # --- the caller's mistakes ----------------------------------------------------------------------
@@ -378,9 +387,19 @@ class StreamingQueryError(RayqError):
 
 
 class CorruptBatchError(RayqError):
-    """Bytes of a record batch do not match their CRC or contradict themselves."""
+    """Bytes of a record batch do not match their CRC or contradict themselves.
+
+    Raised by a reader it says where: records of `topic_partition` from `offset` up to `next_offset`
+    (exclusive) cannot be read, and `seek(error.topic_partition, error.next_offset)` goes on without
+    them. All three are None elsewhere.
+    """
 
     retriable = True
+    topic_partition: TopicPartition | None = None
+    offset: int | None = None
+    next_offset: int | None = None
+    crc_matches: bool = False
+    """Whether the bytes are as they were written: then no other copy of them is better."""
 
 
 class StorageError(RayqError):

@@ -126,7 +126,7 @@ def mutated_batches(draw: st.DrawFn) -> bytes:
         optional={
             "attributes": st.integers(0, 255),
             "record_count": st.integers(0, 6) | st.just(2**32 - 1),
-            "last_offset_delta": st.integers(0, 6) | st.just(2**32 - 1),
+            "last_offset_delta": st.integers(0, 6) | st.just(2**24),
             "first": st.integers(0, 30),
             "max": st.integers(0, 30),
         },

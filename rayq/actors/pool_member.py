@@ -26,7 +26,7 @@ from rayq.client.consumer_pool import Handler
 from rayq.client.producer import AsyncProducer
 from rayq.config import PoolConfig
 from rayq.environment import Environment
-from rayq.errors import CommitRefusedError, HandlerError, RayqError
+from rayq.errors import CommitRefusedError, CorruptBatchError, HandlerError, RayqError
 from rayq.records import Record, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -213,6 +213,12 @@ class PoolMember:
         """Polls once and deals with what comes."""
         try:
             batch = await self._poll(consumer)
+        except CorruptBatchError as error:
+            is_buried = await self._bury_batch(consumer, error)
+            await self._commit(consumer, self._done)
+            if not is_buried:
+                await self._sleep(FAILED_POLL_PAUSE_S)
+            return
         except RayqError as error:
             self._failed_polls += 1
             self._note(f"polling failed: {type(error).__name__}: {error}")
@@ -396,6 +402,28 @@ class PoolMember:
     async def _bury(self, record: Record, error: BaseException) -> bool:
         """A record goes to the dead letters. False: it could not be written there, or not for
         certain."""
+        if not await self._write_dead_letter(record, error):
+            return False
+        self._records += 1
+        return True
+
+    async def _bury_batch(self, consumer: AsyncConsumer, error: CorruptBatchError) -> bool:
+        """A dead letter without key and value stands for records that nobody can read; reading goes
+        on after them. False: it was not written, or there is no topic for it."""
+        place, offset, next_offset = error.topic_partition, error.offset, error.next_offset
+        if self._config.dead_letter_topic is None or place is None:
+            self._note(f"{error} (With a dead_letter_topic the pool goes on by itself.)")
+            return False
+        assert offset is not None and next_offset is not None
+        now_ms = self._env.clock.wall_ms()
+        stand_in = Record(*place, offset, now_ms, None, None, [])
+        if not await self._write_dead_letter(stand_in, error):
+            return False
+        await consumer.seek(place, next_offset)
+        self._finish({place.partition: next_offset})
+        return True
+
+    async def _write_dead_letter(self, record: Record, error: BaseException) -> bool:
         topic = self._config.dead_letter_topic
         assert topic is not None
         if self._producer is None:
@@ -423,7 +451,6 @@ class PoolMember:
             return False
         logger.warning("%s went to topic %r: %s", source, topic, _described(error))
         self._dead_letters += 1
-        self._records += 1
         return True
 
     async def _hold(self, consumer: AsyncConsumer, pause_s: float) -> None:

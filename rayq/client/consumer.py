@@ -125,14 +125,16 @@ class AsyncConsumer:
                 return taken
             left_s = deadline - loop.time()
             if left_s <= 0:
+                self._core.raise_held()
                 return taken
-            patience_s = left_s if group is None else group.patience_s(left_s)
+            patience_s = self._core.patience_s(left_s)
+            if group is not None:
+                patience_s = group.patience_s(patience_s)
             try:
                 async with asyncio.timeout(patience_s):
                     await self._news.wait()
             except builtins.TimeoutError:
-                if patience_s == left_s:
-                    return take()
+                continue
 
     @takes_timeout
     async def poll(self, timeout_s: float = 1.0, max_records: int | None = None) -> list[Record]:
@@ -343,12 +345,10 @@ class Consumer:
                 return taken
             left_s = deadline - now()
             if left_s <= 0:
+                self._core.raise_held()
                 return taken
-            if group is None:
-                if not self._news.wait(left_s):
-                    return taken
-            else:
-                self._news.wait(group.patience_s(left_s))
+            patience_s = self._core.patience_s(left_s)
+            self._news.wait(patience_s if group is None else group.patience_s(patience_s))
 
     @takes_timeout
     def poll(self, timeout_s: float = 1.0, max_records: int | None = None) -> list[Record]:
@@ -357,9 +357,12 @@ class Consumer:
         At most `max_records` (default `max_poll_records`). Raises OffsetOutOfRangeError (a position
         below the log start, or none at all, and auto_offset_reset is "none"), LogTruncatedError
         (records read before are gone: seek to go on), UnknownTopicError (the topic was deleted),
-        CorruptBatchError (the leader keeps sending damaged bytes), ClosedError; the partition stays
-        where it is. In a group also MaxPollIntervalError (too long since the last poll; the next
-        one goes on), FencedMemberError (another process took over the `group_instance_id`),
+        CorruptBatchError (records that cannot be read, with `offset` and `next_offset`: seek there
+        to go on, or consume with on_corrupt="skip"), RecordTooLargeError (a batch larger than
+        `fetch_buffer_bytes`), ClosedError. Each stands for one partition, which stays where it is,
+        while the others are read; polled on it is raised again after a second, or when
+        `timeout_s` is over. In a group also MaxPollIntervalError (too long since the last poll; the
+        next one goes on), FencedMemberError (another process took over the `group_instance_id`),
         UnknownAssignorError, and what a callback raises.
         """
         records_max = self._core.records_max(max_records)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from rayq.client.arrow import load_pyarrow, table_of
 from rayq.client.client import Client, check_partition
-from rayq.client.fetcher import Fetcher
+from rayq.client.fetcher import Fetcher, tell_skipped
 from rayq.client.group_consumer import Callbacks, GroupConsumer, check_group, pattern_text
 from rayq.client.group_member import Interest
 from rayq.client.subscription import (
@@ -25,13 +25,15 @@ from rayq.client.subscription import (
     Subscription,
     as_partition,
 )
-from rayq.config import ConsumerConfig
+from rayq.config import MIB, ConsumerConfig
 from rayq.errors import (
     ClosedError,
     CorruptBatchError,
     InvalidRequestError,
     RayqError,
+    RecordTooLargeError,
     TimeoutError,
+    UnsupportedFormatError,
 )
 from rayq.records import Headers, Record, TopicPartition
 from rayq.storage.batch import Columns
@@ -42,6 +44,13 @@ T = TypeVar("T")
 
 ARROW_STEP_RECORDS = 4096
 """Records are turned into Arrow by so many at a time, while they are in the processor's cache."""
+
+UNPACK_BYTES_MIN = 16 * MIB
+"""A poll unpacks so much in any case, however small `fetch_buffer_bytes` is."""
+
+ERROR_PAUSE_S = 1.0
+"""An error that stands in a partition's way is not raised again sooner than this, unless the poll's
+own time is up: a loop that polls on after errors does not spin."""
 
 START_PATIENCE_S = 5.0
 """How long `subscribe` waits to learn where "latest" is. A consumer then reads what is produced
@@ -78,6 +87,13 @@ class ConsumerCore:
         """Records that iteration has taken and not yet yielded."""
         self._on_close = on_close
         self._seen_version = -1
+        self._unpack_bytes_max = max(config.fetch_buffer_bytes, UNPACK_BYTES_MIN)
+        self._raised: dict[TopicPartition, tuple[str, float]] = {}
+        """The last error of each partition that was raised, and when."""
+        self._held: tuple[TopicPartition, RayqError] | None = None
+        """An error that was raised a moment ago, and is to be raised again at the end of the
+        poll."""
+        self._held_until_s = 0.0
 
     def check_open(self) -> None:
         if self.is_closed:
@@ -152,37 +168,80 @@ class ConsumerCore:
 
     def collect(self, records_max: int) -> list[_Piece]:
         """Records that are here, up to so many; they are handed out by `advance`. Raises the error
-        of a partition when there is nothing else."""
+        of a partition when there is nothing else, once in a while; see `raise_held`."""
         self.check_open()
         self.look_for_new_partitions()
+        self._held = None
         pieces: list[_Piece] = []
-        failed: list[RayqError] = []
+        failed: dict[TopicPartition, RayqError] = {}
+        bytes_left = self._unpack_bytes_max
         for assigned in self.subscription.in_turn():
             stream = assigned.stream
             if not stream.has_records:
                 if stream.error is not None:
-                    failed.append(stream.error)
+                    failed[assigned.partition] = stream.error
                 continue
-            for batch, records in self._peek(assigned, records_max):
+            try:
+                found = self._peek(assigned, records_max)
+            except (CorruptBatchError, UnsupportedFormatError, RecordTooLargeError) as error:
+                failed[assigned.partition] = error
+                continue
+            for batch, records in found:
                 pieces.append(_Piece(stream, batch, records))
                 records_max -= len(records.values)
-            if records_max <= 0:
+                bytes_left -= batch.size_bytes
+            if records_max <= 0 or bytes_left <= 0:
                 break
         if failed and not pieces:
-            raise type(failed[0])(failed[0].message)
+            self._fail(failed)
         return pieces
 
     def _peek(self, assigned: Assigned, records_max: int) -> list[tuple[Any, Slice]]:
+        """Raises what keeps the partition from going on."""
         stream = assigned.stream
-        try:
-            return stream.peek(records_max, self.config.check_crcs)
-        except CorruptBatchError as error:
-            offset = stream.position
-            assert offset is not None
-            fresh = Stream(stream.partition, offset, stream.position_epoch, stream.topic_id)
-            assigned.stream = fresh
-            self.fetcher.replace_corrupt(stream, fresh, offset, error)
-            return []
+        while True:
+            try:
+                return stream.peek(records_max, self.config.check_crcs, self._unpack_bytes_max)
+            except CorruptBatchError as error:
+                if error.crc_matches:  # Nobody has better bytes.
+                    if self.config.on_corrupt == "raise":
+                        raise
+                    tell_skipped(error)
+                    stream.skip_batch()
+                    continue
+                offset = stream.position
+                assert offset is not None
+                fresh = Stream(stream.partition, offset, stream.position_epoch, stream.topic_id)
+                assigned.stream = fresh
+                self.fetcher.replace_corrupt(stream, fresh, offset, error)
+                return []
+
+    def _fail(self, failed: Mapping[TopicPartition, RayqError]) -> None:
+        """Raises the first error that was not raised just now, else holds one."""
+        now_s = self.client.env.clock.monotonic()
+        for place, error in failed.items():
+            message, raised_s = self._raised.get(place, ("", now_s))
+            until_s = raised_s + ERROR_PAUSE_S if message == error.message else now_s
+            if until_s <= now_s:
+                self._raise(place, error)
+            if self._held is None or until_s < self._held_until_s:
+                self._held, self._held_until_s = (place, error), until_s
+
+    def _raise(self, place: TopicPartition, error: RayqError) -> None:
+        self._held = None
+        self._raised[place] = (error.message, self.client.env.clock.monotonic())
+        raise error.with_message(error.message)
+
+    def raise_held(self) -> None:
+        """At the end of a poll that found nothing: not without the error that is the reason."""
+        if self._held is not None:
+            self._raise(*self._held)
+
+    def patience_s(self, left_s: float) -> float:
+        """How long a poll may wait for news: until the error that it holds is to be raised."""
+        if self._held is None:
+            return left_s
+        return min(left_s, max(self._held_until_s - self.client.env.clock.monotonic(), 0.0))
 
     def advance(self, pieces: list[_Piece]) -> None:
         """These records are handed out now. The last step of a poll: an interrupt before it loses
@@ -208,8 +267,9 @@ class ConsumerCore:
         topics = sorted({topic for topic, _ in self.subscription.assigned})
         tables: list[Any] = []
         begun: dict[TopicPartition, int | None] = {}
+        bytes_left = self._unpack_bytes_max
         try:
-            while records_max > 0:
+            while records_max > 0 and bytes_left > 0:
                 try:
                     pieces = self.collect(min(records_max, ARROW_STEP_RECORDS))
                 except RayqError:
@@ -223,6 +283,7 @@ class ConsumerCore:
                     begun.setdefault(piece.stream.partition, piece.stream.position)
                 self.advance(pieces)
                 records_max -= tables[-1].num_rows
+                bytes_left -= tables[-1].nbytes
         except BaseException:  # an interrupt half-way: what was taken is read once more
             for place, position in begun.items():
                 self.restart(place, position)
@@ -359,7 +420,7 @@ class ConsumerCore:
         if stream.position is not None:
             return stream.position
         if stream.error is not None:
-            raise type(stream.error)(stream.error.message)
+            raise stream.error.with_message(stream.error.message)
         raise TimeoutError(
             f"{tuple(partition)!r} has no position after {timeout_s:g} s "
             "(default_api_timeout_ms): its leader could not be asked where to start."

@@ -351,10 +351,14 @@ class Fetcher:
         tries = tries + 1 if known_offset == offset else 1
         self._corrupt[stream.partition] = (offset, tries)
         self._stop(stream)
-        if tries >= CORRUPT_TRIES_MAX:
+        if tries >= CORRUPT_TRIES_MAX and self._config.on_corrupt == "raise":
             fresh.error = error
             self.tell()
             return
+        if tries >= CORRUPT_TRIES_MAX:
+            assert error.next_offset is not None
+            tell_skipped(error)
+            fresh.offset_known(error.next_offset, fresh.last_epoch)
         self._streams[fresh] = None
         fresh.task = self._client.env.tasks.spawn(
             self._start_anew(fresh, offset, error, tries), f"refetch {stream.partition}"
@@ -383,3 +387,8 @@ class Fetcher:
             )
         except RayqError as failure:
             logger.warning("the leader did not check offset %d: %s", offset, failure)
+
+
+def tell_skipped(error: CorruptBatchError) -> None:
+    """Each batch that is passed over under on_corrupt="skip" leaves a line in the log."""
+    logger.warning("passed over, as on_corrupt='skip' says: %s", error)

@@ -95,8 +95,8 @@ def read_range(
     deleted meanwhile, or is another one of that name by now), OffsetOutOfRangeError (records of the
     split expired meanwhile) and LogTruncatedError (an unclean election took them back); with
     `fail_on_data_loss=False` the last two are logged, and what is left is read. Also
-    CorruptBatchError (the leader keeps sending damaged bytes), InvalidRequestError,
-    MissingExtraError.
+    CorruptBatchError (records of the split cannot be read; it has their `offset` and the
+    `next_offset`, to read the rest as a split of its own), InvalidRequestError, MissingExtraError.
     """
     schema = read_schema(columns)
     if type(batch_records) is not int or batch_records < 1:
@@ -242,6 +242,8 @@ class _Reader:
             try:
                 found = stream.peek_batch(records_max, self._config.check_crcs)
             except CorruptBatchError as error:
+                if not taken and error.crc_matches:
+                    self._ended_by(error)
                 if not taken:
                     self._fetch_again(stream, error)
                 break
@@ -264,7 +266,7 @@ class _Reader:
     def _ended_by(self, error: RayqError) -> None:
         """Raises it, unless it is a loss that the caller puts up with."""
         if self._config.auto_offset_reset == "none" or not isinstance(error, LogTruncatedError):
-            raise type(error)(self._told(error))
+            raise error.with_message(self._told(error))
         logger.warning("%s Reading what is left (fail_on_data_loss=False).", self._told(error))
 
     def _told(self, error: RayqError) -> str:

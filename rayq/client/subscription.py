@@ -16,9 +16,23 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from rayq.errors import InvalidRequestError, RayqError
+from rayq.errors import (
+    CorruptBatchError,
+    InvalidRequestError,
+    RayqError,
+    RecordTooLargeError,
+    UnsupportedFormatError,
+)
 from rayq.records import Headers, TopicPartition
-from rayq.storage.batch import BatchHeader, Columns, decode_columns
+from rayq.storage.batch import (
+    HEADER_BYTES,
+    PLAIN_BODY_BYTES_MAX,
+    BatchHeader,
+    Columns,
+    check_body,
+    decode_columns,
+    decoded_bytes,
+)
 from rayq.wire.messages import EARLIEST
 
 Start = int | None
@@ -50,16 +64,23 @@ class Slice(NamedTuple):
 class _Decoded:
     """A decoded batch, of which the records before `first` were handed out."""
 
-    __slots__ = ("columns", "first", "next_offset", "last_epoch")
+    __slots__ = ("columns", "first", "next_offset", "last_epoch", "size_bytes")
 
     def __init__(
-        self, columns: Columns, first: int, next_offset: int, last_epoch: int | None
+        self,
+        columns: Columns,
+        first: int,
+        next_offset: int,
+        last_epoch: int | None,
+        size_bytes: int = 0,
     ) -> None:
         self.columns = columns
         self.first = first
         self.next_offset = next_offset
         """The position once all of it is handed out."""
         self.last_epoch = last_epoch
+        self.size_bytes = size_bytes
+        """Before compression."""
 
 
 class Stream:
@@ -149,15 +170,19 @@ class Stream:
         self.last_epoch = None
         self.fetched.append(Fetched(memoryview(b""), [], offset))
 
-    def peek(self, records_max: int, check_crc: bool) -> list[tuple[_Decoded, Slice]]:
-        """Up to so many records, decoded but not yet handed out. Raises CorruptBatchError and
-        UnsupportedFormatError, for the first batch only: what comes before a bad batch is good."""
+    def peek(
+        self, records_max: int, check_crc: bool, bytes_max: int = PLAIN_BODY_BYTES_MAX
+    ) -> list[tuple[_Decoded, Slice]]:
+        """Up to so many records, decoded but not yet handed out, of no more batches than it takes
+        to reach `bytes_max` before compression. Raises CorruptBatchError, UnsupportedFormatError
+        and RecordTooLargeError (of a batch larger than that), for the first batch only: what comes
+        before a bad batch is good."""
         found: list[tuple[_Decoded, Slice]] = []
-        index = 0
-        while records_max > 0:
+        index = size_bytes = 0
+        while records_max > 0 and size_bytes < bytes_max:
             if index == len(self._decoded):
                 try:
-                    if not self._decode_next(check_crc):
+                    if not self._decode_next(check_crc, bytes_max):
                         break
                 except RayqError:
                     if found:
@@ -168,12 +193,13 @@ class Stream:
             index += 1
             part = self._slice(batch, records_max)
             records_max -= len(part.values)
+            size_bytes += batch.size_bytes
             found.append((batch, part))
         return found
 
     def peek_batch(self, records_max: int, check_crc: bool) -> tuple[_Decoded, Slice] | None:
         """As `peek`, of one batch; None when nothing is here."""
-        if not self._decoded and not self._decode_next(check_crc):
+        if not self._decoded and not self._decode_next(check_crc, PLAIN_BODY_BYTES_MAX):
             return None
         batch = self._decoded[0]
         return batch, self._slice(batch, records_max)
@@ -195,7 +221,14 @@ class Stream:
             None if headers is None else headers[first:stop],
         )
 
-    def _decode_next(self, check_crc: bool) -> bool:
+    def skip_batch(self) -> None:
+        """Passes over the next batch, which could not be decoded."""
+        assert not self._decoded, "what comes before it is handed out first"
+        _, header = self.fetched[0].batches[self._batch_index]
+        self._batch_index += 1
+        self._skip_to(header.next_offset)
+
+    def _decode_next(self, check_crc: bool, bytes_max: int) -> bool:
         """Decodes one more batch, leaving out what lies before the position. False: no more."""
         while self.fetched:
             fetched = self.fetched[0]
@@ -210,19 +243,73 @@ class Stream:
             assert wanted is not None, "records come after the start is known"
             is_past_end = self.end is not None and header.base_offset >= self.end
             if header.next_offset > wanted and not header.is_control and not is_past_end:
-                columns = decode_columns(fetched.payload, at, header, check_crc)
+                size_bytes = self._size_of(fetched, at, header, bytes_max)
+                try:
+                    columns = decode_columns(fetched.payload, at, header, check_crc)
+                except CorruptBatchError as error:
+                    raise self._located(fetched, wanted, error) from error
+                except UnsupportedFormatError as error:
+                    raise error.with_message(
+                        f"{error.message} It is of {self.partition.topic}-"
+                        f"{self.partition.partition}. Seek to {header.next_offset} to go on "
+                        "without it."
+                    ) from error
                 if self.end is not None and header.next_offset > self.end:
                     columns = _below(columns, self.end)
                 first = bisect_left(columns.offsets, wanted)
                 if first < len(columns.values):
                     self._decoded.append(
-                        _Decoded(columns, first, header.next_offset, header.leader_epoch)
+                        _Decoded(
+                            columns, first, header.next_offset, header.leader_epoch, size_bytes
+                        )
                     )
                     self._batch_index += 1
                     return True
             self._batch_index += 1
             self._skip_to(header.next_offset)
         return False
+
+    def _size_of(self, fetched: Fetched, at: int, header: BatchHeader, bytes_max: int) -> int:
+        """Before compression. Raises RecordTooLargeError; what no batch can have is left to
+        `decode_columns`."""
+        body = fetched.payload[at + HEADER_BYTES : at + header.length]
+        size_bytes = decoded_bytes(body, header)
+        if bytes_max < size_bytes <= PLAIN_BODY_BYTES_MAX:
+            topic, partition = self.partition
+            raise RecordTooLargeError(
+                f"The batch of offsets {header.base_offset} to {header.last_offset} of "
+                f"{topic}-{partition} takes {size_bytes} bytes of memory before it is read, this "
+                f"consumer unpacks {bytes_max}: raise fetch_buffer_bytes, or seek to "
+                f"{header.next_offset} to go on without it."
+            )
+        return size_bytes
+
+    def _located(
+        self, fetched: Fetched, wanted: int, error: CorruptBatchError
+    ) -> CorruptBatchError:
+        """The same error of the batch at hand, with where it is and where to go on."""
+        topic, partition = self.partition
+        at, header = fetched.batches[self._batch_index]
+        try:
+            check_body(fetched.payload, at, header)
+            crc_matches = True
+            next_offset = header.next_offset
+        except CorruptBatchError:
+            # Where it ends is covered by the CRC that does not match: ask what follows.
+            crc_matches = False
+            following = fetched.batches[self._batch_index + 1 :]
+            next_offset = following[0][1].base_offset if following else fetched.next_offset
+        offset = max(wanted, header.base_offset)
+        next_offset = max(next_offset, offset + 1)
+        located = CorruptBatchError(
+            f"Offsets {offset} to {next_offset - 1} of {topic}-{partition} cannot be read: "
+            f"{error.message} Seek to {next_offset} to go on without them, or consume with "
+            "on_corrupt='skip'."
+        )
+        located.topic_partition = self.partition
+        located.offset, located.next_offset = offset, next_offset
+        located.crc_matches = crc_matches
+        return located
 
     def _skip_to(self, offset: int) -> None:
         """Nothing to hand out below `offset`, beyond what is decoded."""

@@ -66,8 +66,8 @@ PLAIN_BODY_BYTES_MAX = BATCH_BYTES_MAX
 RECORD_BYTES_MIN = 24
 """A record counts for so much at least wherever the size of a batch is limited: that is what an
 empty one costs its reader. So the limits on bytes bound the number of records, too."""
-BATCH_OFFSETS_MAX = PLAIN_BODY_BYTES_MAX // RECORD_BYTES_MIN
-"""The most offsets of a batch, and so the most records."""
+BATCH_RECORDS_MAX = PLAIN_BODY_BYTES_MAX // RECORD_BYTES_MIN
+"""The most records of a batch."""
 OFFSET_MAX = 2**62
 """Offsets stay below, so that they and their ends fit signed 64 bits everywhere."""
 SEQUENCE_COUNT = 2**31
@@ -370,11 +370,6 @@ def check_body(buffer: Buffer, position: int, header: BatchHeader) -> None:
             f"The batch at {position} (offset {header.base_offset}) claims {header.record_count} "
             f"records on {header.last_offset_delta + 1} offsets."
         )
-    if header.last_offset_delta >= BATCH_OFFSETS_MAX:
-        raise CorruptBatchError(
-            f"The batch at {position} (offset {header.base_offset}) claims "
-            f"{header.last_offset_delta + 1} offsets; no batch has more than {BATCH_OFFSETS_MAX}."
-        )
     if not 0 <= header.first_timestamp_ms <= header.max_timestamp_ms < OFFSET_MAX:
         raise CorruptBatchError(
             f"The batch at {position} (offset {header.base_offset}) has impossible timestamps: "
@@ -505,10 +500,10 @@ def decode_columns(
         raise CorruptBatchError(
             f"The batch at offset {header.base_offset} is cut off: {len(body)} bytes of its body."
         )
-    if header.record_count > BATCH_OFFSETS_MAX:
+    if header.record_count > BATCH_RECORDS_MAX:
         raise CorruptBatchError(
             f"The batch at offset {header.base_offset} claims {header.record_count} records; no "
-            f"batch has more than {BATCH_OFFSETS_MAX}."
+            f"batch has more than {BATCH_RECORDS_MAX}."
         )
     offset_deltas, timestamp_deltas, keys, values, headers = _unpack(body, header)
     return Columns(

@@ -240,15 +240,15 @@ def test_without_a_reset_policy_a_missing_offset_is_an_error(
     fake.write("t", numbers(10, 20))
     fake.delete_before("t", 0, 10)
     with cluster.consumer("t", auto_offset_reset="none") as consumer:
-        for _ in range(2):
+        for timeout_s in (1.0, 0.05):
             with pytest.raises(OffsetOutOfRangeError, match="seek"):
-                consumer.poll()
+                consumer.poll(timeout_s)
         with pytest.raises(OffsetOutOfRangeError):
             consumer.position(T0)
         consumer.seek(T0, 5)
-        for _ in range(2):
+        for timeout_s in (1.0, 0.05):
             with pytest.raises(OffsetOutOfRangeError, match="starts at 10"):
-                consumer.poll()
+                consumer.poll(timeout_s)
         consumer.seek(T0, 12)
         assert [one.offset for one in read(consumer, 8)] == list(range(12, 20))
 

@@ -16,12 +16,13 @@ import pytest
 
 import rayq
 from rayq import ConsumerPool, PoolStatus, Record, TopicPartition
-from rayq.actors import consumer_pool, pool_member
+from rayq.actors import consumer_pool, leader, pool_member
 from rayq.client import client
 from rayq.client import consumer_pool as pool_handle
 from rayq.core import pool_scaling
 from rayq.testing import LocalCluster
-from tests.local.support import eventually, read_all
+from tests.local.support import eventually, produce_raw, read_all
+from tests.wrong_batches import sealed
 
 NewTopic = Callable[..., str]
 _groups = itertools.count(1)
@@ -203,6 +204,60 @@ def test_what_a_handler_keeps_refusing_goes_to_the_dead_letters_with_the_reason(
         ("rayq.error.message", "no such carrier: ÄÖ".encode()),
         ("rayq.source", f"{topic}/0/7".encode()),
     ]
+
+
+def fill_with_a_batch_that_nobody_can_read(
+    cluster: LocalCluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At offset 5 of 0 to 9 in partition 0, as a leader of before this was checked let it in."""
+    fill(cluster, topic, 1, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(leader, "check_records", lambda *_, **__: None)
+        produce_raw(cluster, topic, sealed({}, b"\xc1garbage"))
+    fill(cluster, topic, 1, 4, first=5)
+
+
+def test_a_batch_that_nobody_can_read_becomes_a_dead_letter_and_the_pool_goes_on(
+    cluster: LocalCluster,
+    new_topic: NewTopic,
+    group: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic, dead, seen = new_topic(), new_topic(), Seen()
+    fill_with_a_batch_that_nobody_can_read(cluster, topic, monkeypatch)
+    with cluster.consumer_pool(topic, group, seen, dead_letter_topic=dead, **SOON) as pool:
+        status = pool.wait_idle(30)
+        assert (status.dead_letters, status.records, status.lag) == (1, 9, 0)
+    assert seen.values == expected(1, 9)
+    (letter,) = read_all(cluster, dead)
+    assert (letter.key, letter.value) == (None, None)
+    headers = dict(letter.headers)
+    assert headers["rayq.error.class"] == b"CorruptBatchError"
+    assert headers["rayq.source"] == f"{topic}/0/5".encode()
+
+
+def test_without_a_dead_letter_topic_a_pool_waits_before_it_and_does_not_spin(
+    cluster: LocalCluster,
+    new_topic: NewTopic,
+    group: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic, seen = new_topic(), Seen()
+    monkeypatch.setattr(pool_member, "FAILED_POLL_PAUSE_S", 0.1)
+    notes: list[str] = []
+    monkeypatch.setattr(
+        pool_member.PoolMember, "_note", lambda _self, problem: notes.append(problem)
+    )
+    fill_with_a_batch_that_nobody_can_read(cluster, topic, monkeypatch)
+    with cluster.consumer_pool(topic, group, seen, **SOON) as pool:
+        eventually(lambda: len(notes) >= 3, "it has tried thrice")
+        began_s, before = time.monotonic(), len(notes)
+        eventually(lambda: len(notes) >= before + 3, "it tries on")
+        assert time.monotonic() - began_s > 0.25
+        assert "dead_letter_topic" in notes[-1] and "Offsets 5 to 5" in notes[-1]
+        # What came before it is handled and committed.
+        eventually(lambda: pool.status().lag == 5, "lag of what follows")
+    assert seen.values == expected(1, 5)
 
 
 def test_a_failure_that_passes_is_tried_again_and_nothing_is_a_dead_letter(

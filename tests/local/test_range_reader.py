@@ -12,12 +12,14 @@ import pytest
 
 from rayq import (
     Cluster,
+    CorruptBatchError,
     InvalidRequestError,
     OffsetOutOfRangeError,
     PartitionOfflineError,
     TopicPartition,
     UnknownTopicError,
 )
+from rayq.actors import leader
 from rayq.client.offset_ranges import (
     Split,
     end_offsets,
@@ -27,7 +29,8 @@ from rayq.client.offset_ranges import (
 from rayq.client.range_reader import COLUMNS, read_range, read_schema
 from rayq.client.task_writer import begin_write, write_task
 from rayq.testing import LocalCluster
-from tests.local.support import eventually, leader_of
+from tests.local.support import eventually, leader_of, produce_raw
+from tests.wrong_batches import sealed
 
 NewTopic = Callable[..., str]
 
@@ -358,3 +361,23 @@ def test_a_partition_that_stays_offline_is_an_error_and_never_a_short_read(
         table_of(fragile, taken, timeout_s=0.5)
     fragile.start_broker(leader)
     assert values(table_of(fragile, taken)) == list(range(100)), "it heals"
+
+
+def test_a_batch_that_nobody_can_read_is_an_exact_error_and_the_rest_can_be_read(
+    cluster: LocalCluster, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = new_topic()
+    fill(cluster, topic, 5)
+    with monkeypatch.context() as patch:  # As a leader of before this was checked.
+        patch.setattr(leader, "check_records", lambda *_, **__: None)
+        produce_raw(cluster, topic, sealed({}, b"\xc1garbage"))
+    fill(cluster, topic, 5, first=5)
+    (split,) = split_ranges(snapshot(cluster, topic))
+    for options in ({}, {"fail_on_data_loss": False}):
+        with pytest.raises(CorruptBatchError, match="stopped at 5") as caught:
+            table_of(cluster, [split], **options)
+        error = caught.value
+        assert (error.topic_partition, error.offset) == (TopicPartition(topic, 0), 5)
+        assert error.next_offset == 6
+    around = [split._replace(end=error.offset), split._replace(start=error.next_offset)]
+    assert values(table_of(cluster, around)) == list(range(10))

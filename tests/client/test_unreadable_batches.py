@@ -1,0 +1,229 @@
+"""Batches that cannot be read in a consumer's way: told with a way past them, or passed over."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rayq.client import consumer_core
+from rayq.client import fetcher as fetcher_module
+from rayq.client.cluster import Cluster
+from rayq.client.consumer import Consumer
+from rayq.client.subscription import Fetched, Stream
+from rayq.config import MIB
+from rayq.errors import CorruptBatchError, RayqError, RecordTooLargeError, UnsupportedFormatError
+from rayq.records import TopicPartition
+from rayq.storage.batch import decode_columns, encode_batch, split_batches
+from rayq.wire.messages import CheckRange
+from tests.client.fake_broker import FakeCluster
+from tests.wrong_batches import KEYED, bomb, moved, mutated_batches, records, sealed
+
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+NOT_A_BODY = b"\xc1garbage"
+Damage = Callable[[FakeCluster], None]
+
+
+def wrong(fake: FakeCluster) -> None:
+    """Offsets 2 to 4 of partition 0 have right CRCs and are no records."""
+    fake.replace_batch("t", 1, moved(sealed(records(3), NOT_A_BODY), 2))
+
+
+def damaged(fake: FakeCluster) -> None:
+    """They do not match their CRC, and never will."""
+    data = bytearray(fake.topics["t"].partitions[0].batches[1][1])
+    data[-1] ^= 1
+    fake.replace_batch("t", 1, bytes(data))
+
+
+@pytest.fixture(params=[wrong, damaged])
+def unreadable(
+    fake: FakeCluster, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """Partition 0 has offsets 0 to 7, of which 2 to 4 cannot be read; partition 1 has 0 and 1."""
+    monkeypatch.setattr(fetcher_module, "CORRUPT_TRIES_MAX", 2)
+    fake.create_topic("t", partitions=2)
+    for count in (2, 3, 3):
+        fake.write("t", [b"v"] * count)
+    fake.write("t", [b"other"] * 2, partition=1)
+    request.param(fake)
+    return str(request.param.__name__)
+
+
+def offsets(consumer: Consumer, count: int) -> list[tuple[int, int]]:
+    """Of so many records."""
+    found: list[tuple[int, int]] = []
+    deadline_s = time.monotonic() + 10
+    while len(found) < count and time.monotonic() < deadline_s:
+        found += [(one.partition, one.offset) for one in consumer.poll(timeout_s=0.2)]
+    return sorted(found)
+
+
+def error_of(consumer: Consumer) -> CorruptBatchError:
+    with pytest.raises(CorruptBatchError) as caught:
+        for _ in range(100):
+            consumer.poll(timeout_s=0.1)
+    return caught.value
+
+
+def test_the_error_says_where_and_a_seek_goes_past_it(
+    unreadable: str, fake: FakeCluster, cluster: Cluster
+) -> None:
+    with cluster.consumer("t", auto_offset_reset="earliest") as consumer:
+        assert offsets(consumer, 4) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+        error = error_of(consumer)
+        assert (error.topic_partition, error.offset, error.next_offset) == (T0, 2, 5)
+        assert error.crc_matches == (unreadable == "wrong")
+        assert "Offsets 2 to 4 of t-0 cannot be read" in str(error)
+        assert consumer.position(T0) == 2
+        assert pickle.loads(pickle.dumps(error)).next_offset == 5
+        assert error_of(consumer) is not error
+        consumer.seek(T0, error.next_offset or 0)
+        assert offsets(consumer, 3) == [(0, 5), (0, 6), (0, 7)]
+        # Nobody has better bytes than those that match their CRC: no leader is asked to look.
+        assert len(fake.asked(CheckRange)) == (0 if unreadable == "wrong" else 1)
+
+
+def test_skip_goes_on_after_it(
+    unreadable: str, cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    with cluster.consumer("t", auto_offset_reset="earliest", on_corrupt="skip") as consumer:
+        assert offsets(consumer, 7) == [(0, 0), (0, 1), (0, 5), (0, 6), (0, 7), (1, 0), (1, 1)]
+        assert consumer.position(T0) == 8
+    (line,) = [one for one in caplog.messages if "passed over" in one]
+    assert "Offsets 2 to 4 of t-0" in line
+
+
+def test_a_consumer_of_asyncio_and_arrow_tables_do_the_same(
+    unreadable: str, cluster: Cluster
+) -> None:
+    async def read() -> tuple[list[int], CorruptBatchError]:
+        found: list[int] = []
+        async with cluster.async_consumer(auto_offset_reset="earliest") as consumer:
+            await consumer.assign([T0])
+            with pytest.raises(CorruptBatchError) as caught:
+                while True:
+                    found += (await consumer.poll_arrow(5.0))["offset"].to_pylist()
+            await consumer.seek(T0, caught.value.next_offset or 0)
+            while len(found) < 5:
+                found += [one.offset for one in await consumer.poll(5.0)]
+        return found, caught.value
+
+    found, error = asyncio.run(read())
+    assert found == [0, 1, 5, 6, 7]
+    assert (error.offset, error.next_offset) == (2, 5)
+
+
+def test_who_polls_on_after_errors_does_not_spin_and_reads_the_other_partitions(
+    unreadable: str, fake: FakeCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer_core, "ERROR_PAUSE_S", 0.2)
+    errors, found = 0, 0
+    with cluster.consumer("t", auto_offset_reset="earliest") as consumer:
+        assert len(offsets(consumer, 4)) == 4
+        error_of(consumer)
+        began_s = time.monotonic()
+        while errors < 4:
+            fake.write("t", [b"new"], partition=1)
+            try:
+                found += len(consumer.poll(timeout_s=5))
+            except CorruptBatchError:
+                errors += 1
+        assert time.monotonic() - began_s >= 4 * 0.2 - 0.05
+        assert found >= 4
+        # A poll that ends sooner tells of it all the same: no empty poll looks as if all was well.
+        consumer.pause(T1)
+        with pytest.raises(CorruptBatchError):
+            consumer.poll(timeout_s=0.05)
+
+
+def test_a_batch_of_a_newer_rayq_is_told_and_does_not_keep_other_partitions_waiting(
+    fake: FakeCluster, cluster: Cluster
+) -> None:
+    fake.create_topic("t", partitions=2)
+    fake.write("t", [b"v"])
+    fake.write("t", [b"v"])
+    fake.write("t", [b"other"], partition=1)
+    fake.replace_batch("t", 0, sealed({"attributes": 1 << 9}, KEYED))
+    with cluster.consumer("t", auto_offset_reset="earliest", on_corrupt="skip") as consumer:
+        assert offsets(consumer, 1) == [(1, 0)]
+        with pytest.raises(UnsupportedFormatError, match="Seek to 1"):
+            consumer.poll(timeout_s=5)
+        consumer.seek(T0, 1)
+        assert offsets(consumer, 1) == [(0, 1)]
+
+
+def test_a_bomb_costs_a_reader_nothing(fake: FakeCluster, cluster: Cluster) -> None:
+    fake.create_topic("t")
+    fake.write("t", [b"v"])
+    fake.write("t", [b"v"])
+    fake.replace_batch("t", 0, bomb(3_000_000))
+    with cluster.consumer("t", auto_offset_reset="earliest") as consumer:
+        began_s = time.process_time()
+        error = error_of(consumer)
+        assert "claims 3000000 records" in str(error)
+        assert time.process_time() - began_s < 0.5
+
+
+def test_a_poll_unpacks_no_more_than_its_share_of_memory(
+    fake: FakeCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer_core, "UNPACK_BYTES_MIN", 3 * MIB)
+    fake.create_topic("t", max_message_bytes=64 * MIB)
+    for _ in range(10):
+        fake.write("t", [bytes(MIB)])
+    fake.write("t", [bytes(4 * MIB)])
+    with cluster.consumer(
+        "t", auto_offset_reset="earliest", fetch_buffer_bytes=100_000
+    ) as consumer:
+        found: list[int] = []
+        while len(found) < 10:
+            polled = consumer.poll(timeout_s=5)
+            assert 1 <= len(polled) <= 3
+            found += [one.offset for one in polled]
+        with pytest.raises(RecordTooLargeError, match="raise fetch_buffer_bytes, or seek to 11"):
+            consumer.poll(timeout_s=5)
+        consumer.seek(T0, 0)
+        assert consumer.poll_arrow(timeout_s=5).num_rows <= 4
+    with cluster.consumer("t", auto_offset_reset="earliest") as consumer:
+        assert offsets(consumer, 11)[-1] == (0, 10)
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(mutated_batches(), min_size=1, max_size=4))
+def test_whatever_bodies_there_are_a_stream_ends_where_the_log_does(mutated: list[bytes]) -> None:
+    good = encode_batch([b"good"], timestamps_ms=5)
+    payload, at, wanted = bytearray(), 0, 0
+    for batch in [*mutated, good]:
+        data = moved(bytes(batch), at)
+        payload += data
+        ((_, header),) = split_batches(data)
+        at = header.next_offset
+        try:
+            columns = decode_columns(data, 0, header)
+        except RayqError:
+            continue
+        wanted += 0 if header.is_control else len(columns.values)
+    stream = Stream(T0, 0)
+    stream.offset_known(0)
+    fetched = Fetched(memoryview(payload), list(split_batches(payload)), at)
+    stream.received(fetched, at)
+    found: list[Any] = []
+    while stream.has_records:
+        try:
+            taken = stream.peek(3, True)
+        except (CorruptBatchError, UnsupportedFormatError):
+            stream.skip_batch()
+            continue
+        for batch, part in taken:
+            found += part.values
+            stream.consume(batch, len(part.values))
+    assert stream.position == at
+    assert len(found) == wanted
+    assert found[-1] == b"good"
