@@ -69,10 +69,10 @@ demo: $(FOR_THE_DEMO) ## Stream 336,776 flights through three brokers and kill a
 	@$(BIN)/python -m rayq.demo
 	@if $(BIN)/python -m rayq.spark; then $(BIN)/python examples/flight_delays_spark.py; fi
 
-# Three workers keep two cores busy while tests wait for something. Tests of one xdist group run one
-# after the other on the same worker; so do all that share a Ray cluster.
+# Three workers keep two cores busy while tests wait for something; tests/conftest.py says which has
+# what.
 PYTEST := $(BIN)/python -m pytest
-SIDE_BY_SIDE := --numprocesses 3 --dist loadgroup
+SIDE_BY_SIDE := --numprocesses 3
 
 test: $(FOR_THE_TESTS) ## Run the tests; below 10 minutes on two cores
 	@$(PYTEST) $(SIDE_BY_SIDE) -m "not thorough and not hunt"

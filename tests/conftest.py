@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 # In the background of a shell, or under nohup, SIGINT is ignored, and so it would be by the programs
 # that tests start and interrupt.
@@ -31,11 +33,21 @@ def floor_of(path: Path) -> str:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        floor = floor_of(item.path)
-        item.add_marker(floor)
-        if floor == "real" and item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group("ray"))
+        item.add_marker(floor_of(item.path))
     items.sort(key=lambda item: FLOORS.index(floor_of(item.path)))
+
+
+class OneWorkerForRay(LoadScopeScheduling):
+    """All tests of the floor `real` are one piece of work, begun first; any other test is one of its
+    own."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "real" if nodeid.startswith("tests/real/") else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneWorkerForRay:
+    return OneWorkerForRay(config, log)
 
 
 def ray_runs_here() -> bool:

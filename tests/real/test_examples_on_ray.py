@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import ray
+
+import rayq
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,9 +37,11 @@ def run(working_dir: Path, ray_address: str, *arguments: str) -> str:
 
 
 @pytest.fixture
-def running_ray(ray_here: None) -> str:
+def running_ray(ray_here: None) -> Iterator[str]:
     """The address of this process's Ray: not each example has to start one."""
-    return str(ray.get_runtime_context().gcs_address)
+    yield str(ray.get_runtime_context().gcs_address)
+    with contextlib.suppress(rayq.RayqError):  # An example that failed leaves its cluster.
+        rayq.connect().stop()
 
 
 @pytest.mark.slow
