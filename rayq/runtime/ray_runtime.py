@@ -71,6 +71,8 @@ BROKER_RETRY_S = 1.0
 BROKER_RETRY_MAX_S = 10.0
 """How long a broker waits after a start that failed, at first and at most."""
 START_TIMEOUT_S = 60.0
+"""For one process, or one broker's registration. A start takes as long as it gets on: on a crowded
+machine each of its processes may need half a minute."""
 NODES_TIMEOUT_S = 600.0
 NODES_POLL_S = 0.5
 RECOVERY_TIMEOUT_S = 30.0
@@ -455,10 +457,11 @@ def start_cluster(
                 )
             )
             actors.append(actor)
-        answers: list[Any] = ray.get(
-            [actor.endpoint.remote() for actor in actors], timeout=START_TIMEOUT_S
-        )
-        endpoints = [checked_endpoint(answer) for answer in answers]
+        answers = [actor.endpoint.remote() for actor in actors]
+        endpoints = [
+            checked_endpoint(_started(answer, f"broker {broker}"))
+            for broker, answer in zip(sorted(placed), answers, strict=True)
+        ]
         spec = ControllerSpec(
             cluster_name,
             cluster_id,
@@ -484,9 +487,9 @@ def start_cluster(
             .remote(spec)
         )
         actors.append(controller)
+        info: ConnectionInfo = _started(controller.connection_info.remote(), "the controller")
         _wait_registered(actors[:-1], root, found)
         _wait_recovered(actors[0])
-        info: ConnectionInfo = ray.get(controller.connection_info.remote())
         return info
     except BaseException:
         for actor in actors:
@@ -612,14 +615,31 @@ def _open_or_format(
     return placed, cluster_id, secret
 
 
+def _started(answer: Any, who: str) -> Any:
+    """The answer of an actor that was just created. Raises RayqError."""
+    try:
+        return ray.get(answer, timeout=START_TIMEOUT_S)
+    except ray.exceptions.GetTimeoutError as error:
+        raise RayqError(
+            f"The process of {who} did not start within {START_TIMEOUT_S:.0f} s. See `ray status` "
+            "for whether its node has room, and the logs below the Ray session's directory."
+        ) from error
+
+
 def _wait_registered(
     brokers: Sequence[Any], root: str, found: dict[str, list[Directory]]
 ) -> None:
-    deadline_s = time.monotonic() + START_TIMEOUT_S
-    while not all(ray.get([broker.is_registered.remote() for broker in brokers])):
+    most, deadline_s = 0, time.monotonic() + START_TIMEOUT_S
+    while True:
+        registered = sum(ray.get([broker.is_registered.remote() for broker in brokers]))
+        if registered == len(brokers):
+            return
+        if registered > most:
+            most, deadline_s = registered, time.monotonic() + START_TIMEOUT_S
         if time.monotonic() > deadline_s:
             raise ControllerUnavailableError(
-                f"The brokers did not register with a controller within {START_TIMEOUT_S:.0f} s: "
+                f"Only {registered} of {len(brokers)} brokers are registered with a controller, "
+                f"and no other came within {START_TIMEOUT_S:.0f} s: "
                 + (
                     _why_no_quorum(root, found)
                     or "see the actors' logs below the Ray session's directory."
