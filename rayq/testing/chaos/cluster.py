@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import ray
 from ray._private import state
 from ray.cluster_utils import Cluster as RayNodes
+from ray.exceptions import RayError
 
 from rayq.client.cluster import Cluster
 from rayq.config import ClusterConfig
@@ -34,6 +35,7 @@ HEAD_ADDRESS = "127.0.0.2"
 SETTLE_TIMEOUT_S = 90.0
 """All replicas are in sync again so long after the end of a fault, or the run fails."""
 SETTLE_POLL_S = 0.1
+ASK_TIMEOUT_S = 5.0
 
 
 class ControllerPlace(NamedTuple):
@@ -154,9 +156,17 @@ class ChaosCluster:
     # --- health -----------------------------------------------------------------------------------
 
     def unsettled(self) -> str | None:
-        """What is not well yet; None when every replica is in sync and every broker lives."""
+        """What is not well yet; None when every replica is in sync and every broker lives.
+
+        Each broker's process has to say so itself. By the metadata one that was killed lives up to
+        the end of its session, and on a crowded machine Ray takes longer than that to start it
+        again: the next fault would take a second broker of three.
+        """
+        registered = [broker for broker in self.brokers if _is_registered(broker)]
+        if registered != list(self.brokers):
+            return f"brokers {registered} are registered"
         try:
-            info = self.rayq.admin.describe_cluster(timeout_s=5)
+            info = self.rayq.admin.describe_cluster(timeout_s=ASK_TIMEOUT_S)
             live = sorted(one.broker for one in info.brokers if one.live)
             if live != list(self.brokers):
                 return f"brokers {live} live"
@@ -183,6 +193,16 @@ def wait_until(
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"After {timeout_s:.0f} s still: {why_not()}.")
         time.sleep(SETTLE_POLL_S)
+
+
+def _is_registered(broker: int) -> bool:
+    """Whether the broker's process runs and has a session with the controller."""
+    name = ray_runtime.broker_name(NAME, broker)
+    try:
+        actor: Any = ray.get_actor(name, namespace=ray_runtime.NAMESPACE)
+        return bool(ray.get(actor.is_registered.remote(), timeout=ASK_TIMEOUT_S))
+    except (ValueError, RayError):  # It is not there, or just being started again.
+        return False
 
 
 def _actor(name: str) -> dict[str, Any] | None:

@@ -14,7 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rayq.errors import RayqError
-from rayq.testing.chaos.cluster import PARTITIONS, TOPIC, ChaosCluster, wait_until
+from rayq.testing.chaos.cluster import (
+    PARTITIONS,
+    SETTLE_TIMEOUT_S,
+    TOPIC,
+    ChaosCluster,
+    wait_until,
+)
 from rayq.testing.chaos.faults import Injected, Injector, Kind, Target, choose
 from rayq.testing.chaos.guard import Guard
 from rayq.testing.chaos.load import Load, LoadSpec, read_all
@@ -40,7 +46,7 @@ class Plan:
     kinds: Sequence[Kind]
     records_per_s: int = RECORDS_PER_S
     leniency: float = 1.0
-    """Of the limits of pauses."""
+    """Of the limits of pauses, and of how long a recovery may take."""
 
 
 @dataclass
@@ -169,7 +175,7 @@ def _break(
         time.sleep(target.lasts_s)
         injected.healed_s = injected.settled_s = time.monotonic()
         injector.heal(injected)
-        cluster.wait_settled()
+        cluster.wait_settled(plan.leniency * SETTLE_TIMEOUT_S)
         injected.settled_s = time.monotonic()
 
 
