@@ -155,7 +155,11 @@ def main(chosen: list[str]) -> int:
         for name, measure_alone in ALONE.items():
             bench.run(name, measure_alone, directory)
         if any(bench.wants(name) for name in ON_RAY):
-            run_on_ray(bench, directory)
+            try:
+                run_on_ray(bench, directory)
+            except Exception as error:  # noqa: BLE001 - what was measured before is told all the same
+                traceback.print_exc()
+                bench.failures.append(f"The cluster on Ray did not start or stop: {error}")
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     print_all(console, OUTPUT / "results.json", bench.rows, machine.describe(), bench.failures)

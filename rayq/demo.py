@@ -129,13 +129,18 @@ def _load(progress: Progress, bar: TaskID) -> list[Flight]:
 def start(data_dir: Path, progress: Progress) -> rayq.Cluster:
     """A Ray of its own, the brokers, and the topic: each step says how far it has come."""
     with _step(progress, "starting Ray", 1):
-        # Whatever this shell points at.
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
+        try:  # Whatever this shell points at.
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        except Exception as error:  # Ray raises bare ones
+            raise RayqError(
+                f"Ray did not start: {error} It gives up after half a minute; where this machine "
+                "is busy with other work, try again when it is less so."
+            ) from error
 
     def listening() -> int:
         disk, paths = LocalDisk(), (directory_path(str(data_dir), n) for n in range(BROKERS))
