@@ -197,13 +197,15 @@ class _Shares:
             has_moved = False
             heap = [(-load, member) for member, load in self._load.items()]
             heapq.heapify(heap)
-            while heap:
+            least = min(self._load.values(), default=0)
+            while heap and -heap[0][0] - 2 >= least:  # else nobody has two fewer than who is left
                 load, member = heapq.heappop(heap)
                 path = self._path_down(member) if -load == self._load[member] else []
                 for giver, topic, taker in path:
                     self._move(giver, topic, taker)
                 if path:
                     has_moved = True
+                    least = min(self._load.values())
                     for changed in (member, path[0][2]):
                         heapq.heappush(heap, (-self._load[changed], changed))
 
