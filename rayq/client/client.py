@@ -122,6 +122,8 @@ class Client:
         self._interests: dict[str, int] = {}
         self._topic_seen_at: dict[str, float] = {}
         """When a topic's metadata was last fetched."""
+        self._topics_asked: dict[str, asyncio.Future[bool]] = {}
+        """Topics that are being asked for; whether that was answered."""
         self._suspects: dict[tuple[str, str, int], tuple[int, float]] = {}
         self._watcher: asyncio.Task[None] | None = None
         self._ager: asyncio.Task[None] | None = None
@@ -230,7 +232,7 @@ class Client:
                 if left_s <= 0:
                     break
                 if waiting:
-                    question = self.ask(
+                    question = self._answer_or_error(
                         waiting.pop(0), request, timeout_s=min(ASK_TIMEOUT_S, left_s)
                     )
                     pending.add(asyncio.ensure_future(question))
@@ -240,18 +242,26 @@ class Client:
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 for task in done:
-                    try:
-                        response, _ = task.result()
-                    except RayqError as error:
-                        outcomes.append(error)
-                    else:
-                        if accept(response):
-                            outcomes.append(response)
-                            return outcomes
+                    outcome = task.result()
+                    if isinstance(outcome, RayqError):
+                        outcomes.append(outcome)
+                    elif accept(outcome):
+                        outcomes.append(outcome)
+                        return outcomes
         finally:
             for task in pending:
                 task.cancel()
         return outcomes
+
+    async def _answer_or_error(
+        self, address: Address, request: Request, *, timeout_s: float
+    ) -> Any:
+        """An error is a value here: one that nobody waits for any more is not logged."""
+        try:
+            response, _ = await self.ask(address, request, timeout_s=timeout_s)
+        except RayqError as error:
+            return error
+        return response
 
     async def change(self, request: Request, *, timeout_s: float) -> Any:
         """Asks one broker after another for a change, until one answers, for at most `timeout_s`.
@@ -376,7 +386,10 @@ class Client:
             is_kept_fresh = name in self._interests and age_max_s > 0
             if found is not None and (is_kept_fresh or age_s <= age_max_s):
                 return found
-            await self.refresh([name], timeout_s=max(deadline - self.now, 0.001))
+            if age_max_s > 0:
+                await self.fetch_with_others(name, deadline)
+            else:
+                await self.refresh([name], timeout_s=max(deadline - self.now, 0.001))
             if name in self.metadata.topics:
                 return self.metadata.topics[name]
             wait_s = backoff.next_s()
@@ -393,6 +406,23 @@ class Client:
                     f"cluster.create_topic({name!r})."
                 )
             await asyncio.sleep(wait_s)
+
+    async def fetch_with_others(self, name: str, deadline: float) -> None:
+        """Refreshes one topic. Whoever comes while it is asked for waits for the same answer: the
+        members of a group that start together ask once."""
+        while (asked := self._topics_asked.get(name)) is not None and self.now < deadline:
+            await asyncio.wait([asked], timeout=deadline - self.now)
+            if asked.done() and asked.result():
+                return
+        asked = self._topics_asked[name] = asyncio.get_running_loop().create_future()
+        try:
+            await self.refresh([name], timeout_s=max(deadline - self.now, 0.001))
+            asked.set_result(True)
+        finally:
+            if not asked.done():
+                asked.set_result(False)
+            if self._topics_asked.get(name) is asked:
+                del self._topics_asked[name]
 
     async def _age(self) -> None:
         """Learns of new partitions and of deleted topics while nothing else asks."""

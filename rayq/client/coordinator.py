@@ -24,7 +24,7 @@ async def offsets_partitions(client: Client, *, create: bool, timeout_s: float) 
     set."""
     deadline = client.now + timeout_s
     if OFFSETS_TOPIC not in client.metadata.topics:
-        await client.refresh([OFFSETS_TOPIC], timeout_s=timeout_s)
+        await client.fetch_with_others(OFFSETS_TOPIC, deadline)
     if OFFSETS_TOPIC not in client.metadata.topics:
         if not create:
             return 0

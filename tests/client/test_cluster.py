@@ -22,12 +22,14 @@ from rayq.errors import (
     AuthenticationError,
     ClosedError,
     ConfigError,
+    DisconnectedError,
     InvalidRequestError,
     NoClusterError,
+    UnknownTopicError,
     WrongClusterError,
 )
 from rayq.wire.authentication import client_key
-from rayq.wire.messages import Produce
+from rayq.wire.messages import Metadata, Produce, TopicMetadata
 from tests.client.fake_broker import SECRET, FakeCluster
 
 
@@ -266,3 +268,61 @@ def test_an_interrupted_poll_loses_nothing(fake: FakeCluster) -> None:
 def test_a_client_needs_bootstrap_addresses(fake: FakeCluster) -> None:
     with fake.cluster() as cluster, pytest.raises(InvalidRequestError, match="bootstrap"):
         Client(None, None, [], cluster._config)  # type: ignore[arg-type]
+
+
+def test_those_who_want_a_topic_at_once_ask_for_it_together(fake: FakeCluster) -> None:
+    fake.create_topic("t")
+    fake.fault(Metadata, delay_s=0.2)
+
+    async def scenario() -> None:
+        client = fake.cluster().new_client()
+
+        def want(name: str) -> asyncio.Task[TopicMetadata]:
+            return asyncio.ensure_future(client.topic(name, timeout_s=10))
+
+        try:
+            impatient, *others = [want("t") for _ in range(20)]
+            await asyncio.sleep(0.01)
+            impatient.cancel()  # It asks for all: another goes on.
+            found = await asyncio.gather(*others)
+            assert {topic.name for topic in found} == {"t"}
+            assert len(fake.asked(Metadata)) <= 2
+            for error in await asyncio.gather(
+                *(want("none") for _ in range(5)), return_exceptions=True
+            ):
+                assert isinstance(error, UnknownTopicError)
+        finally:
+            client.close()
+
+    asyncio.run(scenario())
+
+
+def test_brokers_that_fail_beside_one_that_answers_leave_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, fake: FakeCluster
+) -> None:
+    said: list[object] = []
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: said.append(what))
+        client = fake.cluster().new_client()
+        client.add_bootstrap([("127.0.0.1", port) for port in range(1, 6)])
+        all_asked = asyncio.Event()
+
+        async def ask(address: tuple[str, int], _request: object, **_: object) -> tuple[str, bytes]:
+            if address[1] > 5:
+                all_asked.set()
+            await all_asked.wait()
+            if address[1] > 5:
+                return "an answer", b""
+            raise DisconnectedError("nobody is here")
+
+        monkeypatch.setattr(client, "ask", ask)
+        monkeypatch.setattr(client, "addresses", lambda: client._bootstrap)
+        answer = await client.ask_any(Metadata([]), timeout_s=10, hedge_s=0.001)
+        assert answer == "an answer"
+        client.close()
+        await asyncio.sleep(0.01)
+        gc.collect()
+
+    asyncio.run(scenario())
+    assert said == []
