@@ -19,7 +19,7 @@ from rayq import Cluster
 from rayq.demo import flights_csv
 from rayq.testing import LocalCluster
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 COLUMNS = ["year", "month", "day", "sched_dep_time", "carrier", "flight", "origin", "dest"]
 
 flights = pd.read_csv(io.BytesIO(flights_csv()))

@@ -13,12 +13,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 # In the background of a shell, or under nohup, SIGINT is ignored, and so it would be by the programs
 # that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says how busy the machine is: no test fails for that.
+settings.register_profile("rayq", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("rayq")
 
 FLOORS = ("pure", "storage", "wire", "client", "simulated", "local", "real", "project")
 ROOT = Path(__file__).resolve().parent

@@ -82,7 +82,7 @@ def test_a_join_or_leave_moves_no_more_than_it_must(count: int, partitions: int,
 
 
 @given(subscriptions, counts)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_shares_are_as_level_as_subscriptions_allow(
     topics: dict[str, set[str]], sizes: dict[str, int]
 ) -> None:

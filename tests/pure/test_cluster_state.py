@@ -415,5 +415,5 @@ class Metadata(RuleBasedStateMachine):
                 assert process.incarnation == partition.value.leader_incarnation
 
 
-Metadata.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Metadata.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestMetadata = Metadata.TestCase

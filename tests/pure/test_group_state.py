@@ -390,4 +390,4 @@ def durable(state: GroupState) -> Any:
 
 
 TestGroups = Groups.TestCase
-TestGroups.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestGroups.settings = settings(max_examples=60, stateful_step_count=40)

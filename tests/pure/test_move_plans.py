@@ -70,7 +70,7 @@ def test_what_is_on_a_broker_that_does_not_take_part_stays_there() -> None:
     assert all(9 in replicas for replicas in plan.values())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_a_spread_is_balanced_keeps_nodes_apart_and_is_done_once(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 7))

@@ -153,7 +153,7 @@ def test_names_loopback_and_free_ports() -> None:
         world.run(script())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 1_000_000),
     sizes=st.lists(st.integers(1, 50_000), min_size=1, max_size=30),

@@ -232,7 +232,7 @@ def test_a_batch_whose_offsets_find_no_room_in_it_is_kept_as_it_is(
     assert replayed(records(log)) == {b"a": b"2", b"b": b"1"}
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30)
 @given(st.lists(mutated_batches(), min_size=1, max_size=4))
 def test_no_body_stops_a_pass_or_costs_a_readable_record(
     tmp_path_factory: pytest.TempPathFactory, mutated: list[bytes]
@@ -661,7 +661,6 @@ _steps = st.lists(
 
 @settings(
     max_examples=200,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(_steps)
