@@ -390,8 +390,10 @@ class ConsumerConfig:
     """How a consumer fetches, where it starts, and how it takes part in a group."""
 
     auto_offset_reset: Literal["earliest", "latest", "none"] | timedelta = "latest"
-    """Where to start without a position, and where to go when the position fell below the log
-    start; a duration: that long ago (KIP-1106); "none" raises `OffsetOutOfRangeError` instead."""
+    """Where to start without a position, and where to go when the position is not in the log: it
+    fell below the log start, or a `seek` or a commit set it past the end (neither is checked). A
+    duration: that long ago (KIP-1106); "none" raises `OffsetOutOfRangeError` instead. Records that
+    were read and that an unclean election took back are a `LogTruncatedError` in any case."""
 
     group_instance_id: str | None = None
     """Makes a static member (KIP-345): a process that comes back under the same id within the

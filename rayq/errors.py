@@ -249,7 +249,8 @@ class DivergedLogError(RayqError):
 
 
 class OffsetOutOfRangeError(RayqError):
-    """The offset is below the log start and no `auto_offset_reset` says where to go on."""
+    """The offset is below the log start or past the log's end, and no `auto_offset_reset` says
+    where to go on."""
 
 
 class OffsetNotAvailableError(RayqError):
@@ -259,8 +260,8 @@ class OffsetNotAvailableError(RayqError):
 
 
 class LogTruncatedError(RayqError):
-    """The position is past the end of the log, or on a branch of it that an unclean election cut
-    off: records that were read earlier are gone. Seek to go on."""
+    """The position is on a branch of the log that an unclean election cut off: records that were
+    read earlier are gone. Seek to go on. (`auto_offset_reset` does not hide it.)"""
 
 
 # --- idempotent producers -----------------------------------------------------------------------

@@ -336,20 +336,22 @@ class Leader:
         if request.last_epoch is not None:
             epoch, end = log.epochs.end_for(request.last_epoch, log.end_offset)
             if epoch != request.last_epoch or end < request.offset:
-                raise self._truncated(request.offset)
+                raise LogTruncatedError(
+                    f"Offset {request.offset} of {self.where} is not in the log of its leader any "
+                    f"more (it ends at {log.end_offset}): an unclean election cut it off. Seek to "
+                    "go on."
+                )
         if request.offset > log.end_offset:
-            raise self._truncated(request.offset)
+            # No reader comes here by reading: what it was given is committed, so a leader that was
+            # elected cleanly has it, and of another one the epoch that it names tells.
+            raise OffsetOutOfRangeError(
+                f"Offset {request.offset} of {self.where} is past the end of the log "
+                f"{log.end_offset}: nothing was written there yet."
+            )
         return self._replica_log.high_watermark
 
     def _read_answer(self, log: Log, limit: int, next_offset: int) -> messages.FetchResponse:
         return messages.FetchResponse(limit, log.start_offset, log.cleaned_offset, next_offset)
-
-    def _truncated(self, offset: int) -> LogTruncatedError:
-        return LogTruncatedError(
-            f"Offset {offset} of {self.where} is not in the log of its leader any more (it ends "
-            f"at {self._replica_log.log.end_offset}): an unclean election cut it off. Seek to go "
-            "on."
-        )
 
     def describe_producers(
         self, request: messages.DescribeProducers

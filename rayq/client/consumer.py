@@ -355,7 +355,7 @@ class Consumer:
         """The next records, as soon as there is one; [] after `timeout_s` seconds without any.
 
         At most `max_records` (default `max_poll_records`). Raises OffsetOutOfRangeError (a position
-        below the log start, or none at all, and auto_offset_reset is "none"), LogTruncatedError
+        that is not in the log, or none at all, and auto_offset_reset is "none"), LogTruncatedError
         (records read before are gone: seek to go on), UnknownTopicError (the topic was deleted),
         CorruptBatchError (records that cannot be read, with `offset` and `next_offset`: seek there
         to go on, or consume with on_corrupt="skip"), RecordTooLargeError (a batch larger than
@@ -396,7 +396,8 @@ class Consumer:
         return ahead.popleft()
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """The next poll of the partition begins at `offset`. Raises InvalidRequestError."""
+        """The next poll of the partition begins at `offset`; where the log does not hold it (it may
+        end just before), where `auto_offset_reset` says. Raises InvalidRequestError."""
         self._core.seek(partition, offset)
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
@@ -416,8 +417,9 @@ class Consumer:
         """Commits where the group goes on after this consumer: the given offsets (of the *next*
         record; `OffsetAndMetadata(offset, metadata)` keeps a text with it), by default the
         positions of all its partitions, which follow the last record that `poll` returned (or that
-        iteration yielded). Returns once they are on the disks of the in-sync replicas; without
-        anything new, at once.
+        iteration yielded). That the log holds them is not checked: a reader from there follows its
+        `auto_offset_reset` if it does not. Returns once they are on the disks of the in-sync
+        replicas; without anything new, at once.
 
         Retries while the group's coordinator moves, up to `default_api_timeout_ms`, then raises
         TimeoutError. Raises CommitRefusedError (partitions are no longer this member's: another may

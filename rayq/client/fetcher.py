@@ -18,6 +18,7 @@ from rayq.client.subscription import Fetched, Start, Stream, Subscription
 from rayq.config import ConsumerConfig
 from rayq.errors import (
     CorruptBatchError,
+    LogTruncatedError,
     OffsetOutOfRangeError,
     RayqError,
     StorageError,
@@ -207,12 +208,21 @@ class Fetcher:
                 await self._fetch(stream, topic, leader)
                 backoff.reset()
             except OffsetOutOfRangeError as error:
-                if self._config.auto_offset_reset == "none":
-                    raise
-                logger.warning("%s: %s", stream.partition, error)
-                stream.jump(await self._resolve(stream, None))
+                await self._reset(stream, error)
             except RayqError as error:
                 await self._recover(stream, topic, leader, error, backoff.next_s())
+
+    async def _reset(self, stream: Stream, error: OffsetOutOfRangeError) -> None:
+        """Goes on where `auto_offset_reset` says."""
+        if self._config.auto_offset_reset == "none":
+            raise error
+        logger.warning("%s: %s", stream.partition, error)
+        offset = await self._resolve(stream, None)
+        assert stream.fetch_offset is not None
+        if stream.end is not None and offset < stream.fetch_offset:
+            # Ranges are made of offsets that were there.
+            raise LogTruncatedError(f"{error} Yet it was there: an unclean election cut it off.")
+        stream.jump(offset)
 
     async def _begin(self, stream: Stream, topic_id: str) -> None:
         """Finds out where reading begins."""

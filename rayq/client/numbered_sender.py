@@ -22,6 +22,7 @@ from rayq.client.metadata import Leader
 from rayq.client.offset_ranges import check_topic_id
 from rayq.config import MIB
 from rayq.errors import (
+    LogTruncatedError,
     OffsetOutOfRangeError,
     OutcomeUnknownError,
     OutOfOrderSequenceError,
@@ -251,7 +252,8 @@ class NumberedSender:
         attempt or another."""
         try:
             headers, _ = await self._fetch(offset)
-        except OffsetOutOfRangeError:
+        except OffsetOutOfRangeError as error:
+            await self._start_above(offset, error)
             return  # it expired in between: nothing to compare with
         for header in headers:
             if header.base_offset == offset:
@@ -275,9 +277,9 @@ class NumberedSender:
         while True:
             try:
                 headers, next_offset = await self._fetch(self._scanned_to)
-            except OffsetOutOfRangeError:
+            except OffsetOutOfRangeError as error:
+                self._scanned_to = await self._start_above(self._scanned_to, error)
                 self._may_have_gaps = True
-                self._scanned_to = await self._log_start()
                 continue
             for header in headers:
                 self._remember(header)
@@ -325,6 +327,16 @@ class NumberedSender:
         if answer.cleaned_offset > offset:
             self._may_have_gaps = True
         return [header for _, header in split_batches(payload)], answer.next_offset
+
+    async def _start_above(self, offset: int, error: OffsetOutOfRangeError) -> int:
+        """The log start, if that is why `offset` is gone. Raises LogTruncatedError."""
+        start = await self._log_start()
+        if start <= offset:
+            raise LogTruncatedError(
+                f"{error} Yet it was there: an unclean election cut it off, and perhaps records of "
+                "this task with it."
+            )
+        return start
 
     async def _log_start(self) -> int:
         answer = await self._client.ask_leader(

@@ -273,7 +273,7 @@ class _Reader:
         split = self._split
         hint = ""
         if isinstance(error, OffsetOutOfRangeError):
-            hint = " Records expired before they were read; fail_on_data_loss=False reads the rest."
+            hint = " Records of it are gone; fail_on_data_loss=False reads the rest."
         return (
             f"Reading {split.topic}-{split.partition} from offset {split.start} to {split.end} "
             f"stopped at {self._assigned.stream.position}: {error}{hint}"

@@ -47,6 +47,8 @@ class Fetched(NamedTuple):
     batches: list[tuple[int, BatchHeader]]
     next_offset: int
     """Where reading goes on, also when there are no batches (all were emptied by compaction)."""
+    is_jump: bool = False
+    """Reading goes on there whatever was read before, perhaps further ahead."""
 
 
 class Slice(NamedTuple):
@@ -164,11 +166,11 @@ class Stream:
         self.fetched.append(fetched)
 
     def jump(self, offset: int) -> None:
-        """By the loop: the log now starts at `offset`, above what was to be fetched next. What was
-        fetched before is still handed out."""
+        """By the loop: what was to be fetched next is not in the log, reading goes on at `offset`.
+        What was fetched before is still handed out."""
         self.fetch_offset = offset
         self.last_epoch = None
-        self.fetched.append(Fetched(memoryview(b""), [], offset))
+        self.fetched.append(Fetched(memoryview(b""), [], offset, is_jump=True))
 
     def peek(
         self, records_max: int, check_crc: bool, bytes_max: int = PLAIN_BODY_BYTES_MAX
@@ -236,7 +238,10 @@ class Stream:
                 self._batch_index = 0
                 self.fetched.popleft()
                 self.consumed_bytes += len(fetched.payload)
-                self._skip_to(fetched.next_offset)
+                if fetched.is_jump:
+                    self._go_to(fetched.next_offset)
+                else:
+                    self._skip_to(fetched.next_offset)
                 continue
             at, header = fetched.batches[self._batch_index]
             wanted = self._decoded[-1].next_offset if self._decoded else self.position
@@ -318,6 +323,15 @@ class Stream:
             last.next_offset = max(last.next_offset, offset)
         elif self.position is not None:
             self.position = max(self.position, offset)
+
+    def _go_to(self, offset: int) -> None:
+        """Reading goes on at `offset` after what is decoded, ahead or back. The epoch of the record
+        before it is not known."""
+        if self._decoded:
+            last = self._decoded[-1]
+            last.next_offset, last.last_epoch = offset, None
+        else:
+            self.position, self.consumed_epoch = offset, None
 
     def consume(self, batch: _Decoded, count: int) -> None:
         """The next `count` records of `batch`, the first one decoded, were handed out."""

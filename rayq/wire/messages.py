@@ -304,8 +304,8 @@ class Fetch(Request, frozen=True):
 
     `last_epoch` is the leader epoch of the last batch the client read (None at first): where the
     log branched off since, the answer is LogTruncatedError. Raises NotLeader, FencedEpoch,
-    UnknownEpoch, UnknownTopic, OffsetOutOfRange (below the log start), OffsetNotAvailable,
-    LogTruncated, Storage errors.
+    UnknownEpoch, UnknownTopic, OffsetOutOfRange (below the log start, or past the end),
+    OffsetNotAvailable, LogTruncated, Storage errors.
     """
 
     api: ClassVar[int] = 21

@@ -615,8 +615,10 @@ class FakeCluster:
             one = self._led(broker, request)
             if request.offset < one.log_start:
                 raise OffsetOutOfRangeError(f"The log starts at {one.log_start}.")
-            if request.offset > one.end:
+            if request.offset > one.end and request.last_epoch is not None:
                 raise LogTruncatedError(f"The log ends at {one.end}.")
+            if request.offset > one.end:
+                raise OffsetOutOfRangeError(f"The log ends at {one.end}.")
             if request.offset < one.end or self._loop.time() >= deadline:
                 break
             try:

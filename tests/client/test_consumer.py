@@ -253,17 +253,43 @@ def test_without_a_reset_policy_a_missing_offset_is_an_error(
         assert [one.offset for one in read(consumer, 8)] == list(range(12, 20))
 
 
-def test_a_position_past_the_end_is_an_error_and_never_reset(
+def test_a_position_past_the_end_follows_the_reset_policy(
     fake: FakeCluster, cluster: Cluster
 ) -> None:
     fake.create_topic("t")
     fake.write("t", numbers(0, 10))
     with cluster.consumer("t", auto_offset_reset="earliest") as consumer:
         consumer.seek(T0, 11)
-        with pytest.raises(LogTruncatedError, match="ends at 10"):
+        assert [one.offset for one in read(consumer, 10)] == list(range(10))
+        assert consumer.position(T0) == 10
+    with cluster.consumer("t", auto_offset_reset="latest") as consumer:
+        consumer.seek(T0, 1000)
+        assert consumer.poll(timeout_s=0.2) == []
+        assert consumer.position(T0) == 10
+        fake.write("t", numbers(10, 11))
+        assert [one.offset for one in read(consumer, 1)] == [10]
+    with cluster.consumer("t", auto_offset_reset="none") as consumer:
+        consumer.seek(T0, 12)
+        with pytest.raises(OffsetOutOfRangeError, match="ends at 11"):
             consumer.poll()
-        consumer.seek(T0, 9)
+        assert consumer.position(T0) == 12
+        consumer.seek(T0, 10)
         assert len(read(consumer, 1)) == 1
+        consumer.seek(T0, 11)  # The end itself is a position: it waits.
+        assert consumer.poll(timeout_s=0.1) == []
+
+
+def test_what_was_read_and_is_gone_is_told_whatever_the_reset_policy_says(
+    fake: FakeCluster, cluster: Cluster
+) -> None:
+    fake.create_topic("t")
+    fake.write("t", numbers(0, 10))
+    with cluster.consumer("t", auto_offset_reset="earliest", fetch_max_wait_ms=50) as consumer:
+        assert len(read(consumer, 10)) == 10
+        fake.truncate("t", 0, 5)
+        with pytest.raises(LogTruncatedError, match="ends at 5"):
+            poll_for_ever(consumer)
+        assert consumer.position(T0) == 10
 
 
 def test_records_before_an_error_are_handed_out_first(fake: FakeCluster, cluster: Cluster) -> None:

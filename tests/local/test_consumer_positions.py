@@ -130,13 +130,28 @@ def test_without_a_reset_a_consumer_without_a_position_says_so(
         consumer.poll(timeout_s=10)
 
 
-def test_a_position_past_the_end_is_an_error_and_not_a_reset(
-    cluster: LocalCluster, ten: str
-) -> None:
+def test_a_position_past_the_end_follows_the_reset_policy(cluster: LocalCluster, ten: str) -> None:
+    at = place(ten)
     with cluster.consumer(ten, auto_offset_reset="earliest") as consumer:
-        consumer.seek(place(ten), 11)
-        with pytest.raises(rayq.LogTruncatedError, match="11"):
+        consumer.seek(at, 11)
+        assert consumer.poll(timeout_s=10, max_records=1)[0].offset == 0
+    with cluster.consumer(ten, auto_offset_reset="none") as consumer:
+        consumer.seek(at, 11)
+        with pytest.raises(rayq.OffsetOutOfRangeError, match="11 .* past the end of the log 10"):
             consumer.poll(timeout_s=10)
+        consumer.seek(at, 9)
+        assert values(consumer.poll(timeout_s=10)) == [b"9"]
+    group = f"past-the-end-of-{ten}"
+    with cluster.consumer(ten, group=group, auto_offset_reset="latest") as consumer:
+        consumer.poll(timeout_s=1)
+        consumer.commit({at: 1000})  # Not checked: the coordinator does not have the log.
+    with cluster.consumer(ten, group=group, auto_offset_reset="latest") as consumer:
+        eventually(
+            lambda: consumer.poll(timeout_s=0.1) == [] and consumer.assignment() == {at}, "joined"
+        )
+        eventually(
+            lambda: consumer.poll(timeout_s=0.1) == [] and consumer.position(at) == 10, "the end"
+        )
 
 
 def test_bad_positions_are_refused(cluster: LocalCluster, ten: str) -> None:

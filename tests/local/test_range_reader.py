@@ -284,6 +284,18 @@ def test_records_that_expired_after_the_snapshot_are_an_error_or_left_out(
     assert values(table_of(cluster, taken, fail_on_data_loss=False)) == list(range(60, 100))
 
 
+def test_a_split_past_the_end_is_an_error_or_an_end_and_never_other_records(
+    cluster: LocalCluster, topic: str
+) -> None:
+    """As after an unclean election that cut it off."""
+    fill(cluster, topic, 10)
+    (whole,) = snapshot(cluster, topic)
+    gone = [whole._replace(start=12, end=20)]
+    with pytest.raises(OffsetOutOfRangeError, match="past the end"):
+        table_of(cluster, gone)
+    assert table_of(cluster, gone, fail_on_data_loss=False).num_rows == 0
+
+
 def test_all_of_a_split_expired_is_an_end_without_records(
     cluster: LocalCluster, topic: str
 ) -> None:

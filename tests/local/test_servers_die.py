@@ -4,12 +4,21 @@ there twice, and each key keeps its order."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 
-from rayq.errors import InvalidReplicationFactorError, RayqError
+from rayq.errors import InvalidReplicationFactorError, LogTruncatedError, RayqError
 from rayq.testing import LocalCluster
-from tests.local.support import Load, eventually, leader_of, partition_of, read_all, wait_in_sync
+from tests.local.support import (
+    Load,
+    eventually,
+    leader_of,
+    partition_of,
+    place,
+    read_all,
+    wait_in_sync,
+)
 
 
 def test_a_leader_killed_under_load_is_replaced_and_nothing_is_lost(
@@ -191,11 +200,21 @@ def test_without_unclean_election_a_lost_leader_is_waited_for(fragile: LocalClus
 def test_with_unclean_election_a_replica_that_lacks_records_may_lead(
     fragile: LocalCluster,
 ) -> None:
-    _leave_one_that_lacks_records(fragile, unclean_leader_election=True)
-    eventually(lambda: partition_of(fragile, "t").leader is not None, "the remaining one leads")
-    assert [one.value for one in read_all(fragile, "t")] == [b"0"]
-    with fragile.producer() as producer:
-        producer.send("t", b"other").result(10)
+    with fragile.consumer(auto_offset_reset="earliest") as reader:
+
+        def read_both() -> None:
+            reader.assign([place("t")])
+            eventually(lambda: reader.poll(0.1) == [] and reader.position(place("t")) == 2, "read")
+
+        _leave_one_that_lacks_records(fragile, unclean_leader_election=True, meanwhile=read_both)
+        eventually(lambda: partition_of(fragile, "t").leader is not None, "the remaining one leads")
+        assert [one.value for one in read_all(fragile, "t")] == [b"0"]
+        with fragile.producer() as producer:
+            producer.send("t", b"other").result(10)
+        # Who has read the record that is gone is told, whatever auto_offset_reset says.
+        with pytest.raises(LogTruncatedError, match="unclean election"):
+            for _ in range(200):
+                assert reader.poll(0.1) == []
 
 
 def test_an_unclean_election_can_be_asked_for(fragile: LocalCluster) -> None:
@@ -206,7 +225,12 @@ def test_an_unclean_election_can_be_asked_for(fragile: LocalCluster) -> None:
     assert [one.value for one in read_all(fragile, "t")] == [b"0"]
 
 
-def _leave_one_that_lacks_records(cluster: LocalCluster, *, unclean_leader_election: bool) -> None:
+def _leave_one_that_lacks_records(
+    cluster: LocalCluster,
+    *,
+    unclean_leader_election: bool,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> None:
     """A topic of two replicas: one misses the record 1, and the other, which has it, is dead."""
     cluster.create_topic(
         "t",
@@ -223,5 +247,6 @@ def _leave_one_that_lacks_records(cluster: LocalCluster, *, unclean_leader_elect
         cluster.kill_broker(other)
         eventually(lambda: partition_of(cluster, "t").isr == [leader], "the other left")
         producer.send("t", b"1").result(10)
+    meanwhile()
     cluster.kill_broker(leader)
     cluster.start_broker(other)
