@@ -2,8 +2,8 @@
 
 A new descriptor gets the lowest free number. So where a connection is refused whose number is too
 high, connections never reach the numbers above, and those stay free for what must not fail: the
-files of a replica that is open, then connections of servers. Replicas are opened only while half of
-the numbers are free, or clients could not reach them.
+files of a replica that is open, then connections of servers. Replicas are opened only while a good
+quarter of the numbers is left for clients, or none could reach them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ RESERVE_MAX = 512
 """The most that is reserved for files, and again for servers; an eighth of a low limit."""
 
 PER_REPLICA = 8
-"""A replica holds about so many: its lock, the log of its active segment and of one that is read,
-their indexes."""
+"""A replica in a process of several holds about so many: its lock, its active segment and one that
+is read, and its connections."""
 
 
 class Descriptors(NamedTuple):
@@ -33,6 +33,11 @@ class Descriptors(NamedTuple):
     """Opening another replica."""
 
     @property
+    def replicas_max(self) -> int:
+        """How many replicas one process may have."""
+        return max(1, self.for_replicas // PER_REPLICA)
+
+    @property
     def reserve(self) -> int:
         return self.limit - self.for_connections
 
@@ -43,7 +48,8 @@ def shares() -> Descriptors:
     if limit == resource.RLIM_INFINITY:
         limit = 2**31
     reserve = min(limit // 8, RESERVE_MAX)
-    return Descriptors(limit, limit - reserve, limit - 2 * reserve, limit // 2)
+    for_clients = limit - 2 * reserve
+    return Descriptors(limit, limit - reserve, for_clients, for_clients - limit // 4)
 
 
 def raise_limit() -> None:
@@ -53,11 +59,11 @@ def raise_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def lowest_free() -> int:
-    """The number that the next descriptor gets; the limit where none is free."""
+def has_room_for_replica() -> bool:
+    """Whether another replica may be opened."""
     try:
-        probe = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        probe = os.open(os.devnull, os.O_RDONLY)
     except OSError:
-        return shares().limit
+        return False
     os.close(probe)
-    return probe
+    return probe < shares().for_replicas

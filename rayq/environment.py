@@ -145,7 +145,8 @@ class Environment:
     """The world as one process sees it.
 
     `pid` and `boot_id` name the process in lock files; in a simulation they are made up. `metrics`
-    are what this process measures.
+    are what this process measures. `has_descriptors_for_replica` says whether the process may open
+    the files of one more replica.
     """
 
     clock: Clock
@@ -157,6 +158,7 @@ class Environment:
     pid: int
     boot_id: str
     metrics: Metrics = field(default_factory=Metrics)
+    has_descriptors_for_replica: Callable[[], bool] = lambda: True
 
     def new_id(self) -> str:
         """A fresh 128-bit id in hex: cluster, directory, incarnation, topic."""

@@ -67,7 +67,8 @@ class InvalidReplicationFactorError(RayqError, ValueError):
 
 
 class ReplicaLimitError(RayqError):
-    """The topic would give a broker more replicas than `max_replicas_per_broker` allows."""
+    """The topic would give a broker more replicas than `max_replicas_per_broker` allows, or its
+    node's memory, or the files that its process may open."""
 
 
 class InvalidReassignmentError(RayqError, ValueError):
@@ -412,6 +413,11 @@ class StorageError(RayqError):
 
 class DiskFullError(StorageError):
     """No room for the append (64 MiB stay reserved for metadata). It heals when space returns."""
+
+
+class OpenFilesLimitError(DiskFullError):
+    """The process, or its machine, may open no further file. It heals as a full disk does: nothing
+    was written, and it is tried again."""
 
 
 class DirectoryInUseError(RayqError):

@@ -7,6 +7,7 @@ metadata, forwards changes to the controller, and, as a voter, stands in for a s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Sequence
@@ -110,9 +111,18 @@ class Broker:
 
     async def start(self) -> Endpoint:
         """Opens and locks the directory, listens, and goes to work. Returns where it listens.
-        Raises DirectoryInUseError, WrongClusterError, UnsupportedFormatError, StorageError."""
+        Raises DirectoryInUseError, WrongClusterError, UnsupportedFormatError, StorageError,
+        OSError; what was opened is closed again then, so that another object may try."""
+        self._directory = DataDirectory.open(self._environment, self._data_path)
+        with contextlib.ExitStack() as opened:
+            opened.callback(self._directory.close)
+            endpoint = await self._open(opened)
+            opened.pop_all()  # It succeeded: nothing of it is closed.
+        return endpoint
+
+    async def _open(self, opened: contextlib.ExitStack) -> Endpoint:
+        """The rest of `start`. What has to be closed where it fails half-way is put on `opened`."""
         environment = self._environment
-        self._directory = DataDirectory.open(environment, self._data_path)
         meta = self._directory.meta
         identity = Identity(
             role="server",
@@ -121,6 +131,7 @@ class Broker:
             broker=meta.broker,
         )
         self._pool = ConnectionPool(environment, identity, self._config)
+        opened.callback(self._pool.close)
         self.metadata = MetadataKeeper(
             environment,
             self._directory,
@@ -141,6 +152,7 @@ class Broker:
             ask_controller=self._ask_controller,
         )
         self._server = Server(environment, identity, self._handle, self._config)
+        opened.callback(self._server.close)
         await self._server.start(self._host, self._port, first_free=True)
         self.endpoint: Endpoint = (
             self._config.advertised_host or self._server.host,

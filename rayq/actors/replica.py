@@ -25,6 +25,7 @@ from rayq.errors import (
     FencedEpochError,
     InvalidRequestError,
     NotLeaderError,
+    OpenFilesLimitError,
     StorageError,
     UnknownEpochError,
 )
@@ -240,6 +241,8 @@ class Replica:
             generation = log.generation
             try:
                 await self._environment.threads.run(log.plan_verify(request.offset).run)
+            except OpenFilesLimitError:
+                raise  # It heals.
             except (StorageError, OSError) as error:
                 if log.generation == generation and request.offset >= log.start_offset:
                     self._replica_log.fail(error)

@@ -24,6 +24,7 @@ from rayq.errors import (
     DirectoryInUseError,
     DiskFullError,
     InvalidRequestError,
+    OpenFilesLimitError,
     RayqError,
     StaleBrokerError,
     UnknownTopicError,
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 0.05
 DISK_FULL_RETRY_S = 1.0
+FAILURE_RETRY_S = 0.5
 STOP_GRACE_S = 0.2
 BROKER_TIMEOUT_S = 5.0
 """For a question that the broker may hold for a while."""
@@ -143,6 +145,11 @@ class ReplicaHost:
             except RayqError as error:
                 logger.debug("replica process of broker %d: %s", self._spec.broker, error)
                 await asyncio.sleep(RETRY_S)
+            except Exception:
+                # A lack of descriptors, a disk, a bug: nothing may end this, or its replicas serve
+                # nobody for ever.
+                logger.exception("replica process of broker %d: no heartbeat", self._spec.broker)
+                await asyncio.sleep(FAILURE_RETRY_S)
 
     async def _connect(self) -> Connection:
         endpoint = DataDirectory.read_endpoint(self._environment.disk, self._spec.data_path)
@@ -262,6 +269,13 @@ class ReplicaHost:
         self._urgent.notify()
 
     def _lock_directory(self, assignment: messages.PartitionAssignment) -> PartitionDirectory:
+        """Raises OpenFilesLimitError where clients could not reach this process any more."""
+        if not self._environment.has_descriptors_for_replica():
+            raise OpenFilesLimitError(
+                f"{assignment.topic}-{assignment.partition} is not opened: what is left of the "
+                "files and connections that this process may have is for clients. Raise the limit "
+                "(ulimit -n), or host fewer replicas in it; it is tried again."
+            )
         return PartitionDirectory.open(
             self._environment,
             DataDirectory.path_of_partition(

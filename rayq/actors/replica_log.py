@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from rayq.actors.signal import Signal
 from rayq.config import ClusterConfig, TopicConfig, parse
 from rayq.environment import Environment
-from rayq.errors import DiskFullError, NotLeaderError, StorageError
+from rayq.errors import DiskFullError, NotLeaderError, OpenFilesLimitError, StorageError
 from rayq.storage.appending import open_failed
 from rayq.storage.clean_state import write_clean_state
 from rayq.storage.cleaner import CleaningResult
@@ -214,6 +214,8 @@ class ReplicaLog:
             result = plan.run_cached()
             if result is None:
                 result = await self.environment.threads.run(plan.run)
+        except OpenFilesLimitError:
+            raise  # It heals.
         except (OSError, StorageError) as error:
             failure = StorageError(f"Reading {self.where} at offset {offset}: {error}")
             self.fail(failure)

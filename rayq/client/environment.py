@@ -7,6 +7,7 @@ import random
 import socket
 
 from rayq.config import ClusterConfig
+from rayq.descriptors import has_room_for_replica
 from rayq.environment import Environment, LoopTasks, SystemClock, ThreadPool
 from rayq.storage.disk import LocalDisk
 from rayq.wire.network import AsyncioNetwork
@@ -27,6 +28,7 @@ def system_environment(config: ClusterConfig | None = None) -> Environment:
         tasks=LoopTasks(),
         pid=os.getpid(),
         boot_id=boot_id(),
+        has_descriptors_for_replica=has_room_for_replica,
     )
 
 

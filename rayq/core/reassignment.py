@@ -407,6 +407,7 @@ def _check_limits(state: ClusterState, added: Counter[int]) -> None:
         if carried[broker] + added[broker] > limit:
             raise ReplicaLimitError(
                 f"The moves would give broker {broker} {carried[broker]} + {added[broker]} "
-                f"replicas, above max_replicas_per_broker = {limit}. Add brokers or raise the "
-                "limit."
+                f"replicas, above max_replicas_per_broker = {limit} (where it is not set: what the "
+                "memory of the node, or the files that the process may open, ulimit -n, allow). "
+                "Add brokers or raise the limit."
             )

@@ -283,6 +283,8 @@ def _place(
                 f"{partitions} partitions x {replication_factor} replicas would give broker "
                 f"{broker} {carried[broker]} + {added[broker]} = "
                 f"{carried[broker] + added[broker]} replicas, above max_replicas_per_broker = "
-                f"{limit}. Add brokers, raise the limit, or set replicas_per_process."
+                f"{limit} (where it is not set: what the memory of the node, or the files that the "
+                "process may open, ulimit -n, allow). Add brokers, raise the limit, or set "
+                "replicas_per_process."
             )
     return placed

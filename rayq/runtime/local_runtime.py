@@ -17,6 +17,7 @@ from rayq.actors.controller_server import ControllerServer
 from rayq.actors.hosting import HostProcess, ReplicaHostSpec
 from rayq.actors.replica_host import ReplicaHost
 from rayq.config import ClusterConfig
+from rayq.descriptors import shares
 from rayq.environment import Environment
 from rayq.errors import RayqError
 from rayq.runtime.cleaner_process import run_cleaner_process
@@ -33,7 +34,6 @@ from rayq.wire.messages import PrepareStop
 READY_TIMEOUT_S = 30.0
 RECOVERY_TIMEOUT_S = 5.0
 """How long a start waits for partitions that were there before to be in sync."""
-REPLICAS_MAX = 10_000
 LOOPBACK = "127.0.0.1"
 
 logger = logging.getLogger(__name__)
@@ -127,6 +127,7 @@ class LocalServers:
         self._name = name
         self._host = config.bind_host or LOOPBACK
         self._port = port
+        self._brokers_here = 1
         self.brokers: dict[int, Broker] = {}
         self.runtimes: dict[int, LocalRuntime] = {}
         self.environments: dict[int, Environment] = {}
@@ -143,6 +144,7 @@ class LocalServers:
         """Raises the errors of `Broker.start`, and RayqError when no controller comes up."""
         environment = self._new_environment("layout")
         directories = open_or_format(environment, self._root, self._wanted)
+        self._brokers_here = len(directories)
         self.cluster_id = directories[0].cluster_id
         self.secret = read_secret(environment.disk, directories[0].path)
         try:
@@ -166,7 +168,8 @@ class LocalServers:
             host=self._host,
             port=self._port,
             node_id="local",
-            replicas_max=self._config.max_replicas_per_broker or REPLICAS_MAX,
+            replicas_max=self._config.max_replicas_per_broker
+            or max(1, shares().replicas_max // self._brokers_here),
             peers=self.endpoints,
         )
         await broker.start()

@@ -27,6 +27,7 @@ from rayq.actors.replica_host import ReplicaHost
 from rayq.client.environment import system_environment
 from rayq.config import ClusterConfig
 from rayq.core.metadata_records import Voter
+from rayq.descriptors import raise_limit
 from rayq.environment import Environment
 from rayq.errors import (
     ControllerUnavailableError,
@@ -67,6 +68,9 @@ LOCK_PATIENCE_S = 2.0
 """How long a broker waits for its directory's lock: its dead predecessor's may take a moment to go,
 and who looks whether a directory is idle takes the lock for an instant."""
 LOCK_RETRY_S = 0.05
+BROKER_RETRY_S = 1.0
+BROKER_RETRY_MAX_S = 10.0
+"""How long a broker waits after a start that failed, at first and at most."""
 START_TIMEOUT_S = 60.0
 """For one process, or one broker's registration. A start takes as long as it gets on: on a crowded
 machine each of its processes may need half a minute."""
@@ -129,6 +133,12 @@ def broker_name(cluster_name: str, broker: int) -> str:
     return f"rayq:{cluster_name}:broker-{broker}"
 
 
+def server_environment(config: ClusterConfig) -> Environment:
+    """The world of a process that serves: it may open as many files as the machine allows."""
+    raise_limit()
+    return system_environment(config)
+
+
 def start_reports(
     environment: Environment, config: ClusterConfig, name: str
 ) -> asyncio.Task[None]:
@@ -148,7 +158,7 @@ class ReplicaHostActor:
         pid = os.getpid()
         started = process_start_time(pid)
         assert started is not None
-        environment = system_environment(config)
+        environment = server_environment(config)
         self._reports = start_reports(environment, config, host_name(spec))
         self._host = ReplicaHost(
             environment,
@@ -197,20 +207,42 @@ class RayRuntime:
 
 
 class BrokerActor:
-    """The Ray actor around one `Broker`. It starts by itself: Ray restarts it so."""
+    """The Ray actor around one `Broker`. It starts by itself, for Ray restarts it so, and tries
+    again after a start that failed: Ray sees a process that lives, and would do nothing."""
 
     def __init__(self, spec: BrokerSpec) -> None:
         self._spec = spec
         self._broker: Broker | None = None
-        self._started = asyncio.get_running_loop().create_task(self._start())
+        """None until it has started."""
+        self._environment = server_environment(spec.config)
+        name = broker_name(spec.cluster_name, spec.broker)
+        self._reports = start_reports(self._environment, spec.config, name)
+        loop = asyncio.get_running_loop()
+        self._started = loop.create_task(self._start())
+        """The last attempt."""
+        self._starting = loop.create_task(self._start_again())
+
+    async def _start_again(self) -> None:
+        """Until it has started."""
+        retry_s = BROKER_RETRY_S
+        while True:
+            await asyncio.wait((self._started,))
+            error = self._started.exception()
+            if error is None:
+                return
+            logger.error(
+                "broker %d did not start, and tries again in %.0f s: %s",
+                *(self._spec.broker, retry_s, error),
+                exc_info=None if isinstance(error, RayqError) else error,
+            )
+            await asyncio.sleep(retry_s)
+            retry_s = min(2 * retry_s, BROKER_RETRY_MAX_S)
+            self._started = asyncio.get_running_loop().create_task(self._start())
 
     async def _start(self) -> Endpoint:
         spec, config = self._spec, self._spec.config
-        environment = system_environment(config)
-        name = broker_name(spec.cluster_name, spec.broker)
-        self._reports = start_reports(environment, config, name)
-        self._broker = Broker(
-            environment,
+        broker = Broker(
+            self._environment,
             config,
             RayRuntime(config, spec.node_id),
             cluster_name=spec.cluster_name,
@@ -224,11 +256,14 @@ class BrokerActor:
         give_up_s = time.monotonic() + LOCK_PATIENCE_S
         while True:
             try:
-                return await self._broker.start()
+                endpoint = await broker.start()
             except DirectoryInUseError:
                 if time.monotonic() > give_up_s:
                     raise
                 await asyncio.sleep(LOCK_RETRY_S)
+            else:
+                self._broker = broker
+                return endpoint
 
     async def endpoint(self) -> tuple[str, int | str, str]:
         """Where it listens, or why it does not: see `checked_endpoint`. An error is returned as a
@@ -244,6 +279,7 @@ class BrokerActor:
         return self._broker.recovering_partitions()
 
     async def stop(self) -> None:
+        self._starting.cancel()
         if self._broker is not None:
             await self._broker.stop()
 
@@ -257,7 +293,7 @@ class ControllerActor:
         self._nodes = set(spec.nodes)
         self._endpoints: dict[int, Endpoint] = {}
         self._is_stopping = False
-        environment = system_environment(spec.config)
+        environment = server_environment(spec.config)
         environment.metrics.label(cluster=spec.cluster_name)
         self._server = ControllerServer(
             environment,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rayq.config import MIB, TopicConfig
 from rayq.environment import Disk
-from rayq.errors import CorruptBatchError, DiskFullError, StorageError
+from rayq.errors import CorruptBatchError, DiskFullError, OpenFilesLimitError, StorageError
 from rayq.storage.batch import BatchHeader
 from rayq.storage.segment import Segment
 
@@ -37,6 +37,15 @@ class Room:
             raise self.refusal(f"{free_bytes} bytes are free, {RESERVED_BYTES} are reserved")
         self._unchecked_bytes = 0
 
+    def refused(self, error: OSError) -> DiskFullError:
+        """The error of an append that the disk refused so (`is_full`)."""
+        if _is_out_of_descriptors(error):
+            return OpenFilesLimitError(
+                f"{self._directory}: no file for the append: {error}. Raise the limit (ulimit -n) "
+                "or host fewer replicas in this process; appends go on by themselves then."
+            )
+        return self.refusal(str(error))
+
     def refusal(self, why: str) -> DiskFullError:
         self._unchecked_bytes = ROOM_CHECK_BYTES
         return DiskFullError(
@@ -46,11 +55,23 @@ class Room:
 
 
 def is_full(error: OSError) -> bool:
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    """Whether there was no room on the disk, or no descriptor for the file: that heals, and what
+    was tried can be tried again."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT) or _is_out_of_descriptors(error)
+
+
+def _is_out_of_descriptors(error: OSError) -> bool:
+    return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def open_failed(path: str, error: OSError) -> StorageError:
-    """The error of opening what is in a directory: a full disk heals, others do not."""
+    """The error of opening what is in a directory: a full disk heals, as does a lack of file
+    descriptors; others do not."""
+    if _is_out_of_descriptors(error):
+        return OpenFilesLimitError(
+            f"{path} cannot be opened: {error}. Raise the limit (ulimit -n) or host fewer replicas "
+            "in this process; it is tried again."
+        )
     if is_full(error):
         return DiskFullError(
             f"{path} cannot be opened: no room on the disk. Free space on it; it is tried again."

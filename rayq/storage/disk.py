@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import shutil
+import threading
 
 from rayq.environment import Buffer
 
@@ -75,6 +77,40 @@ class LocalFile:
         self.close()
 
 
+class _SpareDescriptor:
+    """One file descriptor that this process keeps, to be given up for a moment."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._descriptor: int | None = None
+        self._keep()
+
+    def _keep(self) -> None:
+        with contextlib.suppress(OSError):
+            self._descriptor = os.open(os.devnull, os.O_RDONLY)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __exit__(self, *_: object) -> None:
+        self._keep()
+        self._lock.release()
+
+
+_spare = _SpareDescriptor()
+
+
+def _sync_dir(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 class LocalDisk:
     """The file system of this machine. Every method may raise OSError."""
 
@@ -115,11 +151,14 @@ class LocalDisk:
         shutil.rmtree(path)
 
     def sync_dir(self, path: str) -> None:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            _sync_dir(path)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            # A flush that fails ends its replica: it must not for want of a descriptor.
+            with _spare:
+                _sync_dir(path)
 
     def free_bytes(self, path: str) -> int:
         status = os.statvfs(path)

@@ -289,7 +289,7 @@ class Log:
             segment.create()
         except OSError as error:
             if is_full(error):
-                raise self._room.refusal(str(error)) from error
+                raise self._room.refused(error) from error
             raise self._fail("create a segment", error) from error
         old = self._segments.active
         old.seal()

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from rayq.environment import Disk, File
 from rayq.errors import CorruptBatchError, StorageError, UnsupportedFormatError
 from rayq.storage import checked_file
-from rayq.storage.appending import is_full
+from rayq.storage.appending import is_full, open_failed
 from rayq.storage.batch import BatchHeader, check_body, decode_columns
 from rayq.storage.checkpoint import Checkpoint, write_checkpoint
 from rayq.storage.epochs import write_epochs
@@ -309,5 +309,7 @@ class VerifyPlan:
 
 
 def read_failed(path: str, position: int | None, error: OSError) -> StorageError:
+    if is_full(error):
+        return open_failed(path, error)
     where = path if position is None else f"{path}, position {position}"
     return StorageError(f"{where}: the disk could not read it: {error}. Check the disk.")

@@ -14,6 +14,7 @@ from rayq.client.background import new_event_loop
 from rayq.client.cluster import Cluster
 from rayq.client.environment import system_environment
 from rayq.config import ClusterConfig, parse
+from rayq.descriptors import raise_limit
 from rayq.runtime.local_pool import LocalPools
 from rayq.runtime.local_runtime import LocalServers
 from rayq.wire.authentication import client_key
@@ -178,6 +179,7 @@ class LocalCluster(Cluster):
 
 
 async def _start(root: str, brokers: int | None, config: ClusterConfig) -> LocalServers:
+    raise_limit()
     servers = LocalServers(
         lambda _: system_environment(config), config, root=root, brokers=brokers
     )

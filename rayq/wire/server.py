@@ -61,7 +61,7 @@ CLIENT_HEADER_BYTES_MAX = 4 * 1024**2
 HEADER_WEIGHT = 32
 """What a decoded header takes, in bytes for each of its own, at most: many small values do so."""
 
-REQUESTS_PER_TURN = 256
+REQUESTS_PER_TURN = 64
 """So many requests of one connection are served before other connections have their turn."""
 
 UNSENT_BYTES_MAX = 64 * 1024**2

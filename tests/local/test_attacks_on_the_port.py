@@ -12,9 +12,9 @@ import pytest
 from rayq.errors import InvalidRequestError
 from rayq.testing import LocalCluster
 from rayq.wire import messages
-from rayq.wire.authentication import HANDSHAKE_VERSION, NONCE_BYTES, ClientHandshake
-from rayq.wire.codec import ENCODER
-from rayq.wire.frames import HANDSHAKE_API, PREFIX, PREFIX_BYTES, encode_head
+from rayq.wire.authentication import HANDSHAKE_VERSION, NONCE_BYTES, ClientHandshake, Identity
+from rayq.wire.codec import ENCODER, decode_error
+from rayq.wire.frames import FLAG_ERROR, HANDSHAKE_API, PREFIX, PREFIX_BYTES, encode_head
 from rayq.wire.messages import Fetch, Metadata, MetadataResponse, Request
 from tests.local.support import ask, client_identity, leader_endpoint
 
@@ -25,9 +25,9 @@ Endpoint = tuple[str, int]
 class RawClient:
     """Authenticated; sends what it is told to, and reads when it is told to."""
 
-    def __init__(self, cluster: LocalCluster, at: Endpoint) -> None:
+    def __init__(self, identity: Identity, at: Endpoint) -> None:
         self.socket = socket.create_connection(at, timeout=20)
-        handshake = ClientHandshake(client_identity(cluster), os.urandom(NONCE_BYTES), None)
+        handshake = ClientHandshake(identity, os.urandom(NONCE_BYTES), None)
         self._write_handshake(handshake.hello())
         self._write_handshake(handshake.answer(self.read_header()))
         handshake.finish(self.read_header())
@@ -43,14 +43,18 @@ class RawClient:
         self.socket.sendall(b"".join(frames))
 
     def read_header(self) -> bytes:
-        length, *_, header_bytes = PREFIX.unpack(self._read(PREFIX_BYTES))
-        return self._read(length + 4 - PREFIX_BYTES)[:header_bytes]
+        length, _, flags, _, _, header_bytes = PREFIX.unpack(self._read(PREFIX_BYTES))
+        header = self._read(length + 4 - PREFIX_BYTES)[:header_bytes]
+        if flags & FLAG_ERROR:
+            raise decode_error(header)
+        return header
 
     def _read(self, size: int) -> bytes:
         received = b""
         while len(received) < size:
             some = self.socket.recv(size - len(received))
-            assert some, "closed"
+            if not some:
+                raise ConnectionError("closed")
             received += some
         return received
 
@@ -87,7 +91,7 @@ def test_fetches_whose_answers_nobody_reads_cost_a_server_little_memory(
         producer.flush()
         info = cluster.admin.describe_topic(topic)
         epoch = info.partitions[0].leader_epoch
-        client = RawClient(cluster, leader_endpoint(cluster, topic))
+        client = RawClient(client_identity(cluster), leader_endpoint(cluster, topic))
         before = resident_bytes()
         client.write(
             *[Fetch(info.topic_id, 0, epoch, 0, None, 4 * MIB, 0)] * 100,
@@ -105,7 +109,7 @@ def test_a_topic_named_a_hundred_thousand_times_is_told_once(
     cluster: LocalCluster, topic: str
 ) -> None:
     at = broker_endpoint(cluster)
-    client = RawClient(cluster, at)
+    client = RawClient(client_identity(cluster), at)
     client.write(Metadata([topic] * 100_000))
     began_s = time.monotonic()
     assert ask(at, client_identity(cluster), Metadata([topic]), timeout_s=10)

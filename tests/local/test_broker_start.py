@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 
+from rayq import StorageError
 from rayq.client.environment import system_environment
 from rayq.config import ClusterConfig
 from rayq.errors import ControllerUnavailableError
 from rayq.runtime import ray_runtime
 from rayq.runtime.ray_runtime import BrokerActor, BrokerSpec
 from rayq.storage.data_directory import BROKER_LOCK, format_directory
+from rayq.testing import LocalCluster
+from tests.local.faulty_disk import Faults
+from tests.local.support import FAST
 
 
 async def _start(root: Path, *, let_go_s: float | None) -> tuple[str, int | str, str]:
@@ -36,6 +40,46 @@ async def _start(root: Path, *, let_go_s: float | None) -> tuple[str, int | str,
 
 def test_a_broker_waits_for_a_lock_that_is_held_for_a_moment(tmp_path: Path) -> None:
     assert asyncio.run(_start(tmp_path, let_go_s=0.2))[0] == "ok"
+
+
+def test_a_broker_whose_start_failed_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray sees a process that lives, and does nothing about it."""
+    monkeypatch.setattr(ray_runtime, "BROKER_RETRY_S", 0.05)
+
+    async def script() -> None:
+        environment = system_environment()
+        path = f"{tmp_path}/broker-0"
+        format_directory(environment, path, cluster_id="c1", broker=0, secret=b"s" * 32)
+        (tmp_path / "broker-0/metadata").write_bytes(b"in the way")
+        config = ClusterConfig(bind_host="127.0.0.1")
+        actor = BrokerActor(BrokerSpec("test", 0, str(tmp_path), "node", 0, config, 1, ()))
+        assert (await actor.endpoint())[:2] == ("error", "StorageError")
+        assert not await actor.is_registered()
+        (tmp_path / "broker-0/metadata").unlink()
+        await asyncio.wait_for(actor._starting, 20)
+        assert (await actor.endpoint())[0] == "ok"
+        assert actor._broker is not None
+        actor._broker.close()
+
+    asyncio.run(script())
+
+
+def test_a_local_cluster_that_could_not_start_can_be_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = Faults()
+    faults.install(monkeypatch)
+    with LocalCluster(2, tmp_path, **FAST):
+        pass
+    faults.sync_fails.add("broker-1/metadata")
+    with pytest.raises(StorageError, match="Input/output error") as caught:
+        LocalCluster(data_dir=tmp_path, **FAST)
+    faults.sync_fails.clear()
+    with LocalCluster(data_dir=tmp_path, **FAST) as cluster:
+        assert len(cluster.admin.describe_cluster().brokers) == 2
+    assert caught.value is not None  # Held until here: what it refers to still has its locks.
 
 
 def test_a_lock_that_stays_held_is_an_error_that_says_so(

@@ -174,6 +174,7 @@ class FaultyDisk(LocalDisk):
             raise OSError(error, errno.errorcode[error], path)
 
     def open(self, path: str, *, create: bool = False, writable: bool = True) -> LocalFile:
+        self.check("open", path)
         if create:
             self.check("create", path)
         file = super().open(path, create=create, writable=writable)

@@ -1,0 +1,52 @@
+"""Connections up to the limit of file descriptors cost no replica its files."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+
+from rayq.errors import OverloadedError
+from rayq.wire.authentication import Identity, key_of_token
+from tests.local.test_attacks_on_the_port import RawClient
+
+CONNECTIONS = 320
+
+
+def test_connections_up_to_the_limit_stop_no_replica_and_topics_that_do_not_fit_are_refused() -> None:
+    servers = subprocess.Popen(
+        [sys.executable, "-m", "tests.local.few_descriptors"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert servers.stdin is not None and servers.stdout is not None
+    opened: list[RawClient] = []
+    refused = 0
+    try:
+        told = json.loads(servers.stdout.readline())
+        key = key_of_token(told["token"])
+        identity = Identity(role="client", key=key, cluster_id=None, broker=None)
+        for number in range(CONNECTIONS):
+            try:
+                opened.append(RawClient(identity, tuple(told["endpoints"][number % 2])))
+            except (OverloadedError, OSError):
+                refused += 1
+        time.sleep(0.2)  # Segments are rolled meanwhile.
+        for client in opened:
+            client.socket.close()
+        output, errors = servers.communicate(timeout=30)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            servers.kill()
+        servers.wait()
+    assert servers.returncode == 0, errors
+    assert "Traceback" not in errors
+    result = json.loads(output)
+    assert len(opened) > 150
+    assert refused > 0
+    assert result["read"] == result["acknowledged"] > 10
+    assert "ulimit -n" in result["refusal"]
