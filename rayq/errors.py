@@ -139,6 +139,10 @@ class SparkSessionError(RayqError):
     message says which."""
 
 
+class ConcurrentUseError(RayqError):
+    """Two threads use one consumer at the same time: give each a consumer of its own."""
+
+
 class ClosedError(RayqError):
     """The producer, consumer, cluster or connection was closed."""
 

@@ -7,50 +7,98 @@ import asyncio
 import concurrent.futures
 import logging
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
-from rayq.errors import ClosedError, InvalidRequestError
+from rayq.client.waiting import Wakeup
+from rayq.errors import ClosedError, InvalidRequestError, RayqError
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+class _Call:
+    """A coroutine on its way through the loop, and whoever waits for it."""
+
+    __slots__ = ("task", "done", "failure")
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[Any] | None = None
+        self.done = Wakeup()
+        self.failure: RayqError | None = None
+        """Why it will never be carried out."""
+
+
 class BackgroundLoop:
-    """An event loop (uvloop's where it is installed) that runs in a daemon thread."""
+    """An event loop (uvloop's where it is installed) that runs in a daemon thread.
+
+    The loop never waits for a thread of the user's: such a thread may stand still in a signal
+    handler or a finalizer, which in turn may wait for the loop.
+    """
 
     def __init__(self) -> None:
         self.loop = new_event_loop()
         self._is_lost = False
         self._on_fork: list[weakref.WeakMethod[Callable[[], None]]] = []
+        self._calls: dict[_Call, None] = {}
+        """Those that somebody waits for."""
         self._thread = threading.Thread(target=self._run, name="rayq-client", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        while not self.loop.is_closed():
+            try:
+                self.loop.run_forever()
+                self.loop.close()  # it was stopped
+            except BaseException:  # SystemExit ends a loop; this one serves the whole process
+                logger.exception("a callback tried to end the client's event loop; it goes on")
+
+    def stop(self) -> None:
+        self.call_soon(self.loop.stop)
 
     @property
     def is_current_thread(self) -> bool:
-        return threading.current_thread() is self._thread
+        return threading.get_ident() == self._thread.ident
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine on the loop and waits for it. An interrupt (Ctrl+C) cancels it."""
+        call = _Call()
         try:
             self.check_callable()
+            self._calls[call] = None
+            self.call_soon(self._start, call, work)
         except BaseException:
+            self._calls.pop(call, None)
             work.close()
             raise
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
-            return future.result()
-        except concurrent.futures.CancelledError as error:
-            raise ClosedError("The client was closed meanwhile.") from error
+            call.done.wait(None)
         except BaseException:
-            future.cancel()
+            self.call_soon(_cancel, call)
             raise
+        finally:
+            self._calls.pop(call, None)
+        if call.failure is not None:
+            raise call.failure
+        assert call.task is not None
+        try:
+            result: T = call.task.result()
+        except asyncio.CancelledError as error:
+            raise ClosedError("The client was closed meanwhile.") from error
+        return result
+
+    def _start(self, call: _Call, work: Coroutine[Any, Any, T]) -> None:
+        def ended(task: asyncio.Task[T]) -> None:
+            if not task.cancelled():
+                task.exception()  # perhaps nobody waits any more
+            call.done.set()
+
+        call.task = self.loop.create_task(work)
+        call.task.add_done_callback(ended)
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Runs a coroutine on the loop, without waiting for it."""
@@ -62,14 +110,17 @@ class BackgroundLoop:
     def check_callable(self) -> None:
         """Raises where waiting for the loop would never end."""
         if self._is_lost:
-            raise ClosedError(
-                "This was made before a fork, in the parent process. Make a new one from the "
-                "cluster in this process."
-            )
+            raise _lost_error()
         if self.is_current_thread:
             raise InvalidRequestError(
-                "A synchronous call from a delivery callback would wait for itself. Use the async "
-                "classes there, or hand the work to another thread."
+                "A call that waits cannot be made on the client's own thread, which is where "
+                "delivery callbacks run (and sometimes finalizers): it would wait for itself. Use "
+                "the async classes there, or hand the work to another thread."
+            )
+        if sys.is_finalizing():
+            raise ClosedError(
+                "The interpreter is ending, and with it went the client's thread: close what you "
+                "made before, in a `with` block or by atexit."
             )
 
     def call_soon(self, callback: Callable[..., object], *arguments: Any) -> None:
@@ -83,31 +134,48 @@ class BackgroundLoop:
 
     def forked(self) -> None:
         self._is_lost = True
+        for call in list(self._calls):  # of the thread that forked, by a signal handler perhaps
+            call.failure = _lost_error()
+            call.done.set()
         for reference in self._on_fork:
             method = reference()
             if method is not None:
                 method()
 
 
-_lock = threading.Lock()
-_background: BackgroundLoop | None = None
+def _cancel(call: _Call) -> None:
+    if call.task is not None:
+        call.task.cancel()
+
+
+def _lost_error() -> ClosedError:
+    return ClosedError(
+        "This was made before a fork, in the parent process. Make a new one from the cluster in "
+        "this process."
+    )
+
+
+_current: dict[Literal["loop"], BackgroundLoop] = {}
+"""The loop of this process, once there is one."""
 _lost: list[BackgroundLoop] = []
 """Loops of the parent process, kept: collecting them would touch what is shared with it."""
 
 
 def background_loop() -> BackgroundLoop:
     """This process's loop."""
-    global _background
-    with _lock:
-        if _background is None:
-            _background = BackgroundLoop()
-        return _background
+    found = _current.get("loop")
+    if found is None:
+        # No lock: who holds one may be interrupted by a signal handler that comes here too. Of two
+        # that begin at once, the loop of one goes.
+        made = BackgroundLoop()
+        found = _current.setdefault("loop", made)
+        if found is not made:
+            made.stop()
+    return found
 
 
 def _after_fork_in_child() -> None:
-    global _background, _lock
-    _lock = threading.Lock()
-    lost, _background = _background, None
+    lost = _current.pop("loop", None)
     if lost is not None:
         _lost.append(lost)
         lost.forked()

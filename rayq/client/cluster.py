@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import threading
 import weakref
 from collections.abc import Callable, Iterable
 from types import TracebackType
@@ -27,10 +26,18 @@ from rayq.client.environment import process_name, system_environment
 from rayq.client.group_consumer import Callback, Callbacks, check_group
 from rayq.client.metrics import collect_metrics
 from rayq.client.producer import AsyncProducer, Producer
+from rayq.client.producer_core import ProducerCore
 from rayq.client.restart import check_may_stop, restart_broker
 from rayq.client.timeouts import takes_timeout
 from rayq.config import ClusterConfig, ConsumerConfig, PoolConfig, ProducerConfig, parse
-from rayq.errors import ClosedError, ConfigError, InvalidRequestError, NoClusterError, RayqError
+from rayq.errors import (
+    ClosedError,
+    ConcurrentUseError,
+    ConfigError,
+    InvalidRequestError,
+    NoClusterError,
+    RayqError,
+)
 from rayq.metrics import Sample
 from rayq.wire.authentication import Identity, token_of_key
 
@@ -134,7 +141,6 @@ class Cluster:
         self._cluster_id = cluster_id
         self._lifecycle = lifecycle
         self._config = config or ClusterConfig()
-        self._lock = threading.Lock()
         self._shared: tuple[Client, BackgroundLoop, Callable[[], None]] | None = None
         self._made: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
         self._is_closed = False
@@ -215,17 +221,22 @@ class Cluster:
     def shared_client(self) -> tuple[Client, BackgroundLoop]:
         """The client on this process's background loop, for the parts of rayq that ask the servers
         themselves."""
+        self._check_open()
         background = background_loop()
-        with self._lock:
-            self._check_open()
-            shared = self._shared
-            if shared is None or shared[1] is not background:  # the first use, or after a fork
+        shared = self._shared
+        if shared is None or shared[1] is not background:  # the first use, or after a fork
 
-                async def acquire() -> tuple[Client, Callable[[], None]]:
-                    return _acquire(self)
+            async def acquire() -> tuple[Client, BackgroundLoop, Callable[[], None]]:
+                """On the loop, so one after another: a lock would also hold up whoever interrupts
+                its holder."""
+                self._check_open()
+                found = self._shared
+                if found is None or found[1] is not background:
+                    client, release = _acquire(self)
+                    found = self._shared = (client, background, release)
+                return found
 
-                client, release = background.run(acquire())
-                shared = self._shared = (client, background, release)
+            shared = background.run(acquire())
         return shared[0], background
 
     def _check_open(self) -> None:
@@ -239,8 +250,8 @@ class Cluster:
         checked = parse(ProducerConfig, config)
         client, background = self.shared_client()
 
-        async def make() -> AsyncProducer:
-            return AsyncProducer(client, checked)
+        async def make() -> ProducerCore:
+            return ProducerCore(client, checked, lambda: None)
 
         producer = Producer(background.run(make()), background)
         self._made.add(producer)
@@ -462,27 +473,31 @@ class Cluster:
     def close(self) -> None:
         """Closes the producers (delivering what they hold) and consumers made by this object, and
         its connections. Idempotent. Raises the first DeliveryError, when all are closed."""
-        with self._lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            shared, self._shared = self._shared, None
+        if self._is_closed:
+            return
+        background = background_loop()
+        background.check_callable()
+        self._is_closed = True
         if Cluster._current is self:
             Cluster._current = None
         first_error: RayqError | None = None
         for made in list(self._made):
             try:
-                made.close()
+                try:
+                    made.close()
+                except ConcurrentUseError:  # a consumer that another thread polls
+                    assert isinstance(made, Consumer)
+                    made.abandon()
             except RayqError as error:
                 first_error = first_error or error
-        if shared is not None:
-            _, background, release = shared
 
-            async def give_back() -> None:
-                release()
+        async def give_back() -> None:
+            shared, self._shared = self._shared, None
+            if shared is not None and shared[1] is background:
+                shared[2]()
 
-            if background is background_loop():
-                background.run(give_back())
+        if self._shared is not None:
+            background.run(give_back())
         if first_error is not None:
             raise first_error
 

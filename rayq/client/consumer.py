@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import builtins
 import concurrent.futures
+import contextlib
 import inspect
 import re
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from contextlib import closing
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -23,7 +23,9 @@ from rayq.client.client import Client
 from rayq.client.consumer_core import ConsumerCore
 from rayq.client.group_consumer import Call, Callback, Callbacks, Offsets, Steps
 from rayq.client.timeouts import takes_timeout
+from rayq.client.waiting import Wakeup
 from rayq.config import ConsumerConfig
+from rayq.errors import ConcurrentUseError, InvalidRequestError
 from rayq.records import GroupMembership, OffsetAndMetadata, Record, TopicPartition
 from rayq.wire.messages import EARLIEST, LATEST
 
@@ -96,7 +98,7 @@ class AsyncConsumer:
         return (await self._start()).committing_group().membership()
 
     async def _carry_out(self, steps: Steps) -> None:
-        with closing(steps):
+        with contextlib.closing(steps):
             for step in steps:
                 if not isinstance(step, Call):
                     await step
@@ -139,6 +141,7 @@ class AsyncConsumer:
     @takes_timeout
     async def poll(self, timeout_s: float = 1.0, max_records: int | None = None) -> list[Record]:
         core = await self._start()
+        await asyncio.sleep(0)  # whoever polls in a loop lets others run, also with a timeout of 0
         records_max = core.records_max(max_records)
         return await self._wait(lambda: core.take_records(records_max), timeout_s)
 
@@ -146,6 +149,7 @@ class AsyncConsumer:
     async def poll_arrow(self, timeout_s: float = 1.0, max_records: int = ARROW_RECORDS_MAX) -> Any:
         load_pyarrow()
         core = await self._start()
+        await asyncio.sleep(0)
         records_max = core.records_max(max_records)
         table = await self._wait(lambda: core.take_table(records_max), timeout_s)
         return table_of([], []) if table is None else table
@@ -251,8 +255,26 @@ class AsyncConsumer:
         await self._close(None, may_commit=kind is None)
 
 
+class _OneThread:
+    """Lets in one thread at a time, as often as that one likes (from a callback, for example)."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise concurrent_use_error()
+
+    def __exit__(self, *_error: object) -> None:
+        self._lock.release()
+
+
 class Consumer:
     """Consumes in one thread at a time; made by `cluster.consumer(*topics, group=..., **config)`.
+    Another one meanwhile gets ConcurrentUseError, except from what only asks (`assignment`,
+    `committed`, `beginning_offsets`, `end_offsets`, `offsets_for_times`, `group_membership`).
 
     In a group it shares the partitions of its topics with the group's other members: each is read
     by one of them, from the last commit on. Partitions come and go only inside `poll` (iterating
@@ -264,7 +286,9 @@ class Consumer:
         self.config = core.config
         self._core = core
         self._background = background
-        self._news = threading.Event()
+        self._use = _OneThread()
+        self._is_polling = False
+        self._news = Wakeup()
         core.fetcher.add_listener(self._news.set)
         background.on_fork(self._forked)
 
@@ -293,21 +317,24 @@ class Consumer:
         """
         callbacks = Callbacks(on_assigned, on_revoked, on_lost)
         check_callbacks(callbacks)
-        self._run(self._core.subscribe(topics, pattern, callbacks))
+        with self._use:
+            self._run(self._core.subscribe(topics, pattern, callbacks))
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Reads exactly these partitions; those that were read before keep their position. With a
         group: begins at its commits, and commits without being a member, while it has none. Raises
         UnknownTopicError, InvalidRequestError (no such partition)."""
-        self._core.check_open()
-        if self._core.group is not None:
-            self._carry_out(self._core.group.give_up_steps())
-        self._run(self._core.assign_by_hand(list(partitions)))
+        with self._use:
+            self._core.check_open()
+            if self._core.group is not None:
+                self._carry_out(self._core.group.give_up_steps())
+            self._run(self._core.assign_by_hand(list(partitions)))
 
     def assignment(self) -> set[TopicPartition]:
         """The partitions that are read now."""
         self._core.check_open()
-        self._core.look_for_new_partitions()
+        with contextlib.suppress(ConcurrentUseError), self._use:  # or who polls looks for them
+            self._core.look_for_new_partitions()
         return set(self._core.subscription.assigned)
 
     def group_membership(self) -> GroupMembership:
@@ -316,7 +343,7 @@ class Consumer:
         return self._core.committing_group().membership()
 
     def _carry_out(self, steps: Steps) -> None:
-        with closing(steps):
+        with contextlib.closing(steps):
             for step in steps:
                 if isinstance(step, Call):
                     step.callback(step.partitions)
@@ -324,14 +351,26 @@ class Consumer:
                     self._run(step)
 
     def _wait(self, take: Callable[[], T], timeout_s: float) -> T:
-        group = self._core.group
-        if group is None:
-            return self._wait_for_records(take, timeout_s)
-        group.poll_began()
-        try:
-            return self._wait_for_records(take, timeout_s)
-        finally:
-            group.poll_ended()
+        with self._use:
+            self._background.check_callable()
+            if self._is_polling:
+                raise InvalidRequestError(
+                    "This consumer is polled already, further up in this thread: a callback, or a "
+                    "signal handler that interrupted poll, cannot poll it too. Commit, seek or "
+                    "close there."
+                )
+            self._is_polling = True
+            group = self._core.group
+            try:
+                if group is None:
+                    return self._wait_for_records(take, timeout_s)
+                group.poll_began()
+                try:
+                    return self._wait_for_records(take, timeout_s)
+                finally:
+                    group.poll_ended()
+            finally:
+                self._is_polling = False
 
     def _wait_for_records(self, take: Callable[[], T], timeout_s: float) -> T:
         group = self._core.group
@@ -363,7 +402,9 @@ class Consumer:
         while the others are read; polled on it is raised again after a second, or when
         `timeout_s` is over. In a group also MaxPollIntervalError (too long since the last poll; the
         next one goes on), FencedMemberError (another process took over the `group_instance_id`),
-        UnknownAssignorError, and what a callback raises.
+        UnknownAssignorError, and what a callback raises. ConcurrentUseError while another thread
+        uses the consumer; InvalidRequestError in a callback, or in a signal handler that
+        interrupted a poll.
         """
         records_max = self._core.records_max(max_records)
         return self._wait(lambda: self._core.take_records(records_max), timeout_s)
@@ -385,33 +426,42 @@ class Consumer:
         """Waits for the next record, for ever. `position` counts only what was yielded."""
         ahead, group = self._core.ahead, self._core.group
         if group is not None and ahead:
-            group.poll_began()
-            try:
-                if group.is_due:
-                    self._carry_out(group.poll_steps())
-            finally:
-                group.poll_ended()
+            with self._use:
+                group.poll_began()
+                try:
+                    if group.is_due:
+                        self._carry_out(group.poll_steps())
+                finally:
+                    group.poll_ended()
         while not ahead:
-            ahead.extend(self.poll())
-        return ahead.popleft()
+            with self._use:
+                ahead.extend(self.poll())
+        try:
+            return ahead.popleft()
+        except IndexError:
+            raise concurrent_use_error() from None
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """The next poll of the partition begins at `offset`; where the log does not hold it (it may
         end just before), where `auto_offset_reset` says. Raises InvalidRequestError."""
-        self._core.seek(partition, offset)
+        with self._use:
+            self._core.seek(partition, offset)
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """To the log start; of all partitions when none are given."""
-        self._core.seek_to(partitions, EARLIEST)
+        with self._use:
+            self._core.seek_to(partitions, EARLIEST)
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
         """To the end as it is now; of all partitions when none are given."""
-        self._run(self._core.resolved(self._core.seek_to(partitions, LATEST)))
+        with self._use:
+            self._run(self._core.resolved(self._core.seek_to(partitions, LATEST)))
 
     def position(self, partition: TopicPartition) -> int:
         """The offset of the next record. Raises InvalidRequestError (not assigned),
         OffsetOutOfRangeError (there is none, and auto_offset_reset is "none"), TimeoutError."""
-        return self._run(self._core.position(partition))
+        with self._use:
+            return self._run(self._core.position(partition))
 
     def commit(self, offsets: Offsets | None = None) -> None:
         """Commits where the group goes on after this consumer: the given offsets (of the *next*
@@ -426,16 +476,18 @@ class Consumer:
         have gone on from the last commit), GroupNotEmptyError (partitions assigned by hand, and the
         group has members), InvalidRequestError (no group).
         """
-        group = self._core.committing_group()
-        wanted, generation = group.wanted(offsets)
-        if wanted:
-            self._run(group.commit(wanted, generation))
+        with self._use:
+            group = self._core.committing_group()
+            wanted, generation = group.wanted(offsets)
+            if wanted:
+                self._run(group.commit(wanted, generation))
 
     def commit_async(self, offsets: Offsets | None = None) -> concurrent.futures.Future[None]:
         """As `commit`, without waiting: the future raises what `commit` raises. Commits take effect
         in the order of the calls. `close` waits for them."""
-        group = self._core.committing_group()
-        return self._background.submit(group.commit(*group.wanted(offsets)))
+        with self._use:
+            group = self._core.committing_group()
+            return self._background.submit(group.commit(*group.wanted(offsets)))
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
         """What the group has committed, whoever did it: the offset of the next record, None where
@@ -451,14 +503,17 @@ class Consumer:
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Polls return nothing of these until `resume`; what was fetched already is kept."""
-        self._core.set_paused(partitions, True)
+        with self._use:
+            self._core.set_paused(partitions, True)
 
     def resume(self, *partitions: TopicPartition) -> None:
-        self._core.set_paused(partitions, False)
+        with self._use:
+            self._core.set_paused(partitions, False)
 
     def lag(self) -> dict[TopicPartition, int]:
         """How many offsets each assigned partition is behind its end."""
-        return self._run(self._core.lag())
+        with self._use:
+            return self._run(self._core.lag())
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The log start of each."""
@@ -487,13 +542,21 @@ class Consumer:
     def _close(self, timeout_s: float | None, *, may_commit: bool) -> None:
         if self._core.is_closed:
             return
-        try:
-            if self._core.group is not None:
-                self._carry_out(
-                    self._core.group.give_up_steps(may_commit=may_commit, timeout_s=timeout_s)
-                )
-        finally:
-            self._run(self._end(timeout_s))
+        with self._use:
+            self._background.check_callable()
+            try:
+                if self._core.group is not None:
+                    self._carry_out(
+                        self._core.group.give_up_steps(may_commit=may_commit, timeout_s=timeout_s)
+                    )
+            finally:
+                self._run(self._end(timeout_s))
+
+    def abandon(self) -> None:
+        """Ends it from any thread, also while another polls, which then raises ClosedError. Commits
+        nothing and calls no callbacks; the group is told."""
+        if not self._core.is_closed:
+            self._run(self._end(None))
 
     async def _end(self, timeout_s: float | None) -> None:
         try:
@@ -504,6 +567,7 @@ class Consumer:
 
     def _forked(self) -> None:
         self._core.is_closed = True
+        self._use = _OneThread()  # it may be another thread's, which is not here
 
     def __reduce__(self) -> str:
         raise no_pickle_error(self)
@@ -518,6 +582,14 @@ class Consumer:
         _traceback: TracebackType | None,
     ) -> None:
         self._close(None, may_commit=kind is None)
+
+
+def concurrent_use_error() -> ConcurrentUseError:
+    return ConcurrentUseError(
+        "Another thread uses this consumer at the moment; together they would miss records and see "
+        "others twice. Give each thread a consumer of its own (in a group they share the "
+        "partitions), or hand this one over between two calls."
+    )
 
 
 def no_pickle_error(consumer: object) -> TypeError:

@@ -70,6 +70,8 @@ class Flight:
         "leader",
         "connection",
         "is_connecting",
+        "full_connection",
+        "full_since",
         "last_error",
     )
 
@@ -92,6 +94,9 @@ class Flight:
         """Whom the batches in flight were sent to."""
         self.connection: Connection | None = None
         self.is_connecting = False
+        self.full_connection: Connection | None = None
+        """One that takes no more bytes, since `full_since`; where nothing is acknowledged."""
+        self.full_since = 0.0
         self.last_error: RayqError | None = None
 
     @property

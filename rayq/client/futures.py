@@ -10,13 +10,16 @@ import asyncio
 import copy
 import logging
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from rayq.client.timeouts import seconds
-from rayq.errors import RayqError, TimeoutError
+from rayq.client.waiting import Wakeup
+from rayq.errors import InvalidRequestError, RayqError, TimeoutError
 from rayq.records import OffsetRange, RecordMetadata
 
 logger = logging.getLogger(__name__)
@@ -27,29 +30,37 @@ OnDelivery = Callable[[RecordMetadata | None, BaseException | None], None]
 
 
 class Outcome:
-    """What became of one batch. Set once, by the sender; read by any thread."""
+    """What became of one batch. Set once, by the sender; read by any thread.
+
+    Without a lock: whoever holds one may be interrupted by a signal handler or a finalizer that
+    comes here too. Appending to a deque and popping from it are atomic, and each callback belongs
+    to whoever pops it.
+    """
 
     __slots__ = (
         "topic",
         "partition",
+        "loop_thread",
         "is_done",
         "error",
         "base_offset",
         "append_time_ms",
         "_callbacks",
-        "_lock",
+        "_waiters",
     )
 
-    def __init__(self, topic: str, partition: int) -> None:
+    def __init__(self, topic: str, partition: int, loop_thread: int) -> None:
+        """`loop_thread` is the thread that sets the outcome, by its `threading.get_ident()`."""
         self.topic = topic
         self.partition = partition
+        self.loop_thread = loop_thread
         self.is_done = False
         self.error: RayqError | None = None
         self.base_offset: int | None = None
         self.append_time_ms: int | None = None
         """The leader's time, where the topic's records carry it."""
-        self._callbacks: list[Callable[[], None]] = []
-        self._lock = threading.Lock()
+        self._callbacks: deque[Callable[[], None]] = deque()
+        self._waiters: deque[Wakeup] = deque()
 
     def timestamp_ms(self, index: int) -> int:
         """The producer's timestamp of one record."""
@@ -64,37 +75,55 @@ class Outcome:
         self.error = error
         self._finish()
 
+    def forked(self, error: RayqError) -> None:
+        """In a forked child, where nothing is sent: nobody waits any more. Callbacks are not
+        called: the parent calls them."""
+        self._callbacks.clear()
+        self.fail(error)
+
     def _finish(self) -> None:
         assert not self.is_done, "a batch has one outcome"
-        with self._lock:
-            self.is_done = True
-            callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            _call(callback)
+        self.is_done = True
+        for waiter in list(self._waiters):
+            waiter.set()
+        self._call_all()
 
     def when_done(self, callback: Callable[[], None]) -> None:
         """Calls back once, at once when it is done already, else on the thread of the sender."""
-        with self._lock:
-            if not self.is_done:
-                self._callbacks.append(callback)
-                return
-        _call(callback)
+        self._callbacks.append(callback)
+        if self.is_done:
+            self._call_all()
 
-    def forget(self, callback: Callable[[], None]) -> None:
-        """Takes back a `when_done` that is no longer wanted."""
-        with self._lock:
-            if callback in self._callbacks:
-                self._callbacks.remove(callback)
+    def _call_all(self) -> None:
+        while self._callbacks:
+            try:
+                callback = self._callbacks.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            try:
+                _call(callback)
+            except BaseException:
+                self._call_all()
+                raise
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Blocks until done; False when the time was up first."""
-        if not self.is_done:
-            event = threading.Event()
-            self.when_done(event.set)
-            try:
-                event.wait(timeout_s)
-            finally:
-                self.forget(event.set)
+        """Blocks until done; False when the time was up first. Raises InvalidRequestError where
+        waiting would never end."""
+        if self.is_done:
+            return True
+        if threading.get_ident() == self.loop_thread:
+            raise InvalidRequestError(
+                "The result of a delivery cannot be waited for on the thread that brings it about, "
+                "which is where delivery callbacks run: await it, give it a callback "
+                "(add_done_callback), or wait in another thread."
+            )
+        waiter = Wakeup()
+        self._waiters.append(waiter)
+        try:
+            if not self.is_done:
+                waiter.wait(timeout_s)
+        finally:
+            self._waiters.remove(waiter)
         return self.is_done
 
     def metadata(self, index: int) -> RecordMetadata:
@@ -108,11 +137,16 @@ class Outcome:
 
 
 def _call(callback: Callable[[], None]) -> None:
-    """Runs a callback as concurrent.futures does: what it raises is logged, others still run."""
+    """Runs a callback: what it raises is logged, others still run. On the main thread SystemExit
+    and KeyboardInterrupt may come from a signal, and end the program as they should."""
     try:
         callback()
     except Exception:
         logger.exception("a delivery callback failed")
+    except BaseException:
+        if threading.current_thread() is threading.main_thread():
+            raise
+        logger.exception("a delivery callback cannot end the program: raise it in another thread")
 
 
 class _Future(msgspec.Struct, Generic[T], gc=False, eq=False):
@@ -143,7 +177,8 @@ class _Future(msgspec.Struct, Generic[T], gc=False, eq=False):
 
     def result(self, timeout: float | None = None) -> T:
         """Waits up to `timeout` seconds (None: until `delivery_timeout_ms` decides). Raises the
-        error of the delivery, or TimeoutError, after which the record is still on its way."""
+        error of the delivery, or TimeoutError, after which the record is still on its way;
+        InvalidRequestError instead of waiting in a delivery callback."""
         if not self._wait(None if timeout is None else seconds(timeout)):
             raise TimeoutError(
                 f"No result of the delivery after {timeout} s. It goes on until "
@@ -249,26 +284,25 @@ class ManyDeliveryFuture(_Future[list[OffsetRange]], gc=False, eq=False):
         return ranges
 
     def _wait(self, timeout_s: float | None) -> bool:
-        if not self.done():
-            event = threading.Event()
-            self._when_done(event.set)
-            event.wait(timeout_s)
-        return self.done()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        for part in self.parts:
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if not part.outcome.wait(left_s):
+                return False
+        return True
 
     def _when_done(self, callback: Callable[[], None]) -> None:
         pending = {id(part.outcome): part.outcome for part in self.parts}
-        remaining = len(pending)
-        if remaining == 0:
+        if not pending:
             _call(callback)
             return
-        lock = threading.Lock()
+        left = [None] * (len(pending) - 1)
+        """One for each outcome but the last: popping is atomic."""
 
         def count_down() -> None:
-            nonlocal remaining
-            with lock:
-                remaining -= 1
-                is_last = remaining == 0
-            if is_last:
+            try:
+                left.pop()
+            except IndexError:
                 callback()
 
         for outcome in pending.values():

@@ -7,6 +7,9 @@ attributes under one lock:
 - `held` is what the consumer has taken of it. Taking happens inside `poll`, and so does giving up
   what is no longer granted.
 
+A signal handler may stop the consumer's thread while it has the lock, and itself wait for the loop.
+So the loop does not wait for the lock without doing other things meanwhile (`_locked`).
+
 Every heartbeat lists both: what is granted may be taken at any moment, so the coordinator gives it
 to nobody else before this member has seen that it is granted no longer.
 """
@@ -16,7 +19,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from rayq.client.client import Client
@@ -52,6 +56,8 @@ METADATA_PATIENCE_S = 1.0
 """How long partitions that the client has no metadata of hold up an assignment (a quarter of the
 session if that is less, since no heartbeat is sent meanwhile): then they are taken all the same,
 and read once the metadata has them."""
+LOCK_PATIENCE_S = 0.002
+"""How long the loop waits at once for the consumer's thread."""
 PAUSE_S = 0.02
 """Between heartbeats that were answered without being held, or failed."""
 LAST_PAUSE_S = 0.1
@@ -104,7 +110,7 @@ class GroupMember:
         self._coordinator = coordinator
         self._config = config
         self._tell = tell
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._loop = asyncio.get_running_loop()
         self._granted: Partitions = {}
         self._loss: Loss | None = None
@@ -187,13 +193,6 @@ class GroupMember:
             self._note_news()
         self._from_any_thread(self._resume)
 
-    def lose(self, reason: str, generation: int) -> None:
-        """What was held in this generation was taken from the member, which joins anew."""
-        with self._lock:
-            if generation == self.generation:
-                self._lose(reason)
-        self._from_any_thread(self._resume)
-
     def _from_any_thread(self, action: Callable[[], None]) -> None:
         try:
             running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
@@ -261,6 +260,22 @@ class GroupMember:
         )
 
     # --- the loop -------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _locked(self) -> AsyncIterator[None]:
+        while not self._lock.acquire(timeout=LOCK_PATIENCE_S):  # noqa: ASYNC110
+            await asyncio.sleep(PAUSE_S)
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    async def lose(self, reason: str, generation: int) -> None:
+        """What was held in this generation was taken from the member, which joins anew."""
+        async with self._locked():
+            if generation == self.generation:
+                self._lose(reason)
+        self._resume()
 
     def subscribe(self, interest: Interest) -> None:
         """Subscribes to something else; the coordinator says what that changes."""
@@ -333,24 +348,25 @@ class GroupMember:
                     await self._beat()
             except UnknownMemberError as error:
                 reason = f"the coordinator does not know this member any more: {error}"
-                self.lose(reason, generation)
+                await self.lose(reason, generation)
                 await asyncio.sleep(PAUSE_S)
             except FencedMemberError as error:
                 if self._config.group_instance_id is not None:
-                    self._give_up(error)
+                    await self._give_up(error)
                     return
-                self.lose(f"the coordinator has fenced this member: {error}", generation)
+                await self.lose(f"the coordinator has fenced this member: {error}", generation)
                 await asyncio.sleep(PAUSE_S)
             except RayqError as error:
-                self._give_up(error)
+                await self._give_up(error)
                 return
             except Exception as error:
                 logger.exception("the member of group %r failed", self._coordinator.group)
-                self._give_up(UnknownServerError(f"The member of the group failed: {error!r}."))
+                failure = UnknownServerError(f"The member of the group failed: {error!r}.")
+                await self._give_up(failure)
                 return
 
-    def _give_up(self, error: RayqError) -> None:
-        with self._lock:
+    async def _give_up(self, error: RayqError) -> None:
+        async with self._locked():
             self.failure = error
             self._lose(str(error))
         self._tell()
@@ -402,7 +418,7 @@ class GroupMember:
                 logger.warning("group %r cannot be joined yet: %s", self._coordinator.group, error)
             else:
                 await asyncio.sleep(min(max(self._session_left_s(client.now), 0.0), LAST_PAUSE_S))
-                self._check_session(client.now)
+                await self._end_session(client.now)
             return
         finally:
             asking.cancel()
@@ -428,9 +444,9 @@ class GroupMember:
         reason: str = "",
     ) -> GroupHeartbeat:
         config = self._config
-        with self._lock:
-            owned = {**self._granted, **self.held}
-            owned_pairs = [(of, place.partition) for place, of in owned.items()]
+        # Without the lock: taking what is granted leaves the two together as they are.
+        owned = {**self._granted, **self.held}
+        owned_pairs = [(of, place.partition) for place, of in owned.items()]
         return GroupHeartbeat(
             topic_id=topic_id,
             partition=partition,
@@ -456,7 +472,7 @@ class GroupMember:
         granted = {
             TopicPartition(one.topic, one.partition): one.topic_id for one in response.assigned
         }
-        with self._lock:
+        async with self._locked():
             if generation != self.generation:
                 return
             self._heard_at = sent_at
@@ -466,7 +482,7 @@ class GroupMember:
             return
         self._keep_fresh({topic for topic, _ in granted})
         await self._learn(granted)
-        with self._lock:
+        async with self._locked():
             if generation != self.generation:
                 return
             self._granted = granted
@@ -507,14 +523,27 @@ class GroupMember:
     def _check_session(self, now: float) -> None:
         """By its own clock the member is out: others may have its partitions by now."""
         with self._lock:
-            if self.epoch == MEMBER_EPOCH_JOIN or self._session_left_s(now) > 0:
-                return
-            self._lose(
-                "no heartbeat was answered for a session (group_session_timeout_ms, "
-                f"{self._config.group_session_timeout_ms} ms): the coordinator could not be "
-                "reached, or this process stood still"
-            )
-        self._from_any_thread(self._resume)
+            is_over = self._session_is_over(now)
+        if is_over:
+            self._from_any_thread(self._resume)
+
+    async def _end_session(self, now: float) -> None:
+        """As `_check_session`, on the loop."""
+        async with self._locked():
+            is_over = self._session_is_over(now)
+        if is_over:
+            self._resume()
+
+    def _session_is_over(self, now: float) -> bool:
+        """Under the lock."""
+        if self.epoch == MEMBER_EPOCH_JOIN or self._session_left_s(now) > 0:
+            return False
+        self._lose(
+            "no heartbeat was answered for a session (group_session_timeout_ms, "
+            f"{self._config.group_session_timeout_ms} ms): the coordinator could not be "
+            "reached, or this process stood still"
+        )
+        return True
 
     def _resume(self) -> None:
         self.beat_now()
@@ -525,7 +554,7 @@ class GroupMember:
         limit_s = self._config.max_poll_interval_ms / 1000
         while True:
             now = self.client.now
-            with self._lock:
+            async with self._locked():
                 is_late = self._check_poll_interval(now)
                 waits = self._is_polling or self._is_away
                 left_s = limit_s if waits else self._polled_at + limit_s - now

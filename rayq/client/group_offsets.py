@@ -217,7 +217,7 @@ class GroupOffsets:
                 is_static = self._config.group_instance_id is not None
                 if isinstance(error, UnknownMemberError) and not is_static:
                     reason = f"the coordinator has taken this member out: {error}"
-                    member.lose(reason, generation)
+                    await member.lose(reason, generation)
                     continue
                 # The answer to a heartbeat brings the epoch of now, or the end of this one. (That
                 # to a commit does not say whether another process took over the instance; to join

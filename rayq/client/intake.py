@@ -134,12 +134,12 @@ class Intake:
             return None
         size_bytes = RECORD_OVERHEAD_BYTES
         if value is not None:
-            if not isinstance(value, bytes):
-                raise _not_bytes("value", value)
+            if type(value) is not bytes:
+                value = _plain_bytes("value", value)
             size_bytes += len(value)
         if key is not None:
-            if not isinstance(key, bytes):
-                raise _not_bytes("key", key)
+            if type(key) is not bytes:
+                key = _plain_bytes("key", key)
             size_bytes += len(key)
         elif known.needs_keys:
             raise _no_key(topic)
@@ -208,10 +208,10 @@ class Intake:
         if known is None:
             return None
         values = values if isinstance(values, list) else list(values)
-        _check_column("value", values)
+        values = _plain_column("value", values)
         if keys is not None:
             keys = keys if isinstance(keys, list) else list(keys)
-            _check_column("key", keys)
+            keys = _plain_column("key", keys)
             if len(keys) != len(values):
                 raise InvalidRequestError(
                     f"send_many got {len(values)} values and {len(keys)} keys: it needs one each."
@@ -319,18 +319,21 @@ def _no_key(topic: str) -> NullKeyError:
     )
 
 
-def _not_bytes(what: str, found: object) -> TypeError:
-    return TypeError(
-        f"A record's {what} has to be bytes (or None), not {type(found).__name__}: encode it first."
-    )
+def _plain_bytes(what: str, found: object) -> bytes:
+    """Of a subclass of bytes (numpy's, for example), which could not be packed. Raises
+    TypeError."""
+    if not isinstance(found, bytes):
+        raise TypeError(
+            f"A record's {what} has to be bytes (or None), not {type(found).__name__}: encode it "
+            "first."
+        )
+    return b"".join((found,))
 
 
-def _check_column(what: str, column: Sequence[object]) -> None:
-    kinds = set(map(type, column))
-    if kinds - {bytes, type(None)}:
-        for item in column:
-            if item is not None and not isinstance(item, bytes):
-                raise _not_bytes(what, item)
+def _plain_column(what: str, column: list[bytes | None]) -> list[bytes | None]:
+    if set(map(type, column)) <= {bytes, type(None)}:
+        return column
+    return [item if item is None else _plain_bytes(what, item) for item in column]
 
 
 def _check_headers(headers: Iterable[tuple[str, bytes]]) -> tuple[Headers, int]:
@@ -345,6 +348,10 @@ def _check_headers(headers: Iterable[tuple[str, bytes]]) -> tuple[Headers, int]:
                 "A header is a pair of a str and bytes, not of "
                 f"{type(name).__name__} and {type(value).__name__}."
             )
+        if type(name) is not str:
+            name = "".join((name,))  # the characters themselves: msgpack knows no subclasses
+        if type(value) is not bytes:
+            value = _plain_bytes("header", value)
         try:
             name_bytes = len(name.encode())
         except UnicodeEncodeError as error:

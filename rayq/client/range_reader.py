@@ -8,7 +8,6 @@ the end: reading stops at an offset, and it fails once there was no progress for
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -20,6 +19,7 @@ from rayq.client.fetcher import Fetcher
 from rayq.client.offset_ranges import Split, find_topic
 from rayq.client.subscription import Assigned, Slice, Stream, Subscription
 from rayq.client.timeouts import takes_timeout
+from rayq.client.waiting import Wakeup
 from rayq.config import MIB, ConsumerConfig
 from rayq.errors import (
     CorruptBatchError,
@@ -183,7 +183,7 @@ class _Reader:
         self._client = client
         self._split = split
         self._timeout_s = timeout_s
-        self._news = threading.Event()
+        self._news = Wakeup()
         self._config = ConsumerConfig(
             auto_offset_reset=reset, fetch_buffer_bytes=FETCH_BUFFER_BYTES
         )

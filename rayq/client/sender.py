@@ -35,6 +35,7 @@ from rayq.errors import (
     DisconnectedError,
     DiskFullError,
     FencedEpochError,
+    InvalidRequestError,
     NotEnoughReplicasError,
     NotLeaderError,
     OutcomeUnknownError,
@@ -63,6 +64,8 @@ TICK_S = 0.1
 """How often deadlines are looked at while anything is under way."""
 ANSWER_SLACK_S = 0.5
 """How much longer than the leader itself the client waits for the leader's answer."""
+HELD_UP_PAUSE_S = 0.02
+"""How long until an open batch is looked at again which a thread that stands still holds up."""
 CONNECT_TIMEOUT_S = 3.0
 
 _ACKS = {"all": -1, 1: 1, 0: 0}
@@ -116,16 +119,13 @@ class Sender:
         for flight in list(self._flights.values()):
             self._fail_all(flight, error)
         self._flights.clear()
+        for batch in self._accumulator.incomplete():  # not even announced yet
+            self._fail_batch(batch, error)
 
     def work(self, queues: list[PartitionQueue]) -> None:
-        """These queues have batches to look at."""
+        """These queues have batches to look at, or their open ones became due by a flush."""
         for queue in queues:
             self._pump(self._flight(queue))
-
-    def hurry(self) -> None:
-        """Open batches became due (a flush, or a full buffer)."""
-        for flight in list(self._flights.values()):
-            self._pump(flight)
 
     def _flight(self, queue: PartitionQueue) -> Flight:
         flight = self._flights.get(queue)
@@ -158,10 +158,14 @@ class Sender:
             not flight.is_stalled
             and len(flight.in_flight) < config.max_in_flight_requests_per_connection
         ):
+            if config.acks == 0 and connection.is_write_paused:
+                self._wait_for_room(flight, connection)
+                return
             shipment = self._next(flight)
             if shipment is None:
                 return
-            self._ship(flight, shipment, connection)
+            if shipment.payload is not None or self._pack(flight, shipment):
+                self._ship(flight, shipment, connection)
 
     def _may_send(self, flight: Flight) -> bool:
         if flight.is_stalled:
@@ -225,7 +229,7 @@ class Sender:
         )
         batch = accumulator.take(queue, is_open_due=is_open_due)
         if batch is None:
-            self._pump_at(flight, due_at)
+            self._pump_at(flight, now + HELD_UP_PAUSE_S if is_open_due else due_at)
             return None
         deadline = batch.opened_at + self._config.delivery_timeout_ms / 1000
         shipment = Shipment(batch, deadline, flight.next_serial)
@@ -301,8 +305,6 @@ class Sender:
 
     def _ship(self, flight: Flight, shipment: Shipment, connection: Connection) -> None:
         batch, queue, config = shipment.batch, flight.queue, self._config
-        if shipment.payload is None:
-            self._number_and_encode(flight, shipment)
         assert shipment.payload is not None and flight.leader is not None
         request = Produce(
             topic_id=queue.topic_id,
@@ -327,24 +329,67 @@ class Sender:
         flight.in_flight.append(shipment)
         attempt.add_done_callback(partial(self._answered, flight, shipment))
 
-    def _number_and_encode(self, flight: Flight, shipment: Shipment) -> None:
+    def _pack(self, flight: Flight, shipment: Shipment) -> bool:
+        """Numbers and encodes a batch. One that cannot be encoded fails, and takes no number."""
         batch = shipment.batch
-        if self._config.idempotent:
-            shipment.producer_id = flight.producer_id
-            shipment.producer_epoch = flight.producer_epoch
-            shipment.base_sequence = flight.next_sequence
+        is_idempotent = self._config.idempotent
+        producer_id = flight.producer_id if is_idempotent else None
+        producer_epoch = flight.producer_epoch if is_idempotent else 0
+        base_sequence = flight.next_sequence if is_idempotent else None
+        try:
+            batch.seal()
+            payload = encode_batch(
+                batch.values,
+                batch.keys,
+                batch.headers,
+                batch.timestamps_ms,
+                compression=self._config.compression_type,
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                base_sequence=base_sequence,
+                append_time=flight.queue.append_time,
+            )
+        except RayqError as error:
+            self._fail(flight, shipment, error)
+            return False
+        except Exception as error:
+            logger.exception("a batch for %s could not be packed", flight.name)
+            self._fail(
+                flight,
+                shipment,
+                InvalidRequestError(
+                    f"{batch.count} records for {flight.name} could not be packed, and were not "
+                    f"sent: {error!r}."
+                ),
+            )
+            return False
+        except BaseException:  # an interrupt, of a producer on the main thread
+            self._retry(flight, shipment)
+            raise
+        shipment.payload = payload
+        shipment.producer_id = producer_id
+        shipment.producer_epoch = producer_epoch
+        shipment.base_sequence = base_sequence
+        if is_idempotent:
             flight.next_sequence = (flight.next_sequence + batch.count) % SEQUENCE_END
-        shipment.payload = encode_batch(
-            batch.values,
-            batch.keys,
-            batch.headers,
-            batch.timestamps_ms,
-            compression=self._config.compression_type,
-            producer_id=shipment.producer_id,
-            producer_epoch=shipment.producer_epoch,
-            base_sequence=shipment.base_sequence,
-            append_time=flight.queue.append_time,
-        )
+        return True
+
+    def _wait_for_room(self, flight: Flight, connection: Connection) -> None:
+        """Without acknowledgements nothing but the network holds back: what it does not take stays
+        in the buffer, which is bounded."""
+        if flight.full_connection is connection:
+            return
+        flight.full_connection = connection
+        flight.full_since = self._client.now
+        flight.last_error = OverloadedError("The connection to the leader takes no more bytes.")
+
+        async def wait() -> None:
+            await connection.drain()
+            if flight.full_connection is connection:
+                flight.full_connection = None
+            self._pump(flight)
+
+        self._client.env.tasks.spawn(wait(), f"wait for room to the leader of {flight.name}")
 
     def _allocate_producer_id(self) -> None:
         if self._allocation is not None or self._closed:
@@ -515,6 +560,8 @@ class Sender:
         for flight in list(self._flights.values()):
             self._expire(flight, now)
             if flight.in_flight and now - flight.in_flight[0].sent_at > LEADER_PATIENCE_S:
+                self._suspect_leader(flight)
+            if flight.full_connection is not None and now - flight.full_since > LEADER_PATIENCE_S:
                 self._suspect_leader(flight)
             is_busy = is_busy or bool(flight.in_flight or flight.retries)
             is_busy = is_busy or self._accumulator.oldest_opened_at(flight.queue) is not None

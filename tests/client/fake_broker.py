@@ -289,6 +289,10 @@ class FakeCluster:
     def clear_faults(self) -> None:
         self.call(self._faults.clear)
 
+    def stand_still(self, until: threading.Event) -> None:
+        """All brokers read nothing, and do nothing, until then (or for a minute)."""
+        self._loop.call_soon_threadsafe(until.wait, 60)
+
     def stop_broker(self, broker: int) -> None:
         self.call(self.brokers[broker].stop)
 

@@ -17,6 +17,7 @@ from rayq.client.cluster import Cluster
 from rayq.client.consumer import Consumer
 from rayq.errors import (
     ClosedError,
+    ConcurrentUseError,
     ConfigError,
     CorruptBatchError,
     InvalidRequestError,
@@ -744,3 +745,112 @@ def test_latest_is_asked_for_once(fake: FakeCluster, cluster: Cluster) -> None:
     with cluster.consumer("t") as consumer:
         consumer.poll(timeout_s=0.05)
     assert [one.timestamp_ms for one in fake.asked(ListOffsets)] == [LATEST]
+
+
+# --- threads and tasks ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("use", ["poll", "poll_arrow", "iterate", "seek", "commit", "close"])
+@pytest.mark.parametrize("group", [None, "g"])
+def test_two_threads_at_once_are_refused(
+    fake: FakeCluster, cluster: Cluster, use: str, group: str | None
+) -> None:
+    fake.create_topic("t")
+    place = TopicPartition("t", 0)
+    with cluster.consumer("t", group=group) as consumer:
+        taken: list[Record] = []
+        thread = threading.Thread(target=lambda: taken.extend(consumer.poll(20)))
+        thread.start()
+        uses: dict[str, Callable[[], object]] = {
+            "poll": lambda: consumer.poll(5),
+            "poll_arrow": lambda: consumer.poll_arrow(5),
+            "iterate": lambda: next(consumer),
+            "seek": lambda: consumer.seek(place, 0),
+            "commit": lambda: consumer.commit({place: 1}),
+            "close": consumer.close,
+        }
+        deadline = time.monotonic() + 5
+        while not consumer._is_polling:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        with pytest.raises(ConcurrentUseError, match="consumer of its own"):
+            uses[use]()
+        assert consumer.end_offsets([place]) == {place: 0}
+        consumer.assignment()
+        while not taken:
+            fake.write("t", [b"v"])
+            time.sleep(0.01)
+        thread.join()
+        consumer.poll(0.01)  # from one thread to the other
+
+
+def test_threads_that_take_turns_read_everything_once(fake: FakeCluster, cluster: Cluster) -> None:
+    fake.create_topic("t")
+    wanted = [b"%d" % number for number in range(2000)]
+    for at in range(0, 2000, 100):
+        fake.write("t", wanted[at : at + 100])
+    found: list[bytes | None] = []
+    turn = threading.Lock()
+    with cluster.consumer("t", auto_offset_reset="earliest") as consumer:
+
+        def read() -> None:
+            while len(found) < len(wanted):
+                with turn:
+                    found.extend(record.value for record in consumer.poll(0.1, max_records=7))
+
+        threads = [threading.Thread(target=read) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert found == wanted
+
+
+def test_a_cluster_closes_consumers_that_other_threads_poll(fake: FakeCluster) -> None:
+    fake.create_topic("t")
+    told: list[BaseException] = []
+    cluster = fake.cluster()
+    consumer = cluster.consumer("t", group="g")
+
+    def read() -> None:
+        try:
+            consumer.poll(20)
+        except ClosedError as error:
+            told.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    deadline = time.monotonic() + 5
+    while not consumer._is_polling:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    cluster.close()
+    thread.join(5)
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("method", ["poll", "poll_arrow"])
+def test_polling_without_a_timeout_lets_other_tasks_run(
+    fake: FakeCluster, cluster: Cluster, method: str
+) -> None:
+    fake.create_topic("t")
+
+    async def work() -> tuple[int, int]:
+        turns = polls = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        async with cluster.async_consumer("t") as consumer:
+            task = asyncio.create_task(count())
+            while polls < 50:
+                await getattr(consumer, method)(0)
+                polls += 1
+            task.cancel()
+        return turns, polls
+
+    turns, polls = asyncio.run(work())
+    assert turns >= polls - 1

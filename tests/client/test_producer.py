@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import threading
 import time
 import zlib
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 
+from rayq.client import sender as sender_module
 from rayq.client.cluster import Cluster
 from rayq.client.producer import Producer
 from rayq.config import KIB, MIB
@@ -32,7 +35,7 @@ from rayq.errors import (
     UnknownTopicError,
 )
 from rayq.records import OffsetRange, RecordMetadata
-from rayq.storage.batch import decode_columns
+from rayq.storage.batch import decode_columns, encode_batch
 from rayq.wire.messages import AllocateProducerId, Produce
 from tests.client.fake_broker import FakeCluster
 
@@ -576,6 +579,38 @@ def test_a_record_larger_than_a_batch_or_the_buffer_goes_alone(
     assert fake.values("t")[1] == big
 
 
+def test_acks_0_waits_while_a_server_reads_nothing(fake: FakeCluster, cluster: Cluster) -> None:
+    fake.create_topic("t")
+    value = os.urandom(100 * KIB)
+    with cluster.producer(
+        acks=0, buffer_memory=MIB, max_block_ms=300, delivery_timeout_ms=1000
+    ) as producer:
+        producer.send("t", value).result(5)
+        (client, _) = cluster.shared_client()
+        (connection,) = client.pool._connections.values()
+        transport = connection._transport
+        assert transport is not None
+        go_on = threading.Event()
+        fake.stand_still(go_on)
+        futures = []
+        with pytest.raises(BufferFullError):
+            for _ in range(1000):
+                futures.append(producer.send("t", value))
+        held_bytes = producer._core.accumulator.buffered_bytes + transport.get_write_buffer_size()
+        assert held_bytes < 4 * MIB
+        assert isinstance(futures[-1].exception(5), DeliveryTimeoutError)
+        go_on.set()
+        producer.send("t", b"after").result(5)
+        with pytest.raises(DeliveryError):
+            producer.flush(5)
+    delivered = sum(future.exception(0) is None for future in futures)
+    deadline = time.monotonic() + 5
+    while len(fake.values("t")) < delivered + 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert fake.values("t")[-1] == b"after"
+
+
 # --- bad input ------------------------------------------------------------------------------------
 
 
@@ -597,6 +632,57 @@ def test_what_is_not_bytes_is_a_type_error(fake: FakeCluster, cluster: Cluster) 
                 producer.send("t", b"v", headers=headers)  # type: ignore[arg-type]
         producer.send("t", None, key=b"tombstone").result(5)
     assert fake.values("t") == [None]
+
+
+class Bytes(bytes):
+    def __bytes__(self) -> bytes:
+        return b"something else"
+
+
+class Text(str):
+    def __str__(self) -> str:
+        return "something else"
+
+
+def test_subclasses_of_bytes_are_sent_as_what_they_are(
+    fake: FakeCluster, cluster: Cluster
+) -> None:
+    fake.create_topic("t")
+    with cluster.producer() as producer:
+        for made in (numpy.bytes_, Bytes):
+            headers = [(Text("name"), made(b"h"))]
+            producer.send("t", made(b"v"), key=made(b"k"), headers=headers).result(5)
+            producer.send_many("t", [made(b"v"), None], keys=[b"k", made(b"l")]).result(5)
+        producer.flush(5)
+    with cluster.consumer("t", auto_offset_reset="earliest") as consumer:
+        records = consumer.poll(5)
+    assert [record.value for record in records] == [b"v", b"v", None] * 2
+    assert [record.key for record in records] == [b"k", b"k", b"l"] * 2
+    assert records[0].headers == records[3].headers == [("name", b"h")]
+
+
+def test_what_cannot_be_packed_fails_and_nothing_else_does(
+    fake: FakeCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a mistake of ours would show, or a lack of memory."""
+    fake.create_topic("t")
+
+    def encode(values: Any, *columns: Any, **options: Any) -> bytearray:
+        if b"bad" in values:
+            raise MemoryError("no room")
+        return encode_batch(values, *columns, **options)
+
+    monkeypatch.setattr(sender_module, "encode_batch", encode)
+    with cluster.producer(linger_ms=0) as producer:
+        producer.send("t", b"before").result(5)
+        bad = [producer.send("t", b"bad") for _ in range(3)]
+        for future in bad:
+            assert isinstance(future.exception(5), InvalidRequestError)
+        with pytest.raises(DeliveryError, match="no room"):
+            producer.flush(5)
+        producer.send("t", b"after").result(5)
+    assert fake.values("t") == [b"before", b"after"]
+    assert {header.producer_epoch for header in fake.headers("t")} == {0}, "no number was used up"
 
 
 def test_values_over_max_message_bytes_are_refused_at_once(
