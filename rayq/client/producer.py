@@ -118,12 +118,10 @@ class AsyncProducer:
             core.accumulator.stop_waiting(size_bytes, wake)
 
     @takes_timeout
-    @takes_timeout
     async def flush(self, timeout_s: float | None = None) -> None:
         """As `Producer.flush`."""
         await self._core.flush(timeout_s)
 
-    @takes_timeout
     @takes_timeout
     async def close(self, timeout_s: float | None = None) -> None:
         """As `Producer.close`."""
