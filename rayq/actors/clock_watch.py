@@ -1,4 +1,4 @@
-"""Whether the wall clock can be trusted: what is deleted by age waits when it has leapt."""
+"""What time it is for deleting by age: the wall clock, once it has been right for long enough."""
 
 from __future__ import annotations
 
@@ -9,22 +9,44 @@ from rayq.environment import Clock
 logger = logging.getLogger(__name__)
 
 CLOCK_LEAP_MS = 60_000
+CATCH_UP_RATE = 24
+"""Behind a wall clock that leapt ahead, a minute makes things older by so many minutes more."""
+LOOK_INTERVAL_MS = 60_000
+"""Of a longer time between two looks only so much counts for catching up."""
 
 
 class ClockWatch:
-    """Compares the two clocks between one look and the next."""
+    """A time that a wall clock which is wrong for a while does not carry away.
+
+    It goes on with the monotonic clock. Where the wall clock is ahead it follows slowly: one that
+    is ten days ahead for a minute makes nothing older than 25 minutes. Where the wall clock is
+    behind it goes back at once, since what is deleted later does no harm.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._now_ms = float(clock.wall_ms())
         self._wall_ms = clock.wall_ms()
         self._monotonic_s = clock.monotonic()
 
-    def leapt(self) -> bool:
-        """Whether they disagree since the last look; logged."""
+    def doubt(self, known_ms: int) -> None:
+        """Something here was dated `known_ms`, the newest of all. How long ago that was is the word
+        of a wall clock that nobody has watched yet."""
+        self._now_ms = min(self._now_ms, known_ms)
+
+    def look(self) -> None:
+        """At least every `LOOK_INTERVAL_MS`."""
         wall_ms, monotonic_s = self._clock.wall_ms(), self._clock.monotonic()
-        leap_ms = (wall_ms - self._wall_ms) - (monotonic_s - self._monotonic_s) * 1000
+        passed_ms = (monotonic_s - self._monotonic_s) * 1000
+        leap_ms = wall_ms - self._wall_ms - passed_ms
+        if abs(leap_ms) >= CLOCK_LEAP_MS:
+            logger.warning("the wall clock leapt by %.0f s", leap_ms / 1000)
         self._wall_ms, self._monotonic_s = wall_ms, monotonic_s
-        if abs(leap_ms) < CLOCK_LEAP_MS:
-            return False
-        logger.warning("the wall clock leapt by %.0f s", leap_ms / 1000)
-        return True
+        ahead_ms = wall_ms - self._now_ms - passed_ms
+        catch_up_ms = CATCH_UP_RATE * min(passed_ms, LOOK_INTERVAL_MS)
+        self._now_ms += passed_ms + min(ahead_ms, catch_up_ms)
+
+    def now_ms(self) -> int:
+        """Looks, and says what time it is."""
+        self.look()
+        return int(self._now_ms)

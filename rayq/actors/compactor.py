@@ -27,11 +27,14 @@ BUSY_RETRY_S = 1.0
 class Compactor:
     """See the module. `tick` every now and then, `stop` once."""
 
-    def __init__(self, replica_log: ReplicaLog, run_cleaner: RunCleaner) -> None:
+    def __init__(
+        self, replica_log: ReplicaLog, run_cleaner: RunCleaner, clock_watch: ClockWatch
+    ) -> None:
         self._replica_log = replica_log
         self._run_cleaner = run_cleaner
         self._environment = replica_log.environment
-        self._clock_watch = ClockWatch(self._environment.clock)
+        self._clock_watch = clock_watch
+        """Lags and the time of tombstones are by it."""
         self._task: asyncio.Task[None] | None = None
         self._next_s: float | None = None
         self.unreadable_batches = 0
@@ -62,10 +65,6 @@ class Compactor:
         return self._replica_log.config.compaction_check_interval_ms / 1000
 
     async def _compact(self) -> None:
-        if self._clock_watch.leapt():
-            # Lags and the time of tombstones are by the wall clock.
-            logger.warning("compaction of %s pauses", self._replica_log.where)
-            return
         try:
             is_done = await self._pass(at_once=False)
             while not is_done:
@@ -81,12 +80,12 @@ class Compactor:
         replica_log, config = self._replica_log, self._replica_log.config
         await replica_log.remove_below_start()
         log, clock = replica_log.log, self._environment.clock
-        if log.roll_to_clean(clock.wall_ms()):
+        if log.roll_to_clean(self._clock_watch.now_ms()):
             replica_log.wake_flusher()
         if log.wants_checkpoint_to_clean(replica_log.high_watermark):
             await replica_log.checkpoint()
         cleaning = log.plan_cleaning(
-            clock.wall_ms(),
+            self._clock_watch.now_ms(),
             memory_bytes=config.compaction_memory_bytes,
             bytes_per_s=config.compaction_bytes_per_s,
             at_once=at_once,
@@ -97,7 +96,7 @@ class Compactor:
         replica_log.is_compacted_now = True
         try:
             result = await self._run_cleaner(cleaning.job)
-            is_swapped = await replica_log.swap(cleaning, result)
+            is_swapped = await replica_log.swap(cleaning, result, self._clock_watch.now_ms())
         except CorruptBatchError as error:
             if log.is_current(cleaning):
                 # Below the recovery point this is damage, as a reader would find it.

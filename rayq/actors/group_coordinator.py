@@ -97,6 +97,7 @@ class GroupCoordinator:
         *,
         ask_broker: Callable[[messages.Request], Awaitable[messages.Response]],
         metadata_version: int,
+        clock_watch: ClockWatch,
     ) -> None:
         """`ask_broker` asks the broker of this node, whose metadata was at `metadata_version` when
         this replica was told to lead."""
@@ -108,6 +109,7 @@ class GroupCoordinator:
         self._partition = assignment.partition
         self._ask_broker = ask_broker
         self._version = metadata_version
+        self._clock_watch = clock_watch
         self._assignors = load_assignors(self._config.group_assignors)
         self._state = GroupState(self._assignors)
         self._is_loaded = False
@@ -630,7 +632,6 @@ class GroupCoordinator:
     async def _keep_sessions(self) -> None:
         """Until the state is dropped."""
         clock = self._environment.clock
-        clock_watch = ClockWatch(clock)
         generation = self._generation
         last_s = clock.monotonic()
         offsets_interval_s = min(
@@ -658,14 +659,13 @@ class GroupCoordinator:
             )
             if now_s >= offsets_s:
                 offsets_s = now_s + offsets_interval_s
-                if not clock_watch.leapt():
-                    self._append(
-                        group_changes.expire_offsets(
-                            self._state,
-                            now_ms=now_ms,
-                            retention_ms=self._config.offsets_retention_ms,
-                        )
+                self._append(
+                    group_changes.expire_offsets(
+                        self._state,
+                        now_ms=self._clock_watch.now_ms(),
+                        retention_ms=self._config.offsets_retention_ms,
                     )
+                )
                 if self._has_topics:
                     self._append(group_changes.forget_topics(self._state, now_s=now_s))
 

@@ -89,7 +89,7 @@ class Replica:
         self._clock_watch = ClockWatch(environment.clock)
         self._forget_source = environment.metrics.add_source(self._measure)
         self._compactor = Compactor(
-            self._replica_log, run_cleaner or cleaner_in_steps(environment)
+            self._replica_log, run_cleaner or cleaner_in_steps(environment), self._clock_watch
         )
 
     # --- life -------------------------------------------------------------------------------
@@ -98,6 +98,10 @@ class Replica:
         """Recovers the log. Raises StorageError, UnsupportedFormatError."""
         await self._replica_log.open(directory)
         self._replica_log.trouble = None
+        if self._replica_log.is_open:
+            newest_ms = self._replica_log.log.last_append_time_ms
+            if newest_ms is not None:
+                self._clock_watch.doubt(newest_ms)
         self._ticker = self._environment.tasks.spawn(
             self._replica_log.guard(self._tick_for_ever), f"tick {self.where}"
         )
@@ -179,6 +183,7 @@ class Replica:
                     assignment,
                     ask_broker=self._ask_broker,
                     metadata_version=self._metadata_version(),
+                    clock_watch=self._clock_watch,
                 )
         elif not isinstance(role, Follower) or not role.is_for(assignment):
             self._end_role(
@@ -308,6 +313,7 @@ class Replica:
         while True:
             await asyncio.sleep(TICK_S)
             role, now_s = self._role, clock.monotonic()
+            self._clock_watch.look()
             self._compactor.tick(now_s)
             if not isinstance(role, Leader) or not self._replica_log.is_open:
                 continue
@@ -317,14 +323,12 @@ class Replica:
                 role.propose_isr()
             if now_s - retention_s >= self._config.retention_check_interval_ms / 1000:
                 retention_s = now_s
-                if not self._clock_watch.leapt():
-                    await self._keep_retention()
+                await self._keep_retention()
 
     async def _keep_retention(self) -> None:
         replica_log = self._replica_log
         log = replica_log.log
-        now_ms = self._environment.clock.wall_ms()
-        start = log.retention_start(now_ms, replica_log.high_watermark)
+        start = log.retention_start(self._clock_watch.now_ms(), replica_log.high_watermark)
         if start > log.start_offset:
             log_event(
                 logger,

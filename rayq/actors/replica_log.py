@@ -328,8 +328,9 @@ class ReplicaLog:
 
     # --- compaction -------------------------------------------------------------------------
 
-    async def swap(self, cleaning: Cleaning, result: CleaningResult) -> bool:
-        """Puts compacted segments in place. False: nothing was changed, the log is another by now.
+    async def swap(self, cleaning: Cleaning, result: CleaningResult, now_ms: int) -> bool:
+        """Puts compacted segments in place, clean since `now_ms`. False: nothing was changed, the
+        log is another by now.
 
         Cancelled half-way (so the replica stops) it leaves the rest to the next start.
         """
@@ -337,7 +338,7 @@ class ReplicaLog:
             if not self.is_open:
                 return False
             log = self.log
-            plan = log.plan_swap(cleaning, result, self.environment.clock.wall_ms())
+            plan = log.plan_swap(cleaning, result, now_ms)
             if plan is None:
                 logger.info("%s changed while it was compacted: dropped", self.where)
                 return False

@@ -21,7 +21,10 @@ from rayq.storage.batch import SEQUENCE_COUNT, BatchHeader
 BATCHES_REMEMBERED = 5
 """As many as a producer may have in flight: each of them may be sent again."""
 PRODUCER_EXPIRY_MS = DAY_MS
-"""A producer whose last append is older than the partition's newest by this is forgotten."""
+"""A producer is forgotten when the partition's time has gone on by this since its last append."""
+APPEND_STEP_MAX_MS = 600_000
+"""From one append to the next the partition's time goes on by this at most: a leader's clock that
+leaps ahead makes nobody's last append old."""
 PRODUCERS_MAX = 100_000
 """Above this the producer that has been silent longest is forgotten."""
 SNAPSHOTS_KEPT = 3
@@ -49,10 +52,12 @@ class _Batch(NamedTuple):
 class _Producer:
     """One producer id: its epoch and its last batches, oldest first; never without one."""
 
-    __slots__ = ("batches", "epoch")
+    __slots__ = ("active_ms", "batches", "epoch")
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
+        self.active_ms = 0
+        """When it appended last, in the partition's time."""
         self.batches: deque[_Batch] = deque(maxlen=BATCHES_REMEMBERED)
 
 
@@ -60,11 +65,13 @@ class _ProducerSnapshot(msgspec.Struct, array_like=True):
     producer_id: int
     epoch: int
     batches: list[_Batch]
+    active_ms: int = 0
 
 
 class _Snapshot(msgspec.Struct, array_like=True):
     newest_append_time_ms: int
     producers: list[_ProducerSnapshot]
+    time_ms: int = 0
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -75,14 +82,17 @@ class ProducerState:
     """The last five batches of each producer id, as the log's batch headers tell them.
 
     A pure function of the batches seen by `update` in order: leader and followers agree on it.
-    Sequences wrap at 2**31. Time is that of the appends: a partition that nobody writes to forgets
-    nobody, so its only writer never expires.
+    Sequences wrap at 2**31. Time is that of the appends, in steps of at most `APPEND_STEP_MAX_MS`:
+    a partition that nobody writes to forgets nobody, so its only writer never expires. (Whoever
+    copies a compacted log sees fewer appends, and may forget later than its leader.)
     """
 
     def __init__(self) -> None:
         # In the order of their last appends.
         self._producers: dict[int, _Producer] = {}
         self._newest_append_time_ms = 0
+        self._time_ms = 0
+        """The partition's own."""
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -130,18 +140,20 @@ class ProducerState:
         return None
 
     def _expired(self, producer: _Producer) -> bool:
-        last_append_time_ms = producer.batches[-1].append_time_ms
-        return self._newest_append_time_ms - last_append_time_ms > PRODUCER_EXPIRY_MS
+        return self._time_ms - producer.active_ms > PRODUCER_EXPIRY_MS
 
     def update(self, header: BatchHeader) -> None:
         """Remembers a batch that was appended."""
-        if header.append_time_ms > self._newest_append_time_ms:
+        step_ms = header.append_time_ms - self._newest_append_time_ms
+        if step_ms > 0:
             self._newest_append_time_ms = header.append_time_ms
+            self._time_ms += min(step_ms, APPEND_STEP_MAX_MS)
         if header.producer_id is None or header.base_sequence is None:
             return
         producer = self._producers.pop(header.producer_id, None)
         if producer is None or producer.epoch != header.producer_epoch or self._expired(producer):
             producer = _Producer(header.producer_epoch)
+        producer.active_ms = self._time_ms
         self._producers[header.producer_id] = producer
         if len(self._producers) > PRODUCERS_MAX:
             del self._producers[next(iter(self._producers))]
@@ -180,7 +192,7 @@ class ProducerState:
 
     def clear(self) -> None:
         self._producers.clear()
-        self._newest_append_time_ms = 0
+        self._newest_append_time_ms = self._time_ms = 0
 
     def forget_from(self, offset: int) -> None:
         """Drops the batches that reach to `offset` or beyond."""
@@ -198,10 +210,14 @@ class ProducerState:
         for producer_id in expired:
             del self._producers[producer_id]
         producers = [
-            _ProducerSnapshot(producer_id, producer.epoch, list(producer.batches))
+            _ProducerSnapshot(
+                producer_id, producer.epoch, list(producer.batches), producer.active_ms
+            )
             for producer_id, producer in self._producers.items()
         ]
-        content = _encoder.encode(_Snapshot(self._newest_append_time_ms, producers))
+        content = _encoder.encode(
+            _Snapshot(self._newest_append_time_ms, producers, self._time_ms)
+        )
         return checked_file.encode(_KIND, _VERSION, content)
 
     def load(self, data: bytes, path: str = "the producer snapshot") -> None:
@@ -224,8 +240,10 @@ class ProducerState:
                 raise StorageError(f"{path} is damaged: producer {entry.producer_id} is empty.")
             producer = producers[entry.producer_id] = _Producer(entry.epoch)
             producer.batches.extend(entry.batches)
+            producer.active_ms = entry.active_ms
         self._producers = producers
         self._newest_append_time_ms = snapshot.newest_append_time_ms
+        self._time_ms = snapshot.time_ms
 
 
 def snapshot_path(directory: str, offset: int) -> str:

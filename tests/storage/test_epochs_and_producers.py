@@ -143,11 +143,16 @@ def test_a_new_producer_epoch_fences_the_old_one_and_begins_at_zero() -> None:
     assert state.check(header_of(1, epoch=4)) is None
 
 
+def write_for_a_day(state: ProducerState, producer: int, since_ms: int) -> None:
+    for passed_ms in range(0, DAY_MS + 1, producer_state.APPEND_STEP_MAX_MS):
+        state.update(header_of(0, producer=producer, now_ms=since_ms + passed_ms))
+
+
 def test_producers_expire_by_the_partitions_own_time() -> None:
     state = ProducerState()
     state.update(header_of(0, now_ms=NOW_MS))
     assert state.check(header_of(0, now_ms=NOW_MS)) is not None, "an only writer never expires"
-    state.update(header_of(0, producer=8, now_ms=NOW_MS + DAY_MS))
+    write_for_a_day(state, 8, NOW_MS)
     assert state.check(header_of(1)) is None
     state.update(header_of(1, producer=8, now_ms=NOW_MS + DAY_MS + 1))
     with pytest.raises(UnknownProducerError):
@@ -156,6 +161,17 @@ def test_producers_expire_by_the_partitions_own_time() -> None:
     loaded = ProducerState()
     loaded.load(state.snapshot())
     assert len(loaded) == len(state) == 1
+
+
+def test_a_leaders_clock_that_leaps_ahead_makes_no_retry_a_new_batch() -> None:
+    state = ProducerState()
+    state.update(header_of(0, now_ms=NOW_MS))
+    for leaps in range(1, 10):
+        state.update(header_of(0, producer=8, now_ms=NOW_MS + 7 * leaps * DAY_MS))
+    assert state.check(header_of(0)) is not None
+    loaded = ProducerState()
+    loaded.load(state.snapshot())
+    assert loaded.check(header_of(0)) is not None
 
 
 def test_only_so_many_producers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,8 +185,9 @@ def test_only_so_many_producers_are_remembered(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_producers_of_a_range_of_ids_are_listed_while_they_are_known() -> None:
     state = ProducerState()
-    for producer, now_ms in ((12, NOW_MS), (7, NOW_MS + DAY_MS), (10, NOW_MS + DAY_MS)):
-        state.update(header_of(0, producer=producer, now_ms=now_ms))
+    state.update(header_of(0, producer=12, now_ms=NOW_MS))
+    write_for_a_day(state, 7, NOW_MS)
+    state.update(header_of(0, producer=10, now_ms=NOW_MS + DAY_MS))
     assert state.ids_from(8, 5) == [10, 12]
     state.update(header_of(0, producer=7, now_ms=NOW_MS + DAY_MS + 1, epoch=1))
     assert state.ids_from(8, 5) == [10], "12 is forgotten by now"

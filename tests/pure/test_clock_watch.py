@@ -1,0 +1,73 @@
+"""What is deleted by age follows a wall clock only once that has been right for long."""
+
+from __future__ import annotations
+
+from rayq.actors.clock_watch import CATCH_UP_RATE, ClockWatch
+
+MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
+
+
+class TwoClocks:
+    """A wall clock beside one that only counts."""
+
+    def __init__(self) -> None:
+        self.true_ms = 1_000 * DAY_MS
+        self.off_ms = 0
+
+    def monotonic(self) -> float:
+        return self.true_ms / 1000
+
+    def wall_ms(self) -> int:
+        return self.true_ms + self.off_ms
+
+    def watched(self, watch: ClockWatch, passed_ms: int, looks: int = 10) -> int:
+        """What the watch says after so much more time."""
+        for _ in range(looks):
+            self.true_ms += passed_ms // looks
+            watch.look()
+        return watch.now_ms()
+
+
+def test_a_clock_that_is_right_is_followed() -> None:
+    clocks = TwoClocks()
+    watch = ClockWatch(clocks)
+    assert clocks.watched(watch, DAY_MS) == clocks.true_ms
+
+
+def test_ten_days_ahead_for_seventy_seconds_make_nothing_old() -> None:
+    clocks = TwoClocks()
+    watch = ClockWatch(clocks)
+    clocks.off_ms = 10 * DAY_MS
+    assert clocks.watched(watch, 70_000) - clocks.true_ms <= 70_000 * CATCH_UP_RATE
+    clocks.off_ms = 0
+    assert clocks.watched(watch, 1000) == clocks.true_ms
+
+
+def test_a_clock_that_stays_ahead_is_believed_in_the_end() -> None:
+    clocks = TwoClocks()
+    watch = ClockWatch(clocks)
+    clocks.off_ms = 10 * DAY_MS
+    assert clocks.watched(watch, 9 * HOUR_MS, looks=1000) < clocks.wall_ms()
+    assert clocks.watched(watch, 2 * HOUR_MS, looks=1000) == clocks.wall_ms()
+
+
+def test_a_clock_that_goes_back_is_followed_at_once() -> None:
+    clocks = TwoClocks()
+    watch = ClockWatch(clocks)
+    clocks.off_ms = -DAY_MS
+    assert clocks.watched(watch, 1000) == clocks.wall_ms()
+
+
+def test_a_long_time_without_a_look_is_no_word_for_a_leap() -> None:
+    clocks = TwoClocks()
+    watch = ClockWatch(clocks)
+    clocks.off_ms = 10 * DAY_MS
+    assert clocks.watched(watch, DAY_MS, looks=1) - clocks.true_ms <= CATCH_UP_RATE * MINUTE_MS
+
+
+def test_what_was_written_last_is_as_old_as_an_unwatched_clock_says_only_after_a_while() -> None:
+    clocks = TwoClocks()
+    clocks.off_ms = 10 * DAY_MS
+    watch = ClockWatch(clocks)
+    watch.doubt(clocks.true_ms - MINUTE_MS)
+    assert clocks.watched(watch, MINUTE_MS) - clocks.true_ms <= CATCH_UP_RATE * MINUTE_MS
