@@ -17,16 +17,16 @@ import rayq
 from rayq import OffsetAndMetadata, Record, TopicPartition
 from rayq.client.consumer import Consumer
 from rayq.testing import LocalCluster
+from tests.local.group_support import new_group
 from tests.local.support import eventually, place
 
 NewTopic = Callable[..., str]
-_groups = itertools.count(1)
 EARLIEST: dict[str, Any] = {"auto_offset_reset": "earliest"}
 
 
 @pytest.fixture
 def group() -> str:
-    return f"group-{next(_groups)}"
+    return new_group()
 
 
 def fill(cluster: LocalCluster, topic: str, partitions: int, each: int, first: int = 0) -> None:

@@ -58,7 +58,7 @@ class PlayedLeader:
     async def get(self, host: str, port: int) -> PlayedLeader:
         return self
 
-    async def request(self, request: Any, timeout_s: float) -> Any:
+    async def request(self, request: Any, **timeouts: float) -> Any:
         self.fetched.append(request.offset)
         if not self.answers:
             await asyncio.get_running_loop().create_future()
