@@ -377,12 +377,15 @@ class AsyncAdmin:
                     f"{'; '.join(missing)}. It may still become so: see describe_topic."
                 )
             version = client.metadata.version
-            await client.refresh(
-                [name],
-                timeout_s=left_s,
-                version_min=version_min,
-                wait_ms=min(READY_POLL_MS, int(left_s * 500)),
-            )
+            try:
+                await client.refresh(
+                    [name],
+                    timeout_s=left_s,
+                    version_min=version_min,
+                    wait_ms=min(READY_POLL_MS, int(left_s * 500)),
+                )
+            except TimeoutError:  # Of the last moments, mostly: what is missing tells more.
+                continue
             missing = _not_ready(client.metadata.topics.get(name), partitions)
             if not missing:
                 return
