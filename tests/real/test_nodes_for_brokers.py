@@ -24,6 +24,10 @@ from tests.local.support import (
 )
 from tests.real.support import actor_pid, actors_of
 
+pytestmark = pytest.mark.timeout(600)
+
+WAIT_S = 120.0
+"""For processes that Ray starts, each of which may take half a minute on a busy machine."""
 OFFER = {"num_cpus": 1, "resources": {"rayq_broker": 1}}
 NOTICES_SOON = {
     "health_check_initial_delay_ms": 1000,
@@ -63,7 +67,7 @@ def test_brokers_start_again_when_every_node_of_theirs_was_lost(
     )
     (broker,) = cluster.admin.describe_cluster().brokers
     assert broker.node_id == first.node_id  # Only nodes that offer the resource get brokers.
-    cluster.create_topic("t")
+    cluster.create_topic("t", timeout_s=WAIT_S)
     with cluster.producer() as producer:
         producer.send("t", b"kept").result(20)
 
@@ -77,7 +81,7 @@ def test_brokers_start_again_when_every_node_of_theirs_was_lost(
             return False
         return [one.node_id for one in found if one.live] == [second.node_id]
 
-    eventually(is_back, "its broker serves on the node that returned", 60)
+    eventually(is_back, "its broker serves on the node that returned", WAIT_S)
     assert values(read_all(cluster, "t")) == [b"kept"]
     cluster.stop()
 
@@ -96,13 +100,13 @@ def test_brokers_follow_the_nodes(nodes: RayNodes, tmp_path: Path) -> None:
     assert sorted(node_of) == [0, 1, 2]
     assert len(set(node_of.values())) == 3
 
-    cluster.create_topic("t")
+    cluster.create_topic("t", timeout_s=WAIT_S)
     at = {one["Pid"]: one["Address"]["NodeID"] for one in actors_of("spread")}
     for replica in partition_of(cluster, "t").replicas:
         assert at[replica.pid] == node_of[replica.broker]
 
     joined = nodes.add_node(num_cpus=1)
-    eventually(lambda: _live(cluster) == {0, 1, 2, 3}, "the new node has a broker", 60)
+    eventually(lambda: _live(cluster) == {0, 1, 2, 3}, "the new node has a broker", WAIT_S)
     assert set(node_of.values()) | {joined.node_id} == {
         one.node_id for one in cluster.admin.describe_cluster().brokers
     }
@@ -113,7 +117,7 @@ def test_brokers_follow_the_nodes(nodes: RayNodes, tmp_path: Path) -> None:
     assert controller is not None
     os.kill(controller, signal.SIGKILL)
     eventually(
-        lambda: actor_pid("rayq:spread:controller") not in (None, controller), "it is back", 30
+        lambda: actor_pid("rayq:spread:controller") not in (None, controller), "it is back", WAIT_S
     )
     time.sleep(2 * NODE_CHECK_S)
     assert before == {
@@ -127,13 +131,13 @@ def test_brokers_follow_the_nodes(nodes: RayNodes, tmp_path: Path) -> None:
     with Load(cluster, "t", pause_s=0.005) as load:
         (gone,) = (one for one in nodes.worker_nodes if one.node_id == node_of[lost])
         nodes.remove_node(gone, allow_graceful=False)
-        eventually(lambda: lost not in _live(cluster), "its broker's session ended")
+        eventually(lambda: lost not in _live(cluster), "its broker's session ended", WAIT_S)
         load.wait_for_more(50)
         assert lost not in partition_of(cluster, "t").isr
     load.check()
-    wait_in_sync(cluster, "t", brokers=2)
+    wait_in_sync(cluster, "t", brokers=2, timeout_s=WAIT_S)
     cluster.stop()
-    eventually(lambda: actors_of("spread") == [], "no actor is left")
+    eventually(lambda: actors_of("spread") == [], "no actor is left", WAIT_S)
 
 
 def _live(cluster: rayq.Cluster) -> set[int]:
