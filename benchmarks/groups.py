@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import rayq
 from benchmarks.report import Row
@@ -24,7 +25,20 @@ CREATE_TIMEOUT_S = 600.0
 """No budgets: what takes so long on a slow machine, too, hangs."""
 LOOK_S = 0.002
 STABLE_TARGET_MS = 500.0
+LARGE_MEMBERS = 200
+SETTLED_TARGET_S = 5.0
+FIRST_RECORDS_TARGET_S = 5.0
+HALF_LEFT_TARGET_S = 2.0
 KILLED_TARGET_S = 2.0
+
+
+class _One(NamedTuple):
+    """A member, and the thread that polls it."""
+
+    consumer: Consumer
+    stop: threading.Event
+    has_read: threading.Event
+    thread: threading.Thread
 
 
 class _Crowd:
@@ -34,36 +48,44 @@ class _Crowd:
         self._cluster = cluster
         self._topic = topic
         self._group = group
-        self._members: list[tuple[Consumer, threading.Event, threading.Thread]] = []
+        self._members: list[_One] = []
 
     def join(self) -> None:
-        consumer = self._cluster.consumer(self._topic, group=self._group)
-        stop = threading.Event()
+        consumer = self._cluster.consumer(
+            self._topic, group=self._group, auto_offset_reset="earliest"
+        )
+        stop, has_read = threading.Event(), threading.Event()
 
         def poll() -> None:
             while not stop.is_set():
-                consumer.poll(timeout_s=POLL_TIMEOUT_S)
+                if consumer.poll(timeout_s=POLL_TIMEOUT_S):
+                    has_read.set()
             consumer.close()
 
         thread = threading.Thread(target=poll, daemon=True)
         thread.start()
-        self._members.append((consumer, stop, thread))
+        self._members.append(_One(consumer, stop, has_read, thread))
 
-    def leave(self) -> None:
-        _, stop, thread = self._members.pop()
-        stop.set()
-        thread.join()
+    def leave(self, count: int = 1) -> None:
+        """So many at once; returns when they have left."""
+        leaving, self._members = self._members[-count:], self._members[:-count]
+        for one in leaving:
+            one.stop.set()
+        for one in leaving:
+            one.thread.join()
 
     def is_level(self, partitions: int) -> bool:
         """Whether all members have taken their share."""
-        sizes = [len(consumer.assignment()) for consumer, _, _ in self._members]
+        sizes = [len(one.consumer.assignment()) for one in self._members]
         return sum(sizes) == partitions and max(sizes) - min(sizes) <= 1
 
+    def has_read(self) -> bool:
+        """Whether each has had a record."""
+        return all(one.has_read.is_set() for one in self._members)
+
     def close(self) -> None:
-        for _, stop, _ in self._members:
-            stop.set()
-        for _, _, thread in self._members:
-            thread.join()
+        if self._members:
+            self.leave(len(self._members))
 
 
 def _wait(holds: Callable[[], bool], what: str) -> None:
@@ -120,12 +142,58 @@ def _joins(
 
 def groups_local(directory: Path) -> list[Row]:
     """One process for servers and all members."""
-    partitions = 100
-    with (
-        LocalCluster(brokers=3, data_dir=str(directory / "groups-local")) as cluster,
-        _topic(cluster, partitions) as topic,
-    ):
-        return [_joins(cluster, topic, partitions, 10, "LocalCluster")]
+    with LocalCluster(brokers=3, data_dir=str(directory / "groups-local")) as cluster:
+        with _topic(cluster, 100) as topic:
+            rows = [_joins(cluster, topic, 100, 10, "LocalCluster")]
+        with _topic(cluster, LARGE_MEMBERS) as topic:
+            return rows + _large_group(cluster, topic)
+
+
+def _large_group(cluster: rayq.Cluster, topic: str) -> list[Row]:
+    """All members begin together, and half of them leave together."""
+    with cluster.producer() as producer:
+        for partition in range(LARGE_MEMBERS):
+            producer.send(topic, b"v", partition=partition)
+    crowd = _Crowd(cluster, topic, "large")
+    started_s = time.monotonic()
+    try:
+        for _ in range(LARGE_MEMBERS):
+            crowd.join()
+        _wait(lambda: crowd.is_level(LARGE_MEMBERS), f"{LARGE_MEMBERS} members share")
+        settled_s = time.monotonic() - started_s
+        _wait(crowd.has_read, "each member has read a record")
+        first_records_s = time.monotonic() - started_s
+        started_s = time.monotonic()
+        crowd.leave(LARGE_MEMBERS // 2)
+        half_left_s = time.monotonic() - started_s
+        _wait(lambda: crowd.is_level(LARGE_MEMBERS), "the others have it all")
+    finally:
+        crowd.close()
+    note = f"threads of the servers' process that poll {POLL_TIMEOUT_S:g} s at a time"
+    return [
+        Row(
+            name=f"{LARGE_MEMBERS} members join at once: until each has its share",
+            unit="s",
+            samples=[settled_s],
+            target=SETTLED_TARGET_S,
+            better="lower",
+            note=note,
+        ),
+        Row(
+            name="  until each has a record",
+            unit="s",
+            samples=[first_records_s],
+            target=FIRST_RECORDS_TARGET_S,
+            better="lower",
+        ),
+        Row(
+            name=f"  {LARGE_MEMBERS // 2} of them leave at once",
+            unit="s",
+            samples=[half_left_s],
+            target=HALF_LEFT_TARGET_S,
+            better="lower",
+        ),
+    ]
 
 
 def groups(cluster: rayq.Cluster, directory: Path) -> list[Row]:

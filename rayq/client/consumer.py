@@ -536,7 +536,8 @@ class Consumer:
         when an exception ends a `with` block: who knows what was dealt with), calls `on_revoked`,
         and leaves at once, so that others go on (a static member keeps its partitions until its
         session ends). The commit gets `timeout_s` (group_session_timeout_ms), then telling the
-        coordinator does (5 s): what cannot be said by then is said by the end of the session."""
+        coordinator does (5 s): what is not confirmed by then is tried on in the background, while
+        the cluster is open here, and told by the end of the session at last."""
         self._close(timeout_s, may_commit=True)
 
     def _close(self, timeout_s: float | None, *, may_commit: bool) -> None:

@@ -63,7 +63,7 @@ PAUSE_S = 0.02
 LAST_PAUSE_S = 0.1
 """Between tries that fail when a session is about to end."""
 LEAVE_TIMEOUT_S = 5.0
-"""How long a member tries to say that it leaves; then its session will end."""
+"""How long `close` waits until the coordinator knows that the member leaves."""
 
 
 class Interest(NamedTuple):
@@ -305,21 +305,26 @@ class GroupMember:
 
     async def leave(self, timeout_s: float | None = None) -> None:
         """Leaves the group. A static member leaves its partitions where they are until its session
-        ends, or until it comes back. What cannot be said within `timeout_s` is said by the end of
-        the session."""
+        ends, or until it comes back. What is not confirmed within `timeout_s` is tried on in the
+        background, until the client is closed or the session has ended."""
         if self._is_stopped:
             return
         self._live_task.cancel()
         self._watch_task.cancel()
         is_out = self._is_away or isinstance(self.failure, FencedMemberError)
         static = self._config.group_instance_id is not None
+        timeout_s = LEAVE_TIMEOUT_S if timeout_s is None else timeout_s
+        session_s = self._config.group_session_timeout_ms / 1000
         try:
             if self._has_asked and not is_out:
-                await self._say_goodbye(
+                goodbye = self._say_goodbye(
                     MEMBER_EPOCH_LEAVE_STATIC if static else MEMBER_EPOCH_LEAVE,
                     "the consumer was closed",
-                    LEAVE_TIMEOUT_S if timeout_s is None else timeout_s,
+                    max(timeout_s, session_s),
                 )
+                name = f"leave group {self._coordinator.group}"
+                saying = self.client.env.tasks.spawn(goodbye, name)
+                await asyncio.wait([saying], timeout=timeout_s)
         finally:
             self.stop()
 

@@ -776,6 +776,19 @@ def test_close_waits_for_its_commit_no_longer_than_it_may(
     assert time.monotonic() - started < 2
 
 
+def test_leaving_that_takes_longer_than_close_may_is_said_all_the_same(
+    two: FakeCluster, cluster: Cluster, eventually: Eventually
+) -> None:
+    options = FAST | {"group_session_timeout_ms": 20_000}
+    consumer = cluster.consumer("t", group="g", **options)
+    read(consumer, 20)
+    two.fault(GroupHeartbeat, times=1000, error=CoordinatorLoadingError("not yet"))
+    consumer.close(timeout_s=0.1)
+    assert not two.groups.group().left
+    two.clear_faults()
+    eventually(lambda: len(two.groups.group().left) == 1)
+
+
 def test_an_exception_in_the_handler_commits_nothing_more(
     two: FakeCluster, cluster: Cluster
 ) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import rayq
 from rayq import OffsetAndMetadata, Record, TopicPartition
-from rayq.client.consumer import Consumer
+from rayq.client.consumer import AsyncConsumer, Consumer
 from rayq.testing import LocalCluster
 from tests.local.group_support import new_group
 from tests.local.support import eventually, place
@@ -121,6 +121,54 @@ def test_closing_gives_the_partitions_to_the_others_at_once(
         leaves.close()
         with pytest.raises(rayq.ClosedError):
             leaves.poll()
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+def test_two_hundred_members_settle_and_half_of_them_leave(
+    cluster: LocalCluster, group: str
+) -> None:
+    members = partitions = 200
+    cluster.admin.create_topic(group, partitions, 1, timeout_s=150)
+    fill(cluster, group, partitions, 1)
+
+    async def poll(consumer: AsyncConsumer, leaving: asyncio.Event, read: set[int]) -> None:
+        async with consumer:
+            while not leaving.is_set():
+                read.update(one.partition for one in await consumer.poll(timeout_s=0.1))
+
+    async def until(holds: Callable[[], bool], what: str) -> None:
+        deadline_s = time.monotonic() + 120
+        while not holds():
+            assert time.monotonic() < deadline_s, what
+            await asyncio.sleep(0.05)
+
+    def is_level(consumers: list[AsyncConsumer]) -> bool:
+        sizes = [len(one._core.subscription.assigned) for one in consumers]
+        return sum(sizes) == partitions and max(sizes) - min(sizes) <= 1
+
+    async def scenario() -> None:
+        consumers = [
+            cluster.async_consumer(group, group=group, **EARLIEST) for _ in range(members)
+        ]
+        read: list[set[int]] = [set() for _ in range(members)]
+        leaving = [asyncio.Event() for _ in range(members)]
+        polls = [
+            asyncio.ensure_future(poll(*one))
+            for one in zip(consumers, leaving, read, strict=True)
+        ]
+        await until(lambda: is_level(consumers), "all share")
+        await until(lambda: set().union(*read) == set(range(partitions)), "every record is read")
+        for one in leaving[: members // 2]:
+            one.set()
+        await asyncio.gather(*polls[: members // 2])
+        await until(lambda: is_level(consumers[members // 2 :]), "the others have it all")
+        for one in leaving:
+            one.set()
+        await asyncio.gather(*polls)
+
+    asyncio.run(scenario())
+    cluster.admin.delete_topic(group)
 
 
 def test_topics_by_pattern_come_and_grow(cluster: LocalCluster, group: str) -> None:
