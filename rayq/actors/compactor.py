@@ -15,7 +15,7 @@ from rayq.actors.hosting import RunCleaner
 from rayq.actors.replica_log import ReplicaLog
 from rayq.config import MIB
 from rayq.environment import Environment
-from rayq.errors import CorruptBatchError, DirectoryInUseError, RayqError, StorageError
+from rayq.errors import CorruptBatchError, DirectoryInUseError, RayqError
 from rayq.storage.cleaner import CleaningJob, CleaningResult, Steps, clean, cleaner_turn
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class Compactor:
         except CorruptBatchError as error:
             if log.is_current(cleaning):
                 # Below the recovery point this is damage, as a reader would find it.
-                replica_log.fail(StorageError(f"{error} Nothing was deleted; check the disk."))
+                replica_log.unreadable(log, log.generation, cleaning.job.dirty_offset, error)
             return True
         finally:
             replica_log.is_compacted_now = False

@@ -45,6 +45,7 @@ from rayq.errors import (
     NotEnoughReplicasError,
     NotLeaderError,
     RayqError,
+    StorageError,
     UnsupportedFormatError,
 )
 from rayq.logs import log_event
@@ -593,13 +594,19 @@ class GroupCoordinator:
         offset = replica_log.log.start_offset
         count = 0
         while offset < end:
-            data, offset = await replica_log.read(offset, end, READ_BYTES)
-            for position, header in split_batches(data):
-                columns = decode_columns(data, position, header)
-                keys = columns.keys or [None] * len(columns.values)
-                for key, value in zip(keys, columns.values, strict=True):
-                    state.replay(decode(key, value))
-                    count += 1
+            data, next_offset = await replica_log.read(offset, end, READ_BYTES)
+            try:
+                for position, header in split_batches(data):
+                    columns = decode_columns(data, position, header)
+                    keys = columns.keys or [None] * len(columns.values)
+                    for key, value in zip(keys, columns.values, strict=True):
+                        state.replay(decode(key, value))
+                        count += 1
+            except CorruptBatchError:
+                # Where the disk is the reason this replica ends, and a sound one takes over.
+                await replica_log.verify(offset)
+                raise
+            offset = next_offset
             await asyncio.sleep(0)  # The process leads other partitions, too.
         self._state = state
         self._is_loaded = True
@@ -620,7 +627,7 @@ class GroupCoordinator:
         while True:
             try:
                 await self._load()
-            except (CorruptBatchError, UnsupportedFormatError) as error:
+            except (CorruptBatchError, StorageError, UnsupportedFormatError) as error:
                 if self._failure is None:
                     logger.error("%s cannot be read: %s", self.where, error)
                 self._failure = str(error)

@@ -378,8 +378,9 @@ class Leader:
         self._check_serving()
         if request.timestamp_ms == messages.LATEST:
             return messages.ListOffsetsResponse(self._replica_log.high_watermark, None)
-        plan = log.plan_offset_for_time(request.timestamp_ms, self._replica_log.high_watermark)
-        found = await self._environment.threads.run(plan.run)
+        found = await self._replica_log.offset_for_time(
+            request.timestamp_ms, self._replica_log.high_watermark
+        )
         if found is None:
             return messages.ListOffsetsResponse(None, None)
         return messages.ListOffsetsResponse(*found)

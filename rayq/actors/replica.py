@@ -25,8 +25,6 @@ from rayq.errors import (
     FencedEpochError,
     InvalidRequestError,
     NotLeaderError,
-    OpenFilesLimitError,
-    StorageError,
     UnknownEpochError,
 )
 from rayq.logs import log_event
@@ -81,6 +79,7 @@ class Replica:
             incarnation=incarnation,
             on_flushed=self._flushed,
             on_failure=self._failed,
+            is_alone=self._is_alone,
         )
         self.where = self._replica_log.where
         self._role: Leader | Follower | None = None
@@ -114,11 +113,12 @@ class Replica:
             last_epoch,
             flushed,
             self._replica_log.failure,
+            self._replica_log.is_damaged,
         )
 
-    def fail(self, error: BaseException) -> None:
-        """The replica stops for good: its directory cannot be used."""
-        self._replica_log.fail(error)
+    def fail(self, error: BaseException, *, is_damage: bool = False) -> None:
+        """The replica stops for good: its directory cannot be used. See `ReplicaLog.fail`."""
+        self._replica_log.fail(error, is_damage=is_damage)
 
     def note_trouble(self, error: BaseException) -> None:
         """It cannot go on for now; whoever describes the replica is told why."""
@@ -145,6 +145,9 @@ class Replica:
         self._compactor.stop()
         if self._ticker is not None:
             self._ticker.cancel()
+
+    def _is_alone(self) -> bool:
+        return isinstance(self._role, Leader) and len(self._role.state.isr) == 1
 
     def _failed(self) -> None:
         self._end_role(self._replica_log.failure or "it failed")
@@ -240,18 +243,8 @@ class Replica:
     # --- what any replica answers -----------------------------------------------------------
 
     async def check_range(self, request: messages.CheckRange) -> messages.Done:
-        """Re-reads a batch that a reader found damaged; damage here ends this replica."""
-        log = self._replica_log.log
-        if log.start_offset <= request.offset < log.end_offset:
-            generation = log.generation
-            try:
-                await self._environment.threads.run(log.plan_verify(request.offset).run)
-            except OpenFilesLimitError:
-                raise  # It heals.
-            except (StorageError, OSError) as error:
-                if log.generation == generation and request.offset >= log.start_offset:
-                    self._replica_log.fail(error)
-                    raise
+        """Re-reads what a reader found damaged; damage here ends this replica."""
+        await self._replica_log.verify(request.offset)
         return messages.Done()
 
     def describe(self) -> messages.DescribeReplicaResponse:

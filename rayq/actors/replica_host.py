@@ -27,6 +27,7 @@ from rayq.errors import (
     OpenFilesLimitError,
     RayqError,
     StaleBrokerError,
+    StorageError,
     UnknownTopicError,
 )
 from rayq.storage.data_directory import DataDirectory, PartitionDirectory, read_meta, read_secret
@@ -263,7 +264,11 @@ class ReplicaHost:
                 replica.note_trouble(error)
                 await asyncio.sleep(DISK_FULL_RETRY_S)
             except (RayqError, OSError) as error:
-                replica.fail(error)
+                # A disk that fails names an OSError as the cause; otherwise what it holds is wrong.
+                is_damage = isinstance(error, StorageError) and not isinstance(
+                    error.__cause__, OSError
+                )
+                replica.fail(error, is_damage=is_damage)
                 return
         replica.apply(replica.assignment)
         self._urgent.notify()

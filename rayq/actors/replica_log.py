@@ -14,7 +14,14 @@ from typing import Any, TypeVar
 from rayq.actors.signal import Signal
 from rayq.config import ClusterConfig, TopicConfig, parse
 from rayq.environment import Environment
-from rayq.errors import DiskFullError, NotLeaderError, OpenFilesLimitError, StorageError
+from rayq.errors import (
+    CorruptBatchError,
+    DiskFullError,
+    NotLeaderError,
+    OpenFilesLimitError,
+    RayqError,
+    StorageError,
+)
 from rayq.storage.appending import open_failed
 from rayq.storage.clean_state import write_clean_state
 from rayq.storage.cleaner import CleaningResult
@@ -36,6 +43,8 @@ class ReplicaLog:
 
     `failure` says why the replica stopped (its disk failed, its log diverged): it then refuses
     everything. `on_flushed(offset)` hears what the disk holds, `on_failure()` that all is over.
+    `is_alone()` says whether this replica leads and no other is in sync: then damage that is read
+    does not end it, for the rest of its log is all that there is.
     """
 
     def __init__(
@@ -48,6 +57,7 @@ class ReplicaLog:
         incarnation: str,
         on_flushed: Callable[[int], None],
         on_failure: Callable[[], None],
+        is_alone: Callable[[], bool] = lambda: False,
     ) -> None:
         self.environment = environment
         self.config = config
@@ -57,6 +67,8 @@ class ReplicaLog:
         self.where = f"{assignment.topic}-{assignment.partition}"
         self._flush_seconds = environment.metrics.histogram("rayq_log_flush_seconds")
         self.failure: str | None = None
+        self.is_damaged = False
+        """It stopped because its disk changed what it had written: the others' logs are sound."""
         self.trouble: str | None = None
         """What keeps a follower from going on for now, such as a full disk."""
         self.high_watermark = 0
@@ -75,6 +87,7 @@ class ReplicaLog:
         than a pass takes, none would ever get done."""
         self._on_flushed = on_flushed
         self._on_failure = on_failure
+        self._is_alone = is_alone
         self._log: Log | None = None
         self._directory: PartitionDirectory | None = None
         self._dirty = Signal()
@@ -184,12 +197,18 @@ class ReplicaLog:
             self._directory.close()
             self._directory = None
 
-    def fail(self, error: BaseException) -> None:
-        """An error of the disk or of the log is final for this process (PROTOCOL C)."""
+    def fail(self, error: BaseException, *, is_damage: bool | None = None) -> None:
+        """An error of the disk or of the log is final for this process (PROTOCOL C). `is_damage`:
+        see `is_damaged`; by default as a batch that is damaged says."""
         if self.failure is not None:
             return
         logger.error("replica of %s on broker %d stops: %s", self.where, self.broker, error)
         self.failure = str(error)
+        if is_damage is None:
+            is_damage = any(
+                isinstance(one, CorruptBatchError) for one in (error, error.__cause__)
+            )
+        self.is_damaged = is_damage
         self._flushed.notify()
         self._on_failure()
 
@@ -207,8 +226,9 @@ class ReplicaLog:
 
     async def read(self, offset: int, limit: int, bytes_max: int) -> tuple[bytes, int]:
         """Whole batches of [offset, limit), and where the next begins. May run in a thread. Raises
-        StorageError."""
+        StorageError; CorruptBatchError for damage at a leader that is alone."""
         log = self.log
+        generation = log.generation
         try:
             plan = log.plan_read(offset, limit, bytes_max)
             result = plan.run_cached()
@@ -216,11 +236,59 @@ class ReplicaLog:
                 result = await self.environment.threads.run(plan.run)
         except OpenFilesLimitError:
             raise  # It heals.
-        except (OSError, StorageError) as error:
-            failure = StorageError(f"Reading {self.where} at offset {offset}: {error}")
-            self.fail(failure)
-            raise failure from error
+        except (CorruptBatchError, OSError, StorageError) as error:
+            raise self.unreadable(log, generation, offset, error) from error
         return result.data, result.next_offset
+
+    async def offset_for_time(self, timestamp_ms: int, limit: int) -> tuple[int, int] | None:
+        """The first record below `limit` that is not older, as (offset, timestamp). Raises as
+        `read`."""
+        log = self.log
+        generation = log.generation
+        try:
+            plan = log.plan_offset_for_time(timestamp_ms, limit)
+            return await self.environment.threads.run(plan.run)
+        except OpenFilesLimitError:
+            raise  # It heals.
+        except (CorruptBatchError, OSError, StorageError) as error:
+            raise self.unreadable(log, generation, log.start_offset, error) from error
+
+    async def verify(self, offset: int) -> None:
+        """Checks what a read from `offset` sends: a reader found it damaged, which may have come
+        about on the way. Raises as `read`."""
+        log = self.log
+        if not log.start_offset <= offset < log.end_offset:
+            return
+        generation = log.generation
+        try:
+            await self.environment.threads.run(log.plan_verify(offset).run)
+        except OpenFilesLimitError:
+            raise  # It heals.
+        except (OSError, StorageError) as error:
+            raise self.unreadable(log, generation, offset, error) from error
+
+    def unreadable(
+        self, log: Log, generation: int, offset: int, error: RayqError | OSError
+    ) -> RayqError:
+        """What a reader is told of an error, which ends the replica where others can answer."""
+        what = f"Reading {self.where} at offset {offset}: {error}"
+        if log.generation != generation:
+            return NotLeaderError(f"{what} The log was cut back meanwhile.")
+        cause = error.__cause__ if isinstance(error.__cause__, CorruptBatchError) else error
+        is_damage = isinstance(cause, CorruptBatchError)
+        if self.is_open and self._is_alone():
+            before = self.trouble
+            self.trouble = (
+                f"{what} No other replica is in sync, so this one goes on without what is damaged. "
+                "A replica that comes back into sync takes over; delete_records before the offset "
+                "that follows lets the others copy the rest."
+            )
+            if self.trouble != before:
+                logger.error("%s", self.trouble)
+            return CorruptBatchError(self.trouble) if is_damage else StorageError(self.trouble)
+        failure = StorageError(what)
+        self.fail(failure, is_damage=is_damage)
+        return failure
 
     # --- group commit -----------------------------------------------------------------------
 

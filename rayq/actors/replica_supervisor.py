@@ -27,7 +27,12 @@ from rayq.core.metadata_records import (
     TopicDeleted,
 )
 from rayq.environment import Environment
-from rayq.errors import RayqError, StaleBrokerError, StorageError
+from rayq.errors import (
+    ControllerUnavailableError,
+    RayqError,
+    StaleBrokerError,
+    StorageError,
+)
 from rayq.storage.data_directory import DataDirectory
 from rayq.wire import messages
 from rayq.wire.pool import ConnectionPool
@@ -44,6 +49,8 @@ TIDY_INTERVAL_S = 1.0
 """Looking through all directories costs too much to do at each report: it is done when something
 happened after which one may go, and this often besides."""
 STOP_TIMEOUT_S = 15.0
+COPIES_MIN = 2
+"""In-sync replicas elsewhere, before a log that is damaged is given up for a new copy."""
 
 Key = tuple[str, int]
 """`(topic id, partition)`"""
@@ -100,6 +107,9 @@ class ReplicaSupervisor:
         """Whatever a process has not seen since may have changed: we do not know when."""
         self._failed: dict[Key, str] = {}
         """Replicas that stopped on a disk error: not started again by this broker process."""
+        self._damaged: dict[Key, str] = {}
+        """Those of them that start again because only their logs are damaged, by the incarnation
+        that found it."""
         self._not_before_s: dict[Key, float] = {}
         self._backoff_s: dict[Key, float] = {}
         self._starting = 0
@@ -122,6 +132,7 @@ class ReplicaSupervisor:
                     self._remove_unplaced()
                     self._start_missing()
                     await self._report()
+                    await self._start_damaged_again()
             except RayqError as error:
                 logger.debug("broker %d: %s", self._broker, error)
             except OSError as error:
@@ -258,6 +269,8 @@ class ReplicaSupervisor:
             if status.failure is not None and key not in self._failed:
                 logger.error("replica %s of broker %d: %s", key, self._broker, status.failure)
                 self._failed[key] = status.failure
+                if status.is_damaged:
+                    self._damaged[key] = host.incarnation
                 is_new = True
         if is_new:
             self._tidy_soon()
@@ -567,13 +580,66 @@ class ReplicaSupervisor:
         # Someone holds the directory: a process of ours that replaced it, or one still to come.
         return any(key in one.keys for one in self._hosts.values())
 
+    async def _start_damaged_again(self) -> None:
+        """A replica whose log is damaged is copied anew from the others, where they have all of it.
+        Where they may not, it starts again as it is: most of it is sound, and what is damaged in
+        the others' logs may be sound here."""
+        now_s = self._environment.clock.monotonic()
+        for key, incarnation in list(self._damaged.items()):
+            host = self._hosts.get(incarnation)
+            if host is not None and key in host.keys and key not in host.let_go:
+                host.let_go.add(key)
+                host.changed.notify()
+            if self._is_hosted(key) or self._not_before_s.get(key, 0.0) > now_s:
+                continue
+            # From now on nobody counts on that log: see `_may_copy_anew`.
+            await self._tell(
+                messages.ReplicasFailed(
+                    self._broker, self._incarnation, [(*key, incarnation)], "its log is damaged"
+                )
+            )
+            found = self._find(key)
+            if found is not None:
+                path = self._directory.partition_path(found[0].name, key[1])
+                disk = self._environment.disk
+                if DataDirectory.partition_holder(disk, path) is not None:
+                    continue
+                if self._may_copy_anew(*found) and (
+                    DataDirectory.partition_topic_id(disk, path) in (None, key[0])
+                ):
+                    logger.warning("%s is damaged: it is copied anew from its leader", path)
+                    aside = self._directory.quarantine(path, to_remove=True)
+                    self._environment.tasks.spawn(self._remove(aside), f"remove {aside}")
+            del self._damaged[key]
+            self._failed.pop(key, None)
+            backoff_s = max(BACKOFF_S, 2 * self._backoff_s.get(key, 0.0))
+            self._backoff_s[key] = min(BACKOFF_MAX_S, backoff_s)
+            self._not_before_s[key] = now_s + self._backoff_s[key]
+
+    def _may_copy_anew(self, topic: Topic, partition: Partition) -> bool:
+        """Whether a log that is damaged here may go: it counts for nothing in metadata from after
+        the controller was told that its replica is gone, and two others at least have all that was
+        acknowledged. (What one of these has damaged, the other has.)"""
+        value = partition.value
+        return (
+            value.leader is not None
+            and self._broker not in partition.processes
+            and all(one.broker != self._broker for one in (*value.isr, *value.elr))
+            and len(value.isr) >= max(topic.min_insync, COPIES_MIN)
+        )
+
     async def _tell(self, request: messages.Request) -> None:
+        """Returns when the metadata here shows the change. Raises RayqError."""
         answer = await self._ask_controller(request)
         assert isinstance(answer, messages.ChangeResponse)
-        await self._metadata.changed.wait_until(
+        is_shown = await self._metadata.changed.wait_until(
             lambda: self._metadata.version >= answer.version,
             self._config.session_timeout_ms / 1000,
         )
+        if not is_shown:
+            raise ControllerUnavailableError(
+                f"Version {answer.version} of the metadata has not come yet."
+            )
 
     # --- stopping ---------------------------------------------------------------------------
 

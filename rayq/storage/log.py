@@ -440,7 +440,9 @@ class Log:
         except OSError as error:
             raise read_failed(segment.path, None, error) from error
         self._use(segment)
-        return IndexedRead(self.generation, view, offset, limit_offset, bytes_max)
+        return IndexedRead(
+            self.generation, view, offset, limit_offset, bytes_max, self.cleaned_offset
+        )
 
     def plan_offset_for_time(self, timestamp_ms: int, limit_offset: int) -> TimeLookup:
         """A look-up of the first record below `limit_offset` with a timestamp >= `timestamp_ms`;
@@ -468,7 +470,7 @@ class Log:
         )
 
     def plan_verify(self, offset: int) -> VerifyPlan:
-        """A check of the batch that contains `offset`, from disk; its `run` raises `StorageError`.
+        """A check of what a read from `offset` sends, on the disk; its `run` raises `StorageError`.
 
         Raises `OffsetOutOfRangeError` when the log holds no such offset.
         """
@@ -481,7 +483,7 @@ class Log:
         except OSError as error:
             raise read_failed(segment.path, None, error) from error
         self._use(segment)
-        return VerifyPlan(self.generation, view, offset)
+        return VerifyPlan(self.generation, view, offset, self.cleaned_offset)
 
     def verify_range(self, offset: int) -> None:
         """As `plan_verify`, at once: blocks on the disk. Nothing to check outside the log."""

@@ -11,6 +11,7 @@ import logging
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from rayq.config import MIB
 from rayq.environment import Disk, File
 from rayq.errors import CorruptBatchError, StorageError, UnsupportedFormatError
 from rayq.storage import checked_file
@@ -20,9 +21,12 @@ from rayq.storage.checkpoint import Checkpoint, write_checkpoint
 from rayq.storage.epochs import write_epochs
 from rayq.storage.index import DamagedIndexError, Index, IndexWrite, Reader
 from rayq.storage.producer_state import SNAPSHOTS_KEPT, snapshot_offsets, snapshot_path
-from rayq.storage.segment import Segment, SegmentView, pread, scan
+from rayq.storage.segment import BODY_SCAN_BYTES, Segment, SegmentView, pread, scan
 
 logger = logging.getLogger(__name__)
+
+VERIFY_BYTES_MAX = 16 * MIB
+"""As much as a reader is sent at once."""
 
 # --- flushing -----------------------------------------------------------------------------------
 
@@ -185,6 +189,8 @@ class IndexedRead:
     offset: int
     limit_offset: int
     bytes_max: int
+    gaps_below: int
+    """Compaction may have left gaps below this offset; any other one is damage."""
 
     def run_cached(self) -> ReadResult | None:
         try:
@@ -199,6 +205,10 @@ class IndexedRead:
         view = self.view
         try:
             first = view.locate(self.offset, read)
+            if self.offset >= self.gaps_below and (
+                first is None or first.header.base_offset > self.offset
+            ):
+                raise nothing_leads_to(view, self.offset)
             if first is None or first.header.base_offset >= self.limit_offset:
                 return ReadResult(b"", self.offset)
             end, next_offset = self._end(first.position, first.header, read)
@@ -286,26 +296,44 @@ class TimeLookup:
 
 @dataclass(frozen=True)
 class VerifyPlan:
-    """A check of one batch, header and body, as the disk has it."""
+    """A check of what a read from `offset` can have sent, headers and bodies, as the disk has it:
+    the batch that contains it and those after it in the segment, for `VERIFY_BYTES_MAX`."""
 
     generation: int
     view: SegmentView
     offset: int
+    gaps_below: int
+    """As of an `IndexedRead`."""
 
     def run(self) -> None:
-        """In a thread. Raises `StorageError` naming file and position when the batch is damaged."""
+        """In a thread. Raises `StorageError` naming file and position when a batch is damaged."""
         view = self.view
         try:
             place = view.locate(self.offset, pread)
             if place is None:
-                raise CorruptBatchError(f"{view.path}: nothing leads to offset {self.offset}.")
-            end = place.position + place.header.length
-            for _ in scan(view.file, place.position, end, path=view.path, bodies=True):
-                pass
+                raise nothing_leads_to(view, self.offset)
+            start, expected = place.position, self.offset
+            for position, header in scan(
+                view.file,
+                start,
+                view.size,
+                path=view.path,
+                bodies=True,
+                chunk_bytes=BODY_SCAN_BYTES,
+            ):
+                if header.base_offset > expected >= self.gaps_below:
+                    raise nothing_leads_to(view, expected)
+                expected = header.next_offset
+                if position + header.length - start >= VERIFY_BYTES_MAX:
+                    break
         except CorruptBatchError as error:
             raise StorageError(f"{error} The disk damaged the log; nothing was deleted.") from error
         except OSError as error:
             raise read_failed(view.path, None, error) from error
+
+
+def nothing_leads_to(view: SegmentView, offset: int) -> CorruptBatchError:
+    return CorruptBatchError(f"{view.path}: no batch leads to offset {offset}.")
 
 
 def read_failed(path: str, position: int | None, error: OSError) -> StorageError:

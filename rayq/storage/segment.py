@@ -138,6 +138,8 @@ class SegmentView:
         if number is None:
             return 0
         relative, position = self.offsets.entry(number, read)
+        if relative > offset - self.base_offset:
+            raise DamagedIndexError(f"entries are in disorder: {relative} comes before {offset}")
         self._check(relative, position, read)
         return position
 
@@ -173,6 +175,8 @@ class SegmentView:
             if by_position is None or by_offset is None:
                 return self.base_offset, 0
             relative, position = self.offsets.entry(min(by_position, by_offset), read)
+            if position > position_max or relative > offset_max - self.base_offset:
+                return self.base_offset, 0
             self._check(relative, position, read)
         except (DamagedIndexError, CorruptBatchError):
             return self.base_offset, 0

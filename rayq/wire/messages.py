@@ -707,6 +707,8 @@ class ReplicaStatus(msgspec.Struct, array_like=True, frozen=True):
     flushed: int
     failure: str | None = None
     """Why the replica stopped (a disk error), None while it works."""
+    is_damaged: bool = False
+    """It stopped because what its log holds is damaged, on a disk that works otherwise."""
 
 
 class PartitionAssignment(msgspec.Struct, array_like=True, frozen=True):

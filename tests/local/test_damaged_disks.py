@@ -1,0 +1,176 @@
+"""Disks that change what they hold: whatever byte it is, readers get every record, and the replica
+on that disk is copied anew from the others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rayq.storage.batch import BatchHeader, encode_batch, split_batches
+from rayq.storage.disk import LocalDisk
+from rayq.storage.verify import verify
+from rayq.testing import LocalCluster
+from tests.local.group_support import OFFSETS_TOPIC
+from tests.local.support import (
+    FAST,
+    eventually,
+    leader_of,
+    partition_of,
+    produce_raw,
+    read_all,
+    values,
+    wait_in_sync,
+)
+
+BATCHES, RECORDS = 50, 5
+EVERYTHING = [b"%d" % number for number in range(BATCHES * RECORDS)]
+Where = Callable[[BatchHeader], int]
+HEADER: dict[str, Where] = {
+    "base offset": lambda header: 0,
+    "length": lambda header: 9,
+    "magic": lambda header: 16,
+    "body CRC": lambda header: 29,
+    "attributes": lambda header: 33,
+    "record count": lambda header: 35,
+    "last offset": lambda header: 39,
+}
+BODY: dict[str, Where] = {
+    "first byte": lambda header: header.length // 2,
+    "last byte": lambda header: header.length - 1,
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def cluster(data: Path) -> Iterator[LocalCluster]:
+    with LocalCluster(3, data_dir=data, **FAST) as cluster:
+        yield cluster
+
+
+def filled(cluster: LocalCluster, topic: str, *, replicas: int = 3) -> str:
+    """A topic of many small segments, whose records are numbered."""
+    cluster.create_topic(
+        topic, replication_factor=replicas, segment_bytes=1024, index_interval_bytes=128
+    )
+    for first in range(0, BATCHES * RECORDS, RECORDS):
+        values = [b"%d" % number for number in range(first, first + RECORDS)]
+        produce_raw(cluster, topic, encode_batch(values, timestamps_ms=first))
+    wait_in_sync(cluster, topic, replicas)
+    return topic
+
+
+def flip(data: Path, broker: int, topic: str, segment: int, byte: Where, suffix: str = ".log") -> (
+    tuple[int, int]
+):
+    """Flips a bit in the middle batch of a segment, in the file that the replica has open; returns
+    the batch's offsets."""
+    path = sorted((data / f"broker-{broker}" / f"{topic}-0").glob("*.log"))[segment]
+    batches = list(split_batches(path.read_bytes()))
+    position, header = batches[len(batches) // 2]
+    path = path.with_suffix(suffix)
+    at = byte(header) + (position if suffix == ".log" else 0)
+    with path.open("r+b") as file:
+        (old,) = os.pread(file.fileno(), 1, at)
+        os.pwrite(file.fileno(), bytes([old ^ 4]), at)
+    return header.base_offset, header.next_offset
+
+
+def is_sound(data: Path, topic: str, *, at_least: int = 3) -> bool:
+    reports = [
+        report
+        for broker in range(3)
+        for report in verify(LocalDisk(), str(data / f"broker-{broker}" / f"{topic}-0"))
+    ]
+    return sum(not report.damage for report in reports) >= at_least
+
+
+@pytest.mark.parametrize("part", [*HEADER, *BODY])
+def test_a_flipped_bit_on_the_leaders_disk_costs_readers_nothing_and_is_mended(
+    cluster: LocalCluster, data: Path, part: str
+) -> None:
+    topic = filled(cluster, f"t-{part.replace(' ', '-')}")
+    damaged = leader_of(cluster, topic)
+    flip(data, damaged, topic, 2, {**HEADER, **BODY}[part])
+    assert values(read_all(cluster, topic)) == EVERYTHING
+    eventually(lambda: is_sound(data, topic), "the damaged log is copied anew")
+    wait_in_sync(cluster, topic)
+
+
+@pytest.mark.parametrize("suffix", [".index", ".timeindex"])
+def test_a_flipped_bit_in_an_index_costs_nothing(
+    cluster: LocalCluster, data: Path, suffix: str
+) -> None:
+    topic = filled(cluster, f"t{suffix}")
+    flip(data, leader_of(cluster, topic), topic, 2, lambda header: 9, suffix)
+    assert values(read_all(cluster, topic)) == EVERYTHING
+
+
+@pytest.mark.thorough
+def test_three_replicas_damaged_at_different_places_lose_nothing(
+    cluster: LocalCluster, data: Path
+) -> None:
+    topic = filled(cluster, "three")
+    for broker in range(3):
+        flip(data, broker, topic, 1 + broker, HEADER["base offset"])
+    for _ in range(3):
+        assert values(read_all(cluster, topic)) == EVERYTHING
+        wait_in_sync(cluster, topic)
+    # Nobody reads the third, which follows by now.
+    eventually(lambda: is_sound(data, topic, at_least=2), "two are copied anew")
+
+
+@pytest.mark.parametrize("at", [0, 39, 70])
+def test_a_group_whose_coordinator_finds_its_log_damaged_gets_another(
+    cluster: LocalCluster, data: Path, at: int
+) -> None:
+    topic = filled(cluster, f"grouped-{at}")
+    with cluster.consumer(topic, group=topic, auto_offset_reset="earliest") as consumer:
+        assert consumer.poll(10)
+        consumer.commit()
+        committed = consumer.position((topic, 0))
+    (path,) = (
+        path
+        for path in data.glob(f"broker-0/{OFFSETS_TOPIC}-*/*.log")
+        if path.stat().st_size
+    )
+    partition = int(path.parent.name.rpartition("-")[2])
+    info = wait_in_sync(cluster, OFFSETS_TOPIC, partition=partition)
+    assert info.leader is not None
+    next_one = next(one.broker for one in info.replicas if one.broker != info.leader)
+    path = data / f"broker-{next_one}" / path.parent.name / path.name
+    with path.open("r+b") as file:
+        (old,) = os.pread(file.fileno(), 1, at)
+        os.pwrite(file.fileno(), bytes([old ^ 4]), at)
+    cluster.kill_replica(OFFSETS_TOPIC, partition, info.leader)
+    with cluster.consumer(topic, group=topic) as consumer:
+        assert consumer.committed([(topic, 0)]) == {(topic, 0): committed}
+    assert leader_of(cluster, OFFSETS_TOPIC, partition) != next_one
+
+
+def test_a_replica_that_is_alone_goes_on_without_what_is_damaged(
+    cluster: LocalCluster, data: Path
+) -> None:
+    topic = filled(cluster, "alone", replicas=1)
+    directory = data / f"broker-{leader_of(cluster, topic)}" / f"{topic}-0"
+    sound = int(sorted(directory.glob("*.log"))[3].stem)
+    first, _ = flip(data, leader_of(cluster, topic), topic, 2, HEADER["base offset"])
+    with cluster.consumer() as consumer:
+        consumer.assign([(topic, 0)])
+        consumer.seek((topic, 0), first)
+        assert consumer.poll(0.5) == []
+        consumer.seek((topic, 0), sound)
+        rest = consumer.poll(5)
+        while len(rest) < len(EVERYTHING) - sound:
+            rest += consumer.poll(5)
+        assert values(rest) == EVERYTHING[sound:]
+    assert produce_raw(cluster, topic, encode_batch([b"more"], timestamps_ms=1)).base_offset == (
+        len(EVERYTHING)
+    )
+    assert partition_of(cluster, topic).leader is not None
