@@ -368,7 +368,7 @@ class Fetcher:
         if tries >= CORRUPT_TRIES_MAX:
             assert error.next_offset is not None
             tell_skipped(error)
-            fresh.offset_known(error.next_offset, fresh.last_epoch)
+            fresh.jump(error.next_offset)
         self._streams[fresh] = None
         fresh.task = self._client.env.tasks.spawn(
             self._start_anew(fresh, offset, error, tries), f"refetch {stream.partition}"

@@ -66,7 +66,7 @@ class Slice(NamedTuple):
 class _Decoded:
     """A decoded batch, of which the records before `first` were handed out."""
 
-    __slots__ = ("columns", "first", "next_offset", "last_epoch", "size_bytes")
+    __slots__ = ("columns", "first", "next_offset", "last_epoch", "next_epoch", "size_bytes")
 
     def __init__(
         self,
@@ -81,6 +81,9 @@ class _Decoded:
         self.next_offset = next_offset
         """The position once all of it is handed out."""
         self.last_epoch = last_epoch
+        """Of its records."""
+        self.next_epoch = last_epoch
+        """Of the offset before the position once all of it is handed out; None: not known."""
         self.size_bytes = size_bytes
         """Before compression."""
 
@@ -228,7 +231,7 @@ class Stream:
         assert not self._decoded, "what comes before it is handed out first"
         _, header = self.fetched[0].batches[self._batch_index]
         self._batch_index += 1
-        self._skip_to(header.next_offset)
+        self._skip_to(header.next_offset, header.leader_epoch)
 
     def _decode_next(self, check_crc: bool, bytes_max: int) -> bool:
         """Decodes one more batch, leaving out what lies before the position. False: no more."""
@@ -241,7 +244,7 @@ class Stream:
                 if fetched.is_jump:
                     self._go_to(fetched.next_offset)
                 else:
-                    self._skip_to(fetched.next_offset)
+                    self._skip_to(fetched.next_offset, None)
                 continue
             at, header = fetched.batches[self._batch_index]
             wanted = self._decoded[-1].next_offset if self._decoded else self.position
@@ -271,7 +274,7 @@ class Stream:
                     self._batch_index += 1
                     return True
             self._batch_index += 1
-            self._skip_to(header.next_offset)
+            self._skip_to(header.next_offset, header.leader_epoch)
         return False
 
     def _size_of(self, fetched: Fetched, at: int, header: BatchHeader, bytes_max: int) -> int:
@@ -316,20 +319,22 @@ class Stream:
         located.crc_matches = crc_matches
         return located
 
-    def _skip_to(self, offset: int) -> None:
-        """Nothing to hand out below `offset`, beyond what is decoded."""
+    def _skip_to(self, offset: int, epoch: int | None) -> None:
+        """Nothing to hand out below `offset`, beyond what is decoded. The epoch of the offset
+        before goes along, where it is known: a position under an epoch that ended before it would
+        look as if the log had been cut off."""
         if self._decoded:
             last = self._decoded[-1]
-            last.next_offset = max(last.next_offset, offset)
-        elif self.position is not None:
-            self.position = max(self.position, offset)
+            if offset > last.next_offset:
+                last.next_offset, last.next_epoch = offset, epoch
+        elif self.position is not None and offset > self.position:
+            self.position, self.consumed_epoch = offset, epoch
 
     def _go_to(self, offset: int) -> None:
-        """Reading goes on at `offset` after what is decoded, ahead or back. The epoch of the record
-        before it is not known."""
+        """Reading goes on at `offset` after what is decoded, ahead or back."""
         if self._decoded:
             last = self._decoded[-1]
-            last.next_offset, last.last_epoch = offset, None
+            last.next_offset, last.next_epoch = offset, None
         else:
             self.position, self.consumed_epoch = offset, None
 
@@ -340,7 +345,7 @@ class Stream:
         if batch.first == len(batch.columns.values):
             self._decoded.popleft()
             self.position = batch.next_offset
-            self.consumed_epoch = batch.last_epoch
+            self.consumed_epoch = batch.next_epoch
         else:
             self.position = batch.columns.offsets[batch.first]
 

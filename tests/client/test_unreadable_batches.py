@@ -20,10 +20,19 @@ from rayq.client.subscription import Fetched, Stream
 from rayq.config import MIB
 from rayq.errors import CorruptBatchError, RayqError, RecordTooLargeError, UnsupportedFormatError
 from rayq.records import TopicPartition
-from rayq.storage.batch import decode_columns, encode_batch, split_batches
+from rayq.storage.batch import decode_columns, encode_batch, split_batches, stamp
 from rayq.wire.messages import CheckRange
 from tests.client.fake_broker import FakeCluster
-from tests.wrong_batches import KEYED, bomb, moved, mutated_batches, records, sealed
+from tests.wrong_batches import (
+    CONTROL,
+    KEYED,
+    bomb,
+    moved,
+    mutated_batches,
+    pack,
+    records,
+    sealed,
+)
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 NOT_A_BODY = b"\xc1garbage"
@@ -195,6 +204,59 @@ def test_a_poll_unpacks_no_more_than_its_share_of_memory(
         assert offsets(consumer, 11)[-1] == (0, 10)
 
 
+def stream_of(*batches: bytes | bytearray, next_offset: int) -> Stream:
+    payload = b"".join(batches)
+    stream = Stream(T0, 0)
+    stream.offset_known(0)
+    fetched = Fetched(memoryview(payload), list(split_batches(payload)), next_offset)
+    stream.received(fetched, next_offset)
+    return stream
+
+
+def of_epoch(batch: bytes | bytearray, base_offset: int, leader_epoch: int) -> bytearray:
+    data = bytearray(batch)
+    stamp(data, 0, base_offset=base_offset, leader_epoch=leader_epoch, append_time_ms=5)
+    return data
+
+
+@pytest.mark.parametrize(
+    "passed_over",
+    [
+        sealed({"record_count": 0, "last_offset_delta": 1}, pack([], None, None, [], None)),
+        sealed({"attributes": CONTROL} | records(2), NOT_A_BODY),
+        sealed(records(2), NOT_A_BODY),
+    ],
+    ids=["emptied by compaction", "control", "unreadable"],
+)
+def test_a_position_after_a_batch_that_is_passed_over_has_its_epoch(passed_over: bytes) -> None:
+    """Epoch 1 ends at 2: a commit of offset 4 under epoch 1 would look as if the log had been cut
+    off."""
+    first = of_epoch(encode_batch([b"a", b"b"], timestamps_ms=5), 0, 1)
+    stream = stream_of(first, of_epoch(passed_over, 2, 2), next_offset=4)
+    ((batch, _),) = stream.peek(1, True)
+    stream.consume(batch, 1)
+    assert (stream.position, stream.position_epoch) == (1, 1)
+    found = stream.peek(10, True)
+    if len(found) == 1 and stream.position == 1:
+        stream.consume(found[0][0], 1)
+    try:
+        assert stream.peek(10, True) == []
+    except CorruptBatchError:
+        assert (stream.position, stream.position_epoch) == (2, 1)
+        stream.skip_batch()
+        assert stream.peek(10, True) == []
+    assert (stream.position, stream.position_epoch) == (4, 2)
+
+
+def test_a_position_that_was_reset_has_no_epoch() -> None:
+    stream = stream_of(of_epoch(encode_batch([b"a"], timestamps_ms=5), 0, 1), next_offset=1)
+    stream.jump(100)
+    ((batch, _),) = stream.peek(10, True)
+    stream.consume(batch, 1)
+    assert stream.peek(10, True) == []
+    assert (stream.position, stream.position_epoch) == (100, None)
+
+
 @settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(mutated_batches(), min_size=1, max_size=4))
 def test_whatever_bodies_there_are_a_stream_ends_where_the_log_does(mutated: list[bytes]) -> None:
@@ -210,10 +272,7 @@ def test_whatever_bodies_there_are_a_stream_ends_where_the_log_does(mutated: lis
         except RayqError:
             continue
         wanted += 0 if header.is_control else len(columns.values)
-    stream = Stream(T0, 0)
-    stream.offset_known(0)
-    fetched = Fetched(memoryview(payload), list(split_batches(payload)), at)
-    stream.received(fetched, at)
+    stream = stream_of(payload, next_offset=at)
     found: list[Any] = []
     while stream.has_records:
         try:

@@ -3,14 +3,19 @@ servers go on."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import rayq
+from rayq.client.environment import system_environment
 from rayq.errors import (
     AuthenticationError,
     ConfigError,
@@ -25,9 +30,10 @@ from rayq.errors import (
     UnsupportedFormatError,
     WrongClusterError,
 )
-from rayq.storage.batch import encode_batch
+from rayq.storage.batch import encode_batch, read_header
 from rayq.testing import LocalCluster
 from rayq.wire.authentication import Identity, token_of
+from rayq.wire.connection import Connection
 from rayq.wire.messages import BrokerHeartbeat, Fetch, ListOffsets, Metadata, Produce, ReplicaFetch
 from tests.local.support import (
     ask,
@@ -45,6 +51,7 @@ from tests.wrong_batches import (
     TRANSACTIONAL,
     WRONG_BODIES,
     bomb,
+    mutated_batches,
     sealed,
 )
 
@@ -179,6 +186,43 @@ def test_a_batch_with_right_crcs_and_a_wrong_body_is_refused_and_nothing_is_writ
             produce_raw(cluster, topic, sealed({}, body))
     produce_raw(cluster, topic, batch())
     assert values(read_all(cluster, topic)) == [b"x" * 100, b"y"]
+
+
+@settings(
+    max_examples=4,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(st.lists(mutated_batches(), min_size=20, max_size=40))
+def test_whatever_bodies_are_sent_the_leader_serves_on_and_readers_read_what_it_took(
+    cluster: LocalCluster, topic: str, mutated: list[bytes]
+) -> None:
+    info = cluster.admin.describe_topic(topic)
+    request = Produce(info.topic_id, 0, info.partitions[0].leader_epoch, -1, 10_000)
+    at, identity = leader_endpoint(cluster, topic), client_identity(cluster)
+
+    async def send_all() -> int:
+        connection = await Connection.open(system_environment(None), *at, identity)
+        taken = 0
+        try:
+            for data in mutated:
+                with contextlib.suppress(
+                    InvalidRecordError,
+                    InvalidRequestError,
+                    CorruptBatchError,
+                    RecordTooLargeError,
+                    UnsupportedFormatError,
+                ):
+                    await connection.request(request, bytearray(data), timeout_s=10)
+                    taken += read_header(data).record_count
+        finally:
+            connection.close()
+        return taken
+
+    before = len(read_all(cluster, topic))
+    taken = asyncio.run(send_all())
+    produce_raw(cluster, topic, batch())
+    assert len(read_all(cluster, topic)) == before + taken + 2
 
 
 def test_a_batch_with_attributes_that_clients_may_not_set_is_refused(
