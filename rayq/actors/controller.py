@@ -47,8 +47,9 @@ SILENT_HEARTBEATS = 2
 """A voter that heard a controller within so many heartbeats is not asked for its vote."""
 BALANCE_INTERVAL_S = 10.0
 REBUILD_INTERVAL_S = 1.0
-CLUSTER_STOP_PATIENCE_S = 15.0
-"""A stop of the whole cluster in which no broker has stopped for so long has died on the way."""
+CLUSTER_STOP_PATIENCE_S = 5.0
+"""While the whole cluster stops, brokers are told so at once, and one that stops sends no more
+heartbeats. One that comes so long after the last stop: whoever stopped the cluster has died."""
 FOUND_PATIENCE_S = 5.0
 """How long a new partition, one of whose replicas runs, waits for the others to start."""
 
@@ -84,8 +85,9 @@ class Controller:
         """Since when brokers have had no session, as far as this controller has seen it."""
         self._unfounded_since_s: dict[tuple[str, int], float] = {}
         self._started_s = 0.0
-        self._cluster_stops_until_s: float | None = None
-        """While the whole cluster stops nobody is elected."""
+        self._stop_expected_until_s: float | None = None
+        """When the next broker should have stopped. While the whole cluster stops nobody is
+        elected, leaders stay where they are, and nothing is moved."""
         self._watch: asyncio.Task[None] | None = None
         self._metrics: ControllerMetrics | None = None
 
@@ -141,6 +143,7 @@ class Controller:
         match request:
             case messages.BrokerHeartbeat():
                 broker_changes.check_broker(state, request.broker, request.incarnation)
+                self._end_cluster_stop_that_died()
                 is_news = request.broker not in self._heard_s
                 is_news = is_news or not state.is_live(request.broker)
                 self._heard_s[request.broker] = self._environment.clock.monotonic()
@@ -344,15 +347,20 @@ class Controller:
 
     @property
     def _cluster_stops(self) -> bool:
-        return self._cluster_stops_until_s is not None
+        return self._stop_expected_until_s is not None
 
     def _expect_stops(self) -> None:
         now_s = self._environment.clock.monotonic()
-        self._cluster_stops_until_s = now_s + CLUSTER_STOP_PATIENCE_S
+        self._stop_expected_until_s = now_s + CLUSTER_STOP_PATIENCE_S
+
+    def _end_cluster_stop_that_died(self) -> None:
+        until_s = self._stop_expected_until_s
+        if until_s is not None and self._environment.clock.monotonic() > until_s:
+            self._end_cluster_stop("the stop of the cluster died half-way")
 
     def _end_cluster_stop(self, reason: str) -> None:
         """The cluster goes on: what was not elected meanwhile is elected now."""
-        self._cluster_stops_until_s = None
+        self._stop_expected_until_s = None
         self._append(broker_changes.settle_everything(self.state, self._heard()), reason)
 
     # --- sessions ---------------------------------------------------------------------------
@@ -416,8 +424,8 @@ class Controller:
             last_s = now_s
             if late_s > interval_s:
                 self._started_s += late_s
-                if self._cluster_stops_until_s is not None:
-                    self._cluster_stops_until_s += late_s
+                if self._stop_expected_until_s is not None:
+                    self._stop_expected_until_s += late_s
                 self._gone_since_s = {one: at + late_s for one, at in self._gone_since_s.items()}
                 self._heard_s = {one: at_s + late_s for one, at_s in self._heard_s.items()}
             elif not self._quorum.has_majority() and now_s > self._started_s + self._session_s:
@@ -434,8 +442,6 @@ class Controller:
                         broker_changes.fence_broker(self.state, number, self._heard()),
                         f"broker {number} was silent for {silent_s:.1f} s",
                     )
-            if self._cluster_stops_until_s is not None and now_s > self._cluster_stops_until_s:
-                self._end_cluster_stop("the stop of the cluster died half-way")
             self._found_late(now_s)
             self._complete_moves()
             if now_s > rebuild_s and not self._cluster_stops:

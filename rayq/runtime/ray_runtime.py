@@ -292,7 +292,8 @@ class ControllerActor:
         self._placed = dict(spec.placed)
         self._nodes = set(spec.nodes)
         self._endpoints: dict[int, Endpoint] = {}
-        self._is_stopping = False
+        self._stops_until_s = 0.0
+        """Until then nodes that join get no broker: the cluster is being stopped."""
         environment = server_environment(spec.config)
         environment.metrics.label(cluster=spec.cluster_name)
         self._server = ControllerServer(
@@ -339,8 +340,7 @@ class ControllerActor:
 
     async def prepare_stop(self) -> list[int]:
         """Nobody is elected any more. Returns the brokers."""
-        self._is_stopping = True
-        self._watch.cancel()
+        self._stops_until_s = time.monotonic() + START_TIMEOUT_S
         controller = self._server.controller_host.controller
         if controller is not None:
             try:
@@ -358,6 +358,8 @@ class ControllerActor:
         await self._started
         while True:
             await asyncio.sleep(NODE_CHECK_S)
+            if time.monotonic() < self._stops_until_s:
+                continue
             try:
                 nodes = await asyncio.to_thread(live_nodes, self._spec.config.broker_resource)
                 for node_id in sorted(set(nodes) - self._nodes):

@@ -19,7 +19,7 @@ def test_partitions_of_a_stopped_broker_get_leaders_after_a_stop_that_died() -> 
         await cluster.broker_processes[0].run(cluster.brokers[0].stop())
         cluster.kill_broker(0)
         await stage.until(
-            lambda: stage.value("t").leader not in (None, 0), "another to lead", limit_s=20
+            lambda: stage.value("t").leader not in (None, 0), "another to lead", limit_s=7
         )
         await stage.send("t", [b"more"] * 20)
 
@@ -37,7 +37,7 @@ def test_a_stop_that_goes_on_elects_nobody() -> None:
         epoch = stage.value("t").leader_epoch
         await cluster.controller_process.run(controller.handle(PrepareStop()))
         for number in (0, 1):  # One after the other, as on a busy machine.
-            await stage.pause(10)
+            await stage.pause(4)
             await cluster.broker_processes[number].run(cluster.brokers[number].stop())
         value = stage.value("t")
         assert value.leader is None and value.leader_epoch == epoch + 1

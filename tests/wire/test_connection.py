@@ -256,6 +256,37 @@ def test_requests_time_out_each_at_its_own_deadline(run: Any, wire: Any, make_pr
     run(scenario)
 
 
+def test_a_patient_request_waits_on_while_bytes_come(
+    run: Any, wire: Any, make_produce: Any
+) -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        held: dict[int, asyncio.Future[Any]] = {}
+
+        def answer(peer: Any, request: Any, payload: memoryview) -> Any:
+            if request.partition == 0:
+                return ProduceResponse(0, 0, 0)
+            held[request.partition] = loop.create_future()
+            return held[request.partition]
+
+        client = await wire.connect(await wire.serve(answer))
+        patient = client.request(make_produce(1), timeout_s=0.2, patience_s=60)
+        bounded = client.request(make_produce(2), timeout_s=0.2, patience_s=0.3)
+        began_s = loop.time()
+        while loop.time() < began_s + 0.6:
+            await client.request(make_produce(0), timeout_s=5)
+            await asyncio.sleep(0.01)
+        with pytest.raises(TimeoutError):
+            await bounded
+        held[1].set_result(ProduceResponse(1, 0, 0))
+        assert (await patient)[0].base_offset == 1
+        silent = client.request(make_produce(3), timeout_s=0.1, patience_s=60)
+        with pytest.raises(TimeoutError):
+            await silent
+
+    run(scenario)
+
+
 def test_a_peer_that_says_nothing_at_all_while_requests_time_out_is_given_up(
     run: Any, wire: Any, make_produce: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
