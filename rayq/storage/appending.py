@@ -14,28 +14,37 @@ from rayq.storage.segment import Segment
 RESERVED_BYTES = 64 * MIB
 """Room that data leaves to the metadata on each disk."""
 ROOM_CHECK_BYTES = 4 * MIB
-"""Free space is looked up once for so many bytes appended."""
+"""Free space is looked up once for so many bytes appended at least."""
+LOGS_PER_DISK = 1024
+"""So many logs may share a disk and fill it at the same time: one look lets a log have this part of
+what is free above the reserve."""
 RELATIVE_OFFSET_MAX = 2**32 - 2
 """Offsets in a segment fit the index entries."""
 
 
 class Room:
-    """Keeps the metadata's reserve free. After a refusal every append asks the disk anew."""
+    """Keeps the metadata's reserve free, which all logs on the disk share with each other and know
+    nothing of each other. After a refusal every append asks the disk anew."""
 
     def __init__(self, disk: Disk, directory: str) -> None:
         self._disk = disk
         self._directory = directory
-        self._unchecked_bytes = ROOM_CHECK_BYTES
+        self._bytes_left = 0
 
     def take(self, length: int) -> None:
         """Raises `DiskFullError` when `length` more bytes would reach into the reserve, OSError."""
-        self._unchecked_bytes += length
-        if self._unchecked_bytes < ROOM_CHECK_BYTES:
+        self._bytes_left -= length
+        if self._bytes_left >= 0:
             return
         free_bytes = self._disk.free_bytes(self._directory)
-        if free_bytes < RESERVED_BYTES + length:
+        spare_bytes = free_bytes - RESERVED_BYTES - length
+        if spare_bytes < 0:
             raise self.refusal(f"{free_bytes} bytes are free, {RESERVED_BYTES} are reserved")
-        self._unchecked_bytes = 0
+        self._bytes_left = min(ROOM_CHECK_BYTES, spare_bytes // LOGS_PER_DISK)
+
+    def forget(self) -> None:
+        """What was looked up is old: other logs have gone on meanwhile."""
+        self._bytes_left = 0
 
     def refused(self, error: OSError) -> DiskFullError:
         """The error of an append that the disk refused so (`is_full`)."""
@@ -47,7 +56,7 @@ class Room:
         return self.refusal(str(error))
 
     def refusal(self, why: str) -> DiskFullError:
-        self._unchecked_bytes = ROOM_CHECK_BYTES
+        self.forget()
         return DiskFullError(
             f"{self._directory}: no room for the append ({why}). Free space on this disk or "
             "shorten retention; appends go on by themselves then."

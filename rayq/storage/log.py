@@ -343,6 +343,7 @@ class Log:
         nothing to do but checkpoints. Run it in a thread, then `apply_flush`.
         """
         self._check_usable()
+        self._room.forget()
         is_due = may_checkpoint and (
             checkpoint
             or self._directory_checkpointed < self._directory_changes

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rayq.config import MIB, TopicConfig
+from rayq.config import KIB, MIB, TopicConfig
 from rayq.errors import DiskFullError, StorageError
 from rayq.storage import appending
 from rayq.storage.batch import stamp
@@ -218,3 +218,40 @@ def test_free_space_is_not_asked_for_at_every_append(
     for _ in range(100):
         append(log, 10)
     assert 1 <= len(asked) <= log.size_bytes // 10_000 + 1
+
+
+def test_many_logs_on_one_disk_leave_the_reserve_to_the_metadata(
+    place: Place, faulty: FaultyDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = []
+    root = place.path
+    for number in range(200):
+        place.path = root / str(number)
+        logs.append(place.open())
+    used_before = sum(log.size_bytes for log in logs)
+    room = 256 * KIB
+
+    def free_bytes(path: str) -> int:
+        used = sum(log.size_bytes for log in logs) - used_before
+        return appending.RESERVED_BYTES + room - used
+
+    monkeypatch.setattr(faulty, "free_bytes", free_bytes)
+    refused = set()
+    while len(refused) < len(logs):
+        for number, log in enumerate(logs):
+            try:
+                append(log, 4, size=1000)
+            except DiskFullError:
+                refused.add(number)
+    assert free_bytes("") >= appending.RESERVED_BYTES
+
+
+def test_a_log_that_was_idle_while_others_filled_the_disk_looks_again(
+    place: Place, faulty: FaultyDisk
+) -> None:
+    log = place.open()
+    append(log)
+    flush(log)
+    faulty.free = appending.RESERVED_BYTES
+    with pytest.raises(DiskFullError, match="reserved"):
+        append(log)
