@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import logging.handlers
+import os
 import time
+from io import TextIOWrapper
 
 from ray._private import worker
 
@@ -16,6 +18,17 @@ logger = logging.getLogger(__name__)
 
 FILE_BYTES_MAX = 10 * 1024**2
 OLD_FILES_MAX = 2
+FILE_MODE = 0o600
+"""The lines name topics, groups, clients and addresses, and Ray's directory is open to all."""
+
+
+class _LogFile(logging.handlers.RotatingFileHandler):
+    """Log files that their owner alone reads."""
+
+    def _open(self) -> TextIOWrapper:
+        descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
+        os.fchmod(descriptor, FILE_MODE)  # One of before may be open to all.
+        return TextIOWrapper(open(descriptor, "ab"), encoding="utf-8", line_buffering=True)
 
 
 def log_to_session(process_name: str) -> None:
@@ -27,9 +40,7 @@ def log_to_session(process_name: str) -> None:
     name = process_name.replace(":", "-")
     path = f"{node.get_logs_dir_path()}/{name}.log"
     try:
-        handler = logging.handlers.RotatingFileHandler(
-            path, maxBytes=FILE_BYTES_MAX, backupCount=OLD_FILES_MAX
-        )
+        handler = _LogFile(path, maxBytes=FILE_BYTES_MAX, backupCount=OLD_FILES_MAX)
     except OSError as error:
         logger.warning("no log file for %s: %s", process_name, error)
         return

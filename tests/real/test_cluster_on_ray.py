@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +89,19 @@ def test_a_process_outside_ray_connects_by_address_and_token(cluster: Cluster, t
     ran = outside(cluster.token)
     assert ran.stdout.splitlines() == ["0", "b'0'"], ran.stderr
     assert "AuthenticationError" in outside(rayq.wire.authentication.token_of(b"no")).stderr
+
+
+def test_servers_listen_on_the_address_that_ray_has_for_the_node(
+    cluster: Cluster, topic: str
+) -> None:
+    (node,) = {one["NodeManagerAddress"] for one in ray.nodes() if one["Alive"]}
+    replicas = [(one.host, one.port) for one in partition_of(cluster, topic).replicas]
+    brokers = [(at.rpartition(":")[0], int(at.rpartition(":")[2])) for at in cluster.addresses]
+    for host, port in replicas + brokers:
+        assert (host, port is None) == (node, False)
+        if not node.startswith("127."):
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port), timeout=5)
 
 
 def test_actors_are_named_detached_pinned_and_take_no_cpu(cluster: Cluster, topic: str) -> None:

@@ -127,6 +127,8 @@ def test_each_process_has_a_log_file_with_elections_and_rebalances(metered: Clus
     assert re.search(r"group_rebalanced group=delays epoch=1 members=1 reason=.member", groups)
     for broker in (0, 1):
         assert (logs / f"rayq-{NAME}-broker-{broker}.log").exists()
+    for one in logs.glob(f"rayq-{NAME}-*.log"):
+        assert one.stat().st_mode & 0o077 == 0, "only its owner reads it: the directory is Ray's"
 
 
 # --- the files in deploy/ -------------------------------------------------------------------------
