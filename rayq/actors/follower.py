@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 FETCH_WAIT_MS = 500
 FETCH_TIMEOUT_S = 3.0
 """How long nothing may come from the leader."""
-FETCH_PATIENCE_S = 60.0
-"""How long an answer may take while bytes come."""
+FETCH_PATIENCE_S = 300.0
+"""How long an answer may take while bytes come: many partitions may share a slow link."""
 RETRY_S = 0.02
 RETRY_MAX_S = 0.5
 THROTTLE_PERIOD_S = 0.5

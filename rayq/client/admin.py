@@ -502,8 +502,10 @@ class Admin:
         *,
         timeout_s: float = ADMIN_TIMEOUT_S,
     ) -> dict[TopicPartition, int]:
-        """Deletes the records below an offset (None: all that are committed) of each partition, on
-        every in-sync replica. Answers where each log starts now."""
+        """Deletes the records below an offset (None: all that are committed) of each partition, for
+        good. Answers where each log starts now, once no replica that may lead starts below. Raises
+        OffsetOutOfRangeError past what is committed; TimeoutError, which says whether nothing was
+        deleted (too few replicas were in sync), or it may or may not last."""
         return self._run(lambda admin: admin.delete_records(dict(before), timeout_s=timeout_s))
 
     def list_groups(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> list[GroupListing]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rayq.errors import RayqError
+from rayq.errors import TimeoutError
 from rayq.records import TopicPartition
 from tests.simulated.staged import Stage, play
 
@@ -21,7 +21,7 @@ def test_deleted_records_do_not_come_back_with_a_leader_that_was_away() -> None:
         stage.hosts[4].power_loss()
         await stage.until(lambda: stage.in_sync("t") == {2}, "one to go on")
         # The one that left last may lead without it, and has all the records.
-        with pytest.raises(RayqError, match="min_insync_replicas = 2"):
+        with pytest.raises(TimeoutError, match="min_insync_replicas = 2"):
             await run(admin.delete_records({PLACE: 40}, timeout_s=5))
         stage.cluster.start_broker(3)
         stage.cluster.start_broker(4)
