@@ -1,4 +1,4 @@
-"""A million records over 100,000 keys, compacted while a producer goes on.
+"""Two million records over 100,000 keys, compacted while a producer goes on.
 
     python -m benchmarks.compaction [records]
 
@@ -25,7 +25,7 @@ from rayq import RecordMetadata, TopicPartition
 from rayq.client.producer import Producer
 from rayq.testing import LocalCluster
 
-RECORDS = 1_000_000
+RECORDS = 2_000_000
 KEYS = 100_000
 CHUNK = 20_000
 VALUE_BYTES = 100

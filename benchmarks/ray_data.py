@@ -23,7 +23,7 @@ def ray_data_read(cluster: rayq.Cluster, directory: Path) -> list[Row]:
     """All columns of all records as Arrow blocks in Ray's object store; the first run of each,
     which starts Ray's workers, is left out."""
     ray.data.DataContext.get_current().enable_progress_bars = False
-    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
     fill(cluster)
     parquet = str(directory / "parquet-of-ray-data")
 
