@@ -35,6 +35,9 @@ from rayq.storage.batch import (
 )
 from rayq.wire.messages import EARLIEST
 
+HEADER_BYTES_MIN = 64
+"""What a record's header takes of memory, be it empty."""
+
 Start = int | None
 """An offset from 0; EARLIEST or LATEST; None: where the group's last commit says, without one (or
 without a group) where `auto_offset_reset` says."""
@@ -264,6 +267,8 @@ class Stream:
                     ) from error
                 if self.end is not None and header.next_offset > self.end:
                     columns = _below(columns, self.end)
+                if columns.headers is not None:
+                    size_bytes += HEADER_BYTES_MIN * sum(map(len, filter(None, columns.headers)))
                 first = bisect_left(columns.offsets, wanted)
                 if first < len(columns.values):
                     self._decoded.append(

@@ -13,7 +13,7 @@ into the body. Little endian::
 
 `length` counts the whole batch, header included. Attributes: bits 0-2 compression (0 none, 1 lz4),
 bit 3 records carry the append time, bit 4 transactional, bit 5 control, bit 6 some record has no
-key.
+key. Producers set neither 4 nor 5.
 
 The body is a msgpack array of columns, compressed as one lz4 block (with its plain size in front)
 only when that is smaller::
@@ -68,6 +68,9 @@ RECORD_BYTES_MIN = 24
 empty one costs its reader. So the limits on bytes bound the number of records, too."""
 BATCH_RECORDS_MAX = PLAIN_BODY_BYTES_MAX // RECORD_BYTES_MIN
 """The most records of a batch."""
+HEADERS_BYTES_MAX = 4 * 1024 * 1024
+"""The largest column of headers before compression. Nothing grows as much when it is decoded: 16
+times where names and values are empty."""
 OFFSET_MAX = 2**62
 """Offsets stay below, so that they and their ends fit signed 64 bits everywhere."""
 SEQUENCE_COUNT = 2**31
@@ -94,6 +97,10 @@ _Body = tuple[
     list[list[tuple[str, bytes]] | None] | None,
 ]
 _decoder = msgspec.msgpack.Decoder(_Body)
+_raw_decoder = msgspec.msgpack.Decoder(
+    tuple[msgspec.Raw, msgspec.Raw, msgspec.Raw, msgspec.Raw, msgspec.Raw]
+)
+"""Finds where the columns begin and end, and builds nothing of what is in them."""
 
 
 class BatchHeader(msgspec.Struct, frozen=True, gc=False):
@@ -522,8 +529,10 @@ def _unpack(body: memoryview, header: BatchHeader) -> _Body:
     """
     try:
         plain = _decompress(body, header) if header.is_compressed else body
+        if len(plain) > HEADERS_BYTES_MAX:
+            _check_columns(plain, header)
         columns: _Body = _decoder.decode(plain)
-    except (msgspec.DecodeError, MemoryError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, MemoryError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptBatchError(
             f"The body of the batch at offset {header.base_offset} is not a batch body: {error}"
         ) from error
@@ -535,6 +544,32 @@ def _unpack(body: memoryview, header: BatchHeader) -> _Body:
                 f"{len(column)}."
             )
     return columns
+
+
+def _check_columns(plain: Buffer, header: BatchHeader) -> None:
+    """Looks how large the columns of a large body are, before anything is built of them."""
+    columns = [memoryview(raw) for raw in _raw_decoder.decode(plain)]
+    count = header.record_count
+    if any(_array_length(column) not in (None, count) for column in columns):
+        raise CorruptBatchError(
+            f"The batch at offset {header.base_offset} has {count} records and a column of other "
+            "length."
+        )
+    if len(columns[-1]) > HEADERS_BYTES_MAX:
+        raise CorruptBatchError(
+            f"The batch at offset {header.base_offset} has {len(columns[-1])} bytes of headers; no "
+            f"batch has more than {HEADERS_BYTES_MAX}."
+        )
+
+
+def _array_length(column: memoryview) -> int | None:
+    """Of a msgpack array, None of anything else: the decoder refuses what is wrong then."""
+    kind = column[0]
+    if kind & 0xF0 == 0x90:
+        return kind & 0x0F
+    if kind in (0xDC, 0xDD):
+        return int.from_bytes(column[1 : 3 if kind == 0xDC else 5], "big")
+    return None
 
 
 def _decompress(body: memoryview, header: BatchHeader) -> bytes:

@@ -202,6 +202,14 @@ def test_a_poll_unpacks_no_more_than_its_share_of_memory(
         assert consumer.poll_arrow(timeout_s=5).num_rows <= 4
     with cluster.consumer("t", auto_offset_reset="earliest") as consumer:
         assert offsets(consumer, 11)[-1] == (0, 10)
+    fake.create_topic("headers")
+    for _ in range(6):
+        fake.write("headers", [b"v"], headers=[[("", b"")] * 20_000])
+    with cluster.consumer(
+        "headers", auto_offset_reset="earliest", fetch_buffer_bytes=100_000
+    ) as consumer:
+        time.sleep(0.1)
+        assert 1 <= len(consumer.poll(timeout_s=5)) <= 3
 
 
 def stream_of(*batches: bytes | bytearray, next_offset: int) -> Stream:

@@ -354,6 +354,24 @@ def test_any_body_under_right_crcs_is_a_batch_or_a_corrupt_batch(
     read_anything(sealed(header, body))
 
 
+def test_of_a_large_body_the_columns_are_looked_at_before_anything_is_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Five million headers of four bytes each would be 320 MB of tuples."""
+    monkeypatch.setattr(batch_module, "_decoder", None)
+    head = b"\x95\xc0\xc0\xc0\x91\xc0\x91\xdd" + struct.pack(">I", 5_000_000)
+    headers = lz4.block.compress(head + b"\x92\xa0\xc4\x00" * 5_000_000)
+    with pytest.raises(InvalidRecordError, match="bytes of headers"):
+        check(sealed({"attributes": 65}, headers), 64 * 2**20)
+    head = b"\x95\xc0\xc0\xc0\xdd" + struct.pack(">I", 5_000_000)
+    values = lz4.block.compress(head + b"\xc0" * 5_000_001)
+    with pytest.raises(InvalidRecordError, match="a column of other length"):
+        check(sealed({"attributes": 65}, values), 64 * 2**20)
+    monkeypatch.undo()
+    large = [bytes(3 * 2**20)] * 2
+    assert decode(encode_batch(large, large, [[("a", b"b")], None])).values == large
+
+
 @pytest.mark.parametrize("what", WRONG_BODIES)
 def test_a_leader_takes_no_body_that_readers_could_not_read(what: str) -> None:
     check(sealed({}, KEYED))
