@@ -9,61 +9,66 @@ from typing import Any
 from rayq.client.cluster import Cluster
 from rayq.client.consumer_pool import PoolControl, PoolSpec
 from rayq.config import ClusterConfig, parse
-from rayq.errors import AuthenticationError, NoClusterError, RayqError
+from rayq.errors import NoClusterError, RayqError
+from rayq.runtime import current_cluster
+from rayq.runtime.ray_token import has_ray_token
 from rayq.wire.authentication import client_key, key_of_token
 
 DEFAULT_PORT = 9392
-TOKEN_PATH = "~/.rayq/token"
+DEFAULT_NAME = "default"
 
 
 class RayLifecycle:
     """Stops a cluster on Ray, restarts its brokers, and runs pools beside it, from any process that
     is connected to that Ray."""
 
-    def __init__(self, cluster_name: str) -> None:
+    def __init__(self, cluster_name: str, ray_address: str | None = None) -> None:
+        """`ray_address`: of the Ray that runs the cluster, where this process may not be connected
+        to it yet."""
         self._cluster_name = cluster_name
+        self._ray_address = ray_address
 
     def stop(self) -> None:
+        _join_ray(self._ray_address)
         from rayq.runtime import ray_pool, ray_runtime
 
-        _join_ray()
         ray_pool.stop_pools(self._cluster_name)
         ray_runtime.stop_cluster(self._cluster_name)
 
     def restart_broker(self, broker: int) -> None:
+        _join_ray(self._ray_address)
         from rayq.runtime import ray_operations
 
-        _join_ray()
         ray_operations.restart_broker(self._cluster_name, broker)
 
     def restart_controller(self) -> None:
+        _join_ray(self._ray_address)
         from rayq.runtime import ray_operations
 
-        _join_ray()
         ray_operations.restart_controller(self._cluster_name)
 
     def stop_broker(self, broker: int) -> None:
+        _join_ray(self._ray_address)
         from rayq.runtime import ray_operations
 
-        _join_ray()
         ray_operations.stop_broker(self._cluster_name, broker)
 
     def replace_disk(self, broker: int, node: str | None, host: str | None) -> None:
+        _join_ray(self._ray_address)
         from rayq.runtime import ray_operations
 
-        _join_ray()
         ray_operations.replace_disk(self._cluster_name, broker, node, host)
 
     def start_pool(self, cluster: Cluster, spec: PoolSpec) -> PoolControl:
+        _join_ray(self._ray_address)
         from rayq.runtime import ray_pool
 
-        _join_ray()
         return ray_pool.start_pool(cluster, spec)
 
     def pools(self, cluster: Cluster) -> dict[str, PoolControl]:
+        _join_ray(self._ray_address)
         from rayq.runtime import ray_pool
 
-        _join_ray()
         return ray_pool.pools(cluster.name)
 
 
@@ -117,31 +122,44 @@ def start(
 def connect(
     address: str | None = None,
     *,
-    name: str = "default",
+    name: str | None = None,
     token: str | None = None,
     **config: Any,
 ) -> Cluster:
     """A cluster that runs.
 
-    Without `address`: the one called `name` in the Ray that this process is connected to (any
-    driver, task or actor) or that RAY_ADDRESS names. With `address`, "host:port" of any of its
-    brokers, several with commas: from outside Ray, with `token`, else RAYQ_TOKEN, else the file
-    ~/.rayq/token. `config` are the TLS fields of `rayq.config.ClusterConfig`.
+    Without `address`: the one called `name` ("default") in the Ray that this process is connected
+    to (any driver, task or actor) or that RAY_ADDRESS names; else the one that `rayq start` has
+    started on this machine. With `address`, "host:port" of any of its brokers, several with commas:
+    from outside Ray, with `token`, else RAYQ_TOKEN, else that of the cluster that `rayq start` has
+    started here, else the file ~/.rayq/token. `config` are the TLS fields of
+    `rayq.config.ClusterConfig`.
 
     Raises NoClusterError, ConfigError, AuthenticationError (no token).
     """
     options = parse(ClusterConfig, config)
     if address is not None:
-        key = key_of_token(_token(token))
-        return Cluster(address.split(","), key=key, name=name, config=options).make_current()
+        if token is None:
+            token, known = current_cluster.saved_access(address)
+            options = parse(ClusterConfig, {**known, **config})
+        key = key_of_token(token.strip())
+        return Cluster(
+            address.split(","), key=key, name=name or DEFAULT_NAME, config=options
+        ).make_current()
+    if not _has_ray():
+        current = current_cluster.read_current()
+        if current is None or name not in (None, current.name):
+            raise _no_cluster_error(name)
+        lifecycle = RayLifecycle(current.name, current.ray_address)
+        return current_cluster.cluster_of(current, lifecycle).make_current()
+    _join_ray()
     from rayq.runtime import ray_runtime
 
-    _join_ray()
-    info = ray_runtime.find_cluster(name)
+    info = ray_runtime.find_cluster(name or DEFAULT_NAME)
     if info is None:
         raise NoClusterError(
-            f"No cluster named {name!r} runs in this Ray: start one with rayq.start(path), or give "
-            "the address of a broker."
+            f"No cluster named {name or DEFAULT_NAME!r} runs in this Ray: start one with "
+            "rayq.start(path), or give the address of a broker."
         )
     return _cluster_of(info)
 
@@ -158,33 +176,41 @@ def _cluster_of(info: Any) -> Cluster:
     return cluster.make_current()
 
 
-def _join_ray(*, may_start: bool = False) -> None:
-    """Connects this process to Ray: see `start`. Never to one that merely happens to run here."""
-    address = os.environ.get("RAY_ADDRESS")
-    if may_start and address is None and "ray" not in sys.modules:
+def _has_ray() -> bool:
+    """Whether this process is connected to a Ray, or told of one."""
+    ray = sys.modules.get("ray")
+    return "RAY_ADDRESS" in os.environ or (ray is not None and ray.is_initialized())
+
+
+def _no_cluster_error(name: str | None) -> NoClusterError:
+    which = "No cluster" if name is None else f"No cluster named {name!r}"
+    return NoClusterError(
+        f"{which} was started by `rayq start` on this machine, and this process is not connected "
+        "to Ray: give the address of a broker, call ray.init(address=...), set RAY_ADDRESS, or "
+        "start a cluster with rayq.start(path)."
+    )
+
+
+def _join_ray(known: str | None = None, *, may_start: bool = False) -> None:
+    """Connects this process to Ray: see `start`. Never to one that merely happens to run here.
+    `known` is the address of the Ray that is wanted. Raises NoClusterError."""
+    address = known or os.environ.get("RAY_ADDRESS")
+    if "ray" not in sys.modules and (has_ray_token() if address else may_start):
         # As Ray does for a Ray of its own where nothing is said; then it warns that it did.
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     import ray
 
     if ray.is_initialized():
+        joined = ray.get_runtime_context().gcs_address
+        if known is not None and joined != known:
+            raise NoClusterError(
+                f"The cluster runs in the Ray at {known}, and this process is connected to the one "
+                f"at {joined}: call this in a process that is not."
+            )
         return
     if address is None and not may_start:
-        raise NoClusterError(
-            "This process is not connected to Ray: call ray.init(address=...), set RAY_ADDRESS, "
-            "start a cluster with rayq.start(path), or give the address of a broker."
-        )
-    ray.init(address=address or "local", include_dashboard=False if address is None else None)
-
-
-def _token(token: str | None) -> str:
-    found = token or os.environ.get("RAYQ_TOKEN")
-    if found is None:
-        try:
-            with open(os.path.expanduser(TOKEN_PATH), encoding="utf-8") as file:
-                found = file.read()
-        except FileNotFoundError:
-            raise AuthenticationError(
-                "A token is needed to connect from outside Ray: pass token=, set RAYQ_TOKEN, or "
-                f"put it into {TOKEN_PATH}. `cluster.token` of a connected process shows it."
-            ) from None
-    return found.strip()
+        raise _no_cluster_error(None)
+    try:
+        ray.init(address=address or "local", include_dashboard=False if address is None else None)
+    except ConnectionError as error:
+        raise NoClusterError(f"No Ray can be reached at {address}: {error}") from error

@@ -1,7 +1,6 @@
 """Which cluster a verb talks to: an address, or the one that `rayq start` left in current.json.
 
-`$RAYQ_HOME/current.json` (by default in `~/.rayq`) is replaced as a whole and readable by its owner
-only: it holds the token. `$RAYQ_HOME/start.lock` keeps two starts from doing so at once.
+`$RAYQ_HOME/start.lock` keeps two starts from doing so at once.
 """
 
 from __future__ import annotations
@@ -12,17 +11,11 @@ import fcntl
 import os
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-
-import msgspec
 
 import rayq
 from rayq import Cluster
 from rayq.client.cluster import parse_address
-from rayq.config import ClusterConfig, parse
 from rayq.errors import (
-    AuthenticationError,
-    ConfigError,
     ControllerUnavailableError,
     DisconnectedError,
     NoClusterError,
@@ -32,7 +25,7 @@ from rayq.errors import (
     UnknownTopicError,
 )
 from rayq.records import ClusterInfo
-from rayq.wire.authentication import HasSecret, key_of_token
+from rayq.runtime.current_cluster import cluster_of, home, read_current
 
 CONNECT_TIMEOUT_S = 5.0
 """A cluster none of whose brokers answers within that time is taken for down."""
@@ -42,59 +35,6 @@ NO_CLUSTER = (
     "There is no current cluster: start one with `rayq start DIR --brokers 3`, or name a broker "
     "with --cluster HOST:PORT (or RAYQ_CLUSTER)."
 )
-
-
-class Current(HasSecret, frozen=True, kw_only=True):
-    """What `rayq start` remembers of the cluster that it started."""
-
-    ray_address: str
-    name: str
-    brokers: list[str]
-    path: str
-    started_ray: bool
-    token: str
-    ray_session: str | None = None
-    """The session of the Ray that was started along, by which `rayq stop` knows its processes."""
-    config: dict[str, str | bool | None] = msgspec.field(default_factory=dict)
-    """The TLS fields of the cluster's config."""
-
-
-def home() -> Path:
-    try:
-        return Path(os.environ.get("RAYQ_HOME") or "~/.rayq").expanduser()
-    except RuntimeError as error:
-        raise RayqError("This user has no home directory: set RAYQ_HOME to a directory.") from error
-
-
-def read_current() -> Current | None:
-    """None where no cluster was started. Raises RayqError for a file that is none of ours."""
-    path = home() / "current.json"
-    try:
-        current = msgspec.json.decode(path.read_bytes(), type=Current)
-        cluster_of(current)  # it only looks at what stands there
-    except FileNotFoundError:
-        return None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ConfigError) as error:
-        raise RayqError(
-            f"{path} is damaged ({error}): remove it, and name the cluster by --cluster HOST:PORT."
-        ) from error
-    return current
-
-
-def write_current(current: Current) -> None:
-    directory = home()
-    directory.mkdir(parents=True, exist_ok=True)
-    temporary = directory / f"current.json.{os.getpid()}"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(current)) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(directory / "current.json")
-
-
-def remove_current() -> None:
-    (home() / "current.json").unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -183,7 +123,7 @@ def _cluster(address: str | None) -> Cluster:
         # The address first: of a typo, and not of a missing token, one should hear.
         for one in address.split(","):
             parse_address(one)
-        return rayq.connect(address, token=_saved_token(), **tls_of_environment())
+        return rayq.connect(address, **tls_of_environment())
     current = read_current()
     if current is not None:
         return cluster_of(current)
@@ -193,31 +133,6 @@ def _cluster(address: str | None) -> Cluster:
         with connected_to_ray(os.environ["RAY_ADDRESS"]):
             return rayq.connect()
     raise NoClusterError(NO_CLUSTER)
-
-
-def cluster_of(current: Current) -> Cluster:
-    return Cluster(
-        current.brokers,
-        key_of_token(current.token),
-        name=current.name,
-        config=parse(ClusterConfig, current.config),
-    )
-
-
-def _saved_token() -> str | None:
-    """RAYQ_TOKEN, else `$RAYQ_HOME/token`, else that of the current cluster, so that `--cluster`
-    with one of its brokers needs nothing more."""
-    if os.environ.get("RAYQ_TOKEN"):
-        return os.environ["RAYQ_TOKEN"]
-    with contextlib.suppress(FileNotFoundError):
-        return (home() / "token").read_text(errors="replace")
-    current = read_current()
-    if current is None:
-        raise AuthenticationError(
-            "A token is needed: set RAYQ_TOKEN, or put it into "
-            f"{home() / 'token'}. `rayq token` shows it where the cluster was started."
-        )
-    return current.token
 
 
 def tls_of_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

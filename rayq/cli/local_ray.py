@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import re
-import secrets
 import signal
 import socket
 import subprocess
@@ -21,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rayq.errors import NoClusterError, RayqError
+from rayq.runtime.ray_token import ensure_ray_token, has_ray_token
 
 START_TIMEOUT_S = 120.0
 ATTEMPTS_MAX = 3
@@ -115,28 +115,9 @@ def _ray_environment() -> dict[str, str]:
     """With Ray's token authentication, which needs a token."""
     environment = dict(os.environ)
     if "RAY_AUTH_MODE" not in environment:
-        _ensure_token(environment)
+        ensure_ray_token()
         environment["RAY_AUTH_MODE"] = "token"
     return environment
-
-
-def _token_path(environment: Mapping[str, str]) -> Path:
-    """Where Ray looks for its token."""
-    return Path(environment.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
-
-
-def _has_token(environment: Mapping[str, str]) -> bool:
-    return bool(environment.get("RAY_AUTH_TOKEN")) or _token_path(environment).exists()
-
-
-def _ensure_token(environment: Mapping[str, str]) -> None:
-    if _has_token(environment):
-        return
-    path = _token_path(environment)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        file.write(secrets.token_hex(32))
 
 
 # --- joining --------------------------------------------------------------------------------------
@@ -146,7 +127,7 @@ def _ensure_token(environment: Mapping[str, str]) -> None:
 def connected_to_ray(address: str) -> Iterator[None]:
     """This process is a driver of the Ray at `address` meanwhile. Raises NoClusterError, and
     RayqError for what Ray raises meanwhile."""
-    if "RAY_AUTH_MODE" not in os.environ and _has_token(os.environ):
+    if "RAY_AUTH_MODE" not in os.environ and has_ray_token():
         os.environ["RAY_AUTH_MODE"] = "token"
     import ray
     from ray._private import worker

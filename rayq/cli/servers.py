@@ -14,14 +14,9 @@ import rayq
 from rayq.cli import output
 from rayq.cli.current import (
     TLS_FIELDS,
-    Current,
     check_answers,
-    cluster_of,
     connected,
-    read_current,
-    remove_current,
     start_lock,
-    write_current,
 )
 from rayq.cli.local_ray import connected_to_ray, processes_of, start_ray, stop_ray
 from rayq.cli.options import ClusterAddress, Json
@@ -36,6 +31,14 @@ from rayq.client.health import (
 )
 from rayq.config import ClusterConfig
 from rayq.errors import DirectoryInUseError, InvalidRequestError, NoClusterError, RayqError
+from rayq.runtime.current_cluster import (
+    Current,
+    cluster_of,
+    home,
+    read_current,
+    remove_current,
+    write_current,
+)
 from rayq.storage.data_directory import BROKER_LOCK, find_brokers, lock_holder
 from rayq.storage.disk import LocalDisk
 
@@ -146,9 +149,11 @@ def start(
         f"{', '.join(current.brokers)}, data in {path}."
     )
     output.say("Next: rayq topic create TOPIC -p 6; rayq status; rayq stop.")
+    variable = f" where RAYQ_HOME={home()}" if os.environ.get("RAYQ_HOME") else ""
+    output.say(f"From Python on this machine{variable}: import rayq; cluster = rayq.connect()")
     output.say(
-        f'From Python: rayq.connect("{current.brokers[0]}") with RAYQ_TOKEN from `rayq token`, or '
-        f"rayq.connect() with RAY_ADDRESS={current.ray_address}."
+        f'Elsewhere: rayq.connect("{current.brokers[0]}") with RAYQ_TOKEN set to what `rayq token` '
+        "prints here."
     )
 
 

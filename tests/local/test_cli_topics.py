@@ -11,6 +11,7 @@ import pytest
 
 from rayq.cli import current
 from rayq.client import client
+from rayq.runtime import current_cluster
 from rayq.testing import LocalCluster
 from tests.local.cli_support import Command
 from tests.local.conftest import NewTopic
@@ -310,8 +311,8 @@ def test_the_current_cluster_is_what_verbs_use(
     cluster = rayq_command.cluster
     monkeypatch.delenv("RAYQ_CLUSTER")
     monkeypatch.delenv("RAYQ_TOKEN")
-    current.write_current(
-        current.Current(
+    current_cluster.write_current(
+        current_cluster.Current(
             ray_address="127.0.0.1:1",
             name="mine",
             brokers=cluster.addresses,

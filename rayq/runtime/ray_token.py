@@ -1,0 +1,26 @@
+"""Ray's own token, without which it lets nobody in that `rayq start` did not start."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+
+def token_path() -> Path:
+    """Where Ray looks for its token."""
+    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
+
+
+def has_ray_token() -> bool:
+    return bool(os.environ.get("RAY_AUTH_TOKEN")) or token_path().exists()
+
+
+def ensure_ray_token() -> None:
+    if has_ray_token():
+        return
+    path = token_path()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        file.write(secrets.token_hex(32))
