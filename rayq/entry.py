@@ -16,6 +16,10 @@ from rayq.wire.authentication import client_key, key_of_token
 
 DEFAULT_PORT = 9392
 DEFAULT_NAME = "default"
+RAY_TOKEN_HINT = (
+    " A Ray that asks for a token (as the one of `rayq start` does) needs RAY_AUTH_MODE=token in "
+    "the environment before ray is imported."
+)
 
 
 class RayLifecycle:
@@ -213,4 +217,5 @@ def _join_ray(known: str | None = None, *, may_start: bool = False) -> None:
     try:
         ray.init(address=address or "local", include_dashboard=False if address is None else None)
     except ConnectionError as error:
-        raise NoClusterError(f"No Ray can be reached at {address}: {error}") from error
+        hint = "" if "RAY_AUTH_MODE" in os.environ else RAY_TOKEN_HINT
+        raise NoClusterError(f"No Ray can be reached at {address}: {error}.{hint}") from error

@@ -80,7 +80,6 @@ class AsyncAdmin:
         **config: Any,
     ) -> None:
         checked = _topic_config(config)
-        deadline = self._client.now + timeout_s
         await self._change(
             CreateTopic(
                 name=_name(name),
@@ -92,7 +91,7 @@ class AsyncAdmin:
             ),
             timeout_s,
         )
-        await self._until_ready(name, partitions, deadline, timeout_s)
+        await self._until_ready(name, partitions, timeout_s)
 
     @takes_timeout
     async def delete_topic(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
@@ -103,10 +102,9 @@ class AsyncAdmin:
     async def create_partitions(
         self, name: str, total: int, *, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> None:
-        deadline = self._client.now + timeout_s
         total = _count("total", total)
         await self._change(CreatePartitions(name=_name(name), total=total), timeout_s)
-        await self._until_ready(name, total, deadline, timeout_s)
+        await self._until_ready(name, total, timeout_s)
 
     @takes_timeout
     async def alter_topic_config(
@@ -362,21 +360,25 @@ class AsyncAdmin:
         response = await self._client.change(request, timeout_s=timeout_s)
         self._client.metadata.require(response.version)
 
-    async def _until_ready(
-        self, name: str, partitions: int, deadline: float, timeout_s: float
-    ) -> None:
-        """Waits until every partition has a leader that runs and a full in-sync set."""
+    async def _until_ready(self, name: str, partitions: int, timeout_s: float) -> None:
+        """Waits until every partition has a leader that runs and a full in-sync set, for as long as
+        there is progress at least every `timeout_s`."""
         client = self._client
-        version_min = 0
+        deadline = client.now + timeout_s
+        version_min = progress = 0
         missing = ["no broker has told of it"]
+        silence: TimeoutError | None = None
         while True:
             left_s = deadline - client.now
             if left_s <= NOT_READY_PAUSE_S:
+                unheard = "" if silence is None else f" No broker answered at last: {silence}"
                 raise TimeoutError(
-                    f"Topic {name!r} exists, but after {timeout_s:g} s it is not ready: "
-                    f"{'; '.join(missing)}. It may still become so: see describe_topic."
+                    f"Topic {name!r} exists, but for {timeout_s:g} s it has come no nearer to "
+                    f"being ready: {'; '.join(missing)}. It may still become so: see "
+                    f"describe_topic.{unheard}"
                 )
             version = client.metadata.version
+            silence = None
             try:
                 await client.refresh(
                     [name],
@@ -384,11 +386,16 @@ class AsyncAdmin:
                     version_min=version_min,
                     wait_ms=min(READY_POLL_MS, int(left_s * 500)),
                 )
-            except TimeoutError:  # Of the last moments, mostly: what is missing tells more.
+            except TimeoutError as error:  # Then the time is over: see above.
+                silence = error
                 continue
-            missing = _not_ready(client.metadata.topics.get(name), partitions)
+            topic = client.metadata.topics.get(name)
+            missing = _not_ready(topic, partitions)
             if not missing:
                 return
+            if _progress(topic) > progress:
+                progress = _progress(topic)
+                deadline = client.now + timeout_s
             version_min = client.metadata.version + 1
             if client.metadata.version == version:
                 await asyncio.sleep(NOT_READY_PAUSE_S)
@@ -411,6 +418,16 @@ def _not_ready(topic: TopicMetadata | None, partitions: int) -> list[str]:
             names = ", ".join(map(str, sorted(absent)))
             missing.append(f"partition {partition.partition} lacks the replicas of brokers {names}")
     return missing
+
+
+def _progress(topic: TopicMetadata | None) -> int:
+    """Grows while a topic gets ready: processes that run, replicas in sync, leaders."""
+    return sum(
+        sum(replica.host is not None for replica in partition.replicas)
+        + len(partition.isr)
+        + (leader_of(partition) is not None)
+        for partition in ([] if topic is None else topic.partitions)
+    )
 
 
 def _topic_config(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -453,6 +470,8 @@ class Admin:
         **config: Any,
     ) -> None:
         """Creates a topic; returns when every partition has a leader and a full in-sync set.
+        `timeout_s` begins anew whenever a replica has started or come in sync: many of them may
+        take long on a slow machine.
 
         `replication_factor` None: min(3, brokers). `config` is as in `TopicConfig`. Raises
         TopicExistsError, InvalidTopicError, InvalidPartitionsError, InvalidReplicationFactorError,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import msgspec
@@ -20,7 +21,13 @@ from rayq.errors import (
     UnknownTopicError,
 )
 from rayq.records import BrokerInfo, ReplicaInfo, TopicPartition
-from rayq.wire.messages import AlterTopicConfig, CreateTopic, DeleteTopic, DescribeReplica
+from rayq.wire.messages import (
+    AlterTopicConfig,
+    CreateTopic,
+    DeleteTopic,
+    DescribeReplica,
+    Metadata,
+)
 from tests.client.fake_broker import FakeCluster
 
 
@@ -86,6 +93,48 @@ def test_creating_waits_for_leaders_and_full_in_sync_sets(
         timer.join()
         with pytest.raises(TimeoutError, match="partition 0 lacks the replicas of brokers 2, 3"):
             cluster.admin.create_topic("u", timeout_s=0.3)
+
+
+def test_creating_goes_on_for_as_long_as_replicas_come_in_sync(
+    fake3: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = fake3._create_topic
+
+    def unready(*arguments: Any) -> Any:
+        topic = create(*arguments)
+        for partition in topic.partitions:
+            partition.isr = [1]
+        return topic
+
+    monkeypatch.setattr(fake3, "_create_topic", unready)
+    steps = [(number, isr) for number in range(3) for isr in ([1, 2], [1, 2, 3])]
+
+    def get_readier() -> None:
+        number, isr = steps.pop(0)
+        fake3.topics["t"].partitions[number].isr = isr
+        fake3._bump()
+
+    def get_ready() -> None:
+        while steps:
+            ended.wait(0.2)
+            fake3.call(get_readier)
+
+    ended = threading.Event()
+    timer = threading.Timer(0.1, get_ready)
+    with fake3.cluster() as cluster:
+        timer.start()
+        began = time.monotonic()
+        cluster.admin.create_topic("t", 3, timeout_s=0.8)
+        assert time.monotonic() - began > 0.8
+        timer.join()
+
+
+def test_what_a_topic_waited_for_is_told_and_not_how_the_last_question_ended(
+    fake3: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake3.fault(Metadata, times=1000, is_lost=True, matches=lambda one, _broker: bool(one.topics))
+    with fake3.cluster() as cluster, pytest.raises(TimeoutError, match=r"'t' exists, but for 0\.4 s"):
+        cluster.admin.create_topic("t", timeout_s=0.4)
 
 
 def test_a_change_whose_answer_was_lost_is_repeated_under_the_same_id(fake3: FakeCluster) -> None:
