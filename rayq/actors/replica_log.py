@@ -88,6 +88,8 @@ class ReplicaLog:
         self._on_flushed = on_flushed
         self._on_failure = on_failure
         self._is_alone = is_alone
+        self._salvages = False
+        """Damage was found while no other replica was in sync."""
         self._log: Log | None = None
         self._directory: PartitionDirectory | None = None
         self._dirty = Signal()
@@ -226,9 +228,11 @@ class ReplicaLog:
 
     async def read(self, offset: int, limit: int, bytes_max: int) -> tuple[bytes, int]:
         """Whole batches of [offset, limit), and where the next begins. May run in a thread. Raises
-        StorageError; CorruptBatchError for damage at a leader that is alone."""
+        StorageError. A leader that is alone answers damage by `batch.stand_in`."""
         log = self.log
         generation = log.generation
+        if self._salvages and offset < limit:
+            return await self._salvage(log, offset, limit, bytes_max)
         try:
             plan = log.plan_read(offset, limit, bytes_max)
             result = plan.run_cached()
@@ -237,7 +241,28 @@ class ReplicaLog:
         except OpenFilesLimitError:
             raise  # It heals.
         except (CorruptBatchError, OSError, StorageError) as error:
-            raise self.unreadable(log, generation, offset, error) from error
+            told = self.unreadable(log, generation, offset, error)
+            if not self._salvages:
+                raise told from error
+            return await self._salvage(log, offset, limit, bytes_max)
+        return result.data, result.next_offset
+
+    async def _salvage(
+        self, log: Log, offset: int, limit: int, bytes_max: int
+    ) -> tuple[bytes, int]:
+        """A read of a log that is known to be damaged: readers get what is left, and are told of
+        what is not (`batch.stand_in`). Once others are in sync again they may find the damage by
+        ordinary reads, so that one of them takes over."""
+        if not self._is_alone():
+            self._salvages = False
+            return await self.read(offset, limit, bytes_max)
+        try:
+            plan = log.plan_salvage(offset, limit, bytes_max)
+            result = await self.environment.threads.run(plan.run)
+        except OpenFilesLimitError:
+            raise  # It heals.
+        except (OSError, StorageError) as error:
+            raise self.unreadable(log, log.generation, offset, error) from error
         return result.data, result.next_offset
 
     async def offset_for_time(self, timestamp_ms: int, limit: int) -> tuple[int, int] | None:
@@ -255,7 +280,7 @@ class ReplicaLog:
 
     async def verify(self, offset: int) -> None:
         """Checks what a read from `offset` sends: a reader found it damaged, which may have come
-        about on the way. Raises as `read`."""
+        about on the way. Raises StorageError where that ends the replica."""
         log = self.log
         if not log.start_offset <= offset < log.end_offset:
             return
@@ -265,7 +290,9 @@ class ReplicaLog:
         except OpenFilesLimitError:
             raise  # It heals.
         except (OSError, StorageError) as error:
-            raise self.unreadable(log, generation, offset, error) from error
+            told = self.unreadable(log, generation, offset, error)
+            if not self._salvages:
+                raise told from error
 
     def unreadable(
         self, log: Log, generation: int, offset: int, error: RayqError | OSError
@@ -285,6 +312,7 @@ class ReplicaLog:
             )
             if self.trouble != before:
                 logger.error("%s", self.trouble)
+            self._salvages = self._salvages or is_damage
             return CorruptBatchError(self.trouble) if is_damage else StorageError(self.trouble)
         failure = StorageError(what)
         self.fail(failure, is_damage=is_damage)

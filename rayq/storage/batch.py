@@ -314,6 +314,18 @@ def _pack(
     return batch
 
 
+def stand_in(base_offset: int, next_offset: int, leader_epoch: int) -> bytes:
+    """A batch without a body in place of those of these offsets that cannot be read any more. Its
+    body CRC is wrong on purpose: whoever reads it learns which offsets are damaged."""
+    fields = (0, 1, next_offset - base_offset - 1, 0, 0, -1, 0, -1)
+    batch = bytearray(HEADER_BYTES)
+    _HEADER.pack_into(batch, 0, base_offset, HEADER_BYTES, leader_epoch, MAGIC, 0, 0, 0, *fields)
+    body_crc = google_crc32c.value(bytes(batch[_COVERED:])) ^ 0xFFFFFFFF
+    _CRC.pack_into(batch, _BODY_CRC_POSITION, body_crc)
+    _CRC.pack_into(batch, _STAMP.size, google_crc32c.value(bytes(batch[: _STAMP.size])))
+    return bytes(batch)
+
+
 def _too_large(size_bytes: int) -> RecordTooLargeError:
     return RecordTooLargeError(
         f"A record batch of {size_bytes} bytes is larger than any partition takes "

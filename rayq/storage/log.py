@@ -46,6 +46,7 @@ from rayq.storage.recovery import (
     remove_segment,
     reset_log,
 )
+from rayq.storage.salvage import SalvageRead
 from rayq.storage.segment import (
     DELETED_SUFFIX,
     SUFFIXES,
@@ -444,6 +445,21 @@ class Log:
         return IndexedRead(
             self.generation, view, offset, limit_offset, bytes_max, self.cleaned_offset
         )
+
+    def plan_salvage(self, offset: int, limit_offset: int, bytes_max: int) -> SalvageRead:
+        """As `plan_read`, for a segment that is damaged somewhere: batches in it that cannot be
+        read are answered by stand-ins. To be run in a thread."""
+        self._check_usable()
+        if not self._start <= offset < min(limit_offset, self._end):
+            raise self._out_of_range(offset)
+        segment = self._segments.find(offset)
+        try:
+            view = segment.view(offset)
+        except OSError as error:
+            raise read_failed(segment.path, None, error) from error
+        self._use(segment)
+        epoch = self.epochs.epoch_of(offset) or 0
+        return SalvageRead(view, offset, limit_offset, bytes_max, epoch)
 
     def plan_offset_for_time(self, timestamp_ms: int, limit_offset: int) -> TimeLookup:
         """A look-up of the first record below `limit_offset` with a timestamp >= `timestamp_ms`;

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rayq.errors import CorruptBatchError
 from rayq.storage.batch import BatchHeader, encode_batch, split_batches
 from rayq.storage.disk import LocalDisk
 from rayq.storage.verify import verify
@@ -18,7 +19,7 @@ from tests.local.support import (
     FAST,
     eventually,
     leader_of,
-    partition_of,
+    place,
     produce_raw,
     read_all,
     values,
@@ -154,23 +155,47 @@ def test_a_group_whose_coordinator_finds_its_log_damaged_gets_another(
     assert leader_of(cluster, OFFSETS_TOPIC, partition) != next_one
 
 
+@pytest.mark.parametrize("part", ["base offset", "last offset", "first byte"])
 def test_a_replica_that_is_alone_goes_on_without_what_is_damaged(
-    cluster: LocalCluster, data: Path
+    cluster: LocalCluster, data: Path, part: str
 ) -> None:
-    topic = filled(cluster, "alone", replicas=1)
-    directory = data / f"broker-{leader_of(cluster, topic)}" / f"{topic}-0"
-    sound = int(sorted(directory.glob("*.log"))[3].stem)
-    first, _ = flip(data, leader_of(cluster, topic), topic, 2, HEADER["base offset"])
+    topic = filled(cluster, f"alone-{part.replace(' ', '-')}", replicas=1)
+    leader = leader_of(cluster, topic)
+    first, end = flip(data, leader, topic, 2, {**HEADER, **BODY}[part])
+    found: list[bytes | None] = []
     with cluster.consumer() as consumer:
         consumer.assign([(topic, 0)])
-        consumer.seek((topic, 0), first)
-        assert consumer.poll(0.5) == []
-        consumer.seek((topic, 0), sound)
-        rest = consumer.poll(5)
-        while len(rest) < len(EVERYTHING) - sound:
-            rest += consumer.poll(5)
-        assert values(rest) == EVERYTHING[sound:]
-    assert produce_raw(cluster, topic, encode_batch([b"more"], timestamps_ms=1)).base_offset == (
-        len(EVERYTHING)
-    )
-    assert partition_of(cluster, topic).leader is not None
+        consumer.seek((topic, 0), 0)
+        is_told = False
+        while len(found) < len(EVERYTHING) - RECORDS:
+            try:
+                found += values(consumer.poll(5))
+            except CorruptBatchError:
+                assert consumer.position((topic, 0)) == first
+                consumer.seek((topic, 0), end)
+                is_told = True
+    assert is_told
+    assert found == EVERYTHING[:first] + EVERYTHING[end:]
+    more = produce_raw(cluster, topic, encode_batch([b"more"], timestamps_ms=1))
+    assert more.base_offset == len(EVERYTHING)
+    assert leader_of(cluster, topic) == leader
+
+
+def test_others_copy_a_damaged_log_once_what_is_damaged_was_deleted(
+    cluster: LocalCluster, data: Path
+) -> None:
+    topic = filled(cluster, "deleted", replicas=1)
+    leader = leader_of(cluster, topic)
+    other = (leader + 1) % 3
+    first, end = flip(data, leader, topic, 2, HEADER["base offset"])
+    cluster.admin.reassign_partitions({place(topic): [other]}, wait=False)
+
+    def copied() -> int:
+        path = data / f"broker-{other}" / f"{topic}-0"
+        reports = verify(LocalDisk(), str(path)) if path.exists() else []
+        return (reports[0].end_offset or 0) if reports else 0
+
+    eventually(lambda: copied() == first, "what is sound before the damage is copied")
+    cluster.admin.delete_records({place(topic): end})
+    eventually(lambda: leader_of(cluster, topic) == other, "the move is done")
+    assert values(read_all(cluster, topic)) == EVERYTHING[end:]
