@@ -24,6 +24,7 @@ from rayq.client.consumer_pool import (
 )
 from rayq.client.environment import process_name, system_environment
 from rayq.client.group_consumer import Callback, Callbacks, check_group
+from rayq.client.left_open import unwatch, watch, watch_loop
 from rayq.client.metrics import collect_metrics
 from rayq.client.producer import AsyncProducer, Producer
 from rayq.client.producer_core import ProducerCore
@@ -91,6 +92,9 @@ _clients: dict[_ClientKey, _Shared] = {}
 def _acquire(cluster: Cluster) -> tuple[Client, Callable[[], None]]:
     """On the running loop: the client, and what gives it back."""
     key = (asyncio.get_running_loop(), cluster.connection_key)
+    for other in list(_clients):
+        if other[0].is_closed():
+            _clients.pop(other, None)
     shared = _clients.get(key)
     if shared is None:
         shared = _clients[key] = _Shared(cluster.new_client())
@@ -100,6 +104,9 @@ def _acquire(cluster: Cluster) -> tuple[Client, Callable[[], None]]:
     found = shared
 
     def release() -> None:
+        if key[0].is_closed():
+            _clients.pop(key, None)
+            return
         found.users -= 1
         if found.users == 0:
             del _clients[key]
@@ -253,7 +260,9 @@ class Cluster:
         async def make() -> ProducerCore:
             return ProducerCore(client, checked, lambda: None)
 
-        producer = Producer(background.run(make()), background)
+        core = background.run(make())
+        producer = Producer(core, background)
+        watch(producer, core, "A producer")
         self._made.add(producer)
         return producer
 
@@ -280,16 +289,17 @@ class Cluster:
         async def make() -> ConsumerCore:
             core = ConsumerCore(client, checked, lambda: None, group)
             try:
+                core.check_callbacks(callbacks)
                 if topics or pattern is not None:
-                    await core.subscribe(topics, pattern, callbacks)
-                else:
-                    core.keep_callbacks(callbacks)
+                    await core.subscribe(topics, pattern)
             except BaseException:
                 core.close()
                 raise
             return core
 
-        consumer = Consumer(background.run(make()), background)
+        core = background.run(make())
+        consumer = Consumer(core, background, callbacks)
+        watch(consumer, core, _name("A consumer", group, topics))
         self._made.add(consumer)
         return consumer
 
@@ -298,7 +308,15 @@ class Cluster:
         checked = parse(ProducerConfig, config)
         self._check_async("async_producer")
         client, release = _acquire(self)
-        return AsyncProducer(client, checked, release)
+
+        def ended() -> None:
+            unwatch(core)
+            release()
+
+        producer = AsyncProducer(client, checked, ended)
+        core = producer.core
+        watch_loop(producer, core, "An async producer")
+        return producer
 
     def async_consumer(
         self,
@@ -315,12 +333,17 @@ class Cluster:
         checked = parse(ConsumerConfig, config)
         self._check_async("async_consumer")
         client, release = _acquire(self)
+
+        def ended() -> None:
+            unwatch(core)
+            release()
+
         try:
-            return AsyncConsumer(
+            consumer = AsyncConsumer(
                 client,
                 checked,
                 topics,
-                release,
+                ended,
                 group=group,
                 pattern=pattern,
                 callbacks=Callbacks(on_assigned, on_revoked, on_lost),
@@ -328,6 +351,9 @@ class Cluster:
         except BaseException:
             release()
             raise
+        core = consumer.core
+        watch_loop(consumer, core, _name("An async consumer", group, topics))
+        return consumer
 
     def _check_async(self, what: str) -> None:
         self._check_open()
@@ -532,6 +558,13 @@ class Cluster:
             if error is None:
                 raise
             logger.error("%s", undelivered)  # the error of the block goes first
+
+
+def _name(kind: str, group: str | None, topics: tuple[str, ...]) -> str:
+    """For people who look for what they left open."""
+    of_group = "" if group is None else f" of group {group!r}"
+    of_topics = "" if not topics else f" of {', '.join(map(repr, topics))}"
+    return kind + of_group + of_topics
 
 
 def _unpickled(

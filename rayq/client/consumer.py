@@ -54,17 +54,23 @@ class AsyncConsumer:
         self._core = ConsumerCore(client, config, on_close, group)
         self._topics = topics
         self._pattern = pattern
-        self._callbacks = callbacks
+        self._callbacks = callbacks or Callbacks()
+        self._core.check_callbacks(self._callbacks)
         self._starting = asyncio.Lock()
         self._news = asyncio.Event()
         self._core.fetcher.add_listener(self._news.set)
+
+    @property
+    def core(self) -> ConsumerCore:
+        """For those who look after it."""
+        return self._core
 
     async def _start(self) -> ConsumerCore:
         """Subscribes to the topics it was made with, before anything else is done."""
         if self._topics or self._pattern is not None:
             async with self._starting:
                 if self._topics or self._pattern is not None:
-                    await self._core.subscribe(self._topics, self._pattern, self._callbacks)
+                    await self._core.subscribe(self._topics, self._pattern)
                     self._topics, self._pattern = (), None
         self._core.check_open()
         return self._core
@@ -79,9 +85,10 @@ class AsyncConsumer:
         on_lost: Callback | None = None,
     ) -> None:
         callbacks = Callbacks(on_assigned, on_revoked, on_lost)
-        callbacks = callbacks.or_those_of(self._callbacks or Callbacks())
+        self._core.check_callbacks(callbacks)
+        self._callbacks = callbacks.or_those_of(self._callbacks)
         self._topics, self._pattern = (), None
-        await self._core.subscribe(topics, pattern, callbacks)
+        await self._core.subscribe(topics, pattern)
 
     async def assign(self, partitions: Iterable[TopicPartition]) -> None:
         self._topics, self._pattern = (), None
@@ -102,8 +109,10 @@ class AsyncConsumer:
             for step in steps:
                 if not isinstance(step, Call):
                     await step
-                elif (waiting := step.callback(step.partitions)) is not None:
-                    await waiting
+                elif (callback := getattr(self._callbacks, step.callback)) is not None:
+                    waiting = callback(step.partitions)
+                    if waiting is not None:
+                        await waiting
 
     async def _wait(self, take: Callable[[], T], timeout_s: float) -> T:
         group = self._core.group
@@ -282,8 +291,11 @@ class Consumer:
     `assign`), and keeps its positions itself. Iterating yields records for ever.
     """
 
-    def __init__(self, core: ConsumerCore, background: BackgroundLoop) -> None:
+    def __init__(
+        self, core: ConsumerCore, background: BackgroundLoop, callbacks: Callbacks
+    ) -> None:
         self.config = core.config
+        self._callbacks = callbacks
         self._core = core
         self._background = background
         self._use = _OneThread()
@@ -318,7 +330,9 @@ class Consumer:
         callbacks = Callbacks(on_assigned, on_revoked, on_lost)
         check_callbacks(callbacks)
         with self._use:
-            self._run(self._core.subscribe(topics, pattern, callbacks))
+            self._core.check_callbacks(callbacks)
+            self._callbacks = callbacks.or_those_of(self._callbacks)
+            self._run(self._core.subscribe(topics, pattern))
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Reads exactly these partitions; those that were read before keep their position. With a
@@ -345,10 +359,10 @@ class Consumer:
     def _carry_out(self, steps: Steps) -> None:
         with contextlib.closing(steps):
             for step in steps:
-                if isinstance(step, Call):
-                    step.callback(step.partitions)
-                else:
+                if not isinstance(step, Call):
                     self._run(step)
+                elif (callback := getattr(self._callbacks, step.callback)) is not None:
+                    callback(step.partitions)
 
     def _wait(self, take: Callable[[], T], timeout_s: float) -> T:
         with self._use:
@@ -551,20 +565,13 @@ class Consumer:
                         self._core.group.give_up_steps(may_commit=may_commit, timeout_s=timeout_s)
                     )
             finally:
-                self._run(self._end(timeout_s))
+                self._run(self._core.leave(timeout_s))
 
     def abandon(self) -> None:
         """Ends it from any thread, also while another polls, which then raises ClosedError. Commits
         nothing and calls no callbacks; the group is told."""
         if not self._core.is_closed:
-            self._run(self._end(None))
-
-    async def _end(self, timeout_s: float | None) -> None:
-        try:
-            if self._core.group is not None:
-                await self._core.group.leave(timeout_s)
-        finally:
-            self._core.close()
+            self._run(self._core.leave(None))
 
     def _forked(self) -> None:
         self._core.is_closed = True

@@ -83,6 +83,7 @@ class ConsumerCore:
         if group is not None:
             self.group = GroupConsumer(self, client, config, check_group(group))
         self.is_closed = False
+        self.loop = asyncio.get_running_loop()
         self.ahead: deque[Record] = deque()
         """Records that iteration has taken and not yet yielded."""
         self._on_close = on_close
@@ -110,6 +111,21 @@ class ConsumerCore:
         for topic in self.subscription.topics or ():
             self.client.drop_interest(topic)
         self._on_close()
+
+    async def leave(self, timeout_s: float | None) -> None:
+        """Leaves the group, without a commit: who knows what was dealt with. Then closes."""
+        try:
+            if self.group is not None:
+                await self.group.leave(timeout_s)
+        finally:
+            self.close()
+
+    def loop_has_ended(self) -> None:
+        self.is_closed = True
+        self._on_close()
+
+    def unsent_count(self) -> int:
+        return 0
 
     # --- what is read ---------------------------------------------------------------------------
 
@@ -333,14 +349,11 @@ class ConsumerCore:
         self,
         topics: Iterable[str],
         pattern: str | re.Pattern[str] | None = None,
-        callbacks: Callbacks | None = None,
     ) -> None:
         self.check_open()
         if isinstance(topics, str):
             raise TypeError("subscribe takes a list of topics: subscribe([topic]).")
         wanted = tuple(dict.fromkeys(topics))
-        if callbacks is not None:
-            self.keep_callbacks(callbacks)
         if self.group is None and pattern is not None:
             raise InvalidRequestError("A pattern needs a group: consumer(group=...).")
         text = None if pattern is None else pattern_text(pattern)
@@ -360,11 +373,9 @@ class ConsumerCore:
         self._seen_version = self.client.metadata.version
         await self._started(self.assign(self.partitions_of(wanted)))
 
-    def keep_callbacks(self, callbacks: Callbacks) -> None:
-        """Keeps those that are given. Raises InvalidRequestError without a group."""
-        if self.group is not None:
-            self.group.callbacks = callbacks.or_those_of(self.group.callbacks)
-        elif callbacks.given:
+    def check_callbacks(self, callbacks: Callbacks) -> None:
+        """Raises InvalidRequestError without a group."""
+        if callbacks.given and self.group is None:
             raise InvalidRequestError(
                 "on_assigned, on_revoked and on_lost need a group: consumer(group=...)."
             )

@@ -69,7 +69,7 @@ class Flight:
         "timer",
         "leader",
         "connection",
-        "is_connecting",
+        "connecting",
         "full_connection",
         "full_since",
         "last_error",
@@ -93,7 +93,8 @@ class Flight:
         self.leader: Leader | None = None
         """Whom the batches in flight were sent to."""
         self.connection: Connection | None = None
-        self.is_connecting = False
+        self.connecting: asyncio.Task[None] | None = None
+        """Done before it has set this to None: it was cancelled before it began."""
         self.full_connection: Connection | None = None
         """One that takes no more bytes, since `full_since`; where nothing is acknowledged."""
         self.full_since = 0.0

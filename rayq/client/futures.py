@@ -75,9 +75,9 @@ class Outcome:
         self.error = error
         self._finish()
 
-    def forked(self, error: RayqError) -> None:
-        """In a forked child, where nothing is sent: nobody waits any more. Callbacks are not
-        called: the parent calls them."""
+    def give_up(self, error: RayqError) -> None:
+        """Where nothing is sent any more, in a forked child or when the loop has ended: nobody
+        waits on, from any thread. Callbacks are not called, for they belong to the loop."""
         self._callbacks.clear()
         self.fail(error)
 

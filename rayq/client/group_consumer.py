@@ -11,7 +11,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rayq.client.client import Client, check_partition
 from rayq.client.coordinator import Coordinator
@@ -36,9 +36,11 @@ GROUP_NAME_MAX = 249
 
 
 class Call(NamedTuple):
-    """A step: tell the user."""
+    """A step: tell the user, by the callback of that name (see `Callbacks`), if there is one. The
+    consumer has it: from here, which the loop holds, it must not be reached, for it may hold the
+    consumer."""
 
-    callback: Callback
+    callback: Literal["on_assigned", "on_revoked", "on_lost"]
     partitions: set[TopicPartition]
 
 
@@ -81,7 +83,6 @@ class GroupConsumer:
         self, core: ConsumerCore, client: Client, config: ConsumerConfig, group: str
     ) -> None:
         self.group = group
-        self.callbacks = Callbacks()
         self.member: GroupMember | None = None
         """None: partitions are assigned by hand, or nothing is subscribed to yet."""
         self._core = core
@@ -186,17 +187,17 @@ class GroupConsumer:
             places = set(revoked)
             yield from self._commit_before_revocation(places)
             try:
-                yield from self._call(self.callbacks.on_revoked, places)
+                yield from self._call("on_revoked", places)
             finally:
                 self._forget(revoked)
                 member.gave_up(revoked)
         if added := member.take_added():
             self._take(added)
-            yield from self._call(self.callbacks.on_assigned, added)
+            yield from self._call("on_assigned", added)
 
     def _lost(self, partitions: Partitions) -> Steps:
         self._forget(partitions)
-        yield from self._call(self.callbacks.on_lost, partitions)
+        yield from self._call("on_lost", partitions)
 
     def _commit_before_revocation(
         self, places: set[TopicPartition], timeout_s: float | None = None
@@ -204,10 +205,14 @@ class GroupConsumer:
         if self._config.enable_auto_commit and (wanted := self._new_positions(places)):
             yield self._commit_if_possible(wanted, self._generation, timeout_s)
 
-    def _call(self, callback: Callback | None, places: Iterable[TopicPartition]) -> Steps:
+    def _call(
+        self,
+        callback: Literal["on_assigned", "on_revoked", "on_lost"],
+        places: Iterable[TopicPartition],
+    ) -> Steps:
         """Tells the user, whose time counts towards `max_poll_interval_ms`."""
         partitions = set(places)
-        if callback is None or not partitions:
+        if not partitions:
             return
         if self.member is not None and self._is_in_poll:
             self.member.poll_ended()
@@ -247,7 +252,7 @@ class GroupConsumer:
             if may_commit:
                 yield from self._commit_before_revocation(places, timeout_s)
             if member is not None:
-                yield from self._call(self.callbacks.on_revoked, places)
+                yield from self._call("on_revoked", places)
         finally:
             self._is_busy = False
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import builtins
 import logging
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Self
@@ -43,11 +42,11 @@ class AsyncProducer:
     ) -> None:
         self.config = config
         self.client = client
-        self._core = ProducerCore(client, config, on_close)
+        self.core = ProducerCore(client, config, on_close)
 
     async def load_topic(self, topic: str, *, timeout_s: float) -> None:
         """Fetches the metadata that `send` needs. Raises UnknownTopicError."""
-        await self._core.load_topic(topic, timeout_s=timeout_s)
+        await self.core.load_topic(topic, timeout_s=timeout_s)
 
     async def send(
         self,
@@ -61,7 +60,7 @@ class AsyncProducer:
         on_delivery: OnDelivery | None = None,
     ) -> DeliveryFuture:
         """As `Producer.send`: returns once the record is accepted."""
-        core = self._core
+        core = self.core
         deadline = core.block_deadline()
         while True:
             core.check_open()
@@ -81,7 +80,7 @@ class AsyncProducer:
         partition: int | None = None,
     ) -> ManyDeliveryFuture:
         """As `Producer.send_many`: returns once all records are accepted."""
-        core = self._core
+        core = self.core
         deadline = core.block_deadline()
         core.check_open()
         while (job := core.intake.job_of_many(topic, values, keys, partition)) is None:
@@ -92,7 +91,7 @@ class AsyncProducer:
         return ManyDeliveryFuture(job.parts)
 
     async def _wait_ready(self, topic: str, size_bytes: int, deadline: float) -> None:
-        core = self._core
+        core = self.core
         left_s = max(deadline - core.client.now, 0.001)
         if topic not in core.intake.topics:
             await core.load_topic(topic, timeout_s=left_s)
@@ -120,16 +119,16 @@ class AsyncProducer:
     @takes_timeout
     async def flush(self, timeout_s: float | None = None) -> None:
         """As `Producer.flush`."""
-        await self._core.flush(timeout_s)
+        await self.core.flush(timeout_s)
 
     @takes_timeout
     async def close(self, timeout_s: float | None = None) -> None:
         """As `Producer.close`."""
-        await self._core.close(timeout_s)
+        await self.core.close(timeout_s)
 
     def abandon(self) -> None:
         """Closes without waiting: what is not delivered fails."""
-        self._core.abandon()
+        self.core.abandon()
 
     async def __aenter__(self) -> Self:
         return self
@@ -160,7 +159,6 @@ class Producer:
         self._background = background
         self._offer = core.intake.offer
         background.on_fork(self._forked)
-        weakref.finalize(self, _tell_of_the_undelivered, core)
 
     @property
     def config(self) -> ProducerConfig:
@@ -278,14 +276,3 @@ class Producer:
             if error is None:
                 raise
             logger.error("%s", undelivered)  # the error of the block goes first
-
-
-def _tell_of_the_undelivered(core: ProducerCore) -> None:
-    """At the end of the program, or of the last reference: nothing is dropped quietly."""
-    batches = len(core.accumulator.incomplete())
-    if batches and not core.is_closed:
-        logger.error(
-            "a producer was dropped with %d batches on their way, which may get lost: call "
-            "close(), or use it in a `with` block",
-            batches,
-        )

@@ -48,13 +48,28 @@ class ProducerCore:
         was sent. Locks are left alone, as the parent's threads may have held them."""
         self.is_closed = True
         self.intake.topics = {}
-        error = ClosedError(
-            "This was sent before a fork, in the parent process, which delivers it and knows the "
-            "outcome."
+        self._give_up(
+            ClosedError(
+                "This was sent before a fork, in the parent process, which delivers it and knows "
+                "the outcome."
+            )
         )
+
+    def loop_has_ended(self) -> None:
+        """Without it nothing is sent; who waits is told."""
+        self.is_closed = True
+        self.intake.topics = {}
+        self._give_up(ClosedError("The event loop ended before this was sent: it is lost."))
+        self._on_close()
+
+    def _give_up(self, error: ClosedError) -> None:
         for batch in self.accumulator.incomplete():
             if not batch.is_done:
-                batch.forked(error)
+                batch.give_up(error)
+
+    def work_soon(self) -> None:
+        """Has the sender look at everything that waits."""
+        self.loop.call_soon_threadsafe(self._work_on_all)
 
     def unsent_count(self) -> int:
         """How many records have no outcome yet."""
@@ -90,6 +105,10 @@ class ProducerCore:
             queues[self._dirty.popleft()] = None
         self._sender.work(list(queues))
 
+    def _work_on_all(self) -> None:
+        batches = self.accumulator.incomplete()
+        self._sender.work(list(dict.fromkeys(batch.queue for batch in batches)))
+
     def _failed(self, batch: Batch, error: RayqError) -> None:
         self._undelivered += batch.count
         if self._first_error is None:
@@ -118,8 +137,8 @@ class ProducerCore:
         TimeoutError."""
         self.accumulator.is_flushing += 1
         try:
+            self._work_on_all()
             batches = self.accumulator.incomplete()
-            self._sender.work(list(dict.fromkeys(batch.queue for batch in batches)))
             future = ManyDeliveryFuture([Part(batch, 0, 0) for batch in batches])
             try:
                 async with asyncio.timeout(timeout_s):
@@ -150,6 +169,10 @@ class ProducerCore:
             await self.flush(timeout_s)
         finally:
             self._release()
+
+    async def leave(self, timeout_s: float | None) -> None:
+        """As `close`, for one that was dropped."""
+        await self.close(timeout_s)
 
     def abandon(self) -> None:
         """Closes without waiting: what is not delivered fails."""

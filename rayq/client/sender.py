@@ -260,9 +260,8 @@ class Sender:
             flight.connection = None
         if flight.connection is not None and not flight.connection.closed:
             return flight.connection
-        if not flight.is_connecting:
-            flight.is_connecting = True
-            self._client.env.tasks.spawn(
+        if flight.connecting is None or flight.connecting.done():
+            flight.connecting = self._client.env.tasks.spawn(
                 self._connect(flight, leader), f"connect to the leader of {flight.name}"
             )
         return None
@@ -280,7 +279,7 @@ class Sender:
         except RayqError as error:
             failure = error
         finally:
-            flight.is_connecting = False
+            flight.connecting = None
         if self._closed:
             return
         if failure is None:
@@ -392,7 +391,7 @@ class Sender:
         self._client.env.tasks.spawn(wait(), f"wait for room to the leader of {flight.name}")
 
     def _allocate_producer_id(self) -> None:
-        if self._allocation is not None or self._closed:
+        if self._closed or (self._allocation is not None and not self._allocation.done()):
             return
 
         async def allocate() -> None:

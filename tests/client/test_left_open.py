@@ -1,0 +1,173 @@
+"""Producers and consumers that nobody closes: they leave all the same, and a ResourceWarning says so."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayq import Cluster
+from rayq.client.client import Client
+from rayq.errors import ClosedError
+from rayq.wire.messages import Produce
+from tests.client.fake_broker import FakeCluster
+
+ROOT = Path(__file__).resolve().parents[2]
+Eventually = Callable[[Callable[[], bool]], None]
+
+
+def alive(client: Client) -> tuple[int, int]:
+    """Tasks of a client, and who listens to its metadata."""
+    return len(client.env.tasks._tasks), len(client.metadata._listeners)  # type: ignore[attr-defined]
+
+
+def drop(kept: list[Any]) -> None:
+    """The last references, also those in circles."""
+    kept.clear()
+    gc.collect()
+
+
+def test_a_dropped_producer_delivers_and_leaves(
+    fake: FakeCluster, cluster: Cluster, eventually: Eventually
+) -> None:
+    fake.create_topic("t")
+    client, _ = cluster.shared_client()
+    before = alive(client)[1]
+    kept = [cluster.producer()]
+    kept[0].send("t", b"warm").result(5)
+    fake.fault(Produce, delay_s=0.1)
+    futures = [kept[0].send("t", b"v") for _ in range(3)]
+    with pytest.warns(ResourceWarning, match=r"producer was dropped .*3 records are unsent"):
+        drop(kept)
+    assert [future.result(5).offset for future in futures] == [1, 2, 3]
+    eventually(lambda: not client._interests)
+    eventually(lambda: alive(client)[1] == before)
+
+
+@pytest.mark.parametrize("group", [None, "g"])
+def test_dropped_consumers_leave(
+    fake: FakeCluster, cluster: Cluster, eventually: Eventually, group: str | None
+) -> None:
+    fake.create_topic("t", partitions=2)
+    client, _ = cluster.shared_client()
+    other = cluster.consumer("t", group=group)
+    other.poll(0.05)
+    before = alive(client)
+    for _ in range(3):
+        kept = [cluster.consumer("t", group=group)]
+        if group is not None:
+            kept[0].subscribe(["t"], on_revoked=partial(print, kept[0]))
+        kept[0].poll(0.05)
+        with pytest.warns(ResourceWarning, match=r"consumer.* of 't' was dropped"):
+            drop(kept)
+    eventually(lambda: alive(client) <= before)
+    if group is not None:
+        eventually(lambda: _share(other) == 2)
+    other.close()
+
+
+def _share(consumer: Any) -> int:
+    consumer.poll(0.01)
+    return len(consumer.assignment())
+
+
+def test_async_clients_that_are_dropped_leave(fake: FakeCluster) -> None:
+    fake.create_topic("t")
+    cluster = fake.cluster()
+
+    async def work() -> None:
+        kept: list[Any] = [cluster.async_producer(), cluster.async_consumer("t", group="g")]
+        # In a task of its own: a task holds on to what it was last cancelled in.
+        await asyncio.create_task(kept[1].poll(0.05))
+        client = kept[0].client
+        future = await kept[0].send("t", b"v")
+        with pytest.warns(ResourceWarning) as told:
+            drop(kept)
+        names = sorted(str(one.message).split(" was dropped")[0] for one in told)
+        assert names == ["An async consumer of group 'g' of 't'", "An async producer"]
+        assert (await future).offset == 0
+        deadline = asyncio.get_running_loop().time() + 5
+        while not client._closed:
+            await asyncio.sleep(0.005)
+            assert asyncio.get_running_loop().time() < deadline
+
+    asyncio.run(work())
+    assert not fake.groups.group("g").members
+
+
+def test_async_clients_that_are_open_when_their_loop_ends_leave(fake: FakeCluster) -> None:
+    fake.create_topic("t")
+    cluster = fake.cluster()
+    kept: list[object] = []
+
+    async def work() -> None:
+        producer = cluster.async_producer()
+        consumer = cluster.async_consumer("t", group="g")
+        kept.extend([producer, consumer])
+        await consumer.poll(0.05)
+        for _ in range(5):
+            await producer.send("t", b"v")
+
+    with pytest.warns(ResourceWarning) as told:
+        asyncio.run(work())
+    texts = sorted(str(one.message) for one in told)
+    assert "An async consumer of group 'g' of 't' was open when its event loop ended" in texts[0]
+    assert "producer was open when its event loop ended" in texts[1]
+    assert fake.values("t") == [b"v"] * 5
+    assert not fake.groups.group("g").members
+
+
+def test_what_a_closed_loop_takes_with_it_is_told(
+    fake: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.create_topic("t")
+    fake.fault(Produce, times=1000, is_lost=True)
+    cluster = fake.cluster()
+    loop = asyncio.new_event_loop()
+
+    async def make() -> Any:
+        producer = cluster.async_producer()
+        await producer.load_topic("t", timeout_s=5)
+        return producer, [await producer.send("t", b"v") for _ in range(4)]
+
+    *kept, futures = loop.run_until_complete(make())
+    loop.run_until_complete(asyncio.sleep(0.05))
+    loop.close()
+    with pytest.warns(ResourceWarning, match="4 records are unsent, and lost"):
+        drop(kept)
+    assert "4 records" in caplog.text
+    assert isinstance(futures[0].exception(1), ClosedError)
+
+
+AT_EXIT = """
+import atexit, time
+told = []
+atexit.register(lambda: print(len(fake.values("t"))))
+from tests.client.fake_broker import FakeCluster
+fake = FakeCluster().__enter__()
+fake.create_topic("t")
+cluster = fake.cluster()
+producer = cluster.producer(linger_ms=60_000)
+for number in range(1000):
+    producer.send("t", b"%d" % number)
+"""
+
+
+def test_a_program_that_ends_without_close_delivers() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AT_EXIT],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=30,
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"1000\n", b"")
