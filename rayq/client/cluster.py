@@ -255,10 +255,11 @@ class Cluster:
     def producer(self, **config: Any) -> Producer:
         """A producer for threads; keywords as in `ProducerConfig`. Raises ConfigError."""
         checked = parse(ProducerConfig, config)
-        client, background = self.shared_client()
+        _, background = self.shared_client()
 
         async def make() -> ProducerCore:
-            return ProducerCore(client, checked, lambda: None)
+            client, release = _acquire(self)
+            return ProducerCore(client, checked, release)
 
         core = background.run(make())
         producer = Producer(core, background)
@@ -284,10 +285,11 @@ class Cluster:
         checked = parse(ConsumerConfig, config)
         callbacks = Callbacks(on_assigned, on_revoked, on_lost)
         check_callbacks(callbacks)
-        client, background = self.shared_client()
+        _, background = self.shared_client()
 
         async def make() -> ConsumerCore:
-            core = ConsumerCore(client, checked, lambda: None, group)
+            client, release = _acquire(self)
+            core = ConsumerCore(client, checked, release, group)
             try:
                 core.check_callbacks(callbacks)
                 if topics or pattern is not None:

@@ -52,6 +52,18 @@ def test_a_dropped_producer_delivers_and_leaves(
     eventually(lambda: alive(client)[1] == before)
 
 
+def test_a_dropped_producer_delivers_although_its_cluster_is_closed(fake: FakeCluster) -> None:
+    fake.create_topic("t")
+    cluster = fake.cluster()
+    kept = [cluster.producer()]
+    fake.fault(Produce, delay_s=0.1)
+    future = kept[0].send("t", b"v")
+    with pytest.warns(ResourceWarning, match="1 records are unsent"):
+        drop(kept)
+    cluster.close()
+    assert future.result(5).offset == 0
+
+
 @pytest.mark.parametrize("group", [None, "g"])
 def test_dropped_consumers_leave(
     fake: FakeCluster, cluster: Cluster, eventually: Eventually, group: str | None
