@@ -31,8 +31,9 @@ FAST: dict[str, Any] = {
 """Sessions short enough for tests that kill servers."""
 
 
-def eventually(holds: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
-    """Waits for a condition; fails when it has not come true in time."""
+def eventually(holds: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+    """Waits for a condition; fails when it has not come true in time. The time is for a machine that
+    is busy with much else."""
     deadline_s = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline_s, f"after {timeout_s:.0f} s still not: {what}"

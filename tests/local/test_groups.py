@@ -111,13 +111,16 @@ def test_closing_gives_the_partitions_to_the_others_at_once(
     cluster: LocalCluster, new_topic: NewTopic, group: str
 ) -> None:
     topic = new_topic(partitions=4)
-    with cluster.consumer(topic, group=group) as stays:
-        leaves = cluster.consumer(topic, group=group)
+    # Nobody would say so by a heartbeat's answer that comes when its time is up, or after a session.
+    slow: dict[str, Any] = {
+        "group_heartbeat_interval_ms": 300_000,
+        "group_session_timeout_ms": 900_000,
+    }
+    with cluster.consumer(topic, group=group, **slow) as stays:
+        leaves = cluster.consumer(topic, group=group, **slow)
         settle([stays, leaves], lambda: spread(stays, leaves) == [2, 2], "two each")
         leaves.close()
-        started_s = time.monotonic()
         settle([stays], lambda: spread(stays) == [4], "the rest came")
-        assert time.monotonic() - started_s < 0.5
         leaves.close()
         with pytest.raises(rayq.ClosedError):
             leaves.poll()
@@ -329,7 +332,7 @@ def test_iterating_through_rebalances_skips_and_repeats_nothing(
         thread.start()
         time.sleep(0.1)
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
         assert not thread.is_alive()
     # What is yielded last is not committed before the next one is asked for; `close` commits it.
     assert sorted(seen) == [(number, offset) for number in range(4) for offset in range(300)]
