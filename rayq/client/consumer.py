@@ -13,7 +13,7 @@ import contextlib
 import inspect
 import re
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -267,14 +267,30 @@ class AsyncConsumer:
 class _OneThread:
     """Lets in one thread at a time, as often as that one likes (from a callback, for example)."""
 
-    __slots__ = ("_lock",)
+    __slots__ = ("_asking", "_lock")
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        self._asking = threading.RLock()
 
     def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise concurrent_use_error()
+        if self._lock.acquire(blocking=False):
+            return
+        with self._asking:  # Now nobody has it who only asks.
+            if not self._lock.acquire(blocking=False):
+                raise concurrent_use_error()
+
+    @contextlib.contextmanager
+    def if_free(self) -> Iterator[bool]:
+        """Whether nobody was in: then the caller is, and whoever comes waits for it instead of
+        being refused. For what takes no time."""
+        with self._asking:
+            is_free = self._lock.acquire(blocking=False)
+            try:
+                yield is_free
+            finally:
+                if is_free:
+                    self._lock.release()
 
     def __exit__(self, *_error: object) -> None:
         self._lock.release()
@@ -347,8 +363,9 @@ class Consumer:
     def assignment(self) -> set[TopicPartition]:
         """The partitions that are read now."""
         self._core.check_open()
-        with contextlib.suppress(ConcurrentUseError), self._use:  # or who polls looks for them
-            self._core.look_for_new_partitions()
+        with self._use.if_free() as is_free:
+            if is_free:  # else who polls looks for them
+                self._core.look_for_new_partitions()
         return set(self._core.subscription.assigned)
 
     def group_membership(self) -> GroupMembership:

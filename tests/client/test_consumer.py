@@ -15,6 +15,7 @@ import pytest
 from rayq.client import fetcher as fetcher_module
 from rayq.client.cluster import Cluster
 from rayq.client.consumer import Consumer
+from rayq.client.consumer_core import ConsumerCore
 from rayq.errors import (
     ClosedError,
     ConcurrentUseError,
@@ -782,6 +783,36 @@ def test_two_threads_at_once_are_refused(
             time.sleep(0.01)
         thread.join()
         consumer.poll(0.01)  # from one thread to the other
+
+
+def test_a_thread_that_only_asks_for_the_assignment_disturbs_no_poll(
+    fake: FakeCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.create_topic("t")
+    look = ConsumerCore.look_for_new_partitions
+
+    def look_slowly(core: ConsumerCore) -> None:
+        look(core)
+        time.sleep(0.001)  # Another thread has its turn.
+
+    monkeypatch.setattr(ConsumerCore, "look_for_new_partitions", look_slowly)
+    with cluster.consumer("t") as consumer:
+        is_over = threading.Event()
+
+        def watch() -> None:
+            while not is_over.is_set():
+                assert consumer.assignment() == {TopicPartition("t", 0)}
+
+        watchers = [threading.Thread(target=watch) for _ in range(2)]
+        for one in watchers:
+            one.start()
+        try:
+            for _ in range(50):
+                consumer.poll(timeout_s=0)
+        finally:
+            is_over.set()
+            for one in watchers:
+                one.join()
 
 
 def test_threads_that_take_turns_read_everything_once(fake: FakeCluster, cluster: Cluster) -> None:
