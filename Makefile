@@ -17,7 +17,7 @@ endif
 INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java hosts demo test test-thorough test-all test-fast bench sim chaos \
+.PHONY: help setup java hosts demo test test-thorough test-all test-fast bench sim chaos chaos-hostile \
 	chaos-groups lint lock clean hunt
 
 help: ## Say what can be made
@@ -99,6 +99,9 @@ sim: $(FOR_THE_TESTS) ## Run seeds of the simulation: make sim SEEDS=0:2000 SCEN
 MINUTES ?= 5
 chaos: $(FOR_THE_TESTS) ## Kill and stop real processes at load: make chaos MINUTES=5; a table, exit 1 on loss
 	@$(BIN)/python -m rayq.testing.chaos --minutes $(MINUTES)
+
+chaos-hostile: $(FOR_THE_TESTS) ## Ten hostile clients beside ten honest ones, every other minute: MINUTES=5
+	@$(BIN)/python -m rayq.testing.chaos --hostile --minutes $(MINUTES)
 
 chaos-groups: $(FOR_THE_TESTS) ## Members of a group come and go at load, some by SIGKILL: MINUTES=2
 	@$(BIN)/python -m rayq.testing.chaos.groups --minutes $(MINUTES)

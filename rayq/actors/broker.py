@@ -26,7 +26,6 @@ from rayq.core.topic_changes import offline_reason
 from rayq.environment import Environment
 from rayq.errors import (
     ControllerUnavailableError,
-    InvalidRequestError,
     NotControllerError,
     ProtocolError,
     RayqError,
@@ -421,11 +420,6 @@ class Broker:
         self, request: messages.Metadata, room: AnswerRoom
     ) -> messages.MetadataResponse:
         asked = None if request.topics is None else set(request.topics)
-        if asked is not None and len(asked) > messages.METADATA_TOPICS_MAX:
-            raise InvalidRequestError(
-                f"Metadata of {len(asked)} topics was asked for, and at most "
-                f"{messages.METADATA_TOPICS_MAX} may be named: ask several times, or for all."
-            )
         metadata = self.metadata
         if metadata.version < request.version_min and request.wait_ms:
             await metadata.changed.wait_until(

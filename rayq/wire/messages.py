@@ -114,7 +114,7 @@ class MetadataResponse(Response, frozen=True):
 
 
 METADATA_TOPICS_MAX = 10_000
-"""The most topics that one Metadata request names."""
+"""The most topics that one Metadata request names, repetitions included."""
 
 METADATA_PARTITIONS_MAX = 2_000
 """An answer ends with the topic that brings it to so many partitions."""
@@ -123,12 +123,12 @@ METADATA_PARTITIONS_MAX = 2_000
 class Metadata(Request, frozen=True):
     """The cluster as this broker knows it. A broker waits up to `wait_ms` for a version of at least
     `version_min`, then answers with what it has; where that is much, in pages (`metadata_pages`
-    asks for them all). Raises InvalidRequest (it names too many topics)."""
+    asks for them all)."""
 
     api: ClassVar[int] = 1
     response: ClassVar[type[Response]] = MetadataResponse
     ends_with_connection: ClassVar[bool] = True
-    topics: list[str] | None = None
+    topics: Annotated[list[str], msgspec.Meta(max_length=METADATA_TOPICS_MAX)] | None = None
     """None: all. A name that does not exist is missing in the answer."""
     version_min: int = 0
     wait_ms: Milliseconds = 0

@@ -18,6 +18,7 @@ from types import FrameType
 
 from rich.console import Console
 
+from rayq.testing.chaos import hostile
 from rayq.testing.chaos.faults import DRAWN
 from rayq.testing.chaos.report import as_json, show
 from rayq.testing.chaos.run import RECORDS_PER_S, Plan, run
@@ -40,6 +41,11 @@ def main(arguments: list[str] | None = None) -> int:
         default=1.0,
         help="multiplies how long writes may pause, for machines that others use as well",
     )
+    parser.add_argument(
+        "--hostile",
+        action="store_true",
+        help="no faults: hostile clients beside honest ones, every other minute",
+    )
     options = parser.parse_args(arguments)
     names = options.kinds.split(",")
     if unknown := set(names).difference(DRAWN):
@@ -48,6 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     console = Console(file=sys.stdout)
     console.print(f"seed {options.seed}", highlight=False)
+    if options.hostile:
+        return _run_hostile(options.minutes, options.seed, options.leniency, console)
     plan = Plan(options.minutes, options.seed, kinds, options.rate, options.leniency)
     try:
         # Ray tells stdout at length of each process that dies.
@@ -60,6 +68,21 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json is not None:
         options.json.write_text(json.dumps(as_json(result), indent=2) + "\n")
     return 0 if result.holds else 1
+
+
+def _run_hostile(minutes: float, seed: int, leniency: float, console: Console) -> int:
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            outcome = hostile.run(minutes, seed, say, leniency)
+    except KeyboardInterrupt:
+        say("Interrupted.")
+        return 130
+    for line in hostile.lines(outcome):
+        say(line)
+    return 0 if outcome.holds else 1
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

@@ -1,0 +1,258 @@
+"""Ten hostile clients, with and without the cluster's token: what they do, again and again.
+
+They run in a process of its own at the lowest priority: what is measured is what they cost the
+servers, and not what they cost the machine that they share with them here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+
+import msgspec
+
+from rayq.errors import RayqError
+from rayq.storage.batch import encode_batch
+from rayq.wire.authentication import (
+    HANDSHAKE_VERSION,
+    KEY_BYTES,
+    NONCE_BYTES,
+    ClientHandshake,
+    Identity,
+    key_of_token,
+)
+from rayq.wire.codec import ENCODER, decode_error
+from rayq.wire.frames import FLAG_ERROR, HANDSHAKE_API, PREFIX, PREFIX_BYTES, encode_head
+from rayq.wire.messages import Fetch, ListOffsets, Metadata, Produce, Request
+
+MIB = 1024**2
+TIMEOUT_S = 5.0
+PAUSE_S = 0.1
+"""Between two rounds of one of them."""
+STOP_TIMEOUT_S = 30.0
+HALF_OPEN_MAX = 300
+"""Sockets that one keeps open and silent."""
+
+
+@dataclass(frozen=True)
+class Leader:
+    """Where one partition is written and read."""
+
+    host: str
+    port: int
+    topic_id: str
+    partition: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What the attackers are told."""
+
+    token: str = field(repr=False)
+    brokers: tuple[tuple[str, int], ...]
+    read_from: tuple[Leader, ...]
+    """Leaders of what honest clients write: it is only read."""
+    write_to: tuple[Leader, ...]
+    """Leaders of a topic that is the attackers' own."""
+    seed: int
+
+
+class _Socket:
+    """A connection that breaks every rule but those of TCP."""
+
+    def __init__(self, at: tuple[str, int]) -> None:
+        self.socket = socket.create_connection(at, timeout=TIMEOUT_S)
+
+    def authenticate(self, key: bytes) -> None:
+        """Raises RayqError, OSError."""
+        identity = Identity(role="client", key=key, cluster_id=None, broker=None)
+        handshake = ClientHandshake(identity, os.urandom(NONCE_BYTES), None)
+        for answer in (handshake.hello, lambda: handshake.answer(self.read_header())):
+            header = answer()
+            self.write(encode_head(HANDSHAKE_VERSION, 0, HANDSHAKE_API, 0, header, 0))
+        handshake.finish(self.read_header())
+
+    def write(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def ask(self, requests: Sequence[Request], payload: bytes = b"") -> None:
+        self.write(
+            b"".join(
+                encode_head(1, 0, one.api, number, ENCODER.encode(one), len(payload)) + payload
+                for number, one in enumerate(requests, start=1)
+            )
+        )
+
+    def read_header(self) -> bytes:
+        length, _, flags, _, _, header_bytes = PREFIX.unpack(self._read(PREFIX_BYTES))
+        header = self._read(length + 4 - PREFIX_BYTES)[:header_bytes]
+        if flags & FLAG_ERROR:
+            raise decode_error(header)
+        return header
+
+    def _read(self, size: int) -> bytes:
+        received = b""
+        while len(received) < size:
+            some = self.socket.recv(size - len(received))
+            if not some:
+                raise ConnectionError("closed by the server")
+            received += some
+        return received
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Attacker:
+    """Each method that `ATTACKS` names is one round of one attack."""
+
+    def __init__(self, targets: Targets, rng: random.Random, stop: threading.Event) -> None:
+        self._targets = targets
+        self._key = key_of_token(targets.token)
+        self._rng = rng
+        self._stop = stop
+        self._open: deque[_Socket] = deque()
+
+    def _anybody(self) -> tuple[str, int]:
+        leaders = [(one.host, one.port) for one in self._targets.read_from]
+        return self._rng.choice([*self._targets.brokers, *leaders])
+
+    @contextlib.contextmanager
+    def _connected(self, at: tuple[str, int]) -> Iterator[_Socket]:
+        with contextlib.closing(_Socket(at)) as connected:
+            connected.authenticate(self._key)
+            yield connected
+
+    def half_open(self) -> None:
+        """Sockets that never say a word."""
+        for _ in range(20):
+            self._open.append(_Socket(self._anybody()))
+            if len(self._open) > HALF_OPEN_MAX:
+                self._open.popleft().close()
+
+    def garbage(self) -> None:
+        """Bytes that are no frame, before and after the handshake."""
+        with contextlib.closing(_Socket(self._anybody())) as connected:
+            connected.write(self._rng.randbytes(3000))
+        with self._connected(self._anybody()) as connected:
+            connected.write(self._rng.randbytes(3000))
+
+    def wrong_token(self) -> None:
+        with contextlib.closing(_Socket(self._anybody())) as connected:
+            connected.authenticate(self._rng.randbytes(KEY_BYTES))
+
+    def come_and_go(self) -> None:
+        """Connections that are authenticated and left."""
+        for _ in range(5):
+            with self._connected(self._anybody()):
+                pass
+
+    def fetches_never_read(self) -> None:
+        leader = self._rng.choice(self._targets.read_from)
+        with self._connected((leader.host, leader.port)) as connected:
+            where = (leader.topic_id, leader.partition, leader.leader_epoch)
+            connected.ask([Fetch(*where, 0, None, 16 * MIB, 0)] * 100)
+            connected.ask([Fetch(*where, 0, None, 16 * MIB, 60_000)] * 400)
+            self._stop.wait(3)
+
+    def metadata_never_read(self) -> None:
+        """All of it, and one name very often."""
+        with self._connected(self._rng.choice(self._targets.brokers)) as connected:
+            connected.ask([Metadata(["chaos"] * 50_000)] * 5)
+            connected.ask([Metadata()] * 200)
+            self._stop.wait(2)
+
+    def parts_of_frames(self) -> None:
+        leader = self._rng.choice(self._targets.read_from)
+        with self._connected((leader.host, leader.port)) as connected:
+            connected.write(PREFIX.pack(60 * MIB, 1, 0, Produce.api, 1, 100))
+            connected.write(bytes(8 * MIB))
+            self._stop.wait(3)
+
+    def bombs(self) -> None:
+        """A batch that is small and claims to be large, and one that is none."""
+        leader = self._rng.choice(self._targets.write_to)
+        with self._connected((leader.host, leader.port)) as connected:
+            request = Produce(leader.topic_id, leader.partition, leader.leader_epoch, 1, 1000)
+            now_ms = time.time_ns() // 1_000_000
+            bomb = encode_batch([bytes(8 * MIB)], timestamps_ms=now_ms, compression="lz4")
+            connected.ask([request], bytes(bomb))
+            connected.ask([request], self._rng.randbytes(1000))
+            for _ in range(2):
+                with contextlib.suppress(RayqError):
+                    connected.read_header()
+
+    def many_requests(self) -> None:
+        """Small ones, faster than they can be served."""
+        leader = self._rng.choice(self._targets.read_from)
+        with self._connected((leader.host, leader.port)) as connected:
+            where = (leader.topic_id, leader.partition, leader.leader_epoch)
+            connected.ask([ListOffsets(*where, -1)] * 2000)
+            self._stop.wait(1)
+
+    def enormous_headers(self) -> None:
+        with self._connected(self._rng.choice(self._targets.brokers)) as connected:
+            connected.ask([Metadata([f"topic-{number}" for number in range(60_000)])] * 3)
+            connected.write(encode_head(1, 0, Metadata.api, 9, bytes(5 * MIB), 0))
+            self._stop.wait(1)
+
+
+ATTACKS: tuple[Callable[[Attacker], None], ...] = (
+    Attacker.half_open,
+    Attacker.garbage,
+    Attacker.wrong_token,
+    Attacker.come_and_go,
+    Attacker.fetches_never_read,
+    Attacker.metadata_never_read,
+    Attacker.parts_of_frames,
+    Attacker.bombs,
+    Attacker.many_requests,
+    Attacker.enormous_headers,
+)
+"""One client each."""
+
+
+def attack(targets: Targets, stop: threading.Event) -> dict[str, int]:
+    """Until `stop` is set. Returns how many rounds there were of each."""
+    rounds = {one.__name__: 0 for one in ATTACKS}
+
+    def go_on(one: Callable[[Attacker], None]) -> None:
+        attacker = Attacker(targets, random.Random(f"{targets.seed}/{one.__name__}"), stop)
+        while not stop.wait(PAUSE_S):
+            with contextlib.suppress(OSError, RayqError, msgspec.ValidationError):
+                one(attacker)  # Refused or thrown out: that is what servers are to do.
+            rounds[one.__name__] += 1
+
+    threads = [threading.Thread(target=go_on, args=(one,), daemon=True) for one in ATTACKS]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return rounds
+
+
+def serve(targets: Targets, pipe: Connection) -> None:
+    """A process of attackers: until it is told to stop, or whoever started it is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(19)
+    stop = threading.Event()
+    done: list[dict[str, int]] = []
+    runner = threading.Thread(target=lambda: done.append(attack(targets, stop)), daemon=True)
+    runner.start()
+    try:
+        pipe.recv()
+    except EOFError:
+        return
+    stop.set()
+    runner.join(STOP_TIMEOUT_S)
+    pipe.send(done[0] if done else {})
