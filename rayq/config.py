@@ -2,7 +2,7 @@
 
 A config is a frozen dataclass that checks itself when made. `parse(Kind, {...})` makes one from a
 user's keywords: the dotted Kafka spelling is accepted too, and an unknown key is a `ConfigError`
-that suggests the nearest.
+that says what Kafka's name for it is called here, or suggests the nearest.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from rayq.errors import ConfigError
+from rayq.kafka_names import said_here
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 SECOND_MS, HOUR_MS, DAY_MS = 1000, 3_600_000, 86_400_000
@@ -385,6 +386,18 @@ class ProducerConfig:
         return self.enable_idempotence and self.acks == "all"
 
 
+GROUP_KEYS = (
+    "group_instance_id",
+    "assignor",
+    "group_session_timeout_ms",
+    "group_heartbeat_interval_ms",
+    "max_poll_interval_ms",
+    "enable_auto_commit",
+    "auto_commit_interval_ms",
+)
+"""The keys of a consumer that say nothing without a group."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ConsumerConfig:
     """How a consumer fetches, where it starts, and how it takes part in a group."""
@@ -615,6 +628,8 @@ def _check_resources(resources: Mapping[str, float]) -> None:
         )
 
 
+NEAR = 0.7
+"""How alike, by difflib, a name is that may have been meant: what is less alike misleads."""
 Config = TypeVar("Config", TopicConfig, ClusterConfig, ProducerConfig, ConsumerConfig, PoolConfig)
 
 
@@ -625,13 +640,32 @@ def parse(kind: type[Config], options: Mapping[str, Any]) -> Config:
     for given, value in options.items():
         name = given.replace(".", "_")
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-            hint = f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(names)}."
-            raise ConfigError(f"Unknown {_title(kind)} config {given!r}.{hint}")
+            raise ConfigError(f"Unknown {_title(kind)} config {given!r}{_hint(kind, name, names)}")
         if name in known:
             raise ConfigError(f"{_title(kind)} config {name!r} was given twice.")
         known[name] = value
     return kind(**known)
+
+
+def _hint(kind: type, name: str, names: list[str]) -> str:
+    """What may have been meant."""
+    said = said_here(_title(kind), name)
+    if said is not None:
+        return f": {said}."
+    for other in (TopicConfig, ProducerConfig, ConsumerConfig, ClusterConfig):
+        if name in {field.name for field in dataclasses.fields(other)}:
+            return f": it is a config of a {_title(other)}."
+    near = difflib.get_close_matches(name, names, n=1, cutoff=NEAR)
+    return f". Did you mean {near[0]!r}?" if near else f". Known: {', '.join(names)}."
+
+
+def check_group_keys(config: ConsumerConfig) -> None:
+    """Of a consumer without a group. Raises ConfigError where it was told what only members of one
+    do: somebody takes it for one."""
+    defaults = ConsumerConfig()
+    for name in GROUP_KEYS:
+        if getattr(config, name) != getattr(defaults, name):
+            raise ConfigError(f"{name} is for members of a group: say group= too.")
 
 
 def as_dict(config: TopicConfig) -> dict[str, Any]:

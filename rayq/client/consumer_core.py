@@ -25,7 +25,7 @@ from rayq.client.subscription import (
     Subscription,
     as_partition,
 )
-from rayq.config import MIB, ConsumerConfig
+from rayq.config import MIB, ConsumerConfig, check_group_keys
 from rayq.errors import (
     ClosedError,
     CorruptBatchError,
@@ -80,7 +80,9 @@ class ConsumerCore:
         self.subscription = Subscription()
         self.fetcher = Fetcher(client, config, self.subscription)
         self.group: GroupConsumer | None = None
-        if group is not None:
+        if group is None:
+            check_group_keys(config)
+        else:
             self.group = GroupConsumer(self, client, config, check_group(group))
         self.is_closed = False
         self.loop = asyncio.get_running_loop()

@@ -184,7 +184,7 @@ def test_a_duration_resets_to_that_long_ago(fake: FakeCluster, cluster: Cluster)
     fake.write("t", [b"old"], timestamps_ms=now_ms - 7_200_000)
     fake.write("t", [b"new"], timestamps_ms=now_ms - 60_000)
     for group in ("g", None):
-        options = FAST | {"auto_offset_reset": timedelta(hours=1)}
+        options = (FAST if group else {}) | {"auto_offset_reset": timedelta(hours=1)}
         with cluster.consumer("t", group=group, **options) as consumer:
             assert [one.value for one in read(consumer, 1)] == [b"new"]
     options = FAST | {"auto_offset_reset": timedelta(seconds=1)}
@@ -425,6 +425,10 @@ def test_patterns_go_to_the_coordinator(two: FakeCluster, cluster: Cluster) -> N
             cluster.consumer(group="g", pattern=wrong)
     with pytest.raises(InvalidRequestError, match="needs a group"):
         cluster.consumer(pattern=".*")
+    with pytest.raises(ConfigError, match="group_instance_id is for members of a group"):
+        cluster.consumer("t", group_instance_id="me")
+    with pytest.raises(ConfigError, match="say group="):
+        cluster.consumer("t", group_id="g")
     with pytest.raises(InvalidRequestError, match="need a group"):
         cluster.consumer("t", on_lost=lambda _: None)
 
