@@ -9,7 +9,7 @@ import os.path
 from dataclasses import dataclass, field
 
 from rayq.environment import Disk
-from rayq.errors import RayqError
+from rayq.errors import CorruptBatchError, RayqError, UnsupportedFormatError
 from rayq.storage import checked_file
 from rayq.storage.batch import BatchHeader, decode_columns
 from rayq.storage.checkpoint import Checkpoint, read_checkpoint
@@ -211,6 +211,9 @@ def _segment(disk: Disk, path: str, base: int, following: int | None, report: Re
             if problem is not None:
                 _tell(report, segment.next_offset, problem)
                 return segment.next_offset
+            unreadable = _unreadable(segment, position, header)
+            if unreadable is not None:
+                report.notes.append(unreadable)
             epoch = header.leader_epoch
             starts[header.base_offset - base] = position
             segment.count(header)
@@ -235,11 +238,17 @@ def _check(
         )
     if header.leader_epoch < epoch:
         return f"{where}: leader epoch {header.leader_epoch} after {epoch}"
+    return None
+
+
+def _unreadable(segment: Segment, position: int, header: BatchHeader) -> str | None:
+    """Of a batch whose CRC was found right: so it is no fault of the disk's, and the replicas hold
+    the same."""
+    batch = pread(segment.file, header.length, position)
     try:
-        batch = pread(segment.file, header.length, position)
         decode_columns(batch, 0, header, check_crc=False)
-    except RayqError as error:
-        return f"{where}: {error}"
+    except (CorruptBatchError, UnsupportedFormatError) as error:
+        return f"{segment.path}, position {position}: written so, no disk damaged it: {error}"
     return None
 
 

@@ -15,6 +15,7 @@ from rayq.storage.disk import LocalDisk
 from rayq.storage.metadata_log import MetadataLog
 from rayq.storage.verify import verify
 from tests.storage.support import Place, append
+from tests.wrong_batches import sealed
 
 
 @pytest.fixture
@@ -127,6 +128,20 @@ def test_a_torn_tail_and_a_bad_index_are_notes(data: Path) -> None:
     assert any("next start cuts" in note for note in notes)
     assert any(str(index) in note for note in notes)
     assert any("timeindex is missing" in note for note in notes)
+
+
+def test_a_batch_that_was_written_wrong_is_no_damage_and_what_follows_is_checked(
+    tmp_path: Path,
+) -> None:
+    place = Place(tmp_path / "t-0")
+    log = place.open()
+    log.append_as_follower(sealed({}, b"\xc1garbage"))
+    append(log, 5)
+    log.close(6)
+    (report,) = verify(LocalDisk(), str(tmp_path / "t-0"))
+    assert (report.damage, report.end_offset) == ([], 6)
+    (note,) = report.notes
+    assert "no disk damaged it" in note
 
 
 def test_nothing_to_check_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
