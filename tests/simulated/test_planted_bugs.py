@@ -15,7 +15,7 @@ FIRST_SEEDS = {
     "shortest_log_adopted": 1000,
     "promise_not_written": 1000,
     "election_outside_the_isr": 501,
-    "flush_result_from_before_a_truncation": 25,
+    "flush_result_from_before_a_truncation": 75,
     "isr_joined_at_a_stale_high_watermark": 1,
     "undecided_proposal_forgotten": 8,
     "closed_segment_not_synced": 1000,
