@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import re
 import threading
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -55,6 +57,30 @@ def spread(*consumers: Consumer) -> list[int]:
 
 
 # --- who owns what --------------------------------------------------------------------------------
+
+
+def test_a_member_that_is_dropped_leaves_its_partitions_to_the_others(
+    cluster: LocalCluster, new_topic: NewTopic, group: str
+) -> None:
+    topic = new_topic(partitions=3)
+    with cluster.consumer(topic, group=group) as stays:
+        kept = [cluster.consumer(topic, group=group)]
+        kept[0].subscribe([topic], on_revoked=partial(print, kept[0]))
+
+        def shares() -> list[int]:
+            for consumer in (stays, *kept):
+                consumer.poll(0.02)
+            return spread(stays, *kept)
+
+        eventually(lambda: shares() == [1, 2], "both share")
+
+        def drop() -> None:
+            kept.clear()
+            gc.collect()
+
+        with pytest.warns(ResourceWarning, match=f"of group '{group}' of '{topic}' was dropped"):
+            drop()
+        eventually(lambda: shares() == [3], "who stays has all")
 
 
 def test_the_textbook_example_moves_exactly_one_partition(
