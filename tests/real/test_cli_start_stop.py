@@ -54,6 +54,19 @@ class Rayq:
             arguments, ran.returncode, ran.stdout.decode(), ran.stderr.decode()
         )
 
+    def python(self, line: str, **variables: str) -> str:
+        """What a script that begins so lists as topics."""
+        program = f"{line}; print(cluster.admin.list_topics())"
+        ran = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**self._environment, **variables},
+            capture_output=True,
+            timeout=60,
+            text=True,
+        )
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
+
     def here(self, *arguments: str) -> str:
         """In this process, for verbs that ask no Ray: they need no second to begin."""
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(StringIO()) as out:
@@ -119,6 +132,14 @@ def test_a_cluster_from_start_to_stop_and_back(rayq: Rayq, tmp_path: Path) -> No
     assert processes_of(first["ray_session"])
 
     rayq.here("topic", "create", "flights", "-p", "2", "-r", "3")
+    # What was printed, pasted into another shell; by address too, and through Ray.
+    assert "import rayq; cluster = rayq.connect()" in said
+    for connect, variables in (
+        ("rayq.connect()", {}),
+        ('rayq.connect("127.0.0.1:23392")', {}),
+        ("rayq.connect()", {"RAY_ADDRESS": first["ray_address"]}),
+    ):
+        assert rayq.python(f"import rayq; cluster = {connect}", **variables) == "['flights']\n"
     rayq.well("topic", "produce", "flights", stdin=b"one\ntwo\nthree\n")
     assert "Healthy." in rayq.here("status")
 
