@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 APPEND_BYTES_MAX = MIB
 RETRY_S = 0.1
+GREETING_INTERVAL_S = 0.5
+"""How often a broker that did not answer the candidate is asked again, until it does."""
 STRAGGLERS_S = 0.1
 """How long a candidate waits for more answers once it has those of a majority."""
 Entry = tuple[int, int, bytes]
@@ -99,6 +101,7 @@ class Quorum:
         self._snapshot: tuple[int, int, bytes] | None = None
         self._entries: list[Entry] = []
         self._peers: dict[int, _Peer] = {}
+        self._greeters: list[asyncio.Task[None]] = []
         self._epoch_index = 0
         self._committed = Signal()
         self._ended: str | None = None
@@ -138,25 +141,39 @@ class Quorum:
         records = self._all_records()
         old_copies = _old_copies(records, [answer for answer, _ in promised])
         self._require_majority([one for one in promised if one[0].broker not in old_copies])
-        now_s = self._environment.clock.monotonic()
-        for answer, (host, port) in found:
-            peer = _Peer(
-                answer.broker,
-                answer.directory_id,
-                host,
-                port,
-                min(answer.last_index, self.last_index) + 1,
-                acknowledged_s=now_s,
-                has_vote=answer.broker not in old_copies,
-            )
-            self._peers[answer.broker] = peer
+        for answer, at in found:
+            self._add(answer, at, has_vote=answer.broker not in old_copies)
         host, port = self._endpoint
         started = EpochStarted(self.epoch, host, port, self._cluster_id)
         self._epoch_index = self.append([started])
         for peer in self._peers.values():
             self._start_pusher(peer)
+        late = set(known) - {at for _, at in found}
+        self._greeters = [
+            self._environment.tasks.spawn(self._greet(at, records), "greeting-a-late-broker")
+            for at in sorted(late)
+        ]
         await self.committed(self._epoch_index)
         return [*records, started]
+
+    async def _greet(self, at: Endpoint, records: Sequence[MetadataRecord]) -> None:
+        """Sends the log to a broker that did not answer in time, from when it answers on. A broker
+        that starts for the first time may know of nobody else: it would never hear who the
+        controller is."""
+        request = messages.Prepare(self._cluster_id, 0, *self._endpoint, is_probe=True)
+        while all((peer.host, peer.port) != at for peer in self._peers.values()):
+            try:
+                answer, _ = await self._pool.request(*at, request, timeout_s=self._timeout_s)
+            except RayqError as error:
+                logger.debug("the broker at %s does not answer yet: %s", at, error)
+                await asyncio.sleep(GREETING_INTERVAL_S)
+                continue
+            assert isinstance(answer, messages.PrepareResponse)
+            if answer.broker not in self._peers:
+                has_vote = answer.broker not in _old_copies(records, [answer])
+                self._add(answer, at, has_vote=has_vote)
+                self._start_pusher(self._peers[answer.broker])
+            return
 
     async def _ask(
         self, endpoints: Sequence[Endpoint], *, epoch: int, is_probe: bool
@@ -285,6 +302,16 @@ class Quorum:
             await self._committed.wait(self._timeout_s)
         self._check_not_ended()
 
+    def _add(self, answer: messages.PrepareResponse, at: Endpoint, *, has_vote: bool) -> None:
+        self._peers[answer.broker] = _Peer(
+            answer.broker,
+            answer.directory_id,
+            *at,
+            min(answer.last_index, self.last_index) + 1,
+            acknowledged_s=self._environment.clock.monotonic(),
+            has_vote=has_vote,
+        )
+
     def add_peer(self, broker: int, directory_id: str, endpoint: Endpoint) -> None:
         """A broker registered: send it the log."""
         known = self._peers.get(broker)
@@ -328,6 +355,8 @@ class Quorum:
         if self._ended is not None:
             return
         self._ended = reason
+        for greeter in self._greeters:
+            greeter.cancel()
         for peer in self._peers.values():
             if peer.pusher is not None:
                 peer.pusher.cancel()

@@ -23,6 +23,26 @@ def test_nothing_acknowledged_is_lost_when_leader_controller_and_power_go(seed: 
         assert world.errors == []
 
 
+def test_a_broker_that_answers_the_first_controller_late_is_told_of_it() -> None:
+    """It knows of nobody: nothing but the controller can tell it."""
+    with World(1) as world:
+        cluster = SimulatedCluster(world)
+        cluster.peers = []
+        world.network.cut([cluster.controller_host], [cluster.hosts[2]])
+
+        async def script() -> None:
+            started = asyncio.ensure_future(cluster.start())
+            await cluster.wait_until(
+                lambda: [one.is_registered for one in cluster.brokers.values()].count(True) == 2,
+                "the others to register",
+            )
+            world.network.heal()
+            await started
+
+        world.run(script(), limit_s=30)
+        assert world.errors == []
+
+
 async def _script(world: World, cluster: SimulatedCluster) -> None:
     await cluster.start()
     process = world.host("client").process("client")

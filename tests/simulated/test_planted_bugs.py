@@ -45,7 +45,6 @@ SAMPLE = (
     "epoch_kept_over_restart",
     "empty_disk_trusted",
     "promise_not_written",
-    "flush_result_from_before_a_truncation",
     "truncation_to_the_high_watermark",
     "committed_records_cut",
     "failed_sync_tried_again",

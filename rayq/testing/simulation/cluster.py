@@ -97,6 +97,9 @@ class SimulatedCluster:
         self.controller: ControllerServer | None = None
         self.on_put_aside: Callable[[int, str], None] | None = None
         """Called with broker and path before a broker puts a partition's directory aside."""
+        self.peers = self.endpoints
+        """Where brokers look for each other when they start. Those of a fresh cluster on Ray know
+        of nobody."""
         self.secret = b"s" * 32
         self.cluster_id = f"{world.seed:032x}"
 
@@ -164,7 +167,7 @@ class SimulatedCluster:
                 port=PORT,
                 node_id=host.name,
                 replicas_max=REPLICAS_MAX,
-                peers=self.endpoints,
+                peers=self.peers,
             )
             try:
                 await broker.start()
