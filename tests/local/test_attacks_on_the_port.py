@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from rayq.errors import ProtocolError
+from rayq.storage.data_directory import DataDirectory
 from rayq.testing import LocalCluster
 from rayq.wire import messages
 from rayq.wire.authentication import HANDSHAKE_VERSION, NONCE_BYTES, ClientHandshake, Identity
@@ -141,3 +144,21 @@ def test_metadata_of_many_partitions_comes_in_pages_and_nothing_is_left_out(
             producer.send(topic, b"x", partition=1).result(10)
     with cluster.consumer(*sorted(topics), auto_offset_reset="earliest") as consumer:
         assert len(consumer.assignment()) == 8
+
+
+def test_a_replica_process_goes_on_after_a_heartbeat_that_found_no_descriptor(
+    cluster: LocalCluster, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_endpoint = DataDirectory.read_endpoint
+    failures = iter([OSError(errno.EMFILE, "Too many open files")])
+
+    def read_or_fail(*arguments: Any) -> Any:
+        for failure in failures:
+            raise failure
+        return read_endpoint(*arguments)
+
+    monkeypatch.setattr(DataDirectory, "read_endpoint", read_or_fail)
+    topic = new_topic(replication_factor=1)
+    with cluster.producer() as producer:
+        producer.send(topic, b"x").result(10)
+    assert next(failures, None) is None
