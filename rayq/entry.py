@@ -8,6 +8,7 @@ from typing import Any
 
 from rayq.client.cluster import Cluster
 from rayq.client.consumer_pool import PoolControl, PoolSpec
+from rayq.client.timeouts import takes_timeout
 from rayq.config import ClusterConfig, parse
 from rayq.errors import NoClusterError, RayqError
 from rayq.runtime import current_cluster
@@ -16,6 +17,8 @@ from rayq.wire.authentication import client_key, key_of_token
 
 DEFAULT_PORT = 9392
 DEFAULT_NAME = "default"
+CONNECT_TIMEOUT_S = 60.0
+"""Default of how long `connect` waits for a controller's process that is being started again."""
 RAY_TOKEN_HINT = (
     " A Ray that asks for a token (as the one of `rayq start` does) needs RAY_AUTH_MODE=token in "
     "the environment before ray is imported."
@@ -123,23 +126,28 @@ def start(
     return _cluster_of(info)
 
 
+@takes_timeout
 def connect(
     address: str | None = None,
     *,
     name: str | None = None,
     token: str | None = None,
+    timeout_s: float = CONNECT_TIMEOUT_S,
     **config: Any,
 ) -> Cluster:
     """A cluster that runs.
 
-    Without `address`: the one called `name` ("default") in the Ray that this process is connected
-    to (any driver, task or actor) or that RAY_ADDRESS names; else the one that `rayq start` has
-    started on this machine. With `address`, "host:port" of any of its brokers, several with commas:
-    from outside Ray, with `token`, else RAYQ_TOKEN, else that of the cluster that `rayq start` has
-    started here, else the file ~/.rayq/token. `config` are the TLS fields of
-    `rayq.config.ClusterConfig`.
+    Without `address`: the `rayq.testing.LocalCluster` that this process has running (the last one
+    started; of a `name`, where one is given); else the one called `name` ("default") in the Ray
+    that this process is connected to (any driver, task or actor) or that RAY_ADDRESS names; else
+    the one that `rayq start` has started on this machine. With `address`, "host:port" of any of
+    its brokers, several with commas: from outside Ray, with `token`, else RAYQ_TOKEN, else that of
+    the cluster that `rayq start` has started here, else the file ~/.rayq/token. `config` are the
+    TLS fields of `rayq.config.ClusterConfig`.
 
-    Raises NoClusterError, ConfigError, AuthenticationError (no token).
+    While Ray starts the controller's process again, this waits, for `timeout_s` at most.
+
+    Raises NoClusterError, ConfigError, AuthenticationError (no token), TimeoutError.
     """
     options = parse(ClusterConfig, config)
     if address is not None:
@@ -150,6 +158,9 @@ def connect(
         return Cluster(
             address.split(","), key=key, name=name or DEFAULT_NAME, config=options
         ).make_current()
+    local = Cluster.running_here(name)
+    if local is not None:
+        return local.connection().make_current()
     if not _has_ray():
         current = current_cluster.read_current()
         if current is None or name not in (None, current.name):
@@ -159,7 +170,7 @@ def connect(
     _join_ray()
     from rayq.runtime import ray_runtime
 
-    info = ray_runtime.find_cluster(name or DEFAULT_NAME)
+    info = ray_runtime.find_cluster(name or DEFAULT_NAME, timeout_s=timeout_s)
     if info is None:
         raise NoClusterError(
             f"No cluster named {name or DEFAULT_NAME!r} runs in this Ray: start one with "

@@ -11,6 +11,7 @@ import fcntl
 import os
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import rayq
 from rayq import Cluster
@@ -135,7 +136,7 @@ def _cluster(address: str | None) -> Cluster:
     raise NoClusterError(NO_CLUSTER)
 
 
-def tls_of_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def tls_of_environment(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """RAYQ_TLS_CA, RAYQ_TLS_CERTIFICATE and RAYQ_TLS_KEY, for `--cluster` over TLS."""
     names = ("tls_ca", "tls_certificate", "tls_key")
     found = {name: environment.get(f"RAYQ_{name.upper()}") for name in names}

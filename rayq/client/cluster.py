@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import weakref
 from collections.abc import Callable, Iterable
@@ -125,6 +126,8 @@ class Cluster:
     """
 
     _current: ClassVar[Cluster | None] = None
+    _running_here: ClassVar[list[Cluster]] = []
+    """Those whose servers are in this process, the last started last."""
 
     def __init__(
         self,
@@ -157,14 +160,22 @@ class Cluster:
 
     @classmethod
     def current(cls) -> Cluster:
-        """The last cluster of this process that was started or connected to. Raises
-        NoClusterError."""
-        if cls._current is None:
+        """The last cluster of this process that was started or connected to, and is not closed;
+        else the last one whose servers are in this process. Raises NoClusterError."""
+        found = cls._current or cls.running_here()
+        if found is None:
             raise NoClusterError(
                 "This process has no cluster yet: call rayq.start(path) or rayq.connect() first, "
                 "or pass a cluster."
             )
-        return cls._current
+        return found
+
+    @classmethod
+    def running_here(cls, name: str | None = None) -> Cluster | None:
+        """The last cluster (of that name) that was started with its servers in this process and
+        runs: a `rayq.testing.LocalCluster`."""
+        running = reversed(cls._running_here)
+        return next((one for one in running if name in (None, one.name)), None)
 
     def make_current(self) -> Self:
         """Makes this what `Cluster.current()` answers."""
@@ -209,6 +220,11 @@ class Cluster:
     def connection_key(self) -> object:
         """Clusters with equal keys may share connections."""
         return (self._cluster_id or tuple(self._bootstrap), self._key, self._config)
+
+    def connection(self) -> Cluster:
+        """Another way to the same cluster, to be closed by itself."""
+        _, arguments = self.__reduce__()
+        return _unpickled(*arguments)
 
     def __repr__(self) -> str:
         return f"Cluster({self.name!r}, {', '.join(self.addresses)})"
@@ -567,6 +583,10 @@ def _name(kind: str, group: str | None, topics: tuple[str, ...]) -> str:
     of_group = "" if group is None else f" of group {group!r}"
     of_topics = "" if not topics else f" of {', '.join(map(repr, topics))}"
     return kind + of_group + of_topics
+
+
+# Servers do not go on in a forked child.
+os.register_at_fork(after_in_child=Cluster._running_here.clear)
 
 
 def _unpickled(

@@ -75,16 +75,19 @@ class LocalHosting:
 class LocalPools:
     """The pools of one cluster in this process. Any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
         self._pools: dict[str, _LocalPool] = {}
 
     def start_pool(self, cluster: Cluster, spec: PoolSpec) -> PoolControl:
+        """`cluster` may be closed before the pool ends, so the pool goes by the one it belongs
+        to."""
         if spec.name in self._pools:
             raise PoolExistsError(
                 f"A consumer pool named {spec.name!r} runs in this process already: stop it, or "
                 "name this one otherwise (name=)."
             )
-        pool = self._pools[spec.name] = _LocalPool(self, cluster, spec)
+        pool = self._pools[spec.name] = _LocalPool(self, self._cluster, spec)
         return pool
 
     def pools(self, cluster: Cluster) -> dict[str, PoolControl]:

@@ -8,6 +8,7 @@ processes for one directory), and watches them by pidfd. Records never pass thro
 from __future__ import annotations
 
 import asyncio
+import builtins
 import logging
 import os
 import time
@@ -33,6 +34,7 @@ from rayq.errors import (
     ControllerUnavailableError,
     DirectoryInUseError,
     RayqError,
+    TimeoutError,
     from_wire,
     to_wire,
 )
@@ -74,6 +76,7 @@ BROKER_RETRY_MAX_S = 10.0
 START_TIMEOUT_S = 60.0
 """For one process, or one broker's registration. A start takes as long as it gets on: on a crowded
 machine each of its processes may need half a minute."""
+CONNECT_PAUSE_S = 0.2
 NODES_TIMEOUT_S = 600.0
 NODES_POLL_S = 0.5
 RECOVERY_TIMEOUT_S = 30.0
@@ -424,14 +427,32 @@ class ControllerActor:
 # --- starting and stopping a cluster --------------------------------------------------------------
 
 
-def find_cluster(cluster_name: str) -> ConnectionInfo | None:
-    """The cluster of that name in the connected Ray; None when there is none."""
-    try:
-        actor: Any = ray.get_actor(controller_name(cluster_name), namespace=NAMESPACE)
-    except ValueError:
-        return None
-    info: ConnectionInfo = ray.get(actor.connection_info.remote(), timeout=START_TIMEOUT_S)
-    return info
+def find_cluster(
+    cluster_name: str, *, timeout_s: float = START_TIMEOUT_S
+) -> ConnectionInfo | None:
+    """The cluster of that name in the connected Ray; None when there is none. Raises TimeoutError
+    where its controller's process has not answered in time."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            actor: Any = ray.get_actor(controller_name(cluster_name), namespace=NAMESPACE)
+            # Not ray.get, against which Ray warns in an actor with coroutines: a pool's consumer.
+            answer = actor.connection_info.remote().future()
+            info: ConnectionInfo = answer.result(max(deadline_s - time.monotonic(), 0.0))
+            return info
+        except ValueError:  # No actor has that name.
+            return None
+        except (RayError, builtins.TimeoutError) as error:  # Ray may be starting it again.
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                why = " ".join(f"{type(error).__name__} {error}".split())
+                raise TimeoutError(
+                    f"The cluster {cluster_name!r} is in this Ray, but its controller's process "
+                    f"has not answered for {timeout_s:g} s ({why}). Ray starts it again where it "
+                    "has ended: see `ray list actors`. Try again, or give the address of a broker: "
+                    "brokers serve without that process."
+                ) from error
+            time.sleep(min(CONNECT_PAUSE_S, left_s))
 
 
 def start_cluster(

@@ -36,7 +36,11 @@ class LocalCluster(Cluster):
 
     `data_dir`: where the data is kept, and found again by the next LocalCluster; None means a
     temporary directory that `stop` removes. `config` are fields of `rayq.config.ClusterConfig`.
-    Leaving the `with` block stops it. It becomes the process's current cluster.
+    Leaving the `with` block stops it.
+
+    Until then `rayq.connect()` finds it, also in the handlers of its consumer pools, but not in
+    other processes; of several the last one started, or with `rayq.connect(name=...)` that which
+    was given this `name`.
 
     Raises what `rayq.start` raises.
     """
@@ -45,6 +49,8 @@ class LocalCluster(Cluster):
         self,
         brokers: int | None = None,
         data_dir: str | os.PathLike[str] | None = None,
+        *,
+        name: str = "local",
         **config: Any,
     ) -> None:
         options = parse(ClusterConfig, config)
@@ -56,9 +62,9 @@ class LocalCluster(Cluster):
         )
         self._servers_thread.start()
         self._servers: LocalServers | None = None
-        self._pools = LocalPools()
+        self._pools = LocalPools(self)
         try:
-            self._servers = self._on_servers(_start(self.data_dir, brokers, options))
+            self._servers = self._on_servers(_start(self.data_dir, brokers, name, options))
         except BaseException:
             self._end_servers()
             raise
@@ -66,10 +72,15 @@ class LocalCluster(Cluster):
             [f"{host}:{port}" for host, port in self._servers.endpoints],
             key=client_key(self._servers.secret),
             cluster_id=self._servers.cluster_id,
-            name="local",
+            name=name,
             config=options,
         )
+        Cluster._running_here.append(self)
         self.make_current()
+
+    def connection(self) -> Cluster:
+        """What `rayq.connect()` answers in this process: closing it leaves the servers running."""
+        return _Connection(self)
 
     def stop(self) -> None:
         """A controlled stop; idempotent. The data stays, unless it was in a temporary directory."""
@@ -164,6 +175,9 @@ class LocalCluster(Cluster):
         return asyncio.run_coroutine_threadsafe(work, self._servers_loop).result()
 
     def _end_servers(self) -> None:
+        if self in Cluster._running_here:  # else its start failed
+            Cluster._running_here.remove(self)
+
         async def cancel_rest() -> None:
             rest = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
             for task in rest:
@@ -178,10 +192,39 @@ class LocalCluster(Cluster):
             shutil.rmtree(self._temporary, ignore_errors=True)
 
 
-async def _start(root: str, brokers: int | None, config: ClusterConfig) -> LocalServers:
+class _Connection(Cluster):
+    """A way to a LocalCluster of this process that can do all that the LocalCluster can."""
+
+    def __init__(self, local: LocalCluster) -> None:
+        super().__init__(
+            local.addresses,
+            local._key,
+            cluster_id=local.cluster_id,
+            name=local.name,
+            config=local._config,
+        )
+        self._local = local
+
+    def stop(self) -> None:
+        self.close()
+        self._local.stop()
+
+    def _restart_process(self, broker: int) -> None:
+        self._local._restart_process(broker)
+
+    def _stop_process(self, broker: int) -> None:
+        self._local._stop_process(broker)
+
+    def _pool_runtime(self) -> LocalPools:
+        return self._local._pool_runtime()
+
+
+async def _start(
+    root: str, brokers: int | None, name: str, config: ClusterConfig
+) -> LocalServers:
     raise_limit()
     servers = LocalServers(
-        lambda _: system_environment(config), config, root=root, brokers=brokers
+        lambda _: system_environment(config), config, root=root, brokers=brokers, name=name
     )
     await servers.start()
     return servers

@@ -1,7 +1,9 @@
-"""`rayq.connect()` where `rayq start` was run: it finds the cluster, and by address its token."""
+"""`rayq.connect()`: what it finds in a test, on Ray, and where `rayq start` was run."""
 
 from __future__ import annotations
 
+import concurrent.futures
+import multiprocessing
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import rayq
-from rayq.errors import AuthenticationError, NoClusterError
+from rayq import Cluster, Record
+from rayq.errors import AuthenticationError, NoClusterError, TimeoutError
 from rayq.runtime.current_cluster import Current, write_current
 from rayq.testing import LocalCluster
 
@@ -18,7 +21,8 @@ RAY_ADDRESS = "127.0.0.1:1"
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of a user who has no cluster."""
+    """Of a user who has no cluster, in a process that has none."""
+    monkeypatch.setattr(Cluster, "_running_here", [])
     for name in ("RAY_ADDRESS", "RAYQ_TOKEN", "RAYQ_CLUSTER"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RAYQ_HOME", str(tmp_path / "home"))
@@ -90,3 +94,96 @@ def test_a_script_of_another_shell_finds_it_without_loading_ray(
 def test_without_any_cluster_connect_says_what_to_do(home: Path) -> None:
     with pytest.raises(NoClusterError, match="give the address of a broker"):
         rayq.connect()
+
+
+# --- in the process of a LocalCluster -------------------------------------------------------------
+
+
+def test_code_under_test_connects_to_the_local_cluster(
+    rayq_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", RAY_ADDRESS)  # Where code must not go from a test.
+    with rayq.connect() as found:
+        found.create_topic("orders")
+        with rayq.connect(name="local") as again:
+            assert again.cluster_id == rayq_cluster.cluster_id
+    assert rayq_cluster.admin.list_topics() == ["orders"]
+    assert Cluster.current() is rayq_cluster
+
+    def connects() -> None:
+        assert Cluster.running_here() is None
+
+    child = multiprocessing.get_context("fork").Process(target=connects)
+    child.start()
+    child.join(30)
+    assert child.exitcode == 0
+
+
+def test_the_last_local_cluster_that_runs_is_found_or_the_one_named(
+    cluster: LocalCluster,
+) -> None:
+    with LocalCluster(brokers=1, name="audit"), LocalCluster(brokers=1) as inner:
+        assert rayq.connect().cluster_id == inner.cluster_id
+        assert rayq.connect(name="audit").name == "audit"
+        elsewhere = rayq.connect(cluster.addresses[0], token=cluster.token)
+        assert cluster.admin.list_topics() == elsewhere.admin.list_topics()
+        rayq.connect().stop()
+        assert rayq.connect().name == "audit"
+    assert rayq.connect().cluster_id == cluster.cluster_id
+
+
+def test_the_handler_of_a_pool_connects_though_whoever_started_it_is_gone(
+    cluster: LocalCluster, topic: str
+) -> None:
+    found: concurrent.futures.Future[str | None] = concurrent.futures.Future()
+
+    def handle(_records: list[Record]) -> None:
+        with rayq.connect() as connected:
+            found.set_result(connected.cluster_id)
+
+    with rayq.connect() as starter:
+        pool = starter.consumer_pool(topic, f"group-of-{topic}", handle)
+        with starter.producer() as producer:
+            producer.send(topic, b"x")
+    assert found.result(30) == cluster.cluster_id
+    pool.stop()
+    assert cluster.consumer_pools() == {}
+
+
+# --- on Ray ---------------------------------------------------------------------------------------
+
+
+class ControllerActor:
+    """The controller's actor as Ray hands it out: it fails so often before it answers."""
+
+    def __init__(self, failures: float) -> None:
+        self.failures = failures
+        self.connection_info = self
+
+    def remote(self) -> ControllerActor:
+        return self
+
+    def future(self) -> concurrent.futures.Future[str]:
+        from ray.exceptions import ActorUnavailableError
+
+        answer: concurrent.futures.Future[str] = concurrent.futures.Future()
+        self.failures -= 1
+        if self.failures >= 0:
+            answer.set_exception(ActorUnavailableError("The actor is restarting", None))
+        else:
+            answer.set_result("there it is")
+        return answer
+
+
+def test_connect_waits_while_ray_starts_the_controller_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from rayq.runtime import ray_runtime
+
+    monkeypatch.setattr(ray_runtime, "CONNECT_PAUSE_S", 0.001)
+    actor = ControllerActor(failures=3)
+    monkeypatch.setattr(ray_runtime.ray, "get_actor", lambda *_args, **_options: actor)
+    assert ray_runtime.find_cluster("flights", timeout_s=30.0) == "there it is"
+    actor.failures = float("inf")
+    with pytest.raises(TimeoutError, match=r"'flights'.* not answered for 0.05 s.*restarting"):
+        ray_runtime.find_cluster("flights", timeout_s=0.05)

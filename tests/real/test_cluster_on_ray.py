@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -165,9 +166,13 @@ def test_a_killed_controller_is_not_missed_and_changes_go_on(cluster: Cluster, t
         pid = actor_pid("rayq:default:controller")
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        load.wait_for_more(50)
-        cluster.create_topic("after-controller", timeout_s=30)
-        load.wait_for_more(50)
+        with ThreadPoolExecutor(1) as threads:
+            meanwhile = threads.submit(rayq.connect)
+            load.wait_for_more(50)
+            cluster.create_topic("after-controller", timeout_s=30)
+            load.wait_for_more(50)
+        assert meanwhile.result().cluster_id == before.cluster_id
+    cluster.make_current()
     load.check()
     assert load.longest_pause_s < 3
     after = cluster.admin.describe_cluster()
