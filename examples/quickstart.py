@@ -16,8 +16,7 @@ from rayq import TopicPartition
 
 def main(data_dir: str) -> None:
     with rayq.start(data_dir, brokers=3) as cluster:
-        if "orders" not in cluster.admin.list_topics():
-            cluster.create_topic("orders", partitions=2, replication_factor=3)
+        cluster.create_topic("orders", partitions=2, replication_factor=3, exist_ok=True)
 
         with cluster.producer() as producer:
             future = producer.send("orders", b'{"item": "tea", "cups": 2}', key=b"table-7")

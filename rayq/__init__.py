@@ -11,8 +11,11 @@ TYPE_CHECKING = False  # Also `typing` would be loaded.
 if TYPE_CHECKING:
     from typing import Any as _Any
 
+    from rayq.client.admin import Admin
     from rayq.client.cluster import Cluster
+    from rayq.client.consumer import AsyncConsumer, Consumer
     from rayq.client.consumer_pool import ConsumerPool
+    from rayq.client.producer import AsyncProducer, Producer
     from rayq.entry import connect, start
     from rayq.errors import (
         AuthenticationError,
@@ -118,8 +121,13 @@ del TYPE_CHECKING
 # Importing rayq costs next to nothing: what is used is imported when it is first used. `rayq
 # --version` needs none of it, and a Ctrl+C in its first moment finds nothing half imported.
 _HOMES = {
+    "Admin": "rayq.client.admin",
+    "AsyncConsumer": "rayq.client.consumer",
+    "AsyncProducer": "rayq.client.producer",
     "Cluster": "rayq.client.cluster",
+    "Consumer": "rayq.client.consumer",
     "ConsumerPool": "rayq.client.consumer_pool",
+    "Producer": "rayq.client.producer",
     "connect": "rayq.entry",
     "start": "rayq.entry",
 }
@@ -165,6 +173,9 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "Admin",
+    "AsyncConsumer",
+    "AsyncProducer",
     "AuthenticationError",
     "BrokerInUseError",
     "BufferFullError",
@@ -177,6 +188,7 @@ __all__ = [
     "CommitRefusedError",
     "ConcurrentUseError",
     "ConfigError",
+    "Consumer",
     "ConsumerPool",
     "ControllerUnavailableError",
     "CoordinatorLoadingError",
@@ -230,6 +242,7 @@ __all__ = [
     "PoolConsumer",
     "PoolExistsError",
     "PoolStatus",
+    "Producer",
     "ProducerFencedError",
     "ProtocolError",
     "RayqError",

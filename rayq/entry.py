@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from rayq.client.cluster import Cluster
@@ -86,6 +87,7 @@ def start(
     nodes: int | None = None,
     name: str = "default",
     port: int = DEFAULT_PORT,
+    exist_ok: bool = False,
     **config: Any,
 ) -> Cluster:
     """Starts a cluster on Ray: new in empty directories, or what the directories hold.
@@ -95,6 +97,9 @@ def start(
     A path that holds more than asked for starts all of them. `nodes`: waits until Ray has so many
     nodes (that may have brokers: see `broker_resource`), at most 10 minutes. Each broker listens on
     the first free port from `port`. `config` are fields of `rayq.config.ClusterConfig`.
+
+    `exist_ok`: where a cluster of that name runs in this Ray already, connects to it. One of
+    another path, with fewer brokers or another value of a given config field is an error.
 
     Ray: the one that is connected, else that of RAY_ADDRESS, else a local one of its own, which
     ends with this process. The actors are detached: they outlive the driver where Ray does. A node
@@ -110,13 +115,19 @@ def start(
     _join_ray(may_start=True)
     from rayq.runtime import ray_runtime
 
-    if ray_runtime.find_cluster(name) is not None:
-        raise RayqError(
-            f"A cluster named {name!r} runs in this Ray already: use rayq.connect(name={name!r}), "
-            "stop that one first, or give this one another name."
-        )
+    root = os.path.abspath(os.path.expanduser(path))
+    running = ray_runtime.find_cluster(name)
+    if running is not None:
+        if not exist_ok:
+            raise RayqError(
+                f"A cluster named {name!r} runs in this Ray already: use exist_ok=True or "
+                f"rayq.connect(name={name!r}), stop that one first, or give this one another name."
+            )
+        given = {key.replace(".", "_") for key in config}
+        _check_as_asked(running, root, brokers, {key: getattr(options, key) for key in given})
+        return _cluster_of(running)
     info = ray_runtime.start_cluster(
-        os.path.abspath(os.path.expanduser(path)),
+        root,
         brokers=brokers,
         nodes_min=nodes,
         cluster_name=name,
@@ -177,6 +188,28 @@ def connect(
             "rayq.start(path), or give the address of a broker."
         )
     return _cluster_of(info)
+
+
+def _check_as_asked(
+    running: Any, root: str, brokers: int | None, config: Mapping[str, Any]
+) -> None:
+    """Raises RayqError where a cluster that runs is not what `start` was to start."""
+    differences = []
+    if running.root != root:
+        differences.append(f"the path {running.root}, not {root}")
+    if brokers is not None and len(running.brokers) < brokers:
+        differences.append(f"{len(running.brokers)} brokers, not {brokers}")
+    differences += [
+        f"{key} {getattr(running.config, key)!r}, not {value!r}"
+        for key, value in config.items()
+        if getattr(running.config, key) != value
+    ]
+    if differences:
+        raise RayqError(
+            f"A cluster named {running.cluster_name!r} runs in this Ray already, and is not as it "
+            f"was asked for. It has {'; '.join(differences)}. Ask for what it has, stop it first, "
+            "or give this one another name."
+        )
 
 
 def _cluster_of(info: Any) -> Cluster:

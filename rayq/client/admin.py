@@ -20,6 +20,7 @@ from rayq.errors import (
     InvalidRequestError,
     RayqError,
     TimeoutError,
+    TopicExistsError,
     UnknownTopicError,
 )
 from rayq.records import (
@@ -76,21 +77,34 @@ class AsyncAdmin:
         partitions: int = 1,
         replication_factor: int | None = None,
         *,
+        exist_ok: bool = False,
         timeout_s: float = ADMIN_TIMEOUT_S,
         **config: Any,
     ) -> None:
         checked = _topic_config(config)
-        await self._change(
-            CreateTopic(
-                name=_name(name),
-                partitions=_count("partitions", partitions),
-                replication_factor=None
-                if replication_factor is None
-                else _count("replication_factor", replication_factor),
-                config=checked,
-            ),
-            timeout_s,
+        request = CreateTopic(
+            name=_name(name),
+            partitions=_count("partitions", partitions),
+            replication_factor=None
+            if replication_factor is None
+            else _count("replication_factor", replication_factor),
+            config=checked,
         )
+        deadline = self._client.now + timeout_s
+        while True:
+            try:
+                await self._change(request, max(deadline - self._client.now, 0.0))
+                break
+            except TopicExistsError:
+                if not exist_ok:
+                    raise
+            left_s = max(deadline - self._client.now, 0.0)
+            try:
+                found = await self._client.topic(name, timeout_s=left_s, age_max_s=0.0)
+            except UnknownTopicError:  # It was deleted meanwhile.
+                continue
+            _check_as_asked(found, request)
+            return
         await self._until_ready(name, partitions, timeout_s)
 
     @takes_timeout
@@ -430,6 +444,28 @@ def _progress(topic: TopicMetadata | None) -> int:
     )
 
 
+def _check_as_asked(found: TopicMetadata, asked: CreateTopic) -> None:
+    """Raises TopicExistsError where a topic differs from what a `create_topic` asked for."""
+    differences = []
+    if len(found.partitions) != asked.partitions:
+        differences.append(f"{len(found.partitions)} partitions, not {asked.partitions}")
+    first = found.partitions[0]
+    factor = len(first.origin or first.replicas)
+    if asked.replication_factor not in (None, factor):
+        differences.append(f"replication_factor {factor}, not {asked.replication_factor}")
+    differences += [
+        f"{key} {found.config[key]!r}, not {value!r}"
+        for key, value in asked.config.items()
+        if found.config[key] != value
+    ]
+    if differences:
+        raise TopicExistsError(
+            f"Topic {found.name!r} exists already, and is not as it was asked for. It has "
+            f"{'; '.join(differences)}. Ask for what it has, or change it by create_partitions or "
+            "alter_topic_config."
+        )
+
+
 def _topic_config(options: Mapping[str, Any]) -> dict[str, Any]:
     """The keys given, under their names, as `TopicConfig` accepts them. Raises ConfigError."""
     config = parse(TopicConfig, options)
@@ -466,6 +502,7 @@ class Admin:
         partitions: int = 1,
         replication_factor: int | None = None,
         *,
+        exist_ok: bool = False,
         timeout_s: float = ADMIN_TIMEOUT_S,
         **config: Any,
     ) -> None:
@@ -473,13 +510,21 @@ class Admin:
         `timeout_s` begins anew whenever a replica has started or come in sync: many of them may
         take long on a slow machine.
 
-        `replication_factor` None: min(3, brokers). `config` is as in `TopicConfig`. Raises
-        TopicExistsError, InvalidTopicError, InvalidPartitionsError, InvalidReplicationFactorError,
-        ReplicaLimitError, ConfigError.
+        `replication_factor` None: min(3, brokers). `config` is as in `TopicConfig`. With
+        `exist_ok` a topic that is there already is left as it is, and not waited for; one that has
+        other partitions, or differs in what is given here, is a TopicExistsError that says so.
+
+        Raises TopicExistsError, InvalidTopicError, InvalidPartitionsError,
+        InvalidReplicationFactorError, ReplicaLimitError, ConfigError.
         """
         self._run(
             lambda admin: admin.create_topic(
-                name, partitions, replication_factor, timeout_s=timeout_s, **config
+                name,
+                partitions,
+                replication_factor,
+                exist_ok=exist_ok,
+                timeout_s=timeout_s,
+                **config,
             )
         )
 

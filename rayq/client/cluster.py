@@ -227,7 +227,8 @@ class Cluster:
         return _unpickled(*arguments)
 
     def __repr__(self) -> str:
-        return f"Cluster({self.name!r}, {', '.join(self.addresses)})"
+        state = "closed" if self._is_closed else "open"
+        return f"<{type(self).__name__} {self.name!r} at {', '.join(self.addresses)}, {state}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         arguments = (self.addresses, self._key, self.cluster_id, self.name)
@@ -387,10 +388,14 @@ class Cluster:
         name: str,
         partitions: int = 1,
         replication_factor: int | None = None,
+        *,
+        exist_ok: bool = False,
         **config: Any,
     ) -> None:
         """As `admin.create_topic`."""
-        self.admin.create_topic(name, partitions, replication_factor, **config)
+        self.admin.create_topic(
+            name, partitions, replication_factor, exist_ok=exist_ok, **config
+        )
 
     # --- consumer pools -------------------------------------------------------------------------
 

@@ -60,6 +60,9 @@ class AsyncConsumer:
         self._news = asyncio.Event()
         self._core.fetcher.add_listener(self._news.set)
 
+    def __repr__(self) -> str:
+        return f"<AsyncConsumer {self._core.describe(self._topics, self._pattern)}>"
+
     @property
     def core(self) -> ConsumerCore:
         """For those who look after it."""
@@ -319,6 +322,9 @@ class Consumer:
         self._news = Wakeup()
         core.fetcher.add_listener(self._news.set)
         background.on_fork(self._forked)
+
+    def __repr__(self) -> str:
+        return f"<Consumer {self._core.describe()}>"
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._background.run(work)

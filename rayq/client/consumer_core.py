@@ -98,6 +98,23 @@ class ConsumerCore:
         poll."""
         self._held_until_s = 0.0
 
+    def describe(self, topics: Iterable[str] = (), pattern: object = None) -> str:
+        """What it reads, for a repr; `topics` and `pattern`: what it is to subscribe to."""
+        topics = (*topics, *(self.subscription.topics or ()))
+        parts = []
+        if self.group is not None:
+            parts.append(f"group {self.group.group!r}")
+            if self.group.member is not None:
+                interest = self.group.member.interest
+                topics, pattern = (*topics, *interest.topics), pattern or interest.pattern
+        if pattern is not None:
+            parts.insert(0, f"pattern {getattr(pattern, 'pattern', pattern)!r}")
+        if topics:
+            parts.insert(0, ", ".join(map(repr, topics)))
+        parts.append(f"{len(self.subscription.assigned)} partitions assigned")
+        parts.append("closed" if self.is_closed else "open")
+        return ", ".join(parts)
+
     def check_open(self) -> None:
         if self.is_closed:
             raise ClosedError("The consumer is closed: make a new one from the cluster.")

@@ -106,7 +106,7 @@ class GroupMember:
         """`held` and `granted` differ, or there is a loss, or a failure."""
         self.unpolled_s = 0.0
         """How long before the last poll the one before it had ended."""
-        self._interest = interest
+        self.interest = interest
         self._coordinator = coordinator
         self._config = config
         self._tell = tell
@@ -279,7 +279,7 @@ class GroupMember:
 
     def subscribe(self, interest: Interest) -> None:
         """Subscribes to something else; the coordinator says what that changes."""
-        self._interest = interest
+        self.interest = interest
         if self.failure is not None:
             self.failure = None
             with self._lock:
@@ -461,8 +461,8 @@ class GroupMember:
             member_epoch=epoch,
             instance=config.group_instance_id,
             client=self.client.name,
-            topics=list(self._interest.topics),
-            pattern=self._interest.pattern,
+            topics=list(self.interest.topics),
+            pattern=self.interest.pattern,
             assignor=config.assignor,
             session_timeout_ms=config.group_session_timeout_ms,
             max_poll_interval_ms=config.max_poll_interval_ms,

@@ -44,6 +44,9 @@ class AsyncProducer:
         self.client = client
         self.core = ProducerCore(client, config, on_close)
 
+    def __repr__(self) -> str:
+        return f"<AsyncProducer {self.core.describe()}>"
+
     async def load_topic(self, topic: str, *, timeout_s: float) -> None:
         """Fetches the metadata that `send` needs. Raises UnknownTopicError."""
         await self.core.load_topic(topic, timeout_s=timeout_s)
@@ -159,6 +162,9 @@ class Producer:
         self._background = background
         self._offer = core.intake.offer
         background.on_fork(self._forked)
+
+    def __repr__(self) -> str:
+        return f"<Producer {self._core.describe()}>"
 
     @property
     def config(self) -> ProducerConfig:

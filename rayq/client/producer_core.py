@@ -88,6 +88,11 @@ class ProducerCore:
             self._is_work_announced = True
             self.loop.call_soon_threadsafe(self._work)
 
+    def describe(self) -> str:
+        """Where it sends, for a repr. It takes no lock: whoever asks may be at a breakpoint."""
+        topics = ", ".join(map(repr, sorted(self.intake.topics))) or "no topic yet"
+        return f"to {topics}, {'closed' if self.is_closed else 'open'}"
+
     def check_open(self) -> None:
         if self.is_closed:
             raise ClosedError("The producer is closed: make a new one from the cluster.")

@@ -121,6 +121,7 @@ class ConnectionInfo(HasSecret, frozen=True):
     secret: bytes
     brokers: tuple[Endpoint, ...]
     config: ClusterConfig
+    root: str
 
 
 def _actor(kind: type) -> Any:
@@ -331,6 +332,7 @@ class ControllerActor:
             self._spec.secret,
             tuple(brokers),
             self._spec.config,
+            self._spec.root,
         )
 
     async def broker_nodes(self) -> dict[int, str]:

@@ -56,6 +56,23 @@ def test_a_topic_is_created_described_and_deleted(fake3: FakeCluster) -> None:
             cluster.admin.delete_topic("t")
 
 
+def test_creating_again_with_exist_ok_succeeds_or_says_what_differs(fake3: FakeCluster) -> None:
+    with fake3.cluster() as cluster:
+        for _ in range(2):
+            cluster.create_topic("t", 2, exist_ok=True, **{"segment.bytes": 2048})
+        cluster.create_topic("t", 2, 3, exist_ok=True)  # The rest as it may be.
+        with pytest.raises(TopicExistsError, match="'t' exists"):
+            cluster.create_topic("t", 2)
+        with pytest.raises(TopicExistsError) as raised:
+            cluster.admin.create_topic("t", 1, 2, exist_ok=True, segment_bytes=4096)
+        assert (
+            "It has 2 partitions, not 1; replication_factor 3, not 2; segment_bytes 2048, not 4096."
+        ) in str(raised.value)
+        # A broker that is down keeps nobody from going on with a topic that is there.
+        fake3.call(lambda: fake3.topics["t"].partitions[0].isr.remove(3))
+        cluster.create_topic("t", 2, exist_ok=True, timeout_s=5)
+
+
 def test_a_replica_that_does_not_answer_is_shown_without_offsets(fake3: FakeCluster) -> None:
     fake3.create_topic("t")
     fake3.fault(DescribeReplica, disconnect=True, matches=lambda _one, broker: broker == 2)

@@ -7,6 +7,7 @@ import gc
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import threading
 import time
@@ -153,6 +154,31 @@ def test_stop_stops_the_servers_and_close_does_not(fake: FakeCluster) -> None:
         stopping.producer()
     with fake.cluster() as connected, pytest.raises(InvalidRequestError, match="was started"):
         connected.stop()
+
+
+def test_reprs_say_topics_group_and_state(fake: FakeCluster) -> None:
+    fake.create_topic("t", 2)
+    with fake.cluster(name="orders") as cluster:
+        assert repr(cluster) == f"<Cluster 'orders' at 127.0.0.1:{fake.brokers[1].port}, open>"
+        producer, consumer = cluster.producer(), cluster.consumer("t")
+        assert repr(producer) == "<Producer to no topic yet, open>"
+        producer.send("t", b"v").result(10)
+        assert repr(producer) == "<Producer to 't', open>"
+        assert repr(consumer) == "<Consumer 't', 2 partitions assigned, open>"
+        member = cluster.consumer("t", group="g")
+        assert repr(member).startswith("<Consumer 't', group 'g', ")
+
+        async def scenario() -> None:
+            async with cluster.async_consumer(pattern=re.compile("t.*"), group="h") as one:
+                assert repr(one) == (
+                    "<AsyncConsumer pattern 't.*', group 'h', 0 partitions assigned, open>"
+                )
+            async with cluster.async_producer() as other:
+                assert repr(other) == "<AsyncProducer to no topic yet, open>"
+
+        asyncio.run(scenario())
+    assert repr(cluster).endswith(", closed>")
+    assert repr(consumer).endswith(", closed>") and repr(producer).endswith(", closed>")
 
 
 def test_a_closed_cluster_says_so(fake: FakeCluster) -> None:

@@ -15,7 +15,11 @@ import rayq
 from rayq import errors
 
 NAMES = {
+    "Admin",
+    "AsyncConsumer",
+    "AsyncProducer",
     "Cluster",
+    "Consumer",
     "ConsumerPool",
     "DrainProgress",
     "GroupInfo",
@@ -27,6 +31,7 @@ NAMES = {
     "OffsetRange",
     "PoolConsumer",
     "PoolStatus",
+    "Producer",
     "Reassignment",
     "Record",
     "RecordMetadata",

@@ -46,9 +46,11 @@ def running_ray(ray_here: None) -> Iterator[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_example_of_the_readme_runs_as_it_stands(tmp_path: Path, running_ray: str) -> None:
-    printed = run(tmp_path, running_ray, "-c", README_EXAMPLE)
-    assert "RecordMetadata(topic='flights'" in printed
+def test_the_example_of_the_readme_runs_as_it_stands_and_again(
+    tmp_path: Path, running_ray: str
+) -> None:
+    printed = run(tmp_path, running_ray, "-c", README_EXAMPLE * 2)
+    assert printed.count("RecordMetadata(topic='flights'") == 2
     assert "b'N14228' b'{\"dest\": \"IAH\"}'" in printed
 
 

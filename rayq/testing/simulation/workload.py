@@ -74,7 +74,7 @@ class Workload:
         self.acknowledged_by: dict[str, int] = {}
         self.problems: list[str] = []
         """What clients saw that must not be, besides what the checker finds in the history."""
-        self.topic_options = {
+        self.topic_options: dict[str, Any] = {
             "segment_bytes": self._rng.choice((4096, 16_384, 1 << 20)),
             "index_interval_bytes": self._rng.choice((256, 4096)),
         }
