@@ -248,7 +248,10 @@ def test_members_of_a_group_share_and_go_on_where_they_stopped(
         eventually(both_have_one, "each member has a partition")
         lines = b"".join(b"%d v\n" % (number % 2) for number in range(100))
         rayq_command.well("topic", "produce", name, "-f", "%p %s", stdin=lines)
-        eventually(lambda: admin.describe_group(group).lag == 0, "all is committed")
+        eventually(
+            lambda: [at.lag for at in admin.describe_group(group).partitions.values()] == [0, 0],
+            "all is committed",
+        )
         one.send_signal(signal.SIGINT)
         two.send_signal(signal.SIGTERM)
         outs = [member.communicate(timeout=60)[0].split() for member in (one, two)]

@@ -101,7 +101,7 @@ def test_refused_requests_are_timed_as_answered_ones_are(run: Any, wire: Any) ->
         samples = {one.name: one for one in server.env.metrics.collect()}
         assert samples["rayq_failed_requests_total"].value == 2
         assert samples["rayq_request_seconds"].count == 2
-        assert samples["rayq_request_seconds"].value >= 0.02
+        assert samples["rayq_request_seconds"].value >= 0.015  # A loop's timers may be early.
 
     run(scenario)
 
