@@ -412,7 +412,8 @@ class Leader:
         deadline_s = clock.monotonic() + request.timeout_ms / 1000
         leader = self.state
         self._check_serving()
-        if leader.is_under_min_isr:
+        # Where others cannot copy past damage, only this lets them come back into sync.
+        if leader.is_under_min_isr and not self._replica_log.serves_around_damage:
             raise NotEnoughReplicasError(
                 f"{self.where} has {len(leader.isr)} in-sync replicas, delete_records needs "
                 f"min_insync_replicas = {leader.min_insync}: another that leads later would have "

@@ -88,8 +88,10 @@ class ReplicaLog:
         self._on_flushed = on_flushed
         self._on_failure = on_failure
         self._is_alone = is_alone
+        self._damaged_offset: int | None = None
+        """A read from here met an error of the disk while no other replica was in sync."""
         self._salvages = False
-        """Damage was found while no other replica was in sync."""
+        """That error was damage: reads go around it."""
         self._log: Log | None = None
         self._directory: PartitionDirectory | None = None
         self._dirty = Signal()
@@ -226,6 +228,11 @@ class ReplicaLog:
 
     # --- reading ----------------------------------------------------------------------------
 
+    @property
+    def serves_around_damage(self) -> bool:
+        """Damage was found, and no other replica is in sync: others cannot copy past it."""
+        return self._salvages and self._is_alone()
+
     async def read(self, offset: int, limit: int, bytes_max: int) -> tuple[bytes, int]:
         """Whole batches of [offset, limit), and where the next begins. May run in a thread. Raises
         StorageError. A leader that is alone answers damage by `batch.stand_in`."""
@@ -254,7 +261,7 @@ class ReplicaLog:
         what is not (`batch.stand_in`). Once others are in sync again they may find the damage by
         ordinary reads, so that one of them takes over."""
         if not self._is_alone():
-            self._salvages = False
+            self._forget_damage()
             return await self.read(offset, limit, bytes_max)
         try:
             plan = log.plan_salvage(offset, limit, bytes_max)
@@ -312,11 +319,16 @@ class ReplicaLog:
             )
             if self.trouble != before:
                 logger.error("%s", self.trouble)
+            self._damaged_offset = offset
             self._salvages = self._salvages or is_damage
             return CorruptBatchError(self.trouble) if is_damage else StorageError(self.trouble)
         failure = StorageError(what)
         self.fail(failure, is_damage=is_damage)
         return failure
+
+    def _forget_damage(self) -> None:
+        """Ordinary reads will tell whether there is any left."""
+        self._damaged_offset, self._salvages, self.trouble = None, False, None
 
     # --- group commit -----------------------------------------------------------------------
 
@@ -397,6 +409,8 @@ class ReplicaLog:
             except StorageError as error:
                 self.fail(error)
                 raise
+        if self._damaged_offset is not None and self._damaged_offset < log.start_offset:
+            self._forget_damage()
         try:
             await self.checkpoint()
         finally:  # They may be what fills the disk.

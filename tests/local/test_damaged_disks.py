@@ -4,6 +4,7 @@ on that disk is copied anew from the others."""
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tests.local.support import (
     FAST,
     eventually,
     leader_of,
+    partition_of,
     place,
     produce_raw,
     read_all,
@@ -206,3 +208,50 @@ def test_others_copy_a_damaged_log_once_what_is_damaged_was_deleted(
     cluster.admin.delete_records({place(topic): end})
     eventually(lambda: leader_of(cluster, topic) == other, "the move is done")
     assert values(read_all(cluster, topic)) == EVERYTHING[end:]
+
+
+def test_a_leader_under_min_insync_deletes_what_is_damaged_so_that_another_copies_the_rest(
+    cluster: LocalCluster, data: Path
+) -> None:
+    topic = filled(cluster, "under-min-insync", replicas=2)
+    info = partition_of(cluster, topic)
+    leader = info.leader
+    (other,) = {one.broker for one in info.replicas} - {leader}
+    path = data / f"broker-{other}" / f"{topic}-0"
+    assert leader is not None
+    cluster.kill_broker(other)
+    eventually(lambda: partition_of(cluster, topic).isr == [leader], "the leader is alone")
+    first, end = flip(data, leader, topic, 2, HEADER["base offset"])
+    shutil.rmtree(path)
+    cluster.start_broker(other)
+
+    def copied() -> int:
+        reports = verify(LocalDisk(), str(path)) if path.exists() else []
+        return (reports[0].end_offset or 0) if reports else 0
+
+    eventually(lambda: copied() == first, "what is sound before the damage is copied")
+    assert cluster.admin.delete_records({place(topic): end}) == {place(topic): end}
+    wait_in_sync(cluster, topic, 2)
+    assert values(read_all(cluster, topic)) == EVERYTHING[end:]
+
+
+def test_a_leader_that_was_alone_with_damage_has_no_trouble_once_it_is_deleted(
+    cluster: LocalCluster, data: Path
+) -> None:
+    topic = filled(cluster, "no-trouble", replicas=1)
+    first, _ = flip(data, leader_of(cluster, topic), topic, 2, HEADER["base offset"])
+
+    def trouble() -> str | None:
+        (replica,) = partition_of(cluster, topic).replicas
+        return replica.trouble
+
+    with cluster.consumer() as consumer:
+        consumer.assign([(topic, 0)])
+        consumer.seek((topic, 0), first)
+        with pytest.raises(CorruptBatchError):
+            consumer.poll(5)
+    assert "goes on without what is damaged" in (trouble() or "")
+    rest = EVERYTHING[-10:]
+    cluster.admin.delete_records({place(topic): len(EVERYTHING) - len(rest)})
+    assert values(read_all(cluster, topic)) == rest
+    assert trouble() is None
