@@ -319,7 +319,8 @@ class ProducerConfig:
 
     acks: Acks = "all"
     """What a delivery means: "all" in-sync replicas have it, 1 the leader has appended it, 0 it was
-    handed to the network."""
+    handed to the network. Under 0 what a leader refuses, or a lost connection takes along, is lost:
+    a warning in the log tells of refusals."""
 
     enable_idempotence: bool = True
     """Number the batches so that a retry appends once. Needs acks="all"; with acks 0 or 1 it is

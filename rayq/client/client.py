@@ -27,6 +27,7 @@ from rayq.errors import (
     WrongClusterError,
 )
 from rayq.wire.authentication import Identity
+from rayq.wire.connection import Connection
 from rayq.wire.messages import (
     METADATA_TOPICS_MAX,
     Change,
@@ -115,7 +116,9 @@ class Client:
         self.env = env
         self.name = name or f"process {env.pid}"
         self.metadata = MetadataCache()
-        self.pool = ConnectionPool(env, identity, config)
+        self.refusal_listeners: dict[Callable[[Connection, RayqError], None], None] = {}
+        """Called when a one-way request was refused; which one it was is not known."""
+        self.pool = ConnectionPool(env, identity, config, self._refused)
         self._cluster_id = identity.cluster_id
         self._bootstrap = list(bootstrap)
         self._failed_at: dict[Address, float] = {}
@@ -142,6 +145,10 @@ class Client:
             if task is not None:
                 task.cancel()
         self.pool.close()
+
+    def _refused(self, connection: Connection, error: RayqError) -> None:
+        for listener in list(self.refusal_listeners):
+            listener(connection, error)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -529,16 +529,7 @@ class Cluster:
         self._is_closed = True
         if Cluster._current is self:
             Cluster._current = None
-        first_error: RayqError | None = None
-        for made in list(self._made):
-            try:
-                try:
-                    made.close()
-                except ConcurrentUseError:  # a consumer that another thread polls
-                    assert isinstance(made, Consumer)
-                    made.abandon()
-            except RayqError as error:
-                first_error = first_error or error
+        first_error = self._close_made()
 
         async def give_back() -> None:
             shared, self._shared = self._shared, None
@@ -550,6 +541,20 @@ class Cluster:
         if first_error is not None:
             raise first_error
 
+    def _close_made(self) -> RayqError | None:
+        """Closes all producers and consumers; the first error."""
+        first_error: RayqError | None = None
+        for made in list(self._made):
+            try:
+                try:
+                    made.close()
+                except ConcurrentUseError:  # a consumer that another thread polls
+                    assert isinstance(made, Consumer)
+                    made.abandon()
+            except RayqError as error:
+                first_error = first_error or error
+        return first_error
+
     def stop(self) -> None:
         """Stops the cluster's servers, then closes; the data stays. Raises InvalidRequestError for
         a cluster that was only connected to from outside."""
@@ -558,12 +563,14 @@ class Cluster:
                 "This cluster was connected to by its address: stop it where it was started."
             )
         lifecycle = self._lifecycle
+        undelivered: RayqError | None = None
         try:
-            for made in list(self._made):
-                made.close()
+            undelivered = self._close_made()
         finally:
             lifecycle.stop()
             self.close()
+        if undelivered is not None:
+            raise undelivered
 
     def __enter__(self) -> Self:
         self._check_open()

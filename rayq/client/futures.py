@@ -91,8 +91,13 @@ class Outcome:
     def when_done(self, callback: Callable[[], None]) -> None:
         """Calls back once, at once when it is done already, else on the thread of the sender."""
         self._callbacks.append(callback)
-        if self.is_done:
-            self._call_all()
+        if not self.is_done:
+            return
+        try:
+            self._callbacks.remove(callback)
+        except ValueError:
+            return  # the sender has it
+        _call(callback)  # only this one: the others are for the thread of the sender
 
     def _call_all(self) -> None:
         while self._callbacks:

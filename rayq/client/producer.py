@@ -185,7 +185,8 @@ class Producer:
 
         `value` is bytes, or None for a tombstone. Without `partition` the configured partitioner
         chooses. `timestamp_ms` is Unix time, now by default. `on_delivery(metadata, error)` is
-        called on the client's event-loop thread, where it must not block.
+        called on the client's event-loop thread, where it must not block; or by this call, where
+        the delivery is over before it returns (do not hold a lock that `on_delivery` takes).
 
         Blocks up to `max_block_ms` while the topic is not known yet or the buffer is full. Raises
         BufferFullError, UnknownTopicError, RecordTooLargeError, InvalidTimestampError,

@@ -86,7 +86,11 @@ class ProducerCore:
         else:
             # No call in between, at which a signal handler could run: it may wait for the delivery.
             self._is_work_announced = True
-            self.loop.call_soon_threadsafe(self._work)
+            try:
+                self.loop.call_soon_threadsafe(self._work)
+            except BaseException:  # a Ctrl+C, before it began
+                self._is_work_announced = False
+                raise
 
     def describe(self) -> str:
         """Where it sends, for a repr. It takes no lock: whoever asks may be at a breakpoint."""

@@ -50,6 +50,7 @@ from rayq.errors import (
     UnknownServerError,
     UnknownTopicError,
 )
+from rayq.logs import Seldom
 from rayq.storage.batch import encode_batch
 from rayq.wire.connection import Connection
 from rayq.wire.messages import AllocateProducerId, Produce
@@ -103,7 +104,10 @@ class Sender:
         self._allocation: asyncio.Task[None] | None = None
         self._ticker: asyncio.TimerHandle | None = None
         self._closed = False
+        self._refusals = Seldom(logger, logging.WARNING, client.env.clock.monotonic)
         client.metadata.add_listener(self._metadata_changed)
+        if config.acks == 0:
+            client.refusal_listeners[self._refused] = None
 
     def close(self) -> None:
         """Gives up what is still under way. Idempotent."""
@@ -111,6 +115,7 @@ class Sender:
             return
         self._closed = True
         self._client.metadata.remove_listener(self._metadata_changed)
+        self._client.refusal_listeners.pop(self._refused, None)
         if self._allocation is not None:
             self._allocation.cancel()
         if self._ticker is not None:
@@ -390,6 +395,16 @@ class Sender:
 
         self._client.env.tasks.spawn(wait(), f"wait for room to the leader of {flight.name}")
 
+    def _refused(self, connection: Connection, error: RayqError) -> None:
+        """Without acknowledgements: something that was sent there was not written. What follows
+        waits for newer metadata, lest all of it goes where nobody takes it."""
+        flights = [one for one in self._flights.values() if one.connection is connection]
+        if flights:
+            self._refusals.say("records sent with acks=0 were refused, and are lost: %s", error)
+        if error.stale_metadata:
+            for flight in flights:
+                self._stall(flight, error)
+
     def _allocate_producer_id(self) -> None:
         if self._closed or (self._allocation is not None and not self._allocation.done()):
             return
@@ -517,8 +532,12 @@ class Sender:
             shipment.attempt = None
             in_doubt = shipment.in_doubt or shipment.serial in sent
             self._fail(flight, shipment, _unknown(flight, error) if in_doubt else error)
-        for batch in self._accumulator.take_all(flight.queue):
+        queue = flight.queue
+        for batch in self._accumulator.take_all(queue):
             self._fail_batch(batch, error)
+        if self._accumulator.oldest_opened_at(queue) is not None and not self._closed:
+            # A thread that stands still holds it up, and nobody else would come back for it.
+            asyncio.get_running_loop().call_later(HELD_UP_PAUSE_S, self.work, [queue])
 
     # --- time and metadata ----------------------------------------------------------------------
 

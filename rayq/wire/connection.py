@@ -87,6 +87,8 @@ class Connection(FrameStream):
         self._is_open = False
         self._closed_because: RayqError | None = None
         self._close_callbacks: list[Callable[[], None]] = []
+        self.on_refused: Callable[[Connection, RayqError], None] | None = None
+        """Called with the error of a one-way request; which one it was is not known."""
         self._pending: dict[int, _Pending] = {}
         self._correlation = 0
         # One timer for all requests, at the earliest of their deadlines or before.
@@ -193,8 +195,8 @@ class Connection(FrameStream):
         return future
 
     def send(self, request: Request, payload: Buffer | Sequence[Buffer] = b"") -> None:
-        """Sends a one-way request, to which there is no answer. Raises DisconnectedError,
-        InvalidRequestError."""
+        """Sends a one-way request, to which there is no answer but an error (see `on_refused`).
+        Raises DisconnectedError, InvalidRequestError."""
         if self._closed_because is not None:
             raise _again(self._closed_because)
         self.write_frame(FLAG_ONE_WAY, request.api, 0, encode_request(request), payload)
@@ -222,7 +224,10 @@ class Connection(FrameStream):
             return
         pending = self._pending.pop(frame.correlation, None)
         if pending is None or pending.future.done():
-            return  # it timed out or was cancelled before
+            # To a one-way request, or to one that timed out or was cancelled before.
+            if frame.correlation == 0 and frame.flags & FLAG_ERROR and self.on_refused is not None:
+                self.on_refused(self, decode_error(frame.header))
+            return
         future = pending.future
         try:
             if frame.flags & FLAG_ERROR:

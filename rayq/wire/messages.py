@@ -271,8 +271,8 @@ class ProduceResponse(Response, frozen=True):
 class Produce(Request, frozen=True):
     """Appends the one record batch that is the payload.
 
-    Under `acks` 0 the server answers nothing at all (the frame is marked one-way), under 1 after
-    its own append, under -1 ("all") once the high watermark passed the batch.
+    Under `acks` 0 the server answers nothing but errors (the frame is marked one-way), under 1
+    after its own append, under -1 ("all") once the high watermark passed the batch.
     Raises NotLeader, FencedEpoch, UnknownTopic, CorruptBatch, RecordTooLarge, InvalidTimestamp,
     NotEnoughReplicas(AfterAppend), OutOfOrderSequence, UnknownProducer, ProducerFenced, Storage,
     DiskFull, Timeout errors.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rayq.config import ClusterConfig
 from rayq.environment import Buffer, Environment
@@ -20,10 +20,16 @@ class ConnectionPool:
     """One connection for each address, opened at the first need and anew after it closed."""
 
     def __init__(
-        self, env: Environment, identity: Identity, config: ClusterConfig | None = None
+        self,
+        env: Environment,
+        identity: Identity,
+        config: ClusterConfig | None = None,
+        on_refused: Callable[[Connection, RayqError], None] | None = None,
     ) -> None:
+        """`on_refused`: see `Connection`."""
         self.identity = identity
         """Used by connections opened from now on."""
+        self._on_refused = on_refused
         self._env = env
         self._config = config or ClusterConfig()
         self._connections: dict[Address, Connection] = {}
@@ -119,6 +125,7 @@ class ConnectionPool:
         if self._is_closed:
             connection.close()
             return
+        connection.on_refused = self._on_refused
         self._connections[address] = connection
 
         def forget() -> None:

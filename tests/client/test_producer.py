@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import threading
 import time
@@ -16,6 +17,8 @@ import pytest
 
 from rayq.client import sender as sender_module
 from rayq.client.cluster import Cluster
+from rayq.client.consumer import Consumer
+from rayq.client.futures import DeliveryFuture, Outcome
 from rayq.client.producer import Producer
 from rayq.config import KIB, MIB
 from rayq.errors import (
@@ -374,6 +377,118 @@ def test_acks_0_waits_for_nothing(
         assert metadata == RecordMetadata("t", 0, None, 3)
         assert producer.send_many("t", [b"a", b"b"]).result(5) == []
     eventually(lambda: len(fake.values("t")) == 3)
+
+
+def test_acks_0_finds_a_new_leader_although_the_old_one_lives(
+    fake3: FakeCluster, eventually: Eventually
+) -> None:
+    fake3.create_topic("t")
+    with fake3.cluster() as cluster, cluster.producer(acks=0) as producer:
+        producer.send("t", b"v")
+        eventually(lambda: len(fake3.values("t")) == 1)
+        fake3.move_leader("t", 0, 2)
+
+        def arrives() -> bool:
+            producer.send("t", b"v").result(5)
+            return len(fake3.values("t")) > 1
+
+        eventually(arrives)
+
+
+def test_what_acks_0_sent_and_a_leader_refused_is_told(
+    fake: FakeCluster, cluster: Cluster, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.create_topic("t")
+    fake.fault(Produce, error=RecordTooLargeError("above the limit"))
+    with cluster.producer(acks=0) as producer:
+        producer.send("t", b"v").result(5)
+        eventually(lambda: "are lost: above the limit" in caplog.text)
+        producer.send("t", b"w").result(5)
+        eventually(lambda: fake.values("t") == [b"w"])
+
+
+def test_a_record_of_a_deleted_topic_fails_although_its_thread_stood_still(
+    fake: FakeCluster, cluster: Cluster
+) -> None:
+    fake.create_topic("t")
+    with cluster.producer(delivery_timeout_ms=60_000) as producer:
+        producer.send("t", b"first").result(5)
+        is_held, go_on = threading.Event(), threading.Event()
+        futures: list[DeliveryFuture] = []
+
+        def stand_still() -> None:
+            with producer._core.accumulator._lock:
+                futures.append(producer.send("t", b"v"))
+                is_held.set()
+                go_on.wait(20)
+
+        thread = threading.Thread(target=stand_still)
+        thread.start()
+        assert is_held.wait(5)
+        fake.delete_topic("t")
+        client, background = cluster.shared_client()
+        background.run(client.refresh(["t"], timeout_s=5))
+        go_on.set()
+        thread.join()
+        assert isinstance(futures[0].exception(5), UnknownTopicError)
+        with pytest.raises(DeliveryError):
+            producer.flush(5)
+
+
+def test_the_cluster_stops_only_once_producers_have_delivered(fake: FakeCluster) -> None:
+    """Also where a consumer cannot be closed, because another thread polls it."""
+    found_at_stop: list[list[bytes | None]] = []
+
+    class Servers:
+        def stop(self) -> None:
+            found_at_stop.append(fake.values("t"))
+
+    fake.create_topic("t")
+    cluster = fake.cluster(lifecycle=Servers())
+    consumers = [cluster.consumer("t") for _ in range(3)]
+    producers = [cluster.producer(linger_ms=60_000) for _ in range(3)]
+
+    def poll(consumer: Consumer) -> None:
+        with contextlib.suppress(ClosedError):
+            while True:
+                consumer.poll(20)
+
+    threads = [threading.Thread(target=poll, args=(one,), daemon=True) for one in consumers]
+    for thread in threads:
+        thread.start()
+    while not all(one._is_polling for one in consumers):
+        time.sleep(0.001)
+    for producer in producers:
+        producer.send("t", b"v")
+    cluster.stop()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    assert found_at_stop == [[b"v"] * 3]
+
+
+def test_callbacks_of_others_are_not_called_by_who_adds_one() -> None:
+    outcome = Outcome("t", 0, 0)
+    is_called, go_on = threading.Event(), threading.Event()
+    called: list[tuple[str, bool]] = []
+
+    def note(name: str) -> Callable[[], None]:
+        return lambda: called.append((name, threading.current_thread() is sender))
+
+    def block() -> None:
+        is_called.set()
+        go_on.wait(20)
+
+    outcome.when_done(block)
+    outcome.when_done(note("before"))
+    sender = threading.Thread(target=outcome.succeed, args=(0, None))
+    sender.start()
+    assert is_called.wait(5)
+    outcome.when_done(note("late"))
+    assert called == [("late", False)]
+    go_on.set()
+    sender.join()
+    assert called == [("late", False), ("before", True)]
 
 
 @pytest.mark.parametrize("failing", [1, 2, 4])

@@ -13,6 +13,7 @@ from rayq.errors import (
     NotLeaderError,
     OverloadedError,
     ProtocolError,
+    RayqError,
     TimeoutError,
     UnknownServerError,
     UnsupportedVersionError,
@@ -152,7 +153,7 @@ def test_errors_come_as_their_class_and_the_connection_goes_on(
     run(scenario)
 
 
-def test_a_one_way_request_is_carried_out_and_not_answered(
+def test_a_one_way_request_is_carried_out_and_answered_only_by_an_error(
     run: Any, wire: Any, make_produce: Any
 ) -> None:
     async def scenario() -> None:
@@ -161,14 +162,19 @@ def test_a_one_way_request_is_carried_out_and_not_answered(
         def handler(peer: Any, request: Any, payload: memoryview) -> Any:
             seen.append(bytes(payload))
             if request.partition == 1:
-                raise NotLeaderError("nobody hears this")
+                raise NotLeaderError("moved")
             return None if request.partition == 0 else ProduceResponse(0, 0, 0)
 
         client = await wire.connect(await wire.serve(handler))
-        client.send(make_produce(0), b"one")
-        client.send(make_produce(1), b"two")
-        await client.request(make_produce(2), b"three", timeout_s=5)
-        assert seen == [b"one", b"two", b"three"]
+        refused: list[RayqError] = []
+        client.send(make_produce(1), b"zero")  # nobody listens
+        await client.request(make_produce(2), b"one", timeout_s=5)
+        client.on_refused = lambda _connection, error: refused.append(error)
+        client.send(make_produce(0), b"two")
+        client.send(make_produce(1), b"three")
+        await client.request(make_produce(2), b"four", timeout_s=5)
+        assert seen == [b"zero", b"one", b"two", b"three", b"four"]
+        assert [(type(error), error.message) for error in refused] == [(NotLeaderError, "moved")]
 
     run(scenario)
 

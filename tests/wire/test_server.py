@@ -252,6 +252,8 @@ def test_a_message_that_is_not_valid_is_answered_and_the_connection_goes_on(
             assert (frame.flags, frame.api, frame.correlation) == (FLAG_ERROR, api, number)
             assert isinstance(decode_error(frame.header), ProtocolError)
         peer.write_request(20, 0, b"\xc1", flags=FLAG_ONE_WAY)
+        frame = await peer.read_frame()
+        assert (frame.flags, frame.api, frame.correlation) == (FLAG_ERROR, 20, 0)
         peer.write_request(20, 99, ENCODER.encode(Produce("topic", 4, 0, 1, 10)), b"fine")
         frame = await peer.read_frame()
         assert (frame.flags, frame.correlation, bytes(frame.payload)) == (0, 99, b"fine")
