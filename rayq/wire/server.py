@@ -409,7 +409,7 @@ class _ServerStream(FrameStream):
         except Exception as error:
             if not isinstance(error, RayqError):
                 logger.exception("%s from %s failed", REQUESTS[api].__name__, peer)
-            self._answer_error(api, correlation, error)
+            self._answer_error(api, correlation, one_way, error)
             self._server.took(api, self._clock.monotonic() - arrived_s)
             return
         if result is None or isinstance(result, (Response, tuple)):
@@ -483,7 +483,7 @@ class _ServerStream(FrameStream):
             if not isinstance(outcome, RayqError):
                 name = REQUESTS[api].__name__
                 logger.error("%s from %s failed", name, self._peer, exc_info=outcome)
-            self._answer_error(api, correlation, outcome)
+            self._answer_error(api, correlation, one_way, outcome)
         else:
             self._answer(api, correlation, one_way, outcome)
         self._server.took(api, self._clock.monotonic() - arrived_s)
@@ -498,12 +498,12 @@ class _ServerStream(FrameStream):
         else:
             logger.error("the handler of %s gave no answer", REQUESTS[api].__name__)
             error = UnknownServerError(f"{REQUESTS[api].__name__} was given no answer.")
-            self._answer_error(api, correlation, error)
+            self._answer_error(api, correlation, one_way, error)
             return
         try:
             frame_bytes = self.write_frame(0, api, correlation, ENCODER.encode(response), payload)
         except InvalidRequestError as error:
-            self._answer_error(api, correlation, error)
+            self._answer_error(api, correlation, one_way, error)
             return
         if self.is_client:
             self._server.holds(frame_bytes)
@@ -515,11 +515,13 @@ class _ServerStream(FrameStream):
                 )
                 self.end(None)
 
-    def _answer_error(self, api: int, correlation: int, error: BaseException) -> None:
-        """Also where the request was one-way: whoever sent it could not know otherwise that this is
-        the wrong place for such requests."""
+    def _answer_error(
+        self, api: int, correlation: int, one_way: bool, error: BaseException
+    ) -> None:
+        """A client hears of it also where the request was one-way: how else would it know that this
+        is the wrong place? Servers learn that from the metadata."""
         self._server.failed(api, error)
-        if not self._ended:
+        if not self._ended and (self.is_client or not one_way):
             self.write_frame(FLAG_ERROR, api, correlation, encode_error(error))
 
     # --- holding back ---------------------------------------------------------------------------
