@@ -343,7 +343,8 @@ class MetadataLog:
         self._entries = kept
 
     def close(self) -> None:
-        self._failure = f"{self._path} is closed."
+        """`failure` goes on to tell of a write that failed before."""
+        self._failure = self._failure or f"{self._path} is closed."
         self._file.close()
 
     def _change(self, change: Callable[[], None]) -> None:

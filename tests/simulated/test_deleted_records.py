@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from rayq.errors import TimeoutError
@@ -60,3 +62,24 @@ def test_they_do_not_come_back_with_a_member_that_joined_after_they_were_deleted
         assert held is not None and held.log.start_offset == 40
 
     play(script, brokers=6)
+
+
+def test_a_follower_whose_disk_is_full_confirms_nothing_that_a_crash_would_undo() -> None:
+    async def script(stage: Stage) -> None:
+        run, admin = stage.process.run, stage.admin
+        await run(admin.create_topic("t", 1, 3))
+        await stage.send("t", [b"%d" % number for number in range(50)])
+        await stage.until(lambda: len(stage.in_sync("t")) == 3, "all to be in sync")
+        full = next(iter(stage.in_sync("t") - {stage.value("t").leader}))
+        checkpoint = "t-0/checkpoint"
+        fault = stage.hosts[full].disk.fail("write", path_part=checkpoint, error=errno.ENOSPC)
+        with pytest.raises(TimeoutError):
+            await run(admin.delete_records({PLACE: 40}, timeout_s=5))
+        fault.heal()
+        assert await run(admin.delete_records({PLACE: 40}, timeout_s=20)) == {PLACE: 40}
+        for broker in stage.in_sync("t"):
+            held = stage.log("t", broker)
+            assert held is not None and held.log.persisted_log_start == 40
+        assert full in stage.in_sync("t")
+
+    play(script)

@@ -244,7 +244,8 @@ def test_a_disk_that_fails_ends_the_voter(path: str, operation: str) -> None:
     disk.faults.clear()
     with pytest.raises(StorageError):
         log.append(entries(4, 4))
-    with pytest.raises(StorageError):
+    log.close()
+    with pytest.raises(StorageError, match="could not be written"):
         log.promise(7)
 
 
