@@ -97,10 +97,11 @@ class Replica:
         """Recovers the log. Raises StorageError, UnsupportedFormatError."""
         await self._replica_log.open(directory)
         self._replica_log.trouble = None
-        if self._replica_log.is_open:
-            newest_ms = self._replica_log.log.last_append_time_ms
-            if newest_ms is not None:
-                self._clock_watch.doubt(newest_ms)
+        if not self._replica_log.is_open:
+            return  # The topic was deleted meanwhile.
+        newest_ms = self._replica_log.log.last_append_time_ms
+        if newest_ms is not None:
+            self._clock_watch.doubt(newest_ms)
         self._ticker = self._environment.tasks.spawn(
             self._replica_log.guard(self._tick_for_ever), f"tick {self.where}"
         )

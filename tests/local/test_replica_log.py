@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 
 from rayq.actors.follower import Follower
+from rayq.actors.replica import Replica
 from rayq.actors.replica_log import ReplicaLog
 from rayq.client.environment import system_environment
 from rayq.config import ClusterConfig
@@ -177,5 +178,34 @@ def test_a_directory_is_held_until_no_thread_works_in_it(tmp_path: Path) -> None
             return True
 
         await until(is_free, "the directory is free")
+
+    run(work)
+
+
+def test_a_replica_that_was_let_go_of_while_it_opened_leaves_nothing_running(
+    tmp_path: Path,
+) -> None:
+    async def work(environment: Environment, disk: HeldDisk) -> None:
+        before = asyncio.all_tasks()
+        replica = Replica(
+            environment,
+            ClusterConfig(),
+            cast(Any, PlayedLeader([])),
+            assignment(),
+            broker=0,
+            incarnation="ours",
+            has_lease=lambda: True,
+            propose=cast(Any, None),
+            on_failure=lambda: None,
+            ask_broker=cast(Any, None),
+            metadata_version=lambda: 0,
+        )
+        opening = asyncio.ensure_future(
+            replica.open(directory(environment, tmp_path / "t-0", "id"))
+        )
+        await asyncio.sleep(0)
+        replica.abandon()
+        await opening
+        assert asyncio.all_tasks() == before
 
     run(work)
