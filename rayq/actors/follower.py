@@ -178,7 +178,7 @@ class Follower:
         replica, assignment = self._replica_log, self._assignment
         assert assignment.leader_host is not None and assignment.leader_port is not None
         log = replica.log
-        # The leader takes the log start that is told for durable: a full disk may have kept it back.
+        # The leader takes a log start that it hears for durable: a full disk may have kept it back.
         await replica.advance_log_start(log.start_offset)
         connection = await self._pool.get(assignment.leader_host, assignment.leader_port)
         self._connection = connection
