@@ -6,6 +6,8 @@ import pytest
 
 from tests.simulated.support import passing, simulate
 
+pytestmark = pytest.mark.timeout(600)  # They have little of the CPU.
+
 FOUND_BUGS = "53,61,62,249,413"
 """Seeds from 50 on that failed once; docs/reliability.md tells what each found."""
 
@@ -16,7 +18,6 @@ def test_seeds_lose_nothing_and_recover() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seeds", ["6:28", "28:50", FOUND_BUGS])
 def test_many_seeds_lose_nothing_and_recover(seeds: str) -> None:
     assert f"({seeds})" in passing(seeds)
