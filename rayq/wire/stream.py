@@ -124,6 +124,19 @@ class FrameStream(asyncio.BufferedProtocol):
             transport.write(outgoing[0] if len(outgoing) == 1 else b"".join(outgoing))
         else:
             transport.writelines(_join_small(outgoing))
+            if (
+                self._write_resumed is None
+                and transport.get_write_buffer_size() > WRITE_BUFFER_HIGH_BYTES
+            ):
+                # asyncio of Python 3.12.0 to 3.12.8 and 3.13.0 to 3.13.1 does not pause its
+                # protocol here (CVE-2024-12254). Setting the limits makes it look.
+                self._limit_write_buffer(transport)
+
+    @staticmethod
+    def _limit_write_buffer(transport: asyncio.WriteTransport) -> None:
+        transport.set_write_buffer_limits(
+            high=WRITE_BUFFER_HIGH_BYTES, low=WRITE_BUFFER_LOW_BYTES
+        )
 
     async def drain(self) -> None:
         """Waits while the peer takes bytes more slowly than they are written."""
@@ -157,9 +170,7 @@ class FrameStream(asyncio.BufferedProtocol):
         if self._ended:  # given up while it was being connected
             self._transport.abort()
             return
-        self._transport.set_write_buffer_limits(
-            high=WRITE_BUFFER_HIGH_BYTES, low=WRITE_BUFFER_LOW_BYTES
-        )
+        self._limit_write_buffer(self._transport)
         self.address = _address(transport.get_extra_info("peername"))
 
     def get_buffer(self, sizehint: int) -> memoryview:
