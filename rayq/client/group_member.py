@@ -62,6 +62,7 @@ PAUSE_S = 0.02
 """Between heartbeats that were answered without being held, or failed."""
 LAST_PAUSE_S = 0.1
 """Between tries that fail when a session is about to end."""
+POLLED_TOO_LATE = "it did not poll within max_poll_interval_ms"
 LEAVE_TIMEOUT_S = 5.0
 """How long `close` waits until the coordinator knows that the member leaves."""
 
@@ -124,6 +125,7 @@ class GroupMember:
         self._is_away = False
         """It is out because it did not poll, and joins again with the next poll but one."""
         self._goodbye_is_due = False
+        """It is out, and the coordinator has not confirmed that it knows."""
         self._topics_of_interest: set[str] = set()
         tasks = self.client.env.tasks
         self.client.add_interest(OFFSETS_TOPIC)
@@ -311,15 +313,18 @@ class GroupMember:
             return
         self._live_task.cancel()
         self._watch_task.cancel()
-        is_out = self._is_away or isinstance(self.failure, FencedMemberError)
-        static = self._config.group_instance_id is not None
+        is_away = self._is_away
+        is_out = isinstance(self.failure, FencedMemberError) or (
+            is_away and not self._goodbye_is_due
+        )
+        is_static = self._config.group_instance_id is not None and not is_away
         timeout_s = LEAVE_TIMEOUT_S if timeout_s is None else timeout_s
         session_s = self._config.group_session_timeout_ms / 1000
         try:
             if self._has_asked and not is_out:
                 goodbye = self._say_goodbye(
-                    MEMBER_EPOCH_LEAVE_STATIC if static else MEMBER_EPOCH_LEAVE,
-                    "the consumer was closed",
+                    MEMBER_EPOCH_LEAVE_STATIC if is_static else MEMBER_EPOCH_LEAVE,
+                    POLLED_TOO_LATE if is_away else "the consumer was closed",
                     max(timeout_s, session_s),
                 )
                 name = f"leave group {self._coordinator.group}"
@@ -381,12 +386,7 @@ class GroupMember:
         self._changed.clear()
         goodbye: asyncio.Future[None] | None = None
         if self._goodbye_is_due:
-            self._goodbye_is_due = False
-            reason = "it did not poll within max_poll_interval_ms"
-            session_s = self._config.group_session_timeout_ms / 1000
-            goodbye = asyncio.ensure_future(
-                self._say_goodbye(MEMBER_EPOCH_LEAVE, reason, session_s)
-            )
+            goodbye = asyncio.ensure_future(self._say_that_it_is_away())
         try:
             while self._is_away:
                 await self._changed.wait()
@@ -394,6 +394,11 @@ class GroupMember:
         finally:
             if goodbye is not None:  # a join must not be overtaken by it
                 goodbye.cancel()
+
+    async def _say_that_it_is_away(self) -> None:
+        session_s = self._config.group_session_timeout_ms / 1000
+        await self._say_goodbye(MEMBER_EPOCH_LEAVE, POLLED_TOO_LATE, session_s)
+        self._goodbye_is_due = False
 
     async def _beat(self) -> None:
         """One heartbeat: its answer, or what makes the next one necessary before it."""

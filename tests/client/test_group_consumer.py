@@ -503,6 +503,21 @@ def test_who_does_not_poll_loses_its_partitions_and_is_told_so_once(
         assert len(read(consumer, 20)) == 20
 
 
+def test_who_is_closed_before_it_could_say_that_it_is_out_says_so_all_the_same(
+    two: FakeCluster, cluster: Cluster, caplog: pytest.LogCaptureFixture, eventually: Eventually
+) -> None:
+    """Else its partitions would belong to nobody until its session ends."""
+    consumer = cluster.consumer("t", group="g", **FAST | {"max_poll_interval_ms": 300})
+    read(consumer, 20)
+    two.fault(GroupHeartbeat, times=10_000, error=CoordinatorLoadingError("the coordinator moves"))
+    eventually(lambda: "did not poll" in caplog.text)
+    consumer.close(0.1)
+    assert not two.groups.group().left
+    two.clear_faults()
+    eventually(lambda: len(two.groups.group().left) == 1)
+    assert two.groups.group().left[0].reason == "it did not poll within max_poll_interval_ms"
+
+
 def test_waiting_in_a_poll_is_not_lateness(two: FakeCluster, cluster: Cluster) -> None:
     options = FAST | {"max_poll_interval_ms": 200}
     with cluster.consumer("t", group="g", **options) as consumer:

@@ -61,7 +61,8 @@ def test_a_plan_is_shown_saved_and_executed(
     (tmp_path / "plan.json").write_text(saved)
     plan = ("cluster", "reassign", "--plan", str(tmp_path / "plan.json"))
     assert "2 moves done" in rayq.well(*plan, "--execute", "--throttle", "50MB", *SOON).out
-    assert replicas(four, "t") == target
+    # (The brokers hear of it one by one, and any of them may be asked.)
+    eventually(lambda: replicas(four, "t") == target, "every broker knows")
     assert sorted(rayq.well("topic", "consume", "t", "-e").out.split()) == ["a", "b", "c"]
     assert rayq.well("cluster", "reassign", "--list", "--json").json == []
     assert "No move" in rayq.well("cluster", "reassign", "--cancel").out
@@ -74,14 +75,14 @@ def test_a_broker_is_drained_removed_or_taken_back(
     assert "Nothing was moved" in rayq.well("cluster", "drain", "3", "--dry-run").out
     drained = rayq.well("cluster", "drain", "3", "--json", *SOON).json
     assert len(drained["moved"]) == 3
-    assert all(3 not in one for one in replicas(four, "t"))
+    eventually(lambda: all(3 not in one for one in replicas(four, "t")), "every broker knows")
     states = {one["broker"]: one["state"] for one in rayq.well("status", "--json").json["brokers"]}
     assert states[3] == "live, cordoned"
 
     assert "takes replicas again" in rayq.well("cluster", "undrain", "3").out
     assert "to copy" in rayq.well("cluster", "reassign", "--spread").out
     rayq.well("cluster", "reassign", "--spread", "--execute", *SOON)
-    assert sum(3 in one for one in replicas(four, "t")) == 3
+    eventually(lambda: sum(3 in one for one in replicas(four, "t")) == 3, "every broker knows")
     assert "Nothing to move" in rayq.well("cluster", "reassign", "--spread").out
 
     rayq.well("cluster", "drain", "3", *SOON)

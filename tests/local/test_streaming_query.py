@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark import InheritableThread
+from pyspark import InheritableThread, SparkContext
 
 from rayq import Cluster, TopicPartition
 from rayq.client.offset_ranges import Split
@@ -383,6 +383,7 @@ def test_a_query_whose_thread_never_ran_has_ended_and_lets_go_of_the_checkpoint(
         engine=SparkEngine(spark, cluster, min_partitions=None, options={}),
     )
     with monkeypatch.context() as patch:
+        patch.setattr(SparkContext, "_gateway", None)  # Of an earlier test's Spark, which has ended.
         patch.setattr(InheritableThread, "run", the_jvm_is_gone)
         query = on_spark.foreach_batch(sink).start()
         with pytest.raises(StreamingQueryError, match="the JVM does not answer") as caught:
