@@ -191,25 +191,32 @@ class Client:
     ) -> Any:
         """The first acceptable answer of any broker, for questions that may be asked twice. Brokers
         are asked one after another, the next one when the last takes longer than `hedge_s`; in
-        rounds, until `timeout_s` has passed."""
+        rounds, until `timeout_s` has passed. A broker that has not answered yet is left its time,
+        while the next round asks the others."""
         deadline = self.now + timeout_s
         backoff = Backoff(self.env, BACKOFF_FIRST_S, BACKOFF_MAX_S)
         reason: RayqError | None = None
-        while True:
-            self._check_open()
-            error = None
-            for outcome in await self._ask_round(request, accept, hedge_s, deadline):
-                if not isinstance(outcome, RayqError):
-                    return outcome
-                if error is None or not outcome.retriable:
-                    error = outcome
-            if error is not None and not error.retriable:
-                raise error
-            reason = error or reason  # the last round may be too short for any answer
-            wait_s = backoff.next_s()
-            if self.now + wait_s >= deadline:
-                raise self._none_answered(request, timeout_s, reason)
-            await asyncio.sleep(wait_s)
+        pending: dict[asyncio.Task[Any], Address] = {}
+        try:
+            while True:
+                self._check_open()
+                error = None
+                outcomes = await self._ask_round(request, pending, accept, hedge_s, deadline)
+                for outcome in outcomes:
+                    if not isinstance(outcome, RayqError):
+                        return outcome
+                    if error is None or not outcome.retriable:
+                        error = outcome
+                if error is not None and not error.retriable:
+                    raise error
+                reason = error or reason  # the last round may be too short for any answer
+                wait_s = backoff.next_s()
+                if self.now + wait_s >= deadline:
+                    raise self._none_answered(request, timeout_s, reason)
+                await asyncio.sleep(wait_s)
+        finally:
+            for task in pending:
+                task.cancel()
 
     def _none_answered(
         self, request: Request, timeout_s: float, error: RayqError | None
@@ -225,39 +232,46 @@ class Client:
     async def _ask_round(
         self,
         request: Request,
+        pending: dict[asyncio.Task[Any], Address],
         accept: Callable[[Any], bool],
         hedge_s: float,
         deadline: float,
     ) -> list[Any]:
-        """Errors of the brokers asked; the last is an acceptable answer if one came."""
+        """Errors of the brokers asked; the last is an acceptable answer if one came. `pending` are
+        questions that have no answer yet, from round to round. Where the others have nothing
+        acceptable, these hold a round up by no more than `hedge_s`: a broker that hangs must not
+        keep back what the others hear in a moment."""
         outcomes: list[Any] = []
-        pending: set[asyncio.Task[Any]] = set()
-        waiting = self.addresses()
-        try:
-            while waiting or pending:
-                left_s = deadline - self.now
-                if left_s <= 0:
-                    break
-                if waiting:
-                    question = self._answer_or_error(
-                        waiting.pop(0), request, timeout_s=min(ASK_TIMEOUT_S, left_s)
-                    )
-                    pending.add(asyncio.ensure_future(question))
-                done, pending = await asyncio.wait(
-                    pending,
-                    timeout=min(hedge_s, left_s) if waiting else left_s,
-                    return_when=asyncio.FIRST_COMPLETED,
+        waiting = [one for one in self.addresses() if one not in pending.values()]
+        is_anyone_alive = False
+        while waiting or pending:
+            left_s = deadline - self.now
+            if left_s <= 0:
+                break
+            if waiting:
+                address = waiting.pop(0)
+                question = self._answer_or_error(
+                    address, request, timeout_s=min(ASK_TIMEOUT_S, left_s)
                 )
-                for task in done:
-                    outcome = task.result()
-                    if isinstance(outcome, RayqError):
-                        outcomes.append(outcome)
-                    elif accept(outcome):
-                        outcomes.append(outcome)
-                        return outcomes
-        finally:
-            for task in pending:
-                task.cancel()
+                pending[asyncio.ensure_future(question)] = address
+            is_waited_for = not waiting and not is_anyone_alive
+            done, _ = await asyncio.wait(
+                pending,
+                timeout=left_s if is_waited_for else min(hedge_s, left_s),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            for task in [one for one in pending if one in done]:
+                del pending[task]
+                outcome = task.result()
+                if isinstance(outcome, RayqError):
+                    outcomes.append(outcome)
+                elif accept(outcome):
+                    outcomes.append(outcome)
+                    return outcomes
+                else:
+                    is_anyone_alive = True
+            if not done and not waiting and is_anyone_alive:
+                break
         return outcomes
 
     async def _answer_or_error(

@@ -53,6 +53,26 @@ def test_a_leader_that_hangs_is_given_up_when_another_is_elected(fake3: FakeClus
     assert fake3.values("t") == [b"before", b"in doubt"]
 
 
+def test_a_broker_that_hangs_does_not_keep_back_what_another_hears(fake3: FakeCluster) -> None:
+    """Broker 3 knows less than the client at first, and hears of the election a moment later."""
+    fake3.freeze_metadata(3)
+    fake3.create_topic("t")
+    with fake3.cluster() as cluster, cluster.producer() as producer:
+        producer.send("t", b"before").result(5)
+        fake3.fault(Metadata, times=1000, is_lost=True, matches=lambda _one, broker: broker == 2)
+        fake3.stop_broker(1)
+
+        def elect() -> None:
+            fake3.move_leader("t", 0, 2)
+            fake3.thaw_metadata(3)
+
+        timer = later(1.2, elect)
+        start = time.monotonic()
+        assert producer.send("t", b"after").result(8).offset == 1
+        assert time.monotonic() - start < 1.2 + 1.2
+        timer.join()
+
+
 def test_order_and_single_appends_survive_many_elections(fake3: FakeCluster) -> None:
     fake3.create_topic("t")
     values = [str(number).encode() for number in range(20_000)]
