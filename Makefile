@@ -11,6 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 FOR_THE_DEMO := $(VENV)/.demo-installed
 FOR_THE_TESTS := $(VENV)/.dev-installed
+FOR_THE_DOCS := $(VENV)/.docs-installed
 ifdef PIP_INDEX_URL # A mirror that pip was told of is one for uv, too.
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
@@ -18,7 +19,7 @@ INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint req
 
 .DEFAULT_GOAL := help
 .PHONY: help setup java hosts demo test test-thorough test-all test-fast bench sim chaos chaos-hostile \
-	chaos-groups lint lock clean hunt
+	chaos-groups lint lock docs clean hunt
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +41,10 @@ $(FOR_THE_DEMO): pyproject.toml requirements.lock
 
 $(FOR_THE_TESTS): $(FOR_THE_DEMO)
 	@$(INSTALL) --editable '.[dev]'
+	@touch $@
+
+$(FOR_THE_DOCS): $(FOR_THE_TESTS)
+	@$(INSTALL) --editable '.[docs]'
 	@touch $@
 
 # Only Spark needs Java; everything else of rayq runs, and is tested, without it.
@@ -77,7 +82,7 @@ SIDE_BY_SIDE := --numprocesses 3
 test: $(FOR_THE_TESTS) ## Run the tests; below 10 minutes on two cores
 	@$(PYTEST) $(SIDE_BY_SIDE) -m "not thorough and not hunt"
 
-test-thorough: $(FOR_THE_TESTS) ## Run what `make test` leaves out
+test-thorough: $(FOR_THE_TESTS) $(FOR_THE_DOCS) ## Run what `make test` leaves out
 	@$(PYTEST) $(SIDE_BY_SIDE) -m "thorough and not hunt"
 
 test-all: test test-thorough ## Run all tests; below an hour
@@ -111,12 +116,20 @@ lint: $(FOR_THE_TESTS) ## Check style, types, and who imports whom
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-lock: $(FOR_THE_TESTS) ## Resolve the dependencies anew, for every Python version, into requirements.lock
-	@{ echo "# Made by 'make lock': what '.[dev]' resolves to, for Python 3.11 to 3.13 on Linux."; \
-	   $(BIN)/uv pip compile --quiet --no-header --no-annotate --upgrade --universal \
-		--python-version 3.11 --extra dev pyproject.toml; } > requirements.lock.new
-	@mv requirements.lock.new requirements.lock
+# Versions that fit stay as they are; `make lock UPGRADE=--upgrade` takes the newest of everything.
+lock: $(FOR_THE_TESTS) ## Resolve the dependencies, for every Python version, into requirements.lock
+	@cp requirements.lock requirements.lock.new
+	@$(BIN)/uv pip compile --quiet --no-header --no-annotate $(UPGRADE) --universal \
+		--python-version 3.11 --extra dev --extra docs --output-file requirements.lock.new \
+		pyproject.toml > /dev/null
+	@{ echo "# Made by 'make lock': what '.[dev,docs]' resolves to, for Python 3.11 to 3.13 on Linux."; \
+	   cat requirements.lock.new; } > requirements.lock
+	@rm requirements.lock.new
+
+docs: $(FOR_THE_DOCS) ## Build the documentation into site/, for site/index.html
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "Built site/. With its search: $(BIN)/python -m http.server -d site 8000"
 
 clean: ## Remove all that the other targets made
-	rm -rf $(VENV) .bench demo-data build dist .pytest_cache .mypy_cache .ruff_cache \
+	rm -rf $(VENV) .bench demo-data build dist site .pytest_cache .mypy_cache .ruff_cache \
 		.hypothesis .import_linter_cache

@@ -1,0 +1,88 @@
+"""The documentation site: `make docs` builds it, its links hold, and it loads nothing from elsewhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+pytestmark = pytest.mark.thorough
+pytest.importorskip("mkdocs", reason="The site needs the extra: pip install -e '.[docs]'")
+
+ROOT = Path(__file__).resolve().parents[2]
+LOADED = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src"}
+"""What a browser fetches by itself, by the tag and the attribute that names it."""
+
+
+class Built(HTMLParser):
+    """What one page of the site loads, where its links lead, and what they may lead to."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if given.get("id"):
+            self.ids.add(str(given["id"]))
+        if tag == "a" and given.get("href"):
+            self.links.append(str(given["href"]))
+        if tag in LOADED and given.get(LOADED[tag]):
+            self.loads.append(str(given[LOADED[tag]]))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("site")
+    mkdocs = Path(sys.executable).with_name("mkdocs")
+    ran = subprocess.run(
+        [mkdocs, "build", "--strict", "--site-dir", out],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "WARNING" not in ran.stderr, ran.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Built]:
+    # 404.html is for servers: its links begin at their root.
+    return {path: Built(path) for path in site.rglob("*.html") if path.name != "404.html"}
+
+
+def test_every_link_and_anchor_holds(pages: dict[Path, Built]) -> None:
+    broken = []
+    for path, page in pages.items():
+        for link in [*page.links, *page.loads]:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            anchor = unquote(parts.fragment)
+            if not target.is_file() or (anchor and target in pages and anchor not in pages[target].ids):
+                broken.append(f"{path.name}: {link}")
+    assert sorted(set(broken)) == []
+
+
+def test_nothing_is_loaded_from_elsewhere(pages: dict[Path, Built], site: Path) -> None:
+    elsewhere = [
+        f"{path.name}: {source}"
+        for path, page in pages.items()
+        for source in page.loads
+        if urlsplit(source).netloc
+    ]
+    assert elsewhere == []
+    for style in site.rglob("*.css"):
+        assert "url(http" not in style.read_text(encoding="utf-8"), style
