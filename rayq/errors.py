@@ -63,7 +63,8 @@ class InvalidPartitionsError(RayqError, ValueError):
 
 
 class InvalidReplicationFactorError(RayqError, ValueError):
-    """A replication factor below 1 or above the number of live brokers."""
+    """A replication factor below 1 or `min_insync_replicas`, or above the number of live brokers;
+    or one that cannot be had now, because a partition has no leader or brokers are down."""
 
 
 class ReplicaLimitError(RayqError):

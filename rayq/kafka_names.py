@@ -12,6 +12,7 @@ _NO_CLIENT_ID = "there is none: servers see the client's host and process"
 _TLS = "over TLS give tls_ca= (and tls_certificate=, tls_key=) to rayq.connect, and token="
 _PARTITIONS = "say partitions= to create_topic"
 _REPLICATION = "say replication_factor= to create_topic"
+_REPLICATION_LATER = "later set_replication_factor, or rayq topic alter -r"
 
 _EVERYWHERE = {
     "bootstrap_servers": _CONNECT,
@@ -54,7 +55,7 @@ _TOPIC = {
     "replication": _REPLICATION,
     "replicas": _REPLICATION,
     "num_replicas": _REPLICATION,
-    "replication_factor": f"{_REPLICATION}; it cannot be changed later",
+    "replication_factor": f"{_REPLICATION}; {_REPLICATION_LATER}",
     "topic_configs": "say each key as a keyword, such as retention_ms=86_400_000",
     "configs": "say each key as a keyword, such as retention_ms=86_400_000",
     "config": "say each key as a keyword, such as retention_ms=86_400_000",

@@ -98,6 +98,8 @@ class PartitionInfo(msgspec.Struct, frozen=True):
     offline_reason: str | None = None
     target: list[int] = []
     """While the partition is being moved: the brokers whose replicas stay in the end."""
+    origin: list[int] = []
+    """While the partition is being moved: the brokers that had its replicas before."""
 
 
 class TopicInfo(msgspec.Struct, frozen=True):

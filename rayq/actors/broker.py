@@ -56,6 +56,7 @@ _FOR_CONTROLLER = (
     messages.AlterTopicConfig,
     messages.ElectLeaders,
     messages.AlterReassignments,
+    messages.SetReplicationFactor,
     messages.CordonBroker,
     messages.RemoveBroker,
     messages.AlterPartition,

@@ -244,6 +244,10 @@ class Controller:
                 return None, reassignment.alter_reassignments(
                     state, request.moves, request.throttle_bytes_per_s, self._heard()
                 )
+            case messages.SetReplicationFactor():
+                return None, reassignment.set_replication_factor(
+                    state, request.name, request.replication_factor, request.throttle_bytes_per_s
+                )
             case messages.CordonBroker():
                 return None, reassignment.cordon_broker(state, request.broker, request.cordoned)
             case messages.RemoveBroker():

@@ -85,8 +85,8 @@ class ControllerMetrics:
             if value.leader is None:
                 offline += 1
                 continue
-            underreplicated += len(value.isr) < topic.replication_factor
-            under_min_isr += len(value.isr) < topic.min_insync
+            underreplicated += len(value.isr) < value.replication_factor
+            under_min_isr += len(value.isr) < topic.min_insync(value)
         for broker in state.brokers:  # From 0 on, or Prometheus misses the first change.
             self._metrics.counter("rayq_isr_shrinks_total", replica=broker)
             self._metrics.counter("rayq_isr_expands_total", replica=broker)
@@ -122,4 +122,6 @@ def reason_of(request: messages.Request) -> str:
             return "an operator asked for an election"
         case messages.AlterReassignments():
             return "a move was asked for, or cancelled"
+        case messages.SetReplicationFactor():
+            return "another replication factor was asked for"
     return f"{type(request).__name__} was asked for"

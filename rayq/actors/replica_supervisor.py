@@ -316,7 +316,7 @@ class ReplicaSupervisor:
                 )
                 for broker in value.replicas
             ],
-            topic.replication_factor,
+            value.replication_factor,
             value.throttle_bytes_per_s if self._broker in value.adding else None,
         )
 
@@ -502,7 +502,7 @@ class ReplicaSupervisor:
         return (
             partition is not None
             and partition.value.leader is not None
-            and len(partition.value.isr) >= topic.min_insync
+            and len(partition.value.isr) >= topic.min_insync(partition.value)
         )
 
     async def _remove(self, path: str) -> None:
@@ -625,7 +625,7 @@ class ReplicaSupervisor:
             value.leader is not None
             and self._broker not in partition.processes
             and all(one.broker != self._broker for one in (*value.isr, *value.elr))
-            and len(value.isr) >= max(topic.min_insync, COPIES_MIN)
+            and len(value.isr) >= max(topic.min_insync(value), COPIES_MIN)
         )
 
     async def _tell(self, request: messages.Request) -> None:

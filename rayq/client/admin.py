@@ -182,6 +182,7 @@ class AsyncAdmin:
             replicas=list(replicas),
             offline_reason=partition.offline_reason,
             target=list(partition.target),
+            origin=list(partition.origin),
         )
 
     async def _describe_replica(
@@ -280,6 +281,24 @@ class AsyncAdmin:
     ) -> None:
         await self._moves(ADMIN_TIMEOUT_S).reassign(
             moves, throttle_bytes_per_s=throttle_bytes_per_s, wait=wait, timeout_s=timeout_s
+        )
+
+    @takes_timeout
+    async def set_replication_factor(
+        self,
+        topic: str,
+        replication_factor: int,
+        *,
+        throttle_bytes_per_s: int | None = None,
+        wait: bool = True,
+        timeout_s: float = MOVE_TIMEOUT_S,
+    ) -> None:
+        await self._moves(ADMIN_TIMEOUT_S).set_replication_factor(
+            _name(topic),
+            _count("replication_factor", replication_factor),
+            throttle_bytes_per_s=throttle_bytes_per_s,
+            wait=wait,
+            timeout_s=timeout_s,
         )
 
     @takes_timeout
@@ -461,8 +480,8 @@ def _check_as_asked(found: TopicMetadata, asked: CreateTopic) -> None:
     if differences:
         raise TopicExistsError(
             f"Topic {found.name!r} exists already, and is not as it was asked for. It has "
-            f"{'; '.join(differences)}. Ask for what it has, or change it by create_partitions or "
-            "alter_topic_config."
+            f"{'; '.join(differences)}. Ask for what it has, or change it by create_partitions, "
+            "set_replication_factor or alter_topic_config."
         )
 
 
@@ -659,6 +678,41 @@ class Admin:
         self._run(
             lambda admin: admin.reassign_partitions(
                 dict(moves),
+                throttle_bytes_per_s=throttle_bytes_per_s,
+                wait=wait,
+                timeout_s=timeout_s,
+            )
+        )
+
+    def set_replication_factor(
+        self,
+        topic: str,
+        replication_factor: int,
+        *,
+        throttle_bytes_per_s: int | None = None,
+        wait: bool = True,
+        timeout_s: float = MOVE_TIMEOUT_S,
+    ) -> None:
+        """Gives every partition of a topic so many replicas, under load, by moves as those of
+        `reassign_partitions`; partitions that are added later get as many. Also for rayq's own
+        topics: `__consumer_offsets` of a cluster that began with one broker.
+
+        More are added on the brokers that carry fewest, leaders and replicas stay where they are
+        (`plan_spread` spreads the leaders too). Fewer: the leader and those in sync stay, as far as
+        they can, and those on brokers that carry most go. Where `min_insync_replicas` is not set,
+        it is the majority of the new factor once a partition has all of its replicas.
+        `throttle_bytes_per_s`, `wait` and `timeout_s` are as in `reassign_partitions`; asked again
+        for the same factor, it goes on to wait.
+
+        Raises InvalidReplicationFactorError (0, below `min_insync_replicas`, more than there are
+        brokers that run and take replicas; or a partition has no leader),
+        ReassignmentInProgressError (a partition is being moved), ReplicaLimitError,
+        UnknownTopicError, NoReassignmentError (somebody cancelled it meanwhile).
+        """
+        self._run(
+            lambda admin: admin.set_replication_factor(
+                topic,
+                replication_factor,
                 throttle_bytes_per_s=throttle_bytes_per_s,
                 wait=wait,
                 timeout_s=timeout_s,

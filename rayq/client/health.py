@@ -76,7 +76,7 @@ def partition_state(partition: PartitionInfo, min_insync: int) -> PartitionState
     if len(partition.isr) < min_insync:
         return "under min ISR"
     if partition.target:  # Added replicas that still copy the log are nothing to worry about.
-        is_whole = len(partition.isr) >= len(partition.target)
+        is_whole = len(partition.isr) >= min(len(partition.origin), len(partition.target))
     else:
         is_whole = _wanted(partition) <= set(partition.isr)
     return "in sync" if is_whole else "under-replicated"
@@ -85,7 +85,8 @@ def partition_state(partition: PartitionInfo, min_insync: int) -> PartitionState
 def min_insync_of(topic: TopicInfo, partition: PartitionInfo) -> int:
     """How many in-sync replicas a write under acks="all" needs: as configured, or the majority."""
     configured = topic.config.get("min_insync_replicas")
-    return configured if isinstance(configured, int) else len(_wanted(partition)) // 2 + 1
+    factor = len(partition.origin or partition.replicas)
+    return configured if isinstance(configured, int) else factor // 2 + 1
 
 
 def _wanted(partition: PartitionInfo) -> set[int]:

@@ -33,6 +33,7 @@ from rayq.wire.messages import (
     PartitionMetadata,
     RemoveBroker,
     ReplicaEndpoint,
+    SetReplicationFactor,
     TopicMetadata,
 )
 
@@ -72,6 +73,35 @@ class MoveAdmin:
         await self._begin(wanted, throttle_bytes_per_s, min(timeout_s, self._timeout_s))
         if wait:
             await self._until_moved(wanted, deadline, timeout_s)
+
+    async def set_replication_factor(
+        self,
+        topic: str,
+        factor: int,
+        *,
+        throttle_bytes_per_s: int | None,
+        wait: bool,
+        timeout_s: float,
+    ) -> None:
+        deadline = self._client.now + timeout_s
+        request = SetReplicationFactor(topic, factor, throttle_bytes_per_s)
+        await self._change(request, min(timeout_s, self._timeout_s))
+        if not wait:
+            return
+        left_s = max(deadline - self._client.now, 0.0)
+        known = await self._client.topic(topic, timeout_s=left_s, age_max_s=0.0)
+        wanted = {
+            TopicPartition(topic, one.partition): list(one.target)
+            or [replica.broker for replica in one.replicas]
+            for one in known.partitions
+        }
+        other = [place for place, brokers in wanted.items() if len(brokers) != factor]
+        if other:
+            raise NoReassignmentError(
+                f"{topic}-{other[0].partition} goes to {wanted[other[0]]} by now: somebody else "
+                "cancelled the change, or made another one."
+            )
+        await self._until_moved(wanted, deadline, timeout_s)
 
     async def cancel(self, partitions: Iterable[TopicPartition] | None) -> list[TopicPartition]:
         asked = moving = _targets(await self._all())

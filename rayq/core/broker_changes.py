@@ -288,7 +288,7 @@ def alter_partition(
     if broker not in {member.broker for member in members}:
         raise StalePartitionError(f"The leader {broker} of {where} proposed to leave its own ISR.")
     members.sort(key=lambda member: value.replicas.index(member.broker))
-    changed = election.with_isr(value, tuple(members), min_insync=topic.min_insync)
+    changed = election.with_isr(value, tuple(members), min_insync=topic.min_insync(value))
     return [PartitionChanged(topic_id, partition, changed)]
 
 
@@ -437,7 +437,7 @@ class _Draft:
             settled = election.settle(
                 value,
                 live,
-                min_insync=topic.min_insync,
+                min_insync=topic.min_insync(value),
                 unclean=topic.config.unclean_leader_election,
             )
         changed = settled or value

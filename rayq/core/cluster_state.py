@@ -64,11 +64,12 @@ class Topic:
     options: Mapping[str, Any]
     """The config's keys that were given; the rest follows the defaults."""
     replication_factor: int
+    """Of partitions that are added: as of the first one, once a move of it is over."""
     partitions: dict[int, Partition] = field(default_factory=dict)
 
-    @property
-    def min_insync(self) -> int:
-        return self.config.min_insync(self.replication_factor)
+    def min_insync(self, value: PartitionValue) -> int:
+        """How many replicas of a partition have to be in sync for it to take writes."""
+        return self.config.min_insync(value.replication_factor)
 
 
 class ClusterState:
@@ -188,7 +189,10 @@ class ClusterState:
         self.moving = {key for key in self.moving if key[0] != record.topic_id}
 
     def _partition_changed(self, record: PartitionChanged) -> None:
-        partitions = self.topics[record.topic_id].partitions
+        topic = self.topics[record.topic_id]
+        partitions = topic.partitions
+        if record.partition == 0:
+            topic.replication_factor = len(record.value.target or record.value.replicas)
         known = partitions.get(record.partition)
         if known is None:
             partitions[record.partition] = Partition(record.value)
@@ -254,6 +258,7 @@ class ClusterState:
             value, where = partition.value, f"{topic.name}-{number}: {partition.value}"
             isr = [member.broker for member in value.isr]
             elr = [member.broker for member in value.elr]
+            assert value.replicas, where
             assert len(set(value.replicas)) == len(value.replicas), where
             assert set(isr) <= set(value.replicas), where
             assert set(elr) <= set(value.replicas), where
@@ -265,8 +270,6 @@ class ClusterState:
             if value.target:
                 removing = tuple(one for one in value.origin if one not in value.target)
                 assert value.replicas == (*value.target, *removing), where
-            else:
-                assert len(value.replicas) == topic.replication_factor, where
             if value.leader is None:
                 assert value.leader_incarnation is None, where
             else:

@@ -57,6 +57,11 @@ class PartitionValue(msgspec.Struct, array_like=True, frozen=True):
     process on older knowledge may mean one of an earlier placement, whose directory it removes."""
 
     @property
+    def replication_factor(self) -> int:
+        """How many replicas there are, without those that a move under way only adds."""
+        return len(self.origin or self.replicas)
+
+    @property
     def adding(self) -> tuple[int, ...]:
         return tuple(broker for broker in self.target if broker not in self.origin)
 

@@ -1,4 +1,5 @@
-"""Which replicas to move where: to empty a broker, to replace one that is gone, to spread the load.
+"""Which replicas to move where: to empty a broker, to replace one that is gone, to have more or
+fewer of them, to spread the load.
 
 Pure, over plain values: `nodes` maps each broker that may take replicas to its node, `placements`
 each partition to its replicas, the preferred leader first. A plan holds the partitions that change,
@@ -39,6 +40,36 @@ def replace(
             plan[key] = replicas
         if any(broker in gone for broker in replicas):
             impossible.append(key)
+    return plan, impossible
+
+
+def with_factor(
+    nodes: Mapping[int, str],
+    placements: Mapping[Key, Sequence[int]],
+    in_sync: Mapping[Key, Sequence[int]],
+    factor: int,
+) -> tuple[dict[Key, list[int]], list[Key]]:
+    """So many replicas for each partition of `in_sync`, which says who is in sync, the leader
+    first; and the partitions for which there are too few brokers. Those that are there keep their
+    order. More are added on brokers that carry fewest. Of too many, those go first that are not in
+    sync, then those on brokers that are not in `nodes`, then where the most is carried; the leader
+    stays."""
+    load = _Load(placements.values())
+    plan: dict[Key, list[int]] = {}
+    impossible: list[Key] = []
+    for key in sorted(in_sync):
+        replicas = list(placements[key])
+        while len(replicas) > factor:
+            replicas.remove(_most_dispensable(nodes, load, replicas, in_sync[key]))
+        while len(replicas) < factor:
+            taker = _best_taker(nodes, load, replicas, len(replicas))
+            if taker is None:
+                impossible.append(key)
+                break
+            replicas.append(taker)
+        if replicas != list(placements[key]):
+            load.change(placements[key], replicas)
+            plan[key] = replicas
     return plan, impossible
 
 
@@ -92,6 +123,24 @@ def _best_taker(
         ),
         default=None,
     )
+
+
+def _most_dispensable(
+    nodes: Mapping[int, str], load: _Load, replicas: Sequence[int], in_sync: Sequence[int]
+) -> int:
+    """Which replica goes where there are too many: never that of the leader."""
+
+    def cost_of_losing(broker: int) -> tuple[bool, bool, bool, int, int]:
+        others = {nodes[one] for one in replicas if one != broker and one in nodes}
+        return (
+            broker in in_sync,
+            broker in nodes,
+            nodes.get(broker) not in others,
+            -load.carries[broker],
+            -replicas.index(broker),
+        )
+
+    return min((broker for broker in replicas if broker != in_sync[0]), key=cost_of_losing)
 
 
 class _Spreading(Generic[Key]):

@@ -32,6 +32,7 @@ from rayq.core.metadata_records import (
 from rayq.errors import (
     BrokerInUseError,
     InvalidReassignmentError,
+    InvalidReplicationFactorError,
     NoReassignmentError,
     ReassignmentInProgressError,
     ReplicaLimitError,
@@ -166,10 +167,7 @@ def alter_reassignments(
     Raises UnknownTopicError, InvalidReassignmentError, ReassignmentInProgressError,
     NoReassignmentError, ReplicaLimitError.
     """
-    if throttle_bytes_per_s is not None and throttle_bytes_per_s <= 0:
-        raise InvalidReassignmentError(
-            f"throttle_bytes_per_s is positive, or None for no limit, not {throttle_bytes_per_s}."
-        )
+    _check_throttle(throttle_bytes_per_s)
     records: list[MetadataRecord] = []
     seen: set[tuple[str, int]] = set()
     added: Counter[int] = Counter()
@@ -188,6 +186,77 @@ def alter_reassignments(
             added.update(broker for broker in target if broker not in value.replicas)
         if changed != value:
             records.append(PartitionChanged(topic.topic_id, number, changed))
+    _check_limits(state, added)
+    return records
+
+
+def set_replication_factor(
+    state: ClusterState, name: str, factor: int, throttle_bytes_per_s: int | None
+) -> list[MetadataRecord]:
+    """Begins the moves after which every partition of a topic has so many replicas, all of them or
+    none. Leaders and, as far as possible, replicas in sync stay. A partition on its way to that
+    factor takes the throttle.
+
+    Raises UnknownTopicError, InvalidReplicationFactorError, InvalidReassignmentError,
+    ReassignmentInProgressError, ReplicaLimitError.
+    """
+    _check_throttle(throttle_bytes_per_s)
+    topic = state.topic_named(name)
+    if topic is None:
+        raise UnknownTopicError(f"There is no topic {name!r}.")
+    what = f"replication_factor {factor} of topic {name!r} is not possible"
+    if factor < 1:
+        raise InvalidReplicationFactorError(f"{what}: a partition has one replica at least.")
+    if factor < (topic.config.min_insync_replicas or 1):
+        raise InvalidReplicationFactorError(
+            f"{what}: its min_insync_replicas is {topic.config.min_insync_replicas}, so no write "
+            "with acks='all' would ever succeed. Lower that first, or set it to None: the majority."
+        )
+    in_sync: dict[tuple[str, int], list[int]] = {}
+    records: list[MetadataRecord] = []
+    for number in sorted(topic.partitions):
+        value, where = topic.partitions[number].value, f"{name}-{number}"
+        if len(value.target or value.replicas) == factor:
+            if value.target and value.replication_factor != factor:
+                changed = _begin(state, where, value, value.target, throttle_bytes_per_s)
+                if changed != value:
+                    records.append(PartitionChanged(topic.topic_id, number, changed))
+        elif value.target:
+            raise ReassignmentInProgressError(
+                f"{what} now: {where} is being moved to {list(value.target)}. Wait until that is "
+                "done, or cancel it."
+            )
+        elif value.leader is None:
+            raise InvalidReplicationFactorError(
+                f"{what} now: {where} has no leader, so nobody can tell what its replicas hold."
+            )
+        else:
+            others = [one.broker for one in value.isr if one.broker != value.leader]
+            in_sync[topic.topic_id, number] = [value.leader, *others]
+    plan, impossible = move_plans.with_factor(
+        state.takers(), _placements(state), in_sync, factor
+    )
+    if impossible:
+        takers = sorted(state.takers())
+        raise InvalidReplicationFactorError(
+            f"{what}: {name}-{impossible[0][1]} would need {factor} brokers, and of "
+            f"{len(state.brokers)} only {takers} run and take replicas. Add brokers, or wait for "
+            "the others."
+        )
+    added: Counter[int] = Counter()
+    for (_, number), target in plan.items():
+        value = topic.partitions[number].value
+        minimum = topic.config.min_insync(factor)
+        running = [broker for broker in target if state.is_live(broker)]
+        if len(running) < minimum:
+            raise InvalidReplicationFactorError(
+                f"{what} now: {name}-{number} would be on {target}, of which only {running} are "
+                f"running, and min_insync_replicas is {minimum} then: it would take no writes. "
+                "Start the others first."
+            )
+        added.update(broker for broker in target if broker not in value.replicas)
+        changed = begun(value, target, throttle_bytes_per_s)
+        records.append(PartitionChanged(topic.topic_id, number, changed))
     _check_limits(state, added)
     return records
 
@@ -249,11 +318,7 @@ def remove_broker(state: ClusterState, broker: int) -> list[MetadataRecord]:
 def rebuild(state: ClusterState, gone: Collection[int]) -> list[MetadataRecord]:
     """Moves the replicas of brokers that are gone to others, as far as there are any: of partitions
     that have a leader to copy from. A move that adds a broker which is gone gets another target."""
-    placements = {
-        (topic.topic_id, number): partition.value.target or partition.value.replicas
-        for topic, number, partition in state.all_partitions()
-    }
-    plan, _ = move_plans.replace(state.takers(), placements, gone)
+    plan, _ = move_plans.replace(state.takers(), _placements(state), gone)
     records: list[MetadataRecord] = []
     room = REBUILDS_MAX - len(state.moving)
     added: Counter[int] = Counter()
@@ -275,6 +340,21 @@ def rebuild(state: ClusterState, gone: Collection[int]) -> list[MetadataRecord]:
 
 
 # --- inside ---------------------------------------------------------------------------------------
+
+
+def _placements(state: ClusterState) -> dict[tuple[str, int], Sequence[int]]:
+    """Where the replicas are, or will be when what moves has moved, by topic id and partition."""
+    return {
+        (topic.topic_id, number): partition.value.target or partition.value.replicas
+        for topic, number, partition in state.all_partitions()
+    }
+
+
+def _check_throttle(throttle_bytes_per_s: int | None) -> None:
+    if throttle_bytes_per_s is not None and throttle_bytes_per_s <= 0:
+        raise InvalidReassignmentError(
+            f"throttle_bytes_per_s is positive, or None for no limit, not {throttle_bytes_per_s}."
+        )
 
 
 def _find(state: ClusterState, name: str, number: int) -> tuple[Topic, Partition]:
@@ -319,10 +399,11 @@ def _check_target(
         )
     if len(set(target)) != len(target):
         raise InvalidReassignmentError(f"{where}: a broker is named twice.")
-    if len(target) != topic.replication_factor:
+    factor = len(value.target or value.replicas)
+    if len(target) != factor:
         raise InvalidReassignmentError(
-            f"{where}: the replication factor of the topic is {topic.replication_factor}, so name "
-            f"{topic.replication_factor} brokers."
+            f"{where}: its replication factor is {factor}, so name {factor} brokers. "
+            "set_replication_factor changes that of the topic."
         )
     for broker in target:
         if broker in value.replicas:
@@ -337,10 +418,11 @@ def _check_target(
                 "another."
             )
     running = [broker for broker in target if state.is_live(broker)]
-    if set(target) != set(value.replicas) and len(running) < topic.min_insync:
+    minimum = topic.config.min_insync(factor)
+    if set(target) != set(value.replicas) and len(running) < minimum:
         raise InvalidReassignmentError(
             f"{where}: only {running} of these are running, and min_insync_replicas is "
-            f"{topic.min_insync}: the partition would take no writes. Start the others first."
+            f"{minimum}: the partition would take no writes. Start the others first."
         )
 
 
@@ -384,13 +466,14 @@ def _cancel(
     if not value.target:
         raise NoReassignmentError(f"{topic.name}-{number} is not being moved.")
     live = _live(state, partition, heard)
-    changed = cancelled(value, live, min_insync=topic.min_insync)
+    minimum = topic.min_insync(value)
+    changed = cancelled(value, live, min_insync=minimum)
     if changed is None:
         in_sync = [one.broker for one in value.isr if one.broker in value.origin]
         raise InvalidReassignmentError(
             f"The move of {topic.name}-{number} cannot be cancelled now: of its replicas of "
             f"before, {list(value.origin)}, only {in_sync} are in sync, and min_insync_replicas is "
-            f"{topic.min_insync}; the added ones hold acknowledged records. Bring the brokers of "
+            f"{minimum}; the added ones hold acknowledged records. Bring the brokers of "
             "before back, or let the move finish; where one of its target is down, give it another."
         )
     return changed

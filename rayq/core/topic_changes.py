@@ -185,7 +185,11 @@ def alter_topic_config(
     options = dict(topic.options)
     for key, value in changes.items():
         options[key.replace(".", "_")] = value
-    _check_min_insync(parse(TopicConfig, options), topic.replication_factor)
+    factors = [  # Of those that move: before and after.
+        min(one.value.replication_factor, len(one.value.target or one.value.replicas))
+        for one in topic.partitions.values()
+    ]
+    _check_min_insync(parse(TopicConfig, options), min(factors))
     return [TopicConfigChanged(topic.topic_id, options)]
 
 

@@ -227,6 +227,17 @@ class AlterReassignments(Change, frozen=True):
     """The most that each added replica copies; None: no limit."""
 
 
+class SetReplicationFactor(Change, frozen=True):
+    """Begins the moves after which every partition of a topic has so many replicas, all of them or
+    none. The same factor again changes the throttle."""
+
+    api: ClassVar[int] = 12
+    response: ClassVar[type[Response]] = ChangeResponse
+    name: str
+    replication_factor: int
+    throttle_bytes_per_s: int | None = None
+
+
 class CordonBroker(Change, frozen=True):
     """The broker takes no new replicas from now on, and gives up its vote where it can; or does so
     again no more."""

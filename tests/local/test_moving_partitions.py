@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from rayq import TopicPartition
+from rayq.client.health import min_insync_of, partition_state
 from rayq.errors import (
     BrokerInUseError,
     InvalidReassignmentError,
+    InvalidReplicationFactorError,
     NoReassignmentError,
     ReassignmentInProgressError,
     TimeoutError,
@@ -375,3 +377,53 @@ def test_a_move_goes_on_after_a_full_stop(tmp_path: Path) -> None:
         cluster.admin.reassign_partitions({place: target}, timeout_s=20)
         assert replicas_of(cluster, "t") == target
         assert len(read_all(cluster, "t")) == 1024
+
+
+def test_the_replication_factor_goes_up_and_down_under_writes(four: LocalCluster) -> None:
+    four.create_topic("grows", partitions=2, replication_factor=1)
+    leaders = [leader_of(four, "grows", number) for number in (0, 1)]
+    with Load(four, "grows") as load:
+        for factor, min_insync in ((3, 2), (2, 2), (3, 2), (1, 1)):
+            four.admin.set_replication_factor("grows", factor, timeout_s=30)
+            info = four.admin.describe_topic("grows")
+            for partition in info.partitions:
+                assert len(partition.replicas) == len(partition.isr) == factor
+                assert partition_state(partition, min_insync) == "in sync"
+                assert min_insync_of(info, partition) == min_insync
+            assert [one.leader for one in info.partitions] == leaders
+            load.wait_for_more()
+        four.admin.set_replication_factor("grows", 3, throttle_bytes_per_s=1 << 20)
+        load.wait_for_more()
+    assert load.failures() == []
+    load.check()
+    four.admin.create_partitions("grows", 3)
+    assert len(replicas_of(four, "grows", 2)) == 3
+    with pytest.raises(InvalidReplicationFactorError, match="Add brokers"):
+        four.admin.set_replication_factor("grows", 5)
+    with pytest.raises(TypeError, match="replication_factor is an int, not bool"):
+        four.admin.set_replication_factor("grows", True)
+    with pytest.raises(UnknownTopicError):
+        four.admin.set_replication_factor("nope", 1)
+
+
+def test_a_group_of_a_cluster_of_one_broker_is_made_safe_when_others_have_joined(
+    tmp_path: Path,
+) -> None:
+    with LocalCluster(3, data_dir=tmp_path / "data", **FAST) as cluster:
+        for broker in (1, 2):
+            cluster.admin.drain_broker(broker, timeout_s=20)
+        cluster.create_topic("t")
+        with cluster.producer() as producer:
+            producer.send("t", b"before").result(20)
+        with cluster.consumer("t", group="g", auto_offset_reset="earliest") as consumer:
+            assert consumer.poll(timeout_s=20)
+            consumer.commit()
+        names = cluster.admin.list_topics(internal=True)
+        assert [replicas_of(cluster, name) for name in names] == [[0], [0]]
+        for broker in (1, 2):
+            cluster.admin.undrain_broker(broker)
+        for name in names:
+            cluster.admin.set_replication_factor(name, 3, timeout_s=30)
+        cluster.kill_broker(0)
+        assert cluster.admin.describe_group("g").lag == 0
+        assert values(read_all(cluster, "t")) == [b"before"]

@@ -43,9 +43,10 @@ def partition(
     reason: str | None = None,
     replicas: list[ReplicaInfo] | None = None,
     target: list[int] | None = None,
+    origin: list[int] | None = None,
 ) -> PartitionInfo:
     copies = replicas or [replica(0), replica(1), replica(2)]
-    return PartitionInfo(0, leader, 1, isr, copies, reason, target or [])
+    return PartitionInfo(0, leader, 1, isr, copies, reason, target or [], origin or [])
 
 
 def topic(one: PartitionInfo, **config: object) -> TopicInfo:
@@ -109,6 +110,7 @@ def test_a_users_topic_is_named_before_rayqs_own() -> None:
         (partition([0, 1]), "under-replicated", "warning"),
         (partition([0]), "under min ISR", "error"),
         (partition([0], None, "broker 0 is waited for"), "offline", "error"),
+        (partition([0], target=[0, 1, 2], origin=[0, 1]), "under min ISR", "error"),
     ],
 )
 def test_a_partition_that_lacks_replicas_says_how_bad_it_is(
@@ -119,6 +121,10 @@ def test_a_partition_that_lacks_replicas_says_how_bad_it_is(
     assert state in problem.what
     assert "t-0" in problem.what
     assert "rayq topic describe t" in problem.next_command
+
+
+def test_replicas_that_are_only_added_are_nothing_to_worry_about() -> None:
+    assert find_problems(cluster(), [topic(partition([0], target=[0, 1, 2], origin=[0]))]) == []
 
 
 def test_an_offline_partition_gives_its_reason_and_the_last_resort() -> None:

@@ -90,3 +90,65 @@ def test_a_spread_is_balanced_keeps_nodes_apart_and_is_done_once(data: st.DataOb
         carries = Counter(dict.fromkeys(nodes, 0))
         carries.update(broker for replicas in after.values() for broker in replicas)
         assert max(carries.values()) - min(carries.values()) <= 1
+
+
+def test_more_replicas_go_where_fewest_are_and_the_others_stay_in_place() -> None:
+    before = placed([0], [0], [0], [1])
+    in_sync = {key: before[key] for key in list(before)[:3]}
+    plan, impossible = move_plans.with_factor(nodes_of(0, 1, 2), before, in_sync, 2)
+    assert impossible == []
+    assert plan == {("t", 0): [0, 2], ("t", 1): [0, 1], ("t", 2): [0, 2]}
+    plan, impossible = move_plans.with_factor(nodes_of(0, 1), before, in_sync, 3)
+    assert impossible == list(in_sync)
+
+
+def test_of_too_many_replicas_the_one_that_is_not_in_sync_goes_first() -> None:
+    before = placed([0, 1, 2], [3, 1, 0], [3, 1, 0], [3, 2, 1])
+    in_sync = {("t", 0): [2, 0]}
+    plan, _ = move_plans.with_factor(nodes_of(0, 1, 2, 3), before, in_sync, 2)
+    assert plan == {("t", 0): [0, 2]}
+    # All in sync: that on a broker which takes nothing more, then that where most is carried.
+    in_sync = {("t", 0): [2, 0, 1]}
+    plan, _ = move_plans.with_factor(nodes_of(1, 2, 3), before, in_sync, 2)
+    assert plan == {("t", 0): [1, 2]}
+    plan, _ = move_plans.with_factor(nodes_of(0, 1, 2, 3), before, in_sync, 2)
+    assert plan == {("t", 0): [0, 2]}
+    plan, _ = move_plans.with_factor({0: "a", 1: "b", 2: "a", 3: "b"}, before, in_sync, 2)
+    assert plan == {("t", 0): [1, 2]}
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_another_factor_adds_or_removes_and_does_nothing_else(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 6))
+    nodes = {broker: f"n{data.draw(st.integers(0, 4))}" for broker in range(count)}
+    factor = data.draw(st.integers(1, count))
+    before: Placements = {
+        (data.draw(st.sampled_from("tu")), number): data.draw(
+            st.lists(st.sampled_from(range(count)), min_size=1, unique=True)
+        )
+        for number in range(data.draw(st.integers(1, 8)))
+    }
+    in_sync = {
+        key: data.draw(st.permutations(before[key]))[: data.draw(st.integers(1, len(before[key])))]
+        for key in before
+        if key[0] == "t"
+    }
+    plan, impossible = move_plans.with_factor(nodes, before, in_sync, factor)
+    assert impossible == []
+    assert plan.keys() == {key for key in in_sync if len(before[key]) != factor}
+    for key, after in plan.items():
+        assert len(set(after)) == len(after) == factor
+        was = before[key]
+        if factor > len(was):
+            assert after[: len(was)] == was
+        else:
+            assert after == [broker for broker in was if broker in after]
+            assert in_sync[key][0] in after
+            kept = set(in_sync[key]) & set(after)
+            assert len(kept) == min(factor, len(in_sync[key]))
+    if len(set(nodes.values())) == count and factor == 2 and set(map(len, before.values())) == {1}:
+        added = Counter(dict.fromkeys(nodes, 0))
+        added.update(broker for replicas in {**before, **plan}.values() for broker in replicas)
+        takers = [added[plan[key][1]] for key in plan]
+        assert not takers or max(takers) - min(added.values()) <= 1 or count == 2

@@ -20,6 +20,7 @@ from rayq.core.metadata_records import (
 )
 from rayq.errors import (
     BrokerInUseError,
+    ConfigError,
     InvalidReassignmentError,
     InvalidReplicationFactorError,
     NoReassignmentError,
@@ -477,3 +478,106 @@ def test_a_snapshot_keeps_moves_and_cordons(state: ClusterState) -> None:
     assert copy.snapshot() == state.snapshot()
     assert copy.moving == {("id-t", 0)}
     assert copy.brokers[4].cordoned and not copy.brokers[3].cordoned
+
+
+# --- another replication factor -------------------------------------------------------------------
+
+
+def set_factor(state: ClusterState, factor: int, throttle: int | None = None) -> None:
+    apply(state, reassignment.set_replication_factor(state, "t", factor, throttle))
+
+
+def factor_of(state: ClusterState) -> int:
+    return state.topics["id-t"].replication_factor
+
+
+def min_insync(state: ClusterState) -> int:
+    return state.topics["id-t"].min_insync(value(state))
+
+
+def test_more_replicas_are_added_and_the_majority_is_theirs_once_all_are_in_sync(
+    state: ClusterState,
+) -> None:
+    set_factor(state, 5, throttle=1000)
+    now = value(state)
+    assert (now.target, now.origin) == ((0, 1, 2, 3, 4), (0, 1, 2))
+    assert (now.leader, now.throttle_bytes_per_s) == (0, 1000)
+    # Partitions that are added are of the new factor at once; writes need no more than before.
+    assert (factor_of(state), min_insync(state)) == (5, 2)
+    set_factor(state, 5, throttle=None)
+    assert value(state).throttle_bytes_per_s is None
+    run(state, 3, 4)
+    in_sync(state, 0, 1, 2, 3, 4)
+    complete(state)
+    assert (value(state).replicas, value(state).leader) == ((0, 1, 2, 3, 4), 0)
+    assert (factor_of(state), min_insync(state)) == (5, 3)
+    copy = ClusterState()
+    apply(copy, decode_records(encode_records(state.snapshot())))
+    assert factor_of(copy) == 5
+
+
+def test_fewer_replicas_keep_the_leader_and_need_fewer_in_sync_at_the_end_only(
+    state: ClusterState,
+) -> None:
+    epoch = value(state).leader_epoch
+    set_factor(state, 1)
+    assert (value(state).target, min_insync(state)) == ((0,), 2)
+    complete(state)
+    assert (value(state).replicas, value(state).leader, members(state)) == ((0,), 0, [0])
+    assert (value(state).leader_epoch, min_insync(state), factor_of(state)) == (epoch, 1, 1)
+
+
+def test_a_change_of_the_factor_can_be_cancelled(state: ClusterState) -> None:
+    for factor in (5, 2):
+        set_factor(state, factor)
+        assert factor_of(state) == factor
+        cancel(state)
+        assert (value(state).replicas, factor_of(state)) == ((0, 1, 2), 3)
+
+
+def test_partitions_that_are_added_are_of_the_factor_of_now(state: ClusterState) -> None:
+    set_factor(state, 2)
+    complete(state)
+    apply(state, topic_changes.create_partitions(state, "t", 2))
+    assert len(state.topics["id-t"].partitions[1].value.replicas) == 2
+
+
+def test_min_insync_replicas_goes_up_only_once_there_are_so_many(state: ClusterState) -> None:
+    set_factor(state, 5)
+    with pytest.raises(ConfigError, match="above the replication factor 3"):
+        topic_changes.alter_topic_config(state, "t", {"min_insync_replicas": 4})
+    cancel(state)
+    set_factor(state, 2)
+    with pytest.raises(ConfigError, match="above the replication factor 2"):
+        topic_changes.alter_topic_config(state, "t", {"min_insync_replicas": 3})
+
+
+def test_an_impossible_factor_is_refused_with_what_to_do(state: ClusterState) -> None:
+    for factor, why in [(0, "one replica at least"), (-1, "at least"), (6, "Add brokers")]:
+        with pytest.raises(InvalidReplicationFactorError, match=why):
+            set_factor(state, factor)
+    with pytest.raises(UnknownTopicError):
+        reassignment.set_replication_factor(state, "nope", 1, None)
+    with pytest.raises(InvalidReassignmentError, match="positive"):
+        set_factor(state, 2, throttle=0)
+    apply(state, topic_changes.alter_topic_config(state, "t", {"min_insync_replicas": 2}))
+    with pytest.raises(InvalidReplicationFactorError, match="min_insync_replicas is 2.*Lower that"):
+        set_factor(state, 1)
+    move(state, 3, 1, 2)
+    with pytest.raises(ReassignmentInProgressError, match="cancel it"):
+        set_factor(state, 2)
+    set_factor(state, 3)
+    assert value(state).target == (3, 1, 2)
+    cancel(state)
+    apply(state, reassignment.cordon_broker(state, 3, True))
+    with pytest.raises(InvalidReplicationFactorError, match="only .*take replicas"):
+        set_factor(state, 5)
+    for broker in (1, 2):
+        apply(state, broker_changes.fence_broker(state, broker, EVERYONE))
+    with pytest.raises(InvalidReplicationFactorError, match=r"only \[0\] are running"):
+        set_factor(state, 2)
+    apply(state, broker_changes.fence_broker(state, 0, EVERYONE))
+    assert value(state).leader is None
+    with pytest.raises(InvalidReplicationFactorError, match="t-0 has no leader"):
+        set_factor(state, 4)
+    assert not state.moving

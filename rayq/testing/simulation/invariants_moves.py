@@ -1,6 +1,6 @@
 """What must hold while partitions move, beside the ordinary invariants.
 
-- A partition has at least as many replicas as its replication factor.
+- A partition has at least as many replicas as its replication factor, also while that changes.
 - Replicas leave only for a target that is in sync as a whole, each of it by a process that, if it
   still lives, has flushed all that leaders have committed; or because the move was cancelled, and
   then at least min_insync stay in sync.
@@ -55,7 +55,8 @@ class MoveInvariants:
             return
         before, after = known.value, record.value
         where = f"{topic.name}-{record.partition}"
-        if len(set(after.replicas)) < topic.replication_factor:
+        stay = min(before.replication_factor, len(before.target or before.replicas))
+        if len(set(after.replicas)) < stay:
             raise InvariantError(f"{where} has replicas on {after.replicas} only")
         if set(before.replicas) <= set(after.replicas):
             return
@@ -65,7 +66,7 @@ class MoveInvariants:
         elif before.target and set(after.replicas) >= set(before.origin):
             self.cancelled += 1
             gone = {one.broker for one in (*before.isr, *before.elr)} - set(after.replicas)
-            if gone and len(after.isr) < topic.min_insync:
+            if gone and len(after.isr) < topic.min_insync(before):
                 raise InvariantError(
                     f"{where}: cancelled with {after.isr} in sync; before it was {before.isr}"
                 )

@@ -1,7 +1,7 @@
 """Partitions that move while everything else goes wrong.
 
 Two operators, each a client process, move partitions to any brokers, cancel, drain brokers and let
-them take replicas again, spread the load, change the order of replicas. Whether a request of theirs
+them take replicas again, spread the load, change the order of replicas and their number. Whether a request of theirs
 is refused or times out does not matter; what it leads to is checked.
 
 - `MovesWorkload`: the ordinary clients, on four or five brokers;
@@ -112,7 +112,10 @@ class Operators(Workload):
         while self._may_move:
             await asyncio.sleep(rng.expovariate(1 / REST_S))
             what = rng.choice(
-                ("move", "move", "move", "there and back", "cancel", "drain", "spread", "order")
+                (
+                    *("move", "move", "move", "there and back", "cancel", "drain", "spread"),
+                    *("order", "factor"),
+                )
             )
             with contextlib.suppress(RayqError):
                 await self._act(what, client, admin, drained, rng)
@@ -135,6 +138,11 @@ class Operators(Workload):
             for topic in response.topics
             for one in topic.partitions
         }
+        factors = {
+            TopicPartition(topic.name, one.partition): len(one.target or one.replicas)
+            for topic in response.topics
+            for one in topic.partitions
+        }
         brokers = [broker.broker for broker in response.brokers]
         if not replicas:
             return  # Told by a broker that has just started.
@@ -142,11 +150,12 @@ class Operators(Workload):
         trace = self._cluster.world.trace
         trace.note(f"OPERATOR {what} {places}")
         if what == "move":
-            await self._move(admin, {one: rng.sample(brokers, 3) for one in places}, rng)
+            targets = {one: rng.sample(brokers, min(factors[one], len(brokers))) for one in places}
+            await self._move(admin, targets, rng)
         elif what == "there and back":
             # Whoever hosts a replica may not notice that it was away.
-            back = {one: replicas[one] for one in places if len(replicas[one]) == 3}
-            away = {one: rng.sample(brokers, 3) for one in back}
+            back = {one: replicas[one] for one in places if len(replicas[one]) == factors[one]}
+            away = {one: rng.sample(brokers, min(factors[one], len(brokers))) for one in back}
             await self._move(admin, away, rng)
             await asyncio.sleep(rng.choice((0.0, 0.1, 1.0)))
             if rng.random() < 0.5:
@@ -168,6 +177,15 @@ class Operators(Workload):
         elif what == "spread":
             plan = await admin.plan_spread(timeout_s=QUESTION_TIMEOUT_S)
             await self._move(admin, dict(plan), rng)
+        elif what == "factor":
+            # Not 1: a disk that is lost would take acknowledged records with it.
+            await admin.set_replication_factor(
+                places[0].topic,
+                rng.choice((2, 3, 4)),
+                throttle_bytes_per_s=rng.choice(THROTTLES),
+                wait=rng.random() < 0.5,
+                timeout_s=rng.uniform(0.5, 8.0),
+            )
         else:
             order = {one: rng.sample(replicas[one], len(replicas[one])) for one in places}
             await self._move(admin, order, rng)
