@@ -12,7 +12,7 @@ _NO_CLIENT_ID = "there is none: servers see the client's host and process"
 _TLS = "over TLS give tls_ca= (and tls_certificate=, tls_key=) to rayq.connect, and token="
 _PARTITIONS = "say partitions= to create_topic"
 _REPLICATION = "say replication_factor= to create_topic"
-_REPLICATION_LATER = "later set_replication_factor, or rayq topic alter -r"
+_REPLICATION_LATER = "later set_replication_factor, or `rayq topic set-replication-factor`"
 
 _EVERYWHERE = {
     "bootstrap_servers": _CONNECT,

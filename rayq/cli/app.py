@@ -8,6 +8,7 @@ import typer
 
 from rayq.cli import bench, cluster, groups, log, moves, operations, servers, topics
 from rayq.cli.consume import consume
+from rayq.cli.delete_records import delete_records
 from rayq.cli.produce import produce
 
 app = typer.Typer(
@@ -25,6 +26,8 @@ app.command()(servers.status)
 app.command()(servers.token)
 topics.app.command()(produce)
 topics.app.command()(consume)
+topics.app.command("delete-records")(delete_records)
+topics.app.command("set-replication-factor")(moves.set_replication_factor)
 for verb in (moves.reassign, moves.drain, moves.undrain):
     cluster.app.command()(verb)
 cluster.app.command("remove-broker")(moves.remove_broker)

@@ -28,6 +28,8 @@ DISTINCT_VALUES = 1000
 VALUES_BYTES_MAX = 16 * MIB
 """Of the distinct values together, and of what one call sends."""
 TIMEOUT_S = 60.0
+SECONDS = 5.0
+"""How long latency is measured by default."""
 PACE_S = 0.01
 """How often a bounded rate is caught up with."""
 
@@ -201,7 +203,11 @@ def consume(
 def latency(
     topic: Topic = None,
     rate: Annotated[int, typer.Option("--throughput", "--rate", min=1, max=5000)] = 200,
-    seconds: Annotated[float, typer.Option("--seconds", min=0.1)] = 5.0,
+    count: Annotated[
+        int | None,
+        typer.Option("-n", "--num-records", min=1, show_default="as many as take --seconds"),
+    ] = None,
+    seconds: Annotated[float | None, typer.Option("--seconds", min=0.1, show_default="5")] = None,
     record_size: Size = "100",
     partitions: Partitions = 1,
     replicas: Replicas = None,
@@ -210,7 +216,10 @@ def latency(
 ) -> None:
     """From `send` to the acknowledgement, and to `poll`, one record at a time."""
     size = size_bytes(record_size)
-    count = max(1, int(rate * seconds))
+    if count is not None and seconds is not None:
+        raise typer.BadParameter("give one of --num-records and --seconds")
+    if count is None:
+        count = max(1, int(rate * (SECONDS if seconds is None else seconds)))
     with connected(cluster) as connection, _topic(connection, topic, partitions, replicas) as name:
         acknowledged, received = _latencies(connection, name, size, count, rate)
     if json:

@@ -8,6 +8,7 @@ import msgspec
 import typer
 
 from rayq.cli import output
+from rayq.cli.confirm import Yes, agree, check_can_ask
 from rayq.cli.current import connected
 from rayq.cli.main import UNHEALTHY
 from rayq.cli.options import ClusterAddress, Json, complete_topic
@@ -88,6 +89,7 @@ def elect_leaders(
             "may be lost.",
         ),
     ] = False,
+    yes: Yes = False,
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
@@ -96,9 +98,15 @@ def elect_leaders(
         raise typer.BadParameter("--partitions needs one topic")
     if unclean and not topics:
         raise typer.BadParameter("--unclean needs the topics by name")
+    check_can_ask(yes or not unclean)
     numbers = None if partitions is None else partition_numbers(partitions)
     rows = []
     with connected(cluster) as connection:
+        agree(
+            f"Let any live replica lead partitions of {', '.join(topics or ())} that have no "
+            "leader? Records that were acknowledged may be lost.",
+            yes or not unclean,
+        )
         for name in topics or connection.admin.list_topics(internal=True):
             before = connection.admin.describe_topic(name)
             connection.admin.elect_leaders(name, numbers, unclean=unclean)

@@ -8,8 +8,16 @@ import msgspec
 import typer
 
 from rayq.cli import output
+from rayq.cli.confirm import Yes, YesOrExecute, agree, check_can_ask
 from rayq.cli.current import connected
-from rayq.cli.options import ClusterAddress, GroupName, GroupNames, Json, complete_topic
+from rayq.cli.options import (
+    ClusterAddress,
+    DryRun,
+    GroupName,
+    GroupNames,
+    Json,
+    complete_topic,
+)
 from rayq.cli.values import topic_partition, where
 from rayq.client.cluster import Cluster
 from rayq.errors import InvalidRequestError, UnknownGroupError
@@ -81,7 +89,7 @@ def describe(groups: GroupNames, json: Json = False, cluster: ClusterAddress = N
     with connected(cluster) as connection:
         infos = [connection.admin.describe_group(name) for name in groups]
     if json:
-        output.print_json([_as_json(info) for info in infos])
+        output.print_json_of(groups, [_as_json(info) for info in infos])
         return
     for number, info in enumerate(infos):
         if number:
@@ -151,15 +159,15 @@ def seek(
             autocompletion=complete_topic,
         ),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show where it would go on.")
-    ] = False,
+    dry_run: DryRun = False,
+    yes: YesOrExecute = False,
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
     """Set where a group without members goes on."""
     if (to is None) == (shift is None):
         raise typer.BadParameter("give one of --to and --shift")
+    check_can_ask(yes or dry_run)
     how: dict[str, Any] = {"shift": shift} if to is None else _target(to)
     chosen = [topic_partition(one) if "/" in one else one for one in topics or ()] or None
     with connected(cluster) as connection:
@@ -167,18 +175,21 @@ def seek(
         if "last" in how:
             how = {"to": _before_the_end(connection, how["last"], chosen, before)}
             chosen = None
-        after = connection.admin.set_group_offsets(group, chosen, dry_run=dry_run, **how)
-    if not after:
-        raise InvalidRequestError(
-            f"Group {group!r} has committed nothing: name the topics with --topic."
-        )
-    rows = [(*place, before.get(place), offset) for place, offset in sorted(after.items())]
+        after = connection.admin.set_group_offsets(group, chosen, dry_run=dry_run or not yes, **how)
+        if not after:
+            raise InvalidRequestError(
+                f"Group {group!r} has committed nothing: name the topics with --topic."
+            )
+        rows = [(*place, before.get(place), offset) for place, offset in sorted(after.items())]
+        if not json:
+            output.table(("topic", "partition", "before", "after"), rows)
+        if not (yes or dry_run):
+            agree(f"Set the positions of group {group} so?", yes)
+            connection.admin.set_group_offsets(group, to=after)
     if json:
         names = ("topic", "partition", "before", "after")
         output.print_json([dict(zip(names, row, strict=True)) for row in rows])
-        return
-    output.table(("topic", "partition", "before", "after"), rows)
-    if dry_run:
+    elif dry_run:
         output.say("Nothing was changed: leave --dry-run out to do it.")
 
 
@@ -226,9 +237,13 @@ def _before_the_end(
 
 
 @app.command()
-def delete(groups: GroupNames, json: Json = False, cluster: ClusterAddress = None) -> None:
+def delete(
+    groups: GroupNames, yes: Yes = False, json: Json = False, cluster: ClusterAddress = None
+) -> None:
     """Forget groups without members, and their offsets."""
+    check_can_ask(yes)
     with connected(cluster) as connection:
+        agree(f"Forget {', '.join(groups)} and how far each has read?", yes)
         for name in groups:
             connection.admin.delete_group(name)
             if not json:

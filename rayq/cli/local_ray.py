@@ -30,9 +30,10 @@ KILL_PATIENCE_S = 10.0
 _SESSION = re.compile(r"[/=](session_[^/\s]+)")
 
 
-def start_ray(node_ip: str | None) -> tuple[str, str]:
+def start_ray(node_ip: str | None, num_cpus: int | None = None) -> tuple[str, str]:
     """Starts a Ray of one node and returns its address and its session. It outlives this process.
-    Raises RayqError."""
+    `num_cpus`: how many Ray counts for tasks and actors; None: those of the machine. Raises
+    RayqError."""
     failure = RayqError("Ray was not started.")
     for _ in range(ATTEMPTS_MAX):
         port, dashboard, client = _free_ports(3)
@@ -45,6 +46,7 @@ def start_ray(node_ip: str | None) -> tuple[str, str]:
             "--disable-usage-stats",
             "--log-style=record",
             *(() if node_ip is None else (f"--node-ip-address={node_ip}",)),
+            *(() if num_cpus is None else (f"--num-cpus={num_cpus}",)),
         ]
         try:
             ran = subprocess.run(

@@ -13,8 +13,9 @@ import msgspec
 import typer
 
 from rayq.cli import output
+from rayq.cli.confirm import Yes, YesOrExecute, agree, check_can_ask
 from rayq.cli.current import connected
-from rayq.cli.options import ClusterAddress, Json
+from rayq.cli.options import ClusterAddress, DryRun, Json, TopicNames
 from rayq.cli.values import partition_numbers, size_bytes, topic_partition
 from rayq.client.cluster import Cluster
 from rayq.errors import (
@@ -36,6 +37,10 @@ BrokerNumber = Annotated[int, typer.Argument(metavar="BROKER", help="Its number.
 Throttle = Annotated[
     str | None,
     typer.Option("--throttle", metavar="SIZE", help="Copy at most so much a second: 50MB."),
+]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Return when the moves are done.")]
+MovesTimeout = Annotated[
+    float, typer.Option("--timeout", help="Seconds to wait; the moves go on after it.")
 ]
 
 
@@ -62,30 +67,26 @@ def reassign(
         bool,
         typer.Option("--spread", help="The few moves that make the load even: after a new broker."),
     ] = False,
-    execute: Annotated[
-        bool, typer.Option("--execute", help="Do it. Without: only show the plan.")
-    ] = False,
+    dry_run: DryRun = False,
+    yes: YesOrExecute = False,
     show: Annotated[bool, typer.Option("--list", help="Show the moves under way.")] = False,
     cancel: Annotated[
         bool, typer.Option("--cancel", help="Take back the moves under way, or those of --move.")
     ] = False,
     throttle: Throttle = None,
-    wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Return when the moves are done.")
-    ] = True,
-    timeout_s: Annotated[
-        float, typer.Option("--timeout", help="Seconds to wait; the moves go on after it.")
-    ] = DAY_S,
+    wait: Wait = True,
+    timeout_s: MovesTimeout = DAY_S,
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Move partitions to other brokers, under load: shows the plan, --execute does it.
+    """Move partitions to other brokers, under load: shows the plan, and asks.
 
     New replicas copy the log and join the in-sync set before any other goes.
     """
     # --cancel may name partitions by --move.
     if sum((bool(move) and not cancel, plan is not None, spread, show, cancel)) != 1:
         raise typer.BadParameter("give one of --move, --plan, --spread, --list and --cancel")
+    check_can_ask(yes or dry_run or show or cancel)
     bytes_per_s = None if throttle is None else size_bytes(throttle)
     given: Plan = {}
     if not cancel:  # which takes partitions without brokers
@@ -98,9 +99,14 @@ def reassign(
             _cancel(connection, move, json)
             return
         moves = connection.admin.plan_spread() if spread else given
-        if not execute or not moves:
+        if dry_run or not moves or not (yes or json):
             _show_plan(connection, moves, json)
+        if not moves:
             return
+        if dry_run:
+            _say_nothing_moved(json)
+            return
+        agree(f"Move {output.counted(len(moves), 'partition')}?", yes)
         _execute(connection, moves, bytes_per_s, wait, timeout_s)
     done = "done" if wait else "begun: see `rayq cluster reassign --list`"
     if json:
@@ -191,13 +197,17 @@ def _show_plan(cluster: Cluster, moves: Plan, json: bool) -> None:
                 )
             )
     output.table(("topic", "partition", "brokers now", "brokers then", "to copy"), rows)
-    output.say("Nothing was moved: --execute does it.")
+
+
+def _say_nothing_moved(json: bool) -> None:
+    if not json:
+        output.say("Nothing was moved: leave --dry-run out to do it.")
 
 
 def _check_plan(
     cluster: Cluster, moves: Plan, topics: Mapping[str, Sequence[PartitionInfo]]
 ) -> None:
-    """What --execute would refuse for sure should not look like a plan."""
+    """What would be refused for sure should not look like a plan."""
     brokers = [one.broker for one in cluster.admin.describe_cluster().brokers]
     for (name, number), target in moves.items():
         if not 0 <= number < len(topics[name]):
@@ -309,14 +319,79 @@ def _without_place(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name != "topic_partition"}
 
 
+# --- more replicas, or fewer ---------------------------------------------------------------------
+
+
+def set_replication_factor(
+    topics: TopicNames,
+    replicas: Annotated[
+        int,
+        typer.Option(
+            "-r",
+            "--replicas",
+            "--replication-factor",
+            help="Copies of each partition.",
+            show_default=False,
+        ),
+    ],
+    yes: Yes = False,
+    throttle: Throttle = None,
+    wait: Wait = True,
+    timeout_s: MovesTimeout = DAY_S,
+    json: Json = False,
+    cluster: ClusterAddress = None,
+) -> None:
+    """Give the partitions of topics more replicas, or fewer, under load.
+
+    More copy the log from the leader; of too many, those on the brokers with most go.
+    """
+    check_can_ask(yes)
+    bytes_per_s = None if throttle is None else size_bytes(throttle)
+    with connected(cluster) as connection:
+        places: list[TopicPartition] = []
+        for name in topics:
+            partitions = connection.admin.describe_topic(name).partitions
+            places += [TopicPartition(name, one.partition) for one in partitions]
+        agree(
+            f"Give {output.counted(len(places), 'partition')} of {', '.join(topics)} "
+            f"{output.counted(replicas, 'replica')} each?",
+            yes,
+        )
+        with (
+            output.progress("moving partitions", len(places), wanted=wait) as advance,
+            _watched(connection, places, advance),
+            _told_that_it_goes_on("rayq cluster reassign --list"),
+        ):
+            for may_wait in (False, wait):  # All of them begin, then they are waited for.
+                for name in topics:
+                    connection.admin.set_replication_factor(
+                        name,
+                        replicas,
+                        throttle_bytes_per_s=bytes_per_s,
+                        wait=may_wait,
+                        timeout_s=timeout_s,
+                    )
+    if json:
+        output.print_json(
+            [{"topic": name, "replication_factor": replicas, "done": wait} for name in topics]
+        )
+        return
+    for name in topics:
+        output.say(
+            f"{name} has {output.counted(replicas, 'replica')} of each partition now."
+            if wait
+            else f"{name} will have {output.counted(replicas, 'replica')} of each partition: see "
+            "`rayq cluster reassign --list`"
+        )
+
+
 # --- whole brokers --------------------------------------------------------------------------------
 
 
 def drain(
     broker: BrokerNumber,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show where its partitions would go.")
-    ] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
     throttle: Throttle = None,
     concurrency: Annotated[
         int, typer.Option("--concurrency", help="Partitions that move at a time.", min=1)
@@ -329,12 +404,16 @@ def drain(
     cluster: ClusterAddress = None,
 ) -> None:
     """Move all that a broker holds to others, under load; it takes nothing new from then on."""
+    check_can_ask(yes or dry_run)
     bytes_per_s = None if throttle is None else size_bytes(throttle)
     with connected(cluster) as connection:
         moves = connection.admin.plan_drain(broker)
-        if dry_run:
+        if dry_run or not (yes or json):
             _show_plan(connection, moves, json)
+        if dry_run:
+            _say_nothing_moved(json)
             return
+        agree(f"Move all of it off broker {broker}, and give it nothing new?", yes)
         with (
             output.progress(f"draining broker {broker}", len(moves)) as advance,
             _told_that_it_goes_on(f"rayq cluster drain {broker} (to wait for them)"),

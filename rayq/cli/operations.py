@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from rayq.cli import output
+from rayq.cli.confirm import YesOrExecute, agree, check_can_ask
 from rayq.cli.current import operated
 from rayq.cli.options import Json
 from rayq.cli.servers import OtherRay
@@ -99,38 +100,42 @@ def recover_quorum(
             show_default=False,
         ),
     ] = None,
-    execute: Annotated[
-        bool, typer.Option("--execute", help="Do it. Without: only show what there is.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what there is.")] = False,
+    yes: YesOrExecute = False,
     json: Json = False,
 ) -> None:
     """The last resort where a majority of the voters' directories is lost for good. Offline.
 
     One broker's copy of the metadata becomes the whole truth; its newest changes may be missing.
-    All brokers must be stopped. Without --execute it shows the copies, the best one first.
+    All brokers must be stopped. It shows the copies below DIR, the best one first, and asks.
     """
     if source is None:
         raise typer.BadParameter("give --from DIR, a directory that is left")
+    check_can_ask(yes or dry_run)
     path = os.path.abspath(os.path.expanduser(source))
     if not os.path.isdir(path):
         raise InvalidRequestError(f"There is no directory {source}.")
     environment = system_environment(None)
-    if not execute:
+    if dry_run or not yes:
         found = quorum.survivors(environment, path)
         rows = [
             (one.directory.broker, one.directory.path, one.epoch, one.last_index, one.is_voter)
             for one in found
         ]
-        if json:
+        if json and dry_run:
             names = ("broker", "path", "epoch", "last_index", "voter")
             output.print_json([dict(zip(names, row, strict=True)) for row in rows])
             return
-        output.table(("broker", "directory", "epoch", "last index", "voter"), rows)
-        output.say(
-            "Nothing was changed. Other machines may have better copies: recover from the one with "
-            "the highest epoch, then index, by --from ITS-DIRECTORY --execute."
-        )
-        return
+        if not json:
+            output.table(("broker", "directory", "epoch", "last index", "voter"), rows)
+            output.say(
+                "Other machines may have better copies: recover from the one with the highest "
+                "epoch, then index, by --from ITS-DIRECTORY."
+            )
+        if dry_run:
+            output.say("Nothing was changed: leave --dry-run out to do it.")
+            return
+        agree("Let the best of these be the whole truth? What only others know is lost.", yes)
     done = quorum.recover_quorum(environment, path)
     if json:
         output.print_json(

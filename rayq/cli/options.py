@@ -16,6 +16,10 @@ COMPLETION_TIMEOUT_S = 2.0
 """So long a shell may wait at the tab key."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
+Internal = Annotated[
+    bool, typer.Option("-i", "--internal", help="Also rayq's own topics (__...).")
+]
 ClusterAddress = Annotated[
     str | None,
     typer.Option(

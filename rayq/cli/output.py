@@ -41,6 +41,11 @@ def print_json(value: Any) -> None:
     sys.stdout.write(visible_json(text) + "\n")
 
 
+def print_json_of(asked: Sequence[str], found: Sequence[Any]) -> None:
+    """What was found of each that was asked for: of one an object, of several a list."""
+    print_json(found[0] if len(asked) == 1 else found)
+
+
 def table(
     head: Sequence[str], rows: Iterable[Sequence[Cell]], *, styles: Sequence[str] = ()
 ) -> None:

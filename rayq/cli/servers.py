@@ -19,7 +19,7 @@ from rayq.cli.current import (
     start_lock,
 )
 from rayq.cli.local_ray import connected_to_ray, processes_of, start_ray, stop_ray
-from rayq.cli.options import ClusterAddress, Json
+from rayq.cli.options import ClusterAddress, Internal, Json
 from rayq.cli.survey import Survey, problems_of, survey
 from rayq.cli.values import config_values
 from rayq.client.health import (
@@ -31,6 +31,7 @@ from rayq.client.health import (
 )
 from rayq.config import ClusterConfig
 from rayq.errors import DirectoryInUseError, InvalidRequestError, NoClusterError, RayqError
+from rayq.records import TopicInfo
 from rayq.runtime.current_cluster import (
     Current,
     cluster_of,
@@ -112,6 +113,15 @@ def start(
             show_default="as Ray finds it",
         ),
     ] = None,
+    num_cpus: Annotated[
+        int | None,
+        typer.Option(
+            "--num-cpus",
+            min=1,
+            help="How many CPUs Ray counts for your tasks and actors; brokers take none of them.",
+            show_default="those of this machine",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Start a cluster: new in an empty DIR, or what DIR holds. Returns when it is ready.
@@ -119,6 +129,10 @@ def start(
     Ray and the brokers run on in the background until `rayq stop`. From then on every verb means
     this cluster.
     """
+    if num_cpus is not None and ray_address is not None:
+        raise typer.BadParameter(
+            "--num-cpus is for a Ray that is started here; --ray-address names one that runs"
+        )
     values = config_values(ClusterConfig, config or ())
     path = os.path.abspath(os.path.expanduser(directory))
     if os.path.exists(path) and not os.path.isdir(path):
@@ -130,7 +144,7 @@ def start(
         with contextlib.ExitStack() as undo, output.waiting(f"Starting brokers on {path}"):
             session = None
             if ray_address is None:
-                address, session = start_ray(node_ip)
+                address, session = start_ray(node_ip, num_cpus)
                 undo.callback(stop_ray, session, address)
             else:
                 address = ray_address
@@ -297,20 +311,24 @@ def _stop_cluster(address: str, name: str) -> None:
 # --- looking --------------------------------------------------------------------------------------
 
 
-def status(json: Json = False, cluster: ClusterAddress = None) -> None:
+def status(
+    internal: Internal = False, json: Json = False, cluster: ClusterAddress = None
+) -> None:
     """Show at a glance how the cluster is: brokers, controller, partitions, lag, disk."""
     with connected(cluster) as connection:
         found = survey(connection)
         name = connection.name
     problems = problems_of(found)
+    topics = found.topics if internal else found.users_topics
+    rows, states = _broker_rows(found, topics), _states(topics)
     if json:
         output.print_json(
             {
                 "name": name,
                 "cluster": msgspec.to_builtins(found.cluster),
-                "brokers": _broker_rows(found),
-                "topics": len(found.users_topics),
-                "partitions": _states(found),
+                "brokers": rows,
+                "topics": len(topics),
+                "partitions": states,
                 "moving": len(found.moves),
                 "groups": {one.group: one.lag for one in found.groups},
                 "healthy": is_healthy(problems),
@@ -327,7 +345,6 @@ def status(json: Json = False, cluster: ClusterAddress = None) -> None:
         f"Controller {info.controller or 'none'}, epoch {info.controller_epoch}, voters "
         f"{output.numbers(info.voters)}"
     )
-    rows = _broker_rows(found)
     output.table(
         ("broker", "address", "state", "leads", "replicas", "logs", "disk free"),
         [
@@ -340,9 +357,8 @@ def status(json: Json = False, cluster: ClusterAddress = None) -> None:
         ],
         styles=["ok" if row["state"] == "live" else "warning" for row in rows],
     )
-    states = _states(found)
     output.say(
-        f"{output.counted(len(found.users_topics), 'topic')}, "
+        f"{output.counted(len(topics), 'topic')}, "
         f"{output.counted(sum(states.values()), 'partition')}"
         + "".join(f", {count} {state}" for state, count in states.items())
         + (f", {len(found.moves)} moving" if found.moves else "")
@@ -359,10 +375,11 @@ def status(json: Json = False, cluster: ClusterAddress = None) -> None:
         output.say("More: rayq cluster health")
 
 
-def _broker_rows(found: Survey) -> list[dict[str, Any]]:
+def _broker_rows(found: Survey, topics: list[TopicInfo]) -> list[dict[str, Any]]:
+    """What each broker leads and holds of these topics; bytes are of all."""
     leads: Counter[int] = Counter()
     replicas: Counter[int] = Counter()
-    for topic in found.topics:
+    for topic in topics:
         for partition in topic.partitions:
             if partition.leader is not None:
                 leads[partition.leader] += 1
@@ -385,12 +402,12 @@ def _broker_rows(found: Survey) -> list[dict[str, Any]]:
     ]
 
 
-def _states(found: Survey) -> dict[str, int]:
+def _states(topics: list[TopicInfo]) -> dict[str, int]:
     """How many partitions are in each state."""
     return dict(
         Counter(
             str(partition_state(partition, min_insync_of(topic, partition)))
-            for topic in found.topics
+            for topic in topics
             for partition in topic.partitions
         )
     )

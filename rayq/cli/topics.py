@@ -1,4 +1,4 @@
-"""`rayq topic`: create, list, describe, alter, delete, add-partitions (and produce, consume)."""
+"""`rayq topic`: create, list, describe, alter, delete and add-partitions; others have own files."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import msgspec
 import typer
 
 from rayq.cli import output
+from rayq.cli.confirm import Yes, agree, check_can_ask
 from rayq.cli.current import connected
-from rayq.cli.options import ClusterAddress, Json, TopicName, TopicNames
+from rayq.cli.options import ClusterAddress, Internal, Json, TopicName, TopicNames
 from rayq.cli.survey import topics_of
 from rayq.cli.values import config_values, default_of
 from rayq.client.health import min_insync_of, partition_state
@@ -77,9 +78,7 @@ def create(
 
 @app.command("list")
 def list_topics(
-    internal: Annotated[
-        bool, typer.Option("-i", "--internal", help="Also rayq's own topics.")
-    ] = False,
+    internal: Internal = False,
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
@@ -136,7 +135,7 @@ def describe(
     with connected(cluster) as connection:
         infos = [connection.admin.describe_topic(name) for name in topics]
     if json:
-        output.print_json([msgspec.to_builtins(info) for info in infos])
+        output.print_json_of(topics, [msgspec.to_builtins(info) for info in infos])
         return
     for number, info in enumerate(infos):
         if number:
@@ -218,10 +217,14 @@ def alter(
 
 
 @app.command()
-def delete(topics: TopicNames, json: Json = False, cluster: ClusterAddress = None) -> None:
+def delete(
+    topics: TopicNames, yes: Yes = False, json: Json = False, cluster: ClusterAddress = None
+) -> None:
     """Delete topics and their records."""
+    check_can_ask(yes)
     deleted = []
     with connected(cluster) as connection:
+        agree(f"Delete {', '.join(topics)} with all records?", yes)
         for name in topics:
             connection.admin.delete_topic(name)
             deleted.append(name)

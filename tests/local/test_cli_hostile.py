@@ -30,14 +30,17 @@ SHOWN = r"\x1b[31mred\x1b]0;title\x07\x9b2J\u202eback"
         ("topic", "consume", "TOPIC", "-e", "-p", HUGE),
         ("topic", "consume", "TOPIC", "-e", "-n", HUGE),
         ("topic", "consume", "TOPIC", "-e", "-o", HUGE),
+        ("topic", "delete-records", "TOPIC", "--before", HUGE, "-y"),
+        ("topic", "delete-records", "TOPIC", "--before", "0", "-p", HUGE, "-y"),
+        ("topic", "set-replication-factor", "TOPIC", "-r", HUGE, "-y"),
         ("cluster", "undrain", HUGE),
-        ("cluster", "drain", HUGE),
+        ("cluster", "drain", HUGE, "-y"),
         ("cluster", "remove-broker", HUGE),
         ("cluster", "elect-leaders", "TOPIC", "-p", HUGE),
         ("cluster", "reassign", "--execute", "-m", f"TOPIC/0={HUGE}"),
         ("cluster", "reassign", "--execute", "-m", f"TOPIC/{HUGE}=1"),
-        ("group", "seek", "huge", "-t", "TOPIC", "--to", HUGE),
-        ("group", "seek", "huge", "-t", "TOPIC", "--shift", HUGE),
+        ("group", "seek", "huge", "-t", "TOPIC", "--to", HUGE, "-y"),
+        ("group", "seek", "huge", "-t", "TOPIC", "--shift", HUGE, "-y"),
     ],
 )
 def test_a_number_beyond_all_bounds_is_one_line(
@@ -58,7 +61,7 @@ def test_records_that_are_no_json_are_one_line(rayq_command: Command, topic: str
     assert ran.code == 1 and ran.err.count("\n") == 1, ran
     assert "name of a header" in ran.err, ran
     plan = b'{"partitions": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
-    ran = rayq_command("cluster", "reassign", "--plan", "-", stdin=plan)
+    ran = rayq_command("cluster", "reassign", "--plan", "-", "-y", stdin=plan)
     assert ran.code == 1 and ran.err.count("\n") == 1 and "is no plan" in ran.err, ran
 
 
@@ -72,7 +75,7 @@ def test_names_that_others_chose_do_not_reach_the_terminal_as_escape_sequences(
         ("group", "list"),
         ("group", "describe", ESCAPES),
         ("group", "describe", ESCAPES + "?"),
-        ("group", "delete", ESCAPES),
+        ("group", "delete", ESCAPES, "-y"),
     ):
         ran = rayq_command(*line)
         assert SHOWN in ran.out + ran.err, ran
@@ -84,4 +87,4 @@ def test_names_that_others_chose_do_not_reach_the_terminal_as_escape_sequences(
     ran = rayq_command("group", "list", "--json")
     assert "\x9b" not in ran.out and "\u202e" not in ran.out
     assert ESCAPES in [one["group"] for one in ran.json]
-    rayq_command.well("group", "delete", ESCAPES)
+    rayq_command.well("group", "delete", ESCAPES, "-y")

@@ -48,11 +48,12 @@ def test_a_plan_is_shown_saved_and_executed(
     before = replicas(four, "t")
     target = [[broker for broker in range(4) if broker not in now][:2] for now in before]
     moves = [f"t/{number}={one},{two}" for number, (one, two) in enumerate(target)]
-    shown = rayq.well("cluster", "reassign", "-m", moves[0], "-m", moves[1]).out
-    assert "--execute" in shown and f"{target[0][0]},{target[0][1]}" in shown
+    shown = rayq.well("cluster", "reassign", "-m", moves[0], "-m", moves[1], "--dry-run").out
+    assert "Nothing was moved" in shown and f"{target[0][0]},{target[0][1]}" in shown
     assert replicas(four, "t") == before
 
-    saved = rayq.well("cluster", "reassign", "-m", moves[0], "-m", moves[1], "--json").out
+    dry = ("--dry-run", "--json")
+    saved = rayq.well("cluster", "reassign", "-m", moves[0], "-m", moves[1], *dry).out
     assert json.loads(saved)["partitions"][1] == {
         "topic": "t",
         "partition": 1,
@@ -60,7 +61,7 @@ def test_a_plan_is_shown_saved_and_executed(
     }
     (tmp_path / "plan.json").write_text(saved)
     plan = ("cluster", "reassign", "--plan", str(tmp_path / "plan.json"))
-    assert "2 moves done" in rayq.well(*plan, "--execute", "--throttle", "50MB", *SOON).out
+    assert "2 moves done" in rayq.well(*plan, "-y", "--throttle", "50MB", *SOON).out
     # (The brokers hear of it one by one, and any of them may be asked.)
     eventually(lambda: replicas(four, "t") == target, "every broker knows")
     assert sorted(rayq.well("topic", "consume", "t", "-e").out.split()) == ["a", "b", "c"]
@@ -73,19 +74,19 @@ def test_a_broker_is_drained_removed_or_taken_back(
 ) -> None:
     four.create_topic("t", 4, 3)
     assert "Nothing was moved" in rayq.well("cluster", "drain", "3", "--dry-run").out
-    drained = rayq.well("cluster", "drain", "3", "--json", *SOON).json
+    drained = rayq.well("cluster", "drain", "3", "-y", "--json", *SOON).json
     assert len(drained["moved"]) == 3
     eventually(lambda: all(3 not in one for one in replicas(four, "t")), "every broker knows")
     states = {one["broker"]: one["state"] for one in rayq.well("status", "--json").json["brokers"]}
     assert states[3] == "live, cordoned"
 
     assert "takes replicas again" in rayq.well("cluster", "undrain", "3").out
-    assert "to copy" in rayq.well("cluster", "reassign", "--spread").out
+    assert "to copy" in rayq.well("cluster", "reassign", "--spread", "--dry-run").out
     rayq.well("cluster", "reassign", "--spread", "--execute", *SOON)
     eventually(lambda: sum(3 in one for one in replicas(four, "t")) == 3, "every broker knows")
-    assert "Nothing to move" in rayq.well("cluster", "reassign", "--spread").out
+    assert "Nothing to move" in rayq.well("cluster", "reassign", "--spread", "--dry-run").out
 
-    rayq.well("cluster", "drain", "3", *SOON)
+    rayq.well("cluster", "drain", "3", "--yes", *SOON)
     ran = rayq("cluster", "remove-broker", "3")
     assert ran.code == 1
     assert "3" in ran.err
@@ -98,7 +99,7 @@ def test_a_broker_is_drained_removed_or_taken_back(
     rayq.well("cluster", "remove-broker", "3")
     brokers = rayq.well("cluster", "info", "--json").json["brokers"]
     assert [one["broker"] for one in brokers] == [0, 1, 2]
-    ran = rayq("cluster", "drain", "2")
+    ran = rayq("cluster", "drain", "2", "-y")
     assert ran.code == 1
     assert ran.err.count("\n") == 1
 
@@ -117,7 +118,7 @@ def test_a_broker_is_drained_removed_or_taken_back(
 def test_a_plan_with_a_slip_is_refused_before_anything_moves(
     rayq_command: Command, topic: str, plan: str, said: str
 ) -> None:
-    ran = rayq_command("cluster", "reassign", "--plan", "-", stdin=plan.replace("%s", topic).encode())
+    ran = rayq_command("cluster", "reassign", "--plan", "-", "--dry-run", stdin=plan.replace("%s", topic).encode())
     assert ran.code == 1
     assert said in ran.err and ran.err.count("\n") == 1
     assert ran.out == ""
@@ -128,18 +129,21 @@ def test_a_plan_with_a_slip_is_refused_before_anything_moves(
     [
         (("cluster", "reassign"), 2),
         (("cluster", "reassign", "--spread", "--list"), 2),
-        (("cluster", "reassign", "-m", "t/0"), 1),
+        (("cluster", "reassign", "-m", "t/0", "-y"), 1),
+        (("cluster", "reassign", "-m", "t/0=1"), 2),
+        (("cluster", "drain", "1"), 2),
         (("cluster", "reassign", "-m", "t/0=0,9", "--execute"), 1),
         (("cluster", "reassign", "-m", "none/0=0,1", "--execute"), 1),
-        (("cluster", "reassign", "--plan", "/nowhere"), 1),
-        (("cluster", "reassign", "-m", "t/0=1", "-m", "t/0=2"), 1),
-        (("cluster", "reassign", "--spread", "--throttle", "fast"), 1),
+        (("cluster", "reassign", "--plan", "/nowhere", "-y"), 1),
+        (("cluster", "reassign", "-m", "t/0=1", "-m", "t/0=2", "-y"), 1),
+        (("cluster", "reassign", "--spread", "--throttle", "fast", "-y"), 1),
         (("cluster", "reassign", "--cancel", "-m", "t/0"), 1),
-        (("cluster", "drain", "9"), 1),
+        (("cluster", "drain", "9", "-y"), 1),
         (("cluster", "undrain", "9"), 1),
         (("cluster", "remove-broker", "0"), 1),
         (("cluster", "recover-quorum"), 2),
-        (("cluster", "recover-quorum", "--from", "/nowhere"), 1),
+        (("cluster", "recover-quorum", "--from", "/nowhere", "-y"), 1),
+        (("cluster", "recover-quorum", "--from", "/tmp"), 2),
     ],
 )
 def test_a_wrong_move_is_one_line_on_stderr(
@@ -162,8 +166,9 @@ def test_a_lost_quorum_is_shown_and_recovered(
     four.stop()
     for lost in (0, 1):
         shutil.rmtree(f"{four.data_dir}/broker-{lost}")
-    (copy,) = rayq.well("cluster", "recover-quorum", "--from", directory, "--json").json
+    (copy,) = rayq.well("cluster", "recover-quorum", "--from", directory, "--dry-run", "--json").json
     assert (copy["broker"], copy["voter"]) == (2, True)
-    assert "Nothing was changed" in rayq.well("cluster", "recover-quorum", "--from", directory).out
+    shown = rayq.well("cluster", "recover-quorum", "--from", directory, "--dry-run").out
+    assert "Nothing was changed" in shown
     done = rayq.well("cluster", "recover-quorum", "--from", directory, "--execute", "--json").json
     assert (done["broker"], done["topics"]) == (2, 1)

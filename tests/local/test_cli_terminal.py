@@ -144,6 +144,31 @@ def test_tables_have_colors_on_a_terminal_and_none_in_a_pipe(
     assert "\x1b[" not in ask(shell, f"rayq topic describe {topic} | cat")
 
 
+def test_what_deletes_asks_and_no_changes_nothing(
+    shell: pexpect.spawn, rayq_command: Command, topic: str
+) -> None:
+    shell.sendline(f"rayq topic delete {topic}")
+    shell.expect_exact(f"Delete {topic} with all records? [y/N] ")
+    shell.sendline("n")
+    shell.expect_exact("Nothing was changed.")
+    shell.expect_exact("READY>")
+    assert code(shell) == 1
+    assert topic in rayq_command.cluster.admin.list_topics()
+
+
+def test_a_group_is_shown_where_it_would_go_on_before_it_is_asked(
+    shell: pexpect.spawn, rayq_command: Command, topic: str
+) -> None:
+    rayq_command.well("topic", "produce", topic, stdin=b"a\nb\n")
+    shell.sendline(f"rayq group seek asked -t {topic} --to end")
+    shell.expect_exact("Set the positions of group asked so? [y/N] ")
+    assert "before" in shell.before and "after" in shell.before
+    shell.sendline("y")
+    shell.expect_exact("READY>")
+    assert code(shell) == 0
+    assert rayq_command.cluster.admin.describe_group("asked").lag == 0
+
+
 def test_the_command_is_the_same_as_the_module() -> None:
     script = Path(sys.executable).with_name("rayq")
     assert "rayq.cli.main" in script.read_text()

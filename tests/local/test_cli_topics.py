@@ -28,12 +28,12 @@ def test_a_topic_from_create_to_delete(rayq_command: Command) -> None:
         {"topic": "cli-b", "created": True},
     ]
     rayq.well("topic", "alter", "cli-a", "-c", "retention.ms=7h", "--set", "segment_bytes=1MiB")
-    (described,) = rayq.well("topic", "describe", "cli-a", "--json").json
+    described = rayq.well("topic", "describe", "cli-a", "--json").json
     assert described["config"]["retention_ms"] == 25_200_000
     assert described["config"]["segment_bytes"] == 2**20
     assert [one["isr"] for one in described["partitions"]] != [[], []]
     rayq.well("topic", "alter", "cli-a", "--delete", "retention_ms")
-    (described,) = rayq.well("topic", "describe", "cli-a", "--json").json
+    described = rayq.well("topic", "describe", "cli-a", "--json").json
     assert described["config"]["retention_ms"] == 7 * 86_400_000
 
     rayq.well("topic", "add-partitions", "cli-a", "--num", "1")
@@ -41,7 +41,7 @@ def test_a_topic_from_create_to_delete(rayq_command: Command) -> None:
     listed = {row["topic"]: row for row in rayq.well("topic", "list", "--json").json}
     assert listed["cli-a"]["partitions"] == 5
     assert listed["cli-b"]["state"] == "in sync"
-    rayq.well("topic", "delete", "cli-a", "cli-b")
+    rayq.well("topic", "delete", "cli-a", "cli-b", "--yes")
     listed = {row["topic"]: row for row in rayq.well("topic", "list", "--json").json}
     assert not listed.keys() & {"cli-a", "cli-b"}
 
@@ -63,6 +63,47 @@ def test_in_a_pipe_tables_are_aligned_columns_without_colors(
     assert lines[2].split()[0] == "0" and lines[3].split()[0] == "1"
     assert "\x1b" not in "".join(lines)
     assert any(line.split() == ["retention_bytes", "none", "default"] for line in lines)
+
+
+def test_the_oldest_records_are_deleted_up_to_where_one_says(
+    rayq_command: Command, new_topic: NewTopic
+) -> None:
+    rayq, name = rayq_command, new_topic(partitions=2)
+    rayq.well("topic", "produce", name, "-p", "0", stdin=b"a\nb\nc\nd\n")
+    rayq.well("topic", "produce", name, "-p", "1", stdin=b"e\n")
+    delete = ("topic", "delete-records", name)
+    ran = rayq(*delete, "--before", "2", "-y")
+    assert ran.code == 1
+    assert f"past the end of {name}-1" in ran.err and "nothing was deleted" in ran.err
+    one = (*delete, "-p", "0")
+    dry = rayq.well(*one, "--before", "2", "--dry-run", "--json").json
+    assert dry == [{"partition": 0, "start_before": 0, "start": 2, "deleted": 2}]
+    assert "Nothing was deleted" in rayq.well(*one, "--before", "2", "--dry-run").out
+    assert sorted(rayq.well("topic", "consume", name, "-e").out.split()) == list("abcde")
+    rayq.well(*one, "--before", "1", "--yes")
+    assert rayq.well(*one, "--before", "-1", "-y", "--json").json[0]["start"] == 3
+    assert sorted(rayq.well("topic", "consume", name, "-e").out.split()) == ["d", "e"]
+    (unchanged, _) = rayq.well(*delete, "--before", "@-1h", "-y", "--json").json
+    assert (unchanged["start"], unchanged["deleted"]) == (3, 0)
+    assert [row["start"] for row in rayq.well(*delete, "--before", "end", "-y", "--json").json] == [
+        *(4, 1)
+    ]
+    assert rayq(*delete, "-p", "2", "--before", "end", "-y").code == 1
+
+
+def test_a_topic_gets_more_replicas_and_fewer(
+    rayq_command: Command, new_topic: NewTopic
+) -> None:
+    rayq, names = rayq_command, [new_topic(replication_factor=1), new_topic(replication_factor=2)]
+    change = ("topic", "set-replication-factor", *names, "-y")
+    assert f"{names[1]} has 3 replicas of each partition now" in rayq.well(*change, "-r", "3").out
+    described = rayq.well("topic", "describe", *names, "--json").json
+    assert [len(topic["partitions"][0]["isr"]) for topic in described] == [3, 3]
+    rayq.well("topic", "alter", names[0], "-c", "min_insync_replicas=2")
+    ran = rayq(*change, "--replicas", "1")
+    assert ran.code == 1
+    assert "min_insync_replicas is 2" in ran.err and ran.err.count("\n") == 1
+    assert rayq(*change, "-r", "4").code == 1
 
 
 def test_leaders_are_elected_and_nothing_to_do_is_said(
@@ -92,7 +133,14 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         (("topic", "create", "a", "-r", "9"), 1, "9"),
         (("topic", "create", "a", "-p", "0"), 1, "0"),
         (("topic", "describe", "cli-none"), 1, "There is no topic 'cli-none'"),
-        (("topic", "delete", "cli-none"), 1, "cli-none"),
+        (("topic", "delete", "cli-none", "-y"), 1, "cli-none"),
+        (("topic", "delete", "cli-none"), 2, "--yes"),
+        (("topic", "delete-records", "cli-none", "--before", "end"), 2, "--yes"),
+        (("topic", "delete-records", "cli-none", "--before", "end", "-y"), 1, "cli-none"),
+        (("topic", "delete-records", "cli-none", "-y"), 2, "--before"),
+        (("topic", "set-replication-factor", "cli-none", "-r", "2"), 2, "--yes"),
+        (("topic", "set-replication-factor", "cli-none", "-r", "2", "-y"), 1, "cli-none"),
+        (("topic", "alter", "cli-none", "-c", "replication.factor=2"), 1, "set-replication-factor"),
         (("topic", "alter", "cli-none", "-c", "flush=os"), 1, "cli-none"),
         (("topic", "alter", "cli-none"), 2, "--set KEY=VALUE"),
         (("topic", "add-partitions", "cli-none"), 2, "one of --num"),
@@ -106,7 +154,12 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         (("topic", "produce", "cli-none", "-H", "x"), 1, "name=value"),
         (("topic", "produce", "cli-none", "--acks", "most"), 1, "acks"),
         (("group", "describe", "cli-none"), 1, "cli-none"),
-        (("group", "delete", "cli-none"), 1, "cli-none"),
+        (("group", "delete", "cli-none", "-y"), 1, "cli-none"),
+        (("group", "delete", "cli-none"), 2, "--yes"),
+        (("group", "seek", "cli-none", "--to", "end"), 2, "--yes"),
+        (("cluster", "elect-leaders", "cli-none", "--unclean"), 2, "--yes"),
+        (("start", "x", "--num-cpus", "2", "--ray-address", "auto"), 2, "--num-cpus"),
+        (("bench", "latency", "-n", "9", "--seconds", "1"), 2, "one of"),
         (("group", "seek", "cli-none"), 2, "--to"),
         (("cluster", "elect-leaders", "--unclean"), 2, "by name"),
         (("bench", "produce", "--rate", "0"), 2, "greater than or equal to 1"),
@@ -191,17 +244,17 @@ def test_a_group_is_listed_described_moved_and_deleted(
     dry = rayq.well("group", "seek", group, "--to", "beginning", "--dry-run", "--json").json
     assert [(one["before"], one["after"]) for one in dry] == [(3, 0), (1, 0)]
     assert rayq.well("topic", "consume", name, "-g", group, "-e").out == ""
-    rayq.well("group", "seek", group, "--to", "-2", "-t", f"{name}/0")
+    rayq.well("group", "seek", group, "--to", "-2", "-t", f"{name}/0", "-y")
     assert rayq.well("topic", "consume", name, "-g", group, "-e").out == "b\nc\n"
-    rayq.well("group", "seek", group, "--shift", "-1", "-t", name)
-    (described,) = rayq.well("group", "describe", group, "--json").json
+    rayq.well("group", "seek", group, "--shift", "-1", "-t", name, "--execute")
+    described = rayq.well("group", "describe", group, "--json").json
     assert [one["lag"] for one in described["partitions"]] == [1, 1]
     text = rayq.well("group", "describe", group).out
     assert f"{group}: empty, 0 members, lag 2" in text
-    rayq.well("group", "seek", group, "--to", "@-1h")
-    (described,) = rayq.well("group", "describe", group, "--json").json
+    rayq.well("group", "seek", group, "--to", "@-1h", "-y")
+    described = rayq.well("group", "describe", group, "--json").json
     assert described["lag"] == 4
-    rayq.well("group", "delete", group)
+    rayq.well("group", "delete", group, "-y")
     assert group not in rayq.well("group", "list").out
 
 
@@ -216,6 +269,15 @@ def test_status_and_health_of_a_cluster_that_is_well(rayq_command: Command, topi
     assert all(one["disk_free_bytes"] > 0 for one in status["brokers"])
     text = rayq_command.well("status").out
     assert "3 of 3 brokers live" in text and text.endswith("Healthy.\n")
+    assert "__" not in rayq_command.well("topic", "list").out
+    with rayq_command.cluster.consumer(topic, group="makes-offsets") as consumer:
+        consumer.poll(0.1)
+    assert "__consumer_offsets" in rayq_command.well("topic", "list", "-i").out
+    again, whole = (
+        rayq_command.well("status", *flags, "--json").json for flags in ((), ("--internal",))
+    )
+    assert again["topics"] == status["topics"] == whole["topics"] - 1
+    assert sum(again["partitions"].values()) < sum(whole["partitions"].values())
     health = rayq_command.well("cluster", "health", "--json").json
     assert health["healthy"] is True
     info = rayq_command.well("cluster", "info", "--json").json
@@ -422,5 +484,6 @@ def test_the_measurements_measure_and_leave_nothing_behind(
         "bench", "latency", "-t", topic, "--rate", "100", "--seconds", "0.5", "--json"
     ).json
     assert figures["records"] == 50
+    assert "end to end" in rayq.well("bench", "latency", "-t", topic, "-n", "9").out
     assert 0 < figures["acknowledged_ms"]["p50"] <= figures["end_to_end_ms"]["max"]
     assert "rayq-bench" not in rayq.well("topic", "list").out

@@ -1,8 +1,8 @@
 """Partitions that move while everything else goes wrong.
 
 Two operators, each a client process, move partitions to any brokers, cancel, drain brokers and let
-them take replicas again, spread the load, change the order of replicas and their number. Whether a request of theirs
-is refused or times out does not matter; what it leads to is checked.
+them take replicas again, spread the load, change the order of replicas and their number. Whether a
+request of theirs is refused or times out does not matter; what it leads to is checked.
 
 - `MovesWorkload`: the ordinary clients, on four or five brokers;
 - `GroupMovesWorkload`: groups and compacted topics, so that `__consumer_offsets` moves too.
