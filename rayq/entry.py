@@ -14,6 +14,7 @@ from rayq.config import ClusterConfig, parse
 from rayq.errors import NoClusterError, RayqError
 from rayq.runtime import current_cluster
 from rayq.runtime.ray_token import has_ray_token
+from rayq.runtime.start_checks import check_start
 from rayq.wire.authentication import client_key, key_of_token
 
 DEFAULT_PORT = 9392
@@ -109,13 +110,15 @@ def start(
     process serves the directory); WrongClusterError (directories of several clusters);
     UnsupportedFormatError (written by a newer rayq); RayqError where a cluster of that name runs
     already, or directories or nodes are missing; ControllerUnavailableError where no majority of
-    the voters' directories is there.
+    the voters' directories is there. On one machine most of these come before anything is started.
     """
     options = parse(ClusterConfig, config)
+    root = os.path.abspath(os.path.expanduser(path))
+    if not _has_ray():
+        check_start(root, brokers, options)
     _join_ray(may_start=True)
     from rayq.runtime import ray_runtime
 
-    root = os.path.abspath(os.path.expanduser(path))
     running = ray_runtime.find_cluster(name)
     if running is not None:
         if not exist_ok:

@@ -29,8 +29,8 @@ from rayq.client.health import (
     min_insync_of,
     partition_state,
 )
-from rayq.config import ClusterConfig
-from rayq.errors import DirectoryInUseError, InvalidRequestError, NoClusterError, RayqError
+from rayq.config import ClusterConfig, parse
+from rayq.errors import NoClusterError, RayqError
 from rayq.records import TopicInfo
 from rayq.runtime.current_cluster import (
     Current,
@@ -40,8 +40,7 @@ from rayq.runtime.current_cluster import (
     remove_current,
     write_current,
 )
-from rayq.storage.data_directory import BROKER_LOCK, find_brokers, lock_holder
-from rayq.storage.disk import LocalDisk
+from rayq.runtime.start_checks import check_start
 
 RayAddress = Annotated[
     str | None,
@@ -135,12 +134,10 @@ def start(
         )
     values = config_values(ClusterConfig, config or ())
     path = os.path.abspath(os.path.expanduser(directory))
-    if os.path.exists(path) and not os.path.isdir(path):
-        raise InvalidRequestError(f"{directory} is a file: name a directory for the data.")
     with start_lock():
         _check_nothing_runs(path, ray_address)
         if ray_address is None:
-            _check_not_in_use(path)
+            check_start(path, brokers, parse(ClusterConfig, values))
         with contextlib.ExitStack() as undo, output.waiting(f"Starting brokers on {path}"):
             session = None
             if ray_address is None:
@@ -194,18 +191,6 @@ def _check_nothing_runs(path: str, ray_address: str | None) -> None:
             f"No broker of cluster {current.name!r} ({current.path}) answers, but its Ray still "
             "runs: `rayq stop` ends it, then start again."
         )
-
-
-def _check_not_in_use(path: str) -> None:
-    """Before a Ray is started in vain: of brokers on this machine their locks tell."""
-    disk = LocalDisk()
-    for broker, directory in find_brokers(disk, path):
-        holder = lock_holder(disk, f"{directory}/{BROKER_LOCK}")
-        if holder is not None:
-            raise DirectoryInUseError(
-                f"{directory} is in use by process {holder.pid}: broker {broker} runs on it. Stop "
-                "that cluster first, or use another directory."
-            )
 
 
 def _answers(current: Current) -> bool:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from rayq.core.broker_changes import VOTERS_MAX
 from rayq.core.metadata_records import Voter, VotersChanged, encode_record
 from rayq.environment import Environment
-from rayq.errors import InvalidRequestError, WrongClusterError
+from rayq.errors import InvalidRequestError, RayqError, WrongClusterError
 from rayq.storage.data_directory import Meta, find_brokers, format_directory, read_meta
 from rayq.storage.metadata_log import MetadataLog
 
@@ -91,6 +91,19 @@ def check_broker_count(brokers: int) -> None:
     if not 1 <= brokers <= BROKERS_PER_NODE_MAX:
         raise InvalidRequestError(
             f"brokers must be from 1 to {BROKERS_PER_NODE_MAX}, not {brokers}."
+        )
+
+
+def check_all_found(found: Sequence[Directory], root: str, brokers: int | None) -> None:
+    """A broker is added to a cluster by its node, not by a count: raises RayqError where there are
+    directories below `root` and they are fewer than `brokers`."""
+    if found and brokers is not None and len(found) < brokers:
+        missing = sorted(set(range(brokers)) - {one.broker for one in found})
+        raise RayqError(
+            f"{root} holds {len(found)} brokers, {brokers} were asked for: the directories of "
+            f"{', '.join(f'broker-{number}' for number in missing)} are missing. Mount them, or "
+            f"start the {len(found)} there are (brokers={len(found)}): a cluster grows by nodes "
+            "that join it."
         )
 
 

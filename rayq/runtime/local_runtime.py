@@ -23,6 +23,7 @@ from rayq.errors import RayqError
 from rayq.runtime.cleaner_process import run_cleaner_process
 from rayq.runtime.layout import (
     Directory,
+    check_all_found,
     directory_path,
     find_directories,
     format_cluster,
@@ -253,22 +254,14 @@ class LocalServers:
 def open_or_format(
     environment: Environment, root: str, brokers: int | None
 ) -> list[Directory]:
-    """The directories found below `root`, or those of a new cluster of `brokers` (default 1).
-
-    Fewer than asked for are an error: a broker is added to a cluster by its node, not by a count.
-    """
+    """The directories found below `root`, or those of a new cluster of `brokers` (default 1). Fewer
+    than asked for are an error."""
     found = find_directories(environment, root)
     if found and never_started(environment, found) and len(found) < (brokers or 0):
         found = []
     if not found:
         return format_cluster(environment, root, 1 if brokers is None else brokers)
-    if brokers is not None and len(found) < brokers:
-        missing = sorted(set(range(brokers)) - {one.broker for one in found})
-        raise RayqError(
-            f"{root} holds {len(found)} brokers, {brokers} were asked for: the directories of "
-            f"{', '.join(f'broker-{number}' for number in missing)} are missing. Mount them, or "
-            f"start with brokers={len(found)}."
-        )
+    check_all_found(found, root, brokers)
     return found
 
 

@@ -6,6 +6,9 @@ import asyncio
 import os
 import signal
 
+INIT = "1"
+"""The pid of the process that whoever loses its parent comes under."""
+
 
 class Process:
     """A process on this machine. Closes its pidfd when it is gone."""
@@ -54,10 +57,23 @@ def adopt_process(pid: int, start_time: int) -> Process | None:
 def process_start_time(pid: int) -> int | None:
     """When a process started, in clock ticks since boot (field 22 of /proc/<pid>/stat); None when
     there is none."""
+    fields = _stat(pid)
+    return None if fields is None else int(fields[19])
+
+
+def is_orphan(pid: int) -> bool:
+    """Whether a process is gone, or the one that started it is."""
+    fields = _stat(pid)
+    return fields is None or fields[1] == INIT
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of /proc/<pid>/stat from the state on, which is the third; None where there is no
+    such process."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             stat = file.read()
     except (FileNotFoundError, ProcessLookupError):
         return None
     # The command's name, in parentheses, may hold spaces and parentheses itself.
-    return int(stat.rpartition(")")[2].split()[19])
+    return stat.rpartition(")")[2].split()

@@ -53,6 +53,7 @@ from rayq.runtime.processes import adopt_process, process_start_time
 from rayq.runtime.ray_logs import log_to_session
 from rayq.runtime.ray_metrics import export_for_ever, export_group_lag_for_ever
 from rayq.runtime.recover_quorum import Survivor, lost_voters, survivors
+from rayq.runtime.start_checks import check_start
 from rayq.storage.data_directory import (
     BROKER_LOCK,
     format_directory,
@@ -469,6 +470,8 @@ def start_cluster(
     """Formats or reopens the directories and starts the actors; returns when every broker has
     registered. Raises the errors that `rayq.start` documents."""
     nodes = _wait_for_nodes(nodes_min, config.broker_resource)
+    if list(nodes) == [ray.get_runtime_context().get_node_id()]:
+        check_start(root, brokers, config, patience_s=LOCK_PATIENCE_S)
     found = {node: ray.get(_find_on(node, root)) for node in nodes}
     placed, cluster_id, secret = _open_or_format(nodes, found, root, brokers)
     per_node = {node: sum(at == node for at in placed.values()) for node in nodes}

@@ -220,7 +220,11 @@ def _tls_context(protocol: int, config: ClusterConfig) -> ssl.SSLContext:
     if protocol == ssl.PROTOCOL_TLS_SERVER:
         context.verify_mode = ssl.CERT_REQUIRED
     try:
-        context.load_cert_chain(config.tls_certificate, config.tls_key)
+        for path in (config.tls_certificate, config.tls_key, config.tls_ca):
+            with open(path, "rb"):  # OpenSSL does not say which of them it cannot open.
+                pass
+        # Without a passphrase of our own OpenSSL would ask the terminal for one.
+        context.load_cert_chain(config.tls_certificate, config.tls_key, lambda: "")
         context.load_verify_locations(config.tls_ca)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(

@@ -1,0 +1,48 @@
+"""What a start on this machine can know before it has started anything: whether it will be refused.
+
+The brokers check it all again, on whichever node they are. But it takes Ray half a minute to start
+them, and a typing error should not take that long to be told.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from rayq.client.environment import system_environment
+from rayq.config import ClusterConfig
+from rayq.errors import DirectoryInUseError, InvalidRequestError
+from rayq.runtime.layout import check_all_found, check_broker_count, find_directories
+from rayq.runtime.processes import is_orphan
+from rayq.storage.data_directory import BROKER_LOCK, lock_holder
+
+LOCK_RETRY_S = 0.05
+
+
+def check_start(
+    root: str, brokers: int | None, config: ClusterConfig, *, patience_s: float = 0.0
+) -> None:
+    """Of a cluster all of whose brokers are, or are to be, on this machine, below `root`.
+    `patience_s`: for how long processes that are ending may hold a directory.
+
+    Raises ConfigError (TLS files that are no use), InvalidRequestError, WrongClusterError,
+    UnsupportedFormatError, StorageError, DirectoryInUseError, RayqError (directories are missing).
+    """
+    environment = system_environment(config)
+    if os.path.exists(root) and not os.path.isdir(root):
+        raise InvalidRequestError(f"{root} is a file: name a directory for the data.")
+    found = find_directories(environment, root)
+    if not found and brokers is not None:
+        check_broker_count(brokers)
+    check_all_found(found, root, brokers)
+    deadline_s = time.monotonic() + patience_s
+    for one in found:
+        while (holder := lock_holder(environment.disk, f"{one.path}/{BROKER_LOCK}")) is not None:
+            if is_orphan(holder.pid):
+                break  # It ends in a moment, with the Ray that it was of.
+            if time.monotonic() >= deadline_s:
+                raise DirectoryInUseError(
+                    f"{one.path} is in use by process {holder.pid}: broker {one.broker} runs on "
+                    "it. Stop that cluster first, or use another directory."
+                )
+            time.sleep(LOCK_RETRY_S)

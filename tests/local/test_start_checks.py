@@ -1,0 +1,100 @@
+"""A start that cannot work on this machine is refused at once, before any process is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+import rayq
+from rayq.errors import (
+    ConfigError,
+    DirectoryInUseError,
+    InvalidRequestError,
+    RayqError,
+    WrongClusterError,
+)
+from rayq.testing import LocalCluster
+from tests.local.support import FAST
+from tests.local.test_tls import certificates
+
+
+@pytest.fixture(autouse=True)
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever gets as far as Ray has failed."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("Ray was asked for")
+
+    monkeypatch.setattr("rayq.entry._join_ray", refuse)
+    monkeypatch.setattr("rayq.entry._has_ray", lambda: False)
+
+
+def start(path: Path, **options: Any) -> RayqError:
+    """Why `rayq.start` refuses."""
+    with pytest.raises(RayqError) as refused:
+        rayq.start(str(path), **options)
+    return refused.value
+
+
+def encrypted(key_pem: bytes) -> bytes:
+    from cryptography.hazmat.primitives import serialization
+
+    key = serialization.load_pem_private_key(key_pem, None)
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"secret"),
+    )
+
+
+@pytest.mark.parametrize("damage", ["missing", "no_pem", "of_another", "directory", "passphrase"])
+def test_tls_files_that_are_no_use_are_named(tmp_path: Path, damage: str) -> None:
+    config = certificates(tmp_path / "ours", trustme.CA())
+    key = Path(config["tls_key"])
+    pem = key.read_bytes()
+    key.unlink()
+    if damage == "no_pem":
+        key.write_text("this is no key")
+    elif damage == "of_another":
+        key.write_bytes(Path(certificates(tmp_path / "b", trustme.CA())["tls_key"]).read_bytes())
+    elif damage == "directory":
+        key.mkdir()
+    elif damage == "passphrase":
+        key.write_bytes(encrypted(pem))
+    refused = start(tmp_path / "data", brokers=1, **config)
+    assert isinstance(refused, ConfigError)
+    assert str(key) in str(refused) and "PEM" in str(refused)
+    with pytest.raises(ConfigError):
+        LocalCluster(1, data_dir=tmp_path / "data", **config)
+    assert not (tmp_path / "data").exists()
+
+
+def test_more_brokers_than_the_directory_holds(tmp_path: Path) -> None:
+    with LocalCluster(3, data_dir=tmp_path, **FAST):
+        pass
+    refused = start(tmp_path, brokers=5)
+    assert "holds 3 brokers, 5 were asked for" in str(refused)
+    assert "broker-3, broker-4" in str(refused) and "brokers=3" in str(refused)
+    with pytest.raises(RayqError, match="5 were asked for"):
+        LocalCluster(5, data_dir=tmp_path)
+
+
+def test_a_directory_that_is_in_use(tmp_path: Path) -> None:
+    with LocalCluster(1, data_dir=tmp_path, **FAST):
+        refused = start(tmp_path)
+        assert isinstance(refused, DirectoryInUseError)
+        assert "in use by process" in str(refused) and "Stop that cluster first" in str(refused)
+
+
+def test_directories_of_two_clusters_a_file_and_a_number(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        with LocalCluster(1, data_dir=tmp_path / name, **FAST):
+            pass
+    (tmp_path / "b" / "broker-0").rename(tmp_path / "a" / "broker-1")
+    assert isinstance(start(tmp_path / "a"), WrongClusterError)
+    (tmp_path / "file").touch()
+    assert "is a file" in str(start(tmp_path / "file"))
+    assert isinstance(start(tmp_path / "new", brokers=0), InvalidRequestError)
