@@ -88,6 +88,24 @@ class ControllerServer:
             return {one.broker: one.node_id for one in answer.brokers}
         raise ControllerUnavailableError("No broker answers, and the controller is not here.")
 
+    async def prepare_stop(self) -> None:
+        """Tells the controller, wherever it is, that the whole cluster is about to stop: see
+        `messages.PrepareStop`. Raises ControllerUnavailableError."""
+        controller = self.controller_host.controller
+        if controller is not None:
+            await controller.handle(messages.PrepareStop())
+            return
+
+        async def is_told(at: Endpoint) -> bool:
+            try:
+                await self._pool.request(*at, messages.PrepareStop(), timeout_s=ASK_TIMEOUT_S)
+            except RayqError:  # Most of them do not host it.
+                return False
+            return True
+
+        if not any(await asyncio.gather(*map(is_told, self._brokers))):
+            raise ControllerUnavailableError("No broker hosts the controller, nor is it here.")
+
     def close(self) -> None:
         if self.controller_host.controller is not None:
             self.controller_host.controller.end("its process stops")

@@ -89,7 +89,11 @@ def saved_access(address: str) -> tuple[str, dict[str, Any]]:
     `$RAYQ_HOME/token`, else the token of the current cluster. Raises AuthenticationError."""
     if os.environ.get("RAYQ_TOKEN"):
         return os.environ["RAYQ_TOKEN"], {}
-    current = read_current()
+    damage = ""
+    try:
+        current = read_current()
+    except RayqError as error:  # Any cluster may be meant.
+        current, damage = None, f" {error}"
     if current is not None and not set(current.brokers).isdisjoint(address.split(",")):
         return current.token, dict(current.config)
     with contextlib.suppress(FileNotFoundError):
@@ -98,6 +102,6 @@ def saved_access(address: str) -> tuple[str, dict[str, Any]]:
         raise AuthenticationError(
             "A token is needed to connect from outside Ray: pass token=, set RAYQ_TOKEN, or put it "
             f"into {home() / 'token'}. `rayq token` shows it where the cluster was started, and "
-            "`cluster.token` in a process that is connected."
+            f"`cluster.token` in a process that is connected.{damage}"
         )
     return current.token, {}

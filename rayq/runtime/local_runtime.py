@@ -30,7 +30,6 @@ from rayq.runtime.layout import (
     never_started,
 )
 from rayq.storage.data_directory import read_secret
-from rayq.wire.messages import PrepareStop
 
 READY_TIMEOUT_S = 30.0
 RECOVERY_TIMEOUT_S = 5.0
@@ -226,8 +225,11 @@ class LocalServers:
 
     async def stop(self) -> None:
         """A controlled stop of everything; the data stays."""
-        if self.controller is not None and self.controller.controller_host.controller is not None:
-            await self.controller.controller_host.controller.handle(PrepareStop())
+        if self.controller is not None:
+            try:
+                await self.controller.prepare_stop()
+            except RayqError as error:
+                logger.warning("stopping without a working controller: %s", error)
         await asyncio.gather(*(broker.stop() for broker in self.brokers.values()))
         self.abort()
 

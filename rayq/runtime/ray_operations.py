@@ -13,14 +13,16 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from rayq.client.environment import system_environment
-from rayq.errors import NoClusterError, RayqError, UnknownBrokerError, from_wire, to_wire
+from rayq.errors import RayqError, UnknownBrokerError, from_wire, to_wire
 from rayq.runtime.layout import replace_directory
 from rayq.runtime.ray_runtime import (
     NAMESPACE,
     START_TIMEOUT_S,
     BrokerSpec,
     ControllerSpec,
+    ask_controller,
     broker_name,
+    controller_actor,
     controller_name,
     live_nodes,
     on_node,
@@ -57,7 +59,7 @@ def restart_controller(cluster_name: str) -> None:
     """Has Ray start the controller's process again, with the software that is installed there now;
     returns once it answers. It has no data, so it is killed: that is like any loss of it. Raises
     NoClusterError, RayqError (it does not come back)."""
-    actor = _controller_actor(cluster_name)
+    actor = controller_actor(cluster_name)
     before = _pid(actor)
     ray.kill(actor, no_restart=False)
     deadline_s = time.monotonic() + RESTART_TIMEOUT_S
@@ -92,18 +94,23 @@ def replace_disk(
     Raises NoClusterError, UnknownBrokerError, InvalidRequestError (there is something in the
     directory still: nothing was done), RayqError (the node is gone, or the broker does not start).
     """
-    controller = _controller_actor(cluster_name)
-    spec: ControllerSpec = ray.get(controller.spec.remote(), timeout=START_TIMEOUT_S)
-    placed: dict[int, str] = ray.get(controller.broker_nodes.remote(), timeout=START_TIMEOUT_S)
+    spec: ControllerSpec = ask_controller(cluster_name, "spec")
+    placed: dict[int, str] = ask_controller(cluster_name, "broker_nodes")
     if broker not in placed:
         raise UnknownBrokerError(f"There is no broker {broker}: the brokers are {sorted(placed)}.")
     node_id = _live_node([placed[broker], host or ""] if node is None else [node], broker)
-    made = ray.get(
+    making = (
         ray.remote(_replace_directory)
         .options(**on_node(node_id))
-        .remote(spec.root, broker, spec.cluster_id, spec.secret),
-        timeout=START_TIMEOUT_S,
+        .remote(spec.root, broker, spec.cluster_id, spec.secret)
     )
+    try:
+        made = ray.get(making, timeout=START_TIMEOUT_S)
+    except RayError as error:
+        raise RayqError(
+            f"Node {node_id} did not make broker {broker} a directory below {spec.root}, and may "
+            f"do so yet: {error} See `ray status` for whether the node is well, then try again."
+        ) from error
     if isinstance(made, tuple):
         raise from_wire(*made)
     _end_processes(cluster_name, broker)
@@ -157,13 +164,6 @@ def _live_node(names: Sequence[str], broker: int) -> str:
         f"Node {names[0]} of broker {broker} is not there; Ray has {', '.join(nodes.values())}. "
         "Start it again, or name another that has an empty disk: --node ADDRESS."
     )
-
-
-def _controller_actor(cluster_name: str) -> Any:
-    try:
-        return ray.get_actor(controller_name(cluster_name), namespace=NAMESPACE)
-    except ValueError:
-        raise NoClusterError(f"No cluster named {cluster_name!r} runs in this Ray.") from None
 
 
 def _broker_actor(cluster_name: str, broker: int) -> Any:

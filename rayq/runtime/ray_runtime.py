@@ -33,6 +33,7 @@ from rayq.environment import Environment
 from rayq.errors import (
     ControllerUnavailableError,
     DirectoryInUseError,
+    NoClusterError,
     RayqError,
     TimeoutError,
     from_wire,
@@ -61,7 +62,6 @@ from rayq.storage.data_directory import (
     read_secret,
 )
 from rayq.wire.authentication import HasSecret
-from rayq.wire.messages import PrepareStop
 
 logger = logging.getLogger(__name__)
 
@@ -347,12 +347,10 @@ class ControllerActor:
     async def prepare_stop(self) -> list[int]:
         """Nobody is elected any more. Returns the brokers."""
         self._stops_until_s = time.monotonic() + START_TIMEOUT_S
-        controller = self._server.controller_host.controller
-        if controller is not None:
-            try:
-                await controller.handle(PrepareStop())
-            except RayqError as error:
-                logger.warning("stopping without a working controller: %s", error)
+        try:
+            await self._server.prepare_stop()
+        except RayqError as error:
+            logger.warning("stopping without a working controller: %s", error)
         try:
             self._placed.update(await self._server.broker_nodes())
         except RayqError as error:
@@ -435,17 +433,32 @@ def find_cluster(
 ) -> ConnectionInfo | None:
     """The cluster of that name in the connected Ray; None when there is none. Raises TimeoutError
     where its controller's process has not answered in time."""
+    try:
+        info: ConnectionInfo = ask_controller(
+            cluster_name, "connection_info", timeout_s=timeout_s
+        )
+    except NoClusterError:
+        return None
+    return info
+
+
+def ask_controller(
+    cluster_name: str, method: str, *, timeout_s: float = START_TIMEOUT_S
+) -> Any:
+    """What a method of `ControllerActor` without arguments answers, also while Ray starts its
+    process again: it may be called more than once. Raises NoClusterError, TimeoutError, and what
+    rayq raises in the method."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         try:
-            actor: Any = ray.get_actor(controller_name(cluster_name), namespace=NAMESPACE)
+            actor: Any = controller_actor(cluster_name)
             # Not ray.get, against which Ray warns in an actor with coroutines: a pool's consumer.
-            answer = actor.connection_info.remote().future()
-            info: ConnectionInfo = answer.result(max(deadline_s - time.monotonic(), 0.0))
-            return info
-        except ValueError:  # No actor has that name.
-            return None
+            answer = getattr(actor, method).remote().future()
+            return answer.result(max(deadline_s - time.monotonic(), 0.0))
         except (RayError, builtins.TimeoutError) as error:  # Ray may be starting it again.
+            cause = getattr(error, "cause", None)
+            if isinstance(cause, RayqError):
+                raise cause from error
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 why = " ".join(f"{type(error).__name__} {error}".split())
@@ -456,6 +469,14 @@ def find_cluster(
                     "brokers serve without that process."
                 ) from error
             time.sleep(min(CONNECT_PAUSE_S, left_s))
+
+
+def controller_actor(cluster_name: str) -> Any:
+    """Raises NoClusterError."""
+    try:
+        return ray.get_actor(controller_name(cluster_name), namespace=NAMESPACE)
+    except ValueError:
+        raise NoClusterError(f"No cluster named {cluster_name!r} runs in this Ray.") from None
 
 
 def start_cluster(
@@ -533,13 +554,14 @@ def start_cluster(
 
 
 def stop_cluster(cluster_name: str) -> None:
-    """A controlled stop of all actors of the cluster; does nothing when it does not run."""
+    """A controlled stop of all actors of the cluster; does nothing when it does not run. Raises
+    TimeoutError where the controller's process has not answered in time: nothing was stopped."""
     try:
-        controller: Any = ray.get_actor(controller_name(cluster_name), namespace=NAMESPACE)
-    except ValueError:
+        controller = controller_actor(cluster_name)
+        numbers: list[int] = ask_controller(cluster_name, "prepare_stop")
+    except NoClusterError:
         return
     brokers: list[Any] = []
-    numbers: list[int] = ray.get(controller.prepare_stop.remote(), timeout=START_TIMEOUT_S)
     for number in numbers:
         try:
             brokers.append(ray.get_actor(broker_name(cluster_name, number), namespace=NAMESPACE))

@@ -78,6 +78,17 @@ def test_a_token_that_was_put_down_is_found_by_connect(
         assert topic in found.admin.list_topics()
 
 
+def test_a_damaged_note_of_another_cluster_keeps_nobody_from_an_address(
+    home: Path, cluster: LocalCluster, topic: str
+) -> None:
+    (home / "current.json").write_text("{ half")
+    with pytest.raises(AuthenticationError, match=r"A token is needed.*current\.json is damaged"):
+        rayq.connect(cluster.addresses[0])
+    (home / "token").write_text(cluster.token)
+    with rayq.connect(cluster.addresses[0]) as found:
+        assert topic in found.admin.list_topics()
+
+
 def test_a_script_of_another_shell_finds_it_without_loading_ray(
     started: Current, topic: str
 ) -> None:
@@ -156,22 +167,23 @@ def test_the_handler_of_a_pool_connects_though_whoever_started_it_is_gone(
 class ControllerActor:
     """The controller's actor as Ray hands it out: it fails so often before it answers."""
 
-    def __init__(self, failures: float) -> None:
+    def __init__(self, failures: float, answer: object = "there it is") -> None:
         self.failures = failures
-        self.connection_info = self
+        self.answer = answer
+        self.connection_info = self.prepare_stop = self
 
     def remote(self) -> ControllerActor:
         return self
 
-    def future(self) -> concurrent.futures.Future[str]:
+    def future(self) -> concurrent.futures.Future[object]:
         from ray.exceptions import ActorUnavailableError
 
-        answer: concurrent.futures.Future[str] = concurrent.futures.Future()
+        answer: concurrent.futures.Future[object] = concurrent.futures.Future()
         self.failures -= 1
         if self.failures >= 0:
             answer.set_exception(ActorUnavailableError("The actor is restarting", None))
         else:
-            answer.set_result("there it is")
+            answer.set_result(self.answer)
         return answer
 
 
@@ -187,3 +199,16 @@ def test_connect_waits_while_ray_starts_the_controller_again(
     actor.failures = float("inf")
     with pytest.raises(TimeoutError, match=r"'flights'.* not answered for 0.05 s.*restarting"):
         ray_runtime.find_cluster("flights", timeout_s=0.05)
+
+
+def test_a_stop_waits_while_ray_starts_the_controller_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from rayq.runtime import ray_runtime
+
+    monkeypatch.setattr(ray_runtime, "CONNECT_PAUSE_S", 0.001)
+    actor, killed = ControllerActor(failures=3, answer=[]), list[ControllerActor]()
+    monkeypatch.setattr(ray_runtime.ray, "get_actor", lambda *_args, **_options: actor)
+    monkeypatch.setattr(ray_runtime.ray, "kill", killed.append)
+    ray_runtime.stop_cluster("flights")
+    assert (actor.failures, killed) == (-1, [actor])

@@ -44,3 +44,28 @@ def test_a_stop_that_goes_on_elects_nobody() -> None:
         assert stage.in_sync("t") == {0, 1, 2}
 
     play(script)
+
+
+def test_a_stop_elects_nobody_where_a_broker_stands_in_for_the_controller() -> None:
+    async def script(stage: Stage) -> None:
+        cluster = stage.cluster
+        await stage.process.run(stage.admin.create_topic("t", 1, 3))
+        await stage.send("t", [b"%d" % number for number in range(20)])
+        cluster.kill_controller()
+        await stage.until(
+            lambda: any(one.controller_host.controller for one in cluster.brokers.values()),
+            "a broker to stand in",
+        )
+        cluster.start_controller()
+        await stage.pause(1)
+        assert cluster.controller is not None and cluster.controller_process is not None
+        assert cluster.controller.controller_host.controller is None
+        epoch = stage.value("t").leader_epoch
+        await cluster.controller_process.run(cluster.controller.prepare_stop())
+        for number in (0, 1, 2):
+            await cluster.broker_processes[number].run(cluster.brokers[number].stop())
+        value = stage.value("t")
+        assert value.leader is None and value.leader_epoch == epoch + 1
+        assert stage.in_sync("t") == {0, 1, 2}
+
+    play(script)
