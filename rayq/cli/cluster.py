@@ -44,6 +44,7 @@ def info(json: Json = False, cluster: ClusterAddress = None) -> None:
             for one in found.brokers
         ],
         styles=["ok" if one.live else "warning" for one in found.brokers],
+        optional=("node",),
     )
 
 
@@ -62,8 +63,8 @@ def health(json: Json = False, cluster: ClusterAddress = None) -> None:
     else:
         for problem in problems:
             output.verdict(f"{problem.severity}: {problem.what}", problem.severity)
-            output.say(f"  why:  {problem.why}")
-            output.say(f"  next: {problem.next_command}")
+            output.say(f"  why:  {problem.why}", hang=6)
+            output.say(f"  next: {problem.next_command}", hang=6)
         if healthy:
             output.verdict("Healthy.", "ok")
     if not healthy:
@@ -161,4 +162,5 @@ def metrics(
             )
             for sample in found
         ],
+        optional=("count",),
     )

@@ -99,8 +99,8 @@ def describe(groups: GroupNames, json: Json = False, cluster: ClusterAddress = N
 
 def _show(group: GroupInfo) -> None:
     output.heading(
-        f"{group.group}: {group.state}, {len(group.members)} members, lag {group.lag:,}, assignor "
-        f"{group.assignor}, epoch {group.epoch}"
+        f"{group.group}: {group.state}, {output.counted(len(group.members), 'member')}, lag "
+        f"{group.lag:,}, assignor {group.assignor}, epoch {group.epoch}"
     )
     output.say(
         f"Last rebalanced at {output.moment(group.rebalance_time_ms)}: {group.rebalance_reason}"
@@ -122,12 +122,13 @@ def _show(group: GroupInfo) -> None:
             for place, one in group.partitions.items()
         ],
         styles=["warning" if one.lag else "ok" for one in group.partitions.values()],
+        optional=("client", "member"),
     )
     idle = [member for member in group.members if not member.assigned]
     if idle:
         output.say()
         output.say(
-            f"{len(idle)} members have no partition: "
+            f"{output.counted(len(idle), 'member has', 'members have')} no partition: "
             + ", ".join(f"{member.member[:12]} ({member.client})" for member in idle)
         )
 

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from rayq.cli import output
@@ -24,13 +23,17 @@ from rayq.storage.data_directory import find_brokers
 from rayq.storage.disk import LocalDisk
 from rayq.storage.metadata_log import ENTRIES, MetadataLog
 from rayq.storage.segment import LOG_SUFFIX, base_offsets, pread, scan, segment_path
-from rayq.storage.verify import summary
+from rayq.storage.verify import Report
 from rayq.storage.verify import verify as verify_directories
 
 app = typer.Typer(help="Data directories, offline.", no_args_is_help=True)
 
 METADATA_READ_BYTES = 1024 * 1024
-RECORDS_AT_ONCE = 1000
+ROW_OPTIONAL = (
+    *("crc", "segment", "first time", "producer epoch", "compression", "position", "sequence"),
+    *("epoch", "producer", "append time"),
+)
+"""Of a batch, what a narrow terminal shows none of: from the left."""
 
 
 @app.command()
@@ -53,9 +56,40 @@ def verify(
     if json:
         output.print_json([dataclasses.asdict(report) for report in reports])
     else:
-        output.say(summary(reports))
+        _show(reports)
     if not all(report.is_sound for report in reports):
         raise typer.Exit(UNHEALTHY)
+
+
+def _show(reports: list[Report]) -> None:
+    output.table(
+        ("state", "directory", "kind", "offsets", "batches", "records", "size"),
+        [
+            (
+                "ok" if report.is_sound else "DAMAGED",
+                report.path,
+                report.kind,
+                None
+                if report.start_offset is None
+                else f"{report.start_offset}-{report.end_offset}",
+                report.batches if report.kind == "partition" else None,
+                report.records if report.kind != "broker" else None,
+                output.human_size(report.size_bytes if report.kind == "partition" else None),
+            )
+            for report in reports
+        ],
+        styles=["ok" if report.is_sound else "error" for report in reports],
+        optional=("batches", "size", "kind", "records"),
+    )
+    for report in reports:
+        for what in report.damage:
+            output.verdict(f"damage: {what}", "error")
+        for what in report.notes:
+            output.say(f"note: {os.path.basename(report.path)}: {what}", hang=2)
+    damaged = sum(not report.is_sound for report in reports)
+    output.say(
+        f"{output.counted(len(reports), 'directory', 'directories')} checked, {damaged} damaged."
+    )
 
 
 @app.command()
@@ -111,8 +145,8 @@ def dump(
     if json:
         output.print_json(rows)
     else:
-        names = list(rows[0]) if rows else ["segment"]
-        output.table(names, [list(row.values()) for row in rows])
+        names = [name.replace("_", " ") for name in rows[0]] if rows else ["segment"]
+        output.table(names, [list(row.values()) for row in rows], optional=ROW_OPTIONAL)
 
 
 def _existing(path: str) -> str:
@@ -219,7 +253,7 @@ def _dump_metadata(disk: LocalDisk, path: str, from_index: int, count: int | Non
             record = decode_record(data)
             fields = {name: getattr(record, name) for name in record.__struct_fields__}
             line = {"index": index_of, "epoch": epoch, "record": type(record).__name__, **fields}
-            output.say(msgspec.json.encode(line).decode())
+            output.print_json_line(line)
             index, left = index_of + 1, left - 1
             if left <= 0:
                 return

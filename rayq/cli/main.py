@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import sys
 
@@ -158,9 +159,13 @@ def _usage(error: Exception) -> str:
 def _fail(message: str, code: int) -> int:
     from rayq.cli.visible import visible
 
-    text = visible(" ".join(message.split()))
+    lines = [f"Error: {visible(' '.join(message.split()))}"]
+    if sys.stderr.isatty():
+        from rayq.cli.layout import fold
+
+        lines = fold(lines[0], shutil.get_terminal_size().columns)
     try:
-        sys.stderr.write(f"Error: {text}\n")
+        sys.stderr.write("\n".join(lines) + "\n")
         sys.stderr.flush()
     except OSError:
         pass

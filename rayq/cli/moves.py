@@ -312,6 +312,7 @@ def _show_moves(moves: list[Reassignment], json: bool) -> None:
             )
             for one in moves
         ],
+        optional=("throttle/s", "brokers then"),
     )
 
 

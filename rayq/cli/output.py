@@ -7,14 +7,16 @@ of records, as they are.)
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TextIO
 
 import msgspec
 
+from rayq.cli.layout import fold, lay_out
 from rayq.cli.visible import visible, visible_json
 
 # Rich is imported where something is drawn: it takes as long to load as the rest of a verb, and in
@@ -26,19 +28,36 @@ Cell = object
 STYLES = {"error": "bold red", "warning": "yellow", "notice": "cyan", "ok": "green"}
 
 
-def say(text: str = "") -> None:
-    """One line on stdout."""
-    sys.stdout.write(visible(text) + "\n")
+def say(text: str = "", *, hang: int = 0) -> None:
+    """One line on stdout; where a person looks it folds at the terminal's width, with `hang` spaces
+    before what follows."""
+    for line in _folded(text, sys.stdout, hang):
+        sys.stdout.write(line + "\n")
 
 
 def note(text: str) -> None:
-    """One line on stderr."""
-    sys.stderr.write(visible(text) + "\n")
+    """One line on stderr, folded likewise."""
+    for line in _folded(text, sys.stderr):
+        sys.stderr.write(line + "\n")
+
+
+def _folded(text: str, stream: TextIO, hang: int = 0) -> list[str]:
+    shown = visible(text)
+    return fold(shown, terminal_width(), hang) if stream.isatty() else [shown]
+
+
+def terminal_width() -> int:
+    """In characters; COLUMNS says it for those that do not."""
+    return shutil.get_terminal_size().columns
 
 
 def print_json(value: Any) -> None:
     text = msgspec.json.format(msgspec.json.encode(value)).decode()
     sys.stdout.write(visible_json(text) + "\n")
+
+
+def print_json_line(value: Any) -> None:
+    sys.stdout.write(visible_json(msgspec.json.encode(value).decode()) + "\n")
 
 
 def print_json_of(asked: Sequence[str], found: Sequence[Any]) -> None:
@@ -47,36 +66,38 @@ def print_json_of(asked: Sequence[str], found: Sequence[Any]) -> None:
 
 
 def table(
-    head: Sequence[str], rows: Iterable[Sequence[Cell]], *, styles: Sequence[str] = ()
+    head: Sequence[str],
+    rows: Iterable[Sequence[Cell]],
+    *,
+    styles: Sequence[str] = (),
+    optional: Sequence[str] = (),
 ) -> None:
-    """A table where a person looks; aligned columns, never cut, where a pipe does. `styles` are of
-    the rows, by their names in `STYLES`."""
+    """A table as wide as the terminal where a person looks, and without the `optional` columns, the
+    first of them first, where they have no room; all of them, never folded, where a pipe does.
+    `styles` are of the rows, by their names in `STYLES`."""
     listed = list(rows)
     cells = [[_text(cell) for cell in row] for row in listed]
     numeric = [
         all(row[column] is None or _is_number(row[column]) for row in listed)
         for column in range(len(head))
     ]
-    if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        made = Table(box=None, pad_edge=False, header_style="bold")
-        for name, is_number in zip(head, numeric, strict=True):
-            made.add_column(name, justify="right" if is_number else "left", overflow="fold")
-        for number, row in enumerate(cells):
-            style = STYLES.get(styles[number]) if number < len(styles) else None
-            made.add_row(*(Text(cell) for cell in row), style=style)
-        Console(file=sys.stdout).print(made)
+    is_terminal = sys.stdout.isatty()
+    laid = lay_out(
+        head,
+        cells,
+        is_number=numeric,
+        width=terminal_width() if is_terminal else None,
+        optional=optional,
+    )
+    if not is_terminal:
+        for line in (*laid.head, *(line for row in laid.rows for line in row)):
+            sys.stdout.write(line + "\n")
         return
-    widths = [max(len(row[column]) for row in [list(head), *cells]) for column in range(len(head))]
-    for row in [list(head), *cells]:
-        aligned = [
-            cell.rjust(width) if is_number else cell.ljust(width)
-            for cell, width, is_number in zip(row, widths, numeric, strict=True)
-        ]
-        say("  ".join(aligned).rstrip())
+    _print_styled(laid.head, "bold")
+    for number, lines in enumerate(laid.rows):
+        _print_styled(lines, STYLES.get(styles[number], "") if number < len(styles) else "")
+    if laid.left_out:
+        say(f"(No room here for {', '.join(laid.left_out)}: a wider terminal, or --json.)")
 
 
 def heading(text: str) -> None:
@@ -89,13 +110,20 @@ def verdict(text: str, kind: str) -> None:
 
 
 def _say_styled(text: str, style: str) -> None:
-    if not sys.stdout.isatty():
+    if sys.stdout.isatty():
+        _print_styled(_folded(text, sys.stdout), style)
+    else:
         say(text)
-        return
+
+
+def _print_styled(lines: Iterable[str], style: str) -> None:
+    """Lines that fit, on a terminal."""
     from rich.console import Console
     from rich.text import Text
 
-    Console(file=sys.stdout).print(Text(visible(text), style=style))
+    console = Console(file=sys.stdout)
+    for line in lines:
+        console.print(Text(line, style=style), soft_wrap=True)
 
 
 def human_size(size_bytes: int | None) -> str:
@@ -156,7 +184,7 @@ def progress(what: str, total: int | None, *, wanted: bool = True) -> Iterator[A
     count = MofNCompleteColumn() if total is not None else TextColumn("{task.completed:,}")
     with Progress(
         TextColumn("{task.description}", markup=False),
-        BarColumn(),
+        BarColumn(bar_width=20),  # Or the numbers are cut where there are 80 columns.
         TaskProgressColumn(),
         count,
         TimeElapsedColumn(),

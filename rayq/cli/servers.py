@@ -341,6 +341,7 @@ def status(
             for row in rows
         ],
         styles=["ok" if row["state"] == "live" else "warning" for row in rows],
+        optional=("logs", "replicas"),
     )
     output.say(
         f"{output.counted(len(topics), 'topic')}, "

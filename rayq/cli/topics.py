@@ -103,6 +103,7 @@ def list_topics(
             for row in rows
         ],
         styles=["ok" if row["state"] == "in sync" else "warning" for row in rows],
+        optional=("size", "replicas"),
     )
 
 
@@ -167,6 +168,7 @@ def _show(topic: TopicInfo) -> None:
         ("partition", "leader", "epoch", "replicas", "isr", "start", "end", "size", "state"),
         rows,
         styles=styles,
+        optional=("epoch", "size"),
     )
     for partition in topic.partitions:
         if partition.offline_reason:

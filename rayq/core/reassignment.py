@@ -239,9 +239,9 @@ def set_replication_factor(
     if impossible:
         takers = sorted(state.takers())
         raise InvalidReplicationFactorError(
-            f"{what}: {name}-{impossible[0][1]} would need {factor} brokers, and of "
-            f"{len(state.brokers)} only {takers} run and take replicas. Add brokers, or wait for "
-            "the others."
+            f"{what}: {name}-{impossible[0][1]} would need {factor} brokers. There are "
+            f"{len(state.brokers)}, of which {takers} run and take replicas. Add brokers, or wait "
+            "for the others."
         )
     added: Counter[int] = Counter()
     for (_, number), target in plan.items():

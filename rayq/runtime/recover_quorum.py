@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from rayq.client.admin import INTERNAL_PREFIX
 from rayq.core.cluster_state import ClusterState
 from rayq.core.metadata_records import (
     MetadataRecord,
@@ -68,6 +69,7 @@ class Recovered(NamedTuple):
     record_index: int
     voters_before: tuple[Voter, ...]
     topics: int
+    """Without rayq's own."""
 
 
 def survivors(environment: Environment, path: str) -> list[Survivor]:
@@ -115,9 +117,10 @@ def recover_quorum(environment: Environment, path: str) -> Recovered:
             index = log.last_index
         finally:
             log.close()
+        users_topics = sum(not name.startswith(INTERNAL_PREFIX) for name in state.topic_ids)
     finally:
         directory.close()
-    return Recovered(best.directory, epoch, index, best.voters, len(state.topics))
+    return Recovered(best.directory, epoch, index, best.voters, users_topics)
 
 
 def _leaps(state: ClusterState) -> list[MetadataRecord]:

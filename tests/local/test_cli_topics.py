@@ -435,7 +435,7 @@ def test_a_log_is_dumped_and_verified_from_disk(rayq_command: Command, topic: st
     rows = rayq.well("log", "dump", *place, "--json").json
     assert sum(row["records"] for row in rows) == 2
     assert rows[0]["base_offset"] == 0
-    assert "base_offset" in rayq.well("log", "dump", *place).out
+    assert "base offset" in rayq.well("log", "dump", *place).out
     out = rayq.well("log", "dump", *place, "-f", r"%t %p %o %k %s %h\n").out
     assert out == f"{topic} 0 0 k v h=1\n{topic} 0 1 l w h=1\n"
     lines = rayq.well("log", "dump", *place, "--records", "-o", "1").out.splitlines()

@@ -1,0 +1,99 @@
+"""Every verb that prints for people, on a terminal of 80 columns: no line is longer, so the terminal
+breaks no word. (That `layout` breaks none either is for its own tests.)"""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+import typer
+
+from rayq.cli.app import app
+from rayq.testing import LocalCluster
+from tests.local.cli_support import Command
+from tests.local.conftest import NewTopic
+
+LINES = """
+status
+status -i
+topic create NEW -p 2
+topic list -i
+topic describe TOPIC
+topic alter NEW -c retention_ms=3d
+topic add-partitions NEW -n 1
+topic set-replication-factor NEW -r 2 -y
+topic set-replication-factor NEW -r 9 -y
+topic delete-records TOPIC --before -2 --dry-run
+topic delete NEW -y
+group list
+group describe GROUP
+group seek GROUP --to beginning --dry-run
+group delete GROUP -y
+cluster info
+cluster health
+cluster metrics records
+cluster elect-leaders
+cluster reassign --list
+cluster reassign -m TOPIC/0=2,1 --dry-run
+cluster drain 2 --dry-run
+cluster undrain 2
+cluster remove-broker 0
+bench produce -t TOPIC -n 100
+bench consume -t TOPIC -n 2
+bench latency -t TOPIC -n 5
+log dump DATA -p TOPIC/0 -n 2
+log verify DATA/broker-0
+"""
+ELSEWHERE = {
+    *("start", "stop", "token"),
+    *("topic produce", "topic consume"),  # They print records.
+    *("cluster restart-broker", "cluster stop-broker", "cluster replace-disk"),
+    "cluster recover-quorum",
+}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_every_verb_is_shown_here() -> None:
+    listed = {tuple(line.split()[:2]) for line in LINES.split("\n")} | {("status",)}
+    root = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    verbs = [
+        (name, below) if below else (name,)
+        for name, command in root.items()
+        for below in getattr(command, "commands", {"": None})
+    ]
+    assert [" ".join(verb) for verb in verbs if verb not in listed] == [
+        " ".join(verb) for verb in verbs if " ".join(verb) in ELSEWHERE
+    ]
+
+
+def test_no_line_is_longer_than_the_terminal(
+    rayq_command: Command,
+    cluster: LocalCluster,
+    new_topic: NewTopic,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic = new_topic() + "-of-a-name-that-is-longer"
+    cluster.create_topic(topic, 2, 2)
+    group = "a-group-whose-name-is-longer"
+    rayq_command.well("topic", "produce", topic, stdin=b"a\nb\nc\nd\n" * 50)
+    rayq_command.well("topic", "consume", topic, "-g", group, "-e", "-n", "3")
+    names = {"TOPIC": topic, "NEW": topic + "-new", "GROUP": group, "DATA": cluster.data_dir}
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    for line in LINES.strip().splitlines():
+        for name, stands_for in names.items():
+            line = line.replace(name, stands_for)
+        terminal = Terminal()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", terminal)
+            patch.setattr(sys, "stderr", terminal)
+            rayq_command(*line.split())
+        shown = terminal.getvalue()
+        assert shown.strip(), line
+        too_long = [one.strip() for one in shown.splitlines() if len(one) > 80]
+        assert [one for one in too_long if " " in one] == [], (line, shown)  # But for a long path.
