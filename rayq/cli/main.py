@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import signal
 import sys
 
@@ -161,6 +160,8 @@ def _fail(message: str, code: int) -> int:
 
     lines = [f"Error: {visible(' '.join(message.split()))}"]
     if sys.stderr.isatty():
+        import shutil
+
         from rayq.cli.layout import fold
 
         lines = fold(lines[0], shutil.get_terminal_size().columns)
