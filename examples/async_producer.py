@@ -19,7 +19,9 @@ async def sell(cluster: LocalCluster) -> None:
             for number in range(ORDERS)
         ]
         written = await asyncio.gather(*futures)
-    print(f"sold {len(written)}, the last at offset {written[-1].offset}")
+        # One record, and its delivery, in one call:
+        tip = await producer.send_and_wait("orders", b"a tip", key=b"shop-1")
+    print(f"sold {len(written)}, the last at offset {written[-1].offset}; a tip at {tip.offset}")
 
 
 async def ship(cluster: LocalCluster) -> None:

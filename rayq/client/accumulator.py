@@ -52,6 +52,7 @@ class Batch(Outcome):
         "reserved_bytes",
         "opened_at",
         "is_announced",
+        "is_urgent",
         "values",
         "keys",
         "headers",
@@ -71,6 +72,8 @@ class Batch(Outcome):
         self.is_announced = False
         """Whether the sender was told of it. By the first who adds a record, or, if an interrupt
         came in between, by the next."""
+        self.is_urgent = False
+        """Whether somebody waits for it who sends nothing more meanwhile: it does not linger."""
         # Set by `seal`.
         self.values: Sequence[bytes | None] = ()
         self.keys: Sequence[bytes | None] | None = None
@@ -260,6 +263,14 @@ class Accumulator:
         self._on_work(batch.queue)
         batch.is_announced = True
 
+    def hurry(self, future: DeliveryFuture) -> None:
+        """The record's batch goes as soon as it may, with what else is in it by then."""
+        batch = future.outcome
+        assert isinstance(batch, Batch), "records travel in batches"
+        if batch.queue.open is batch:
+            batch.is_urgent = True
+            self._on_work(batch.queue)
+
     def when_room(self, size_bytes: int, waiter: Callable[[], None]) -> None:
         """Calls back when there should be room for a record of that size, perhaps more than
         once."""
@@ -357,6 +368,11 @@ class Accumulator:
         while (batch := self.take(queue, is_open_due=True)) is not None:
             batches.append(batch)
         return batches
+
+    def is_urgent(self, queue: PartitionQueue) -> bool:
+        """Whether the open batch of the queue does not linger."""
+        batch = queue.open
+        return batch is not None and batch.is_urgent
 
     def oldest_opened_at(self, queue: PartitionQueue) -> float | None:
         """When the oldest batch of the queue was opened."""

@@ -319,6 +319,11 @@ def _no_key(topic: str) -> NullKeyError:
     )
 
 
+def value_bytes(value: bytes | None) -> int:
+    """The size of a value, 0 of None. Raises TypeError."""
+    return 0 if value is None else len(_plain_bytes("value", value))
+
+
 def _plain_bytes(what: str, found: object) -> bytes:
     """Of a subclass of bytes (numpy's, for example), which could not be packed. Raises
     TypeError."""

@@ -16,11 +16,13 @@ from rayq.client.accumulator import RECORD_OVERHEAD_BYTES
 from rayq.client.background import BackgroundLoop
 from rayq.client.client import Client
 from rayq.client.futures import DeliveryFuture, ManyDeliveryFuture, OnDelivery
-from rayq.client.producer_core import ProducerCore, buffer_full_error
+from rayq.client.intake import value_bytes
+from rayq.client.producer_core import ProducerCore, buffer_full_error, no_result_error
 from rayq.client.timeouts import takes_timeout
 from rayq.client.waiting import Wakeup
 from rayq.config import ProducerConfig
 from rayq.errors import BufferFullError, RayqError
+from rayq.records import RecordMetadata
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +32,9 @@ class AsyncProducer:
 
     Its `send` may be awaited for the acceptance of the record; what it returns, for its delivery::
 
-        future = await producer.send("flights", b"value")
-        metadata = await future
+        async with cluster.async_producer() as producer:
+            future = await producer.send("flights", b"value")
+            metadata = await future
     """
 
     def __init__(
@@ -63,16 +66,57 @@ class AsyncProducer:
         on_delivery: OnDelivery | None = None,
     ) -> DeliveryFuture:
         """As `Producer.send`: returns once the record is accepted."""
+        future = await self._accepted(topic, value, key, headers, partition, timestamp_ms)
+        if on_delivery is not None:
+            future.call_on_delivery(on_delivery)
+        return future
+
+    @takes_timeout
+    async def send_and_wait(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Iterable[tuple[str, bytes]] | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        timeout_s: float | None = None,
+    ) -> RecordMetadata:
+        """As `Producer.send_and_wait`. Cancelled, the record may be delivered all the same."""
         core = self.core
-        deadline = core.block_deadline()
+        ends_at = None if timeout_s is None else core.client.now + timeout_s
+        future = await self._accepted(
+            topic, value, key, headers, partition, timestamp_ms, timeout_s
+        )
+        core.accumulator.hurry(future)
+        try:
+            async with asyncio.timeout(None if ends_at is None else ends_at - core.client.now):
+                return await future
+        except builtins.TimeoutError:
+            if future.done():
+                return await future
+            raise no_result_error(timeout_s) from None
+
+    async def _accepted(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Iterable[tuple[str, bytes]] | None,
+        partition: int | None,
+        timestamp_ms: int | None,
+        timeout_s: float | None = None,
+    ) -> DeliveryFuture:
+        """Waits for acceptance as long as `send` may, or `timeout_s` where that is shorter."""
+        core = self.core
+        deadline = core.block_deadline(timeout_s)
         while True:
             core.check_open()
             future = core.intake.offer(topic, value, key, headers, partition, timestamp_ms)
             if future is not None:
-                if on_delivery is not None:
-                    future.call_on_delivery(on_delivery)
                 return future
-            await self._wait_ready(topic, len(value or b""), deadline)
+            await self._wait_ready(topic, value_bytes(value), deadline, timeout_s)
 
     async def send_many(
         self,
@@ -93,7 +137,9 @@ class AsyncProducer:
             await self._wait_ready(topic, job.next_size_bytes(), core.block_deadline())
         return ManyDeliveryFuture(job.parts)
 
-    async def _wait_ready(self, topic: str, size_bytes: int, deadline: float) -> None:
+    async def _wait_ready(
+        self, topic: str, size_bytes: int, deadline: float, timeout_s: float | None = None
+    ) -> None:
         core = self.core
         left_s = max(deadline - core.client.now, 0.001)
         if topic not in core.intake.topics:
@@ -115,7 +161,7 @@ class AsyncProducer:
             async with asyncio.timeout(left_s):
                 await room
         except builtins.TimeoutError:
-            raise buffer_full_error(self.config) from None
+            raise buffer_full_error(self.config, timeout_s) from None
         finally:
             core.accumulator.stop_waiting(size_bytes, wake)
 
@@ -194,13 +240,61 @@ class Producer:
         """
         future = self._offer(topic, value, key, headers, partition, timestamp_ms)
         if future is None:
-            deadline = self._core.block_deadline()
-            while future is None:
-                self._wait_ready(topic, len(value or b""), deadline)
-                future = self._offer(topic, value, key, headers, partition, timestamp_ms)
+            future = self._accepted(topic, value, key, headers, partition, timestamp_ms)
         if on_delivery is not None:
             future.call_on_delivery(on_delivery)
         return future
+
+    @takes_timeout
+    def send_and_wait(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Iterable[tuple[str, bytes]] | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        timeout_s: float | None = None,
+    ) -> RecordMetadata:
+        """Sends one record, waits for its delivery and returns where it went. It does not linger;
+        what other threads send at the same time may share its batch. For many records `send` and
+        one `flush` are faster by far.
+
+        Raises what `send` raises and what the delivery fails with; TimeoutError after `timeout_s`
+        seconds, when the record is still on its way (None: `max_block_ms` and then
+        `delivery_timeout_ms` decide), or BufferFullError, when it was not accepted until then; in a
+        delivery callback, which must not wait, InvalidRequestError.
+        """
+        self._background.check_callable()
+        core = self._core
+        ends_at = None if timeout_s is None else core.client.now + timeout_s
+        future = self._accepted(topic, value, key, headers, partition, timestamp_ms, timeout_s)
+        core.accumulator.hurry(future)
+        try:
+            return future.result(None if ends_at is None else max(ends_at - core.client.now, 0.0))
+        except builtins.TimeoutError:
+            if future.done():
+                raise
+            raise no_result_error(timeout_s) from None
+
+    def _accepted(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Iterable[tuple[str, bytes]] | None,
+        partition: int | None,
+        timestamp_ms: int | None,
+        timeout_s: float | None = None,
+    ) -> DeliveryFuture:
+        """Waits for acceptance as long as `send` may, or `timeout_s` where that is shorter."""
+        deadline = self._core.block_deadline(timeout_s)
+        while True:
+            future = self._offer(topic, value, key, headers, partition, timestamp_ms)
+            if future is not None:
+                return future
+            self._wait_ready(topic, value_bytes(value), deadline, timeout_s)
 
     def send_many(
         self,
@@ -225,7 +319,9 @@ class Producer:
             self._wait_ready(topic, job.next_size_bytes(), core.block_deadline())
         return ManyDeliveryFuture(job.parts)
 
-    def _wait_ready(self, topic: str, size_bytes: int, deadline: float) -> None:
+    def _wait_ready(
+        self, topic: str, size_bytes: int, deadline: float, timeout_s: float | None = None
+    ) -> None:
         core = self._core
         core.check_open()
         if self._background.is_current_thread:
@@ -243,7 +339,7 @@ class Producer:
         core.accumulator.when_room(size_bytes, room.set)
         try:
             if not room.wait(left_s):
-                raise buffer_full_error(self.config)
+                raise buffer_full_error(self.config, timeout_s)
         finally:
             core.accumulator.stop_waiting(size_bytes, room.set)
 

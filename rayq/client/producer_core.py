@@ -101,9 +101,10 @@ class ProducerCore:
         if self.is_closed:
             raise ClosedError("The producer is closed: make a new one from the cluster.")
 
-    def block_deadline(self) -> float:
-        """Until when a `send` of now may wait."""
-        return self.client.now + self.config.max_block_ms / 1000
+    def block_deadline(self, timeout_s: float | None = None) -> float:
+        """Until when a `send` of now may wait to be accepted."""
+        block_s = self.config.max_block_ms / 1000
+        return self.client.now + (block_s if timeout_s is None else min(block_s, timeout_s))
 
     # --- the loop -------------------------------------------------------------------------------
 
@@ -207,9 +208,20 @@ async def _settled(future: ManyDeliveryFuture) -> None:
         return
 
 
-def buffer_full_error(config: ProducerConfig) -> BufferFullError:
+def buffer_full_error(config: ProducerConfig, timeout_s: float | None = None) -> BufferFullError:
+    """After `max_block_ms`, or a shorter `timeout_s` of the call."""
+    waited = f"max_block_ms ({config.max_block_ms} ms)"
+    if timeout_s is not None and timeout_s < config.max_block_ms / 1000:
+        waited = f"timeout_s ({timeout_s:g} s)"
     return BufferFullError(
-        f"The producer's buffer of {config.buffer_memory} bytes stayed full for max_block_ms "
-        f"({config.max_block_ms} ms): the cluster takes records more slowly than they are sent. "
-        "Send more slowly, or raise buffer_memory."
+        f"The producer's buffer of {config.buffer_memory} bytes stayed full for {waited}: the "
+        "cluster takes records more slowly than they are sent. Send more slowly, or raise "
+        "buffer_memory."
+    )
+
+
+def no_result_error(timeout_s: float | None) -> TimeoutError:
+    return TimeoutError(
+        f"send_and_wait: no result of the delivery within {timeout_s:g} s. The record is on its "
+        "way until delivery_timeout_ms, and may be written: flush() waits for it."
     )

@@ -231,6 +231,7 @@ class Sender:
             or now >= due_at
             or accumulator.is_flushing > 0
             or accumulator.is_exhausted
+            or accumulator.is_urgent(queue)
         )
         batch = accumulator.take(queue, is_open_due=is_open_due)
         if batch is None:

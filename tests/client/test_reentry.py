@@ -69,6 +69,7 @@ def works(cluster: Cluster, producer: Producer) -> None:
         "make a cluster",
         "result",
         "result of many",
+        "send and wait",
         "poll",
         "iterate",
         "end_offsets",
@@ -89,6 +90,7 @@ def test_a_call_that_waits_is_refused_in_a_delivery_callback(
             "make a cluster": lambda: fake.cluster().producer(),
             "result": lambda: producer.send("t", b"w").result(),
             "result of many": lambda: producer.send_many("t", [b"w"] * 5).result(5),
+            "send and wait": lambda: producer.send_and_wait("t", b"w"),
             "poll": lambda: consumer.poll(5),
             "iterate": lambda: next(consumer),
             "end_offsets": lambda: consumer.end_offsets([("t", 0)]),  # type: ignore[list-item]
