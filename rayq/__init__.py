@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         CorruptBatchError,
         DeliveryError,
         DeliveryTimeoutError,
+        DeserializationError,
         DirectoryInUseError,
         DisconnectedError,
         DiskFullError,
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
         RecordTooLargeError,
         ReplicaLimitError,
         RewriteMismatchError,
+        SerializationError,
         SparkSessionError,
         StaleBrokerError,
         StalePartitionError,
@@ -114,6 +116,7 @@ if TYPE_CHECKING:
         RecordMetadata,
         TopicPartition,
     )
+    from rayq.serialization import json_deserializer, json_serializer, typed_json_deserializer
 
     __version__: str
 del TYPE_CHECKING
@@ -129,7 +132,10 @@ _HOMES = {
     "ConsumerPool": "rayq.client.consumer_pool",
     "Producer": "rayq.client.producer",
     "connect": "rayq.entry",
+    "json_deserializer": "rayq.serialization",
+    "json_serializer": "rayq.serialization",
     "start": "rayq.entry",
+    "typed_json_deserializer": "rayq.serialization",
 }
 _RECORDS = (
     "DrainProgress",
@@ -195,6 +201,7 @@ __all__ = [
     "CorruptBatchError",
     "DeliveryError",
     "DeliveryTimeoutError",
+    "DeserializationError",
     "DirectoryInUseError",
     "DisconnectedError",
     "DiskFullError",
@@ -253,6 +260,7 @@ __all__ = [
     "RecordTooLargeError",
     "ReplicaLimitError",
     "RewriteMismatchError",
+    "SerializationError",
     "SparkSessionError",
     "StaleBrokerError",
     "StalePartitionError",
@@ -275,5 +283,8 @@ __all__ = [
     "WrongClusterError",
     "__version__",
     "connect",
+    "json_deserializer",
+    "json_serializer",
     "start",
+    "typed_json_deserializer",
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ Without a limit a small request could take all memory of whoever reads it: lz4 b
 255 times."""
 
 Partitioner = Callable[[bytes | None, int], int]
+Serializer = Callable[[Any], bytes]
+Deserializer = Callable[[bytes], Any]
 
 
 def _require(holds: bool, what: str) -> None:
@@ -50,6 +53,14 @@ def _positive(config: object, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         _require(value > 0, f"{name} must be positive, not {value}.")
+
+
+def _plain_functions(config: object, *names: str) -> None:
+    for name in names:
+        _require(
+            not inspect.iscoroutinefunction(getattr(config, name)),
+            f"{name} has to be a plain function, which nobody awaits.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,6 +370,12 @@ class ProducerConfig:
     """`f(key, partition_count) -> partition`. None: crc32 of the key (as librdkafka's
     `consistent`), sticky without a key."""
 
+    value_serializer: Serializer | None = None
+    """`f(value) -> bytes`, called by `send` with each value but None. None: values are bytes."""
+
+    key_serializer: Serializer | None = None
+    """The same for keys. A partitioner gets the bytes."""
+
     def __post_init__(self) -> None:
         _check_types(self)
         _positive(
@@ -381,6 +398,7 @@ class ProducerConfig:
             self.buffer_memory >= self.batch_size,
             "buffer_memory must be at least batch_size, or no batch would ever fill.",
         )
+        _plain_functions(self, "value_serializer", "key_serializer")
 
     @property
     def idempotent(self) -> bool:
@@ -466,6 +484,12 @@ class ConsumerConfig:
     check_crcs: bool = True
     """Check each batch's CRC before its records are handed out."""
 
+    value_deserializer: Deserializer | None = None
+    """`f(bytes) -> value`, called by `poll` with each value but None. None: values are bytes."""
+
+    key_deserializer: Deserializer | None = None
+    """The same for keys."""
+
     def __post_init__(self) -> None:
         _check_types(self)
         _positive(
@@ -507,6 +531,7 @@ class ConsumerConfig:
             or self.auto_offset_reset >= timedelta(0),
             "auto_offset_reset cannot be a negative duration.",
         )
+        _plain_functions(self, "value_deserializer", "key_deserializer")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ import builtins
 import copy
 from typing import ClassVar, Self
 
-from rayq.records import TopicPartition
+from rayq.records import Record, TopicPartition
 
 
 class RayqError(Exception):
@@ -115,6 +115,15 @@ class InvalidRecordError(RayqError, ValueError):
 
 class InvalidTimestampError(RayqError, ValueError):
     """A record timestamp that is negative or too far in the future."""
+
+
+class SerializationError(RayqError, ValueError):
+    """A producer's serializer raised, or returned no bytes: nothing of that `send` (or `send_many`)
+    was accepted. What it raised is the error's cause."""
+
+    topic: str | None = None
+    index: int | None = None
+    """Of the record among those of a `send_many`."""
 
 
 class NoClusterError(RayqError):
@@ -407,6 +416,20 @@ class CorruptBatchError(RayqError):
     next_offset: int | None = None
     crc_matches: bool = False
     """Whether the bytes are as they were written: then no other copy of them is better."""
+
+
+class DeserializationError(RayqError):
+    """A consumer's deserializer raised; what it raised is the error's cause.
+
+    The consumer stays at the record: the one of `topic_partition` at `offset`, which `record` has
+    as it was sent, with key and value as bytes. `seek(error.topic_partition, error.next_offset)`
+    goes on without it.
+    """
+
+    topic_partition: TopicPartition | None = None
+    offset: int | None = None
+    next_offset: int | None = None
+    record: Record | None = None
 
 
 class StorageError(RayqError):

@@ -6,7 +6,9 @@ For hints only: nothing is accepted under these names, or one program would have
 from __future__ import annotations
 
 _CONNECT = 'the address is given once: rayq.connect("host:9392"), and the cluster makes the rest'
-_BYTES = "keys and values are bytes: encode them before `send`, decode them after `poll`"
+_SERIALIZERS = "say value_serializer= and key_serializer= to cluster.producer"
+_DESERIALIZERS = "say value_deserializer= and key_deserializer= to cluster.consumer"
+_HANDLERS = "a pool's handler gets the bytes: decode them there"
 _NO_TRANSACTIONS = "there are no transactions"
 _NO_CLIENT_ID = "there is none: servers see the client's host and process"
 _TLS = "over TLS give tls_ca= (and tls_certificate=, tls_key=) to rayq.connect, and token="
@@ -20,12 +22,8 @@ _EVERYWHERE = {
     "metadata_broker_list": _CONNECT,
     "brokers_list": _CONNECT,
     "client_id": _NO_CLIENT_ID,
-    "key_serializer": _BYTES,
-    "value_serializer": _BYTES,
-    "key_deserializer": _BYTES,
-    "value_deserializer": _BYTES,
-    "serializer": _BYTES,
-    "deserializer": _BYTES,
+    "serializer": _SERIALIZERS,
+    "deserializer": _DESERIALIZERS,
     "schema_registry_url": "there is no schema registry",
     "transactional_id": _NO_TRANSACTIONS,
     "transaction_timeout_ms": _NO_TRANSACTIONS,
@@ -150,6 +148,9 @@ _POOL = {
     "enable_auto_commit": "a pool commits by itself what was handled",
     "concurrency": "say max_consumers=",
     "dead_letter_queue": "say dead_letter_topic=",
+    "deserializer": _HANDLERS,
+    "value_deserializer": _HANDLERS,
+    "key_deserializer": _HANDLERS,
 }
 
 _BY_KIND = {

@@ -3,11 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import msgspec
 
+if TYPE_CHECKING:  # Only Python 3.13 has defaults for type variables; type checkers know them.
+    from typing_extensions import TypeVar
+
+    ValueT_co = TypeVar("ValueT_co", default=bytes | None, covariant=True)
+    KeyT_co = TypeVar("KeyT_co", default=bytes | None, covariant=True)
+else:
+    from typing import TypeVar
+
+    ValueT_co = TypeVar("ValueT_co", covariant=True)
+    KeyT_co = TypeVar("KeyT_co", covariant=True)
+
 Headers = list[tuple[str, bytes]]
+
+
+class OfValueAndKey:
+    """A generic class of which only the first type may be given where Python itself looks, too:
+    `Record[Order]`."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, types: Any) -> Any:
+            given = types if isinstance(types, tuple) else (types,)
+            return super().__class_getitem__(given if len(given) > 1 else (*given, bytes | None))
 
 
 class TopicPartition(NamedTuple):
@@ -17,19 +41,21 @@ class TopicPartition(NamedTuple):
     partition: int
 
 
-class Record(msgspec.Struct, frozen=True, gc=False):
+class Record(OfValueAndKey, msgspec.Struct, Generic[ValueT_co, KeyT_co], frozen=True, gc=False):
     """One record as a consumer sees it.
 
-    `key` and `value` are bytes or None (a None value is a tombstone in a compacted topic);
-    `headers` keeps order and duplicates, `[]` when there are none; `timestamp_ms` is Unix time.
+    `key` and `value` are bytes or None (a None value is a tombstone in a compacted topic), or what
+    the consumer's deserializers make of the bytes: `Record[Order]` is one whose value is an
+    `Order`, `Record[Order, str]` one whose key is a str, too. `headers` keeps order and duplicates,
+    `[]` when there are none; `timestamp_ms` is Unix time.
     """
 
     topic: str
     partition: int
     offset: int
     timestamp_ms: int
-    key: bytes | None
-    value: bytes | None
+    key: KeyT_co
+    value: ValueT_co
     headers: Headers
 
 

@@ -9,7 +9,7 @@ import re
 import weakref
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from rayq.client.admin import Admin
 from rayq.client.background import BackgroundLoop, background_loop
@@ -42,6 +42,14 @@ from rayq.errors import (
 )
 from rayq.metrics import Sample
 from rayq.wire.authentication import Identity, token_of_key
+
+if TYPE_CHECKING:  # Only Python 3.13 has defaults for type variables; type checkers know them.
+    from typing_extensions import TypeVar
+
+    ValueT = TypeVar("ValueT", default=bytes | None)
+    KeyT = TypeVar("KeyT", default=bytes | None)
+    SentValueT = TypeVar("SentValueT", default=bytes)
+    SentKeyT = TypeVar("SentKeyT", default=bytes)
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +160,7 @@ class Cluster:
         self._lifecycle = lifecycle
         self._config = config or ClusterConfig()
         self._shared: tuple[Client, BackgroundLoop, Callable[[], None]] | None = None
-        self._made: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
+        self._made: weakref.WeakSet[Producer[Any, Any] | Consumer[Any, Any]] = weakref.WeakSet()
         self._is_closed = False
         self.admin = Admin(self.shared_client)
 
@@ -269,9 +277,20 @@ class Cluster:
 
     # --- what it makes --------------------------------------------------------------------------
 
-    def producer(self, **config: Any) -> Producer:
-        """A producer for threads; keywords as in `ProducerConfig`. Raises ConfigError."""
-        checked = parse(ProducerConfig, config)
+    def producer(
+        self,
+        *,
+        value_serializer: Callable[[SentValueT], bytes] | None = None,
+        key_serializer: Callable[[SentKeyT], bytes] | None = None,
+        **config: Any,
+    ) -> Producer[SentValueT, SentKeyT]:
+        """A producer for threads; further keywords as in `ProducerConfig`. Values and keys are
+        bytes, or what the serializers make bytes of, such as `rayq.json_serializer` and
+        `str.encode`. Raises ConfigError."""
+        checked = parse(
+            ProducerConfig,
+            config | _given(value_serializer=value_serializer, key_serializer=key_serializer),
+        )
         _, background = self.shared_client()
 
         async def make() -> ProducerCore:
@@ -279,7 +298,7 @@ class Cluster:
             return ProducerCore(client, checked, release)
 
         core = background.run(make())
-        producer = Producer(core, background)
+        producer: Producer[SentValueT, SentKeyT] = Producer(core, background)
         watch(producer, core, "A producer")
         self._made.add(producer)
         return producer
@@ -292,14 +311,21 @@ class Cluster:
         on_assigned: Callback | None = None,
         on_revoked: Callback | None = None,
         on_lost: Callback | None = None,
+        value_deserializer: Callable[[bytes], ValueT] | None = None,
+        key_deserializer: Callable[[bytes], KeyT] | None = None,
         **config: Any,
-    ) -> Consumer:
+    ) -> Consumer[ValueT, KeyT]:
         """A consumer for one thread; further keywords as in `ConsumerConfig`. In a `group` it reads
         its share of `topics` and of those that `pattern` matches, from the group's last commit on,
         and is told by the callbacks (see `Consumer.subscribe`); without one, all partitions of
-        `topics`. Without topics, call `subscribe` or `assign`. Raises ConfigError,
-        UnknownTopicError, InvalidRequestError."""
-        checked = parse(ConsumerConfig, config)
+        `topics`. Without topics, call `subscribe` or `assign`. Records have bytes as value and key,
+        or what the deserializers make of them, such as `rayq.json_deserializer` and `bytes.decode`.
+        Raises ConfigError, UnknownTopicError, InvalidRequestError."""
+        checked = parse(
+            ConsumerConfig,
+            config
+            | _given(value_deserializer=value_deserializer, key_deserializer=key_deserializer),
+        )
         callbacks = Callbacks(on_assigned, on_revoked, on_lost)
         check_callbacks(callbacks)
         _, background = self.shared_client()
@@ -317,14 +343,24 @@ class Cluster:
             return core
 
         core = background.run(make())
-        consumer = Consumer(core, background, callbacks)
+        consumer: Consumer[ValueT, KeyT] = Consumer(core, background, callbacks)
         watch(consumer, core, _name("A consumer", group, topics))
         self._made.add(consumer)
         return consumer
 
-    def async_producer(self, **config: Any) -> AsyncProducer:
-        """A producer for the running event loop; its methods are coroutines."""
-        checked = parse(ProducerConfig, config)
+    def async_producer(
+        self,
+        *,
+        value_serializer: Callable[[SentValueT], bytes] | None = None,
+        key_serializer: Callable[[SentKeyT], bytes] | None = None,
+        **config: Any,
+    ) -> AsyncProducer[SentValueT, SentKeyT]:
+        """A producer for the running event loop; its methods are coroutines. Its serializers run
+        there, too: they must be quick."""
+        checked = parse(
+            ProducerConfig,
+            config | _given(value_serializer=value_serializer, key_serializer=key_serializer),
+        )
         self._check_async("async_producer")
         client, release = _acquire(self)
 
@@ -332,7 +368,7 @@ class Cluster:
             unwatch(core)
             release()
 
-        producer = AsyncProducer(client, checked, ended)
+        producer: AsyncProducer[SentValueT, SentKeyT] = AsyncProducer(client, checked, ended)
         core = producer.core
         watch_loop(producer, core, "An async producer")
         return producer
@@ -345,11 +381,18 @@ class Cluster:
         on_assigned: Callback | None = None,
         on_revoked: Callback | None = None,
         on_lost: Callback | None = None,
+        value_deserializer: Callable[[bytes], ValueT] | None = None,
+        key_deserializer: Callable[[bytes], KeyT] | None = None,
         **config: Any,
-    ) -> AsyncConsumer:
+    ) -> AsyncConsumer[ValueT, KeyT]:
         """A consumer for the running event loop; its methods are coroutines, and its callbacks may
-        be. A group's heartbeats run on the same loop: do not block it."""
-        checked = parse(ConsumerConfig, config)
+        be. A group's heartbeats run on the same loop, and so do the deserializers: do not block
+        it."""
+        checked = parse(
+            ConsumerConfig,
+            config
+            | _given(value_deserializer=value_deserializer, key_deserializer=key_deserializer),
+        )
         self._check_async("async_consumer")
         client, release = _acquire(self)
 
@@ -358,7 +401,7 @@ class Cluster:
             release()
 
         try:
-            consumer = AsyncConsumer(
+            consumer: AsyncConsumer[ValueT, KeyT] = AsyncConsumer(
                 client,
                 checked,
                 topics,
@@ -588,6 +631,11 @@ class Cluster:
             if error is None:
                 raise
             logger.error("%s", undelivered)  # the error of the block goes first
+
+
+def _given(**functions: object) -> dict[str, object]:
+    """Those that are not None, which may also have been given under their dotted names."""
+    return {name: function for name, function in functions.items() if function is not None}
 
 
 def _name(kind: str, group: str | None, topics: tuple[str, ...]) -> str:

@@ -15,7 +15,7 @@ import re
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from rayq.client.arrow import load_pyarrow, table_of
 from rayq.client.background import BackgroundLoop
@@ -26,7 +26,15 @@ from rayq.client.timeouts import takes_timeout
 from rayq.client.waiting import Wakeup
 from rayq.config import ConsumerConfig
 from rayq.errors import ConcurrentUseError, InvalidRequestError
-from rayq.records import GroupMembership, OffsetAndMetadata, Record, TopicPartition
+from rayq.records import (
+    GroupMembership,
+    KeyT_co,
+    OffsetAndMetadata,
+    OfValueAndKey,
+    Record,
+    TopicPartition,
+    ValueT_co,
+)
 from rayq.wire.messages import EARLIEST, LATEST
 
 T = TypeVar("T")
@@ -35,7 +43,7 @@ ARROW_RECORDS_MAX = 100_000
 """Default of `poll_arrow(max_records=...)`."""
 
 
-class AsyncConsumer:
+class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
     """Consumes on the running event loop; made by `cluster.async_consumer(*topics, **config)`. The
     methods of `Consumer`, as coroutines."""
 
@@ -151,7 +159,9 @@ class AsyncConsumer:
                 continue
 
     @takes_timeout
-    async def poll(self, timeout_s: float = 1.0, max_records: int | None = None) -> list[Record]:
+    async def poll(
+        self, timeout_s: float = 1.0, max_records: int | None = None
+    ) -> list[Record[ValueT_co, KeyT_co]]:
         core = await self._start()
         await asyncio.sleep(0)  # whoever polls in a loop lets others run, also with a timeout of 0
         records_max = core.records_max(max_records)
@@ -169,7 +179,7 @@ class AsyncConsumer:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Record:
+    async def __anext__(self) -> Record[ValueT_co, KeyT_co]:
         core = await self._start()
         if core.group is not None and core.ahead:
             core.group.poll_began()
@@ -299,7 +309,7 @@ class _OneThread:
         self._lock.release()
 
 
-class Consumer:
+class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
     """Consumes in one thread at a time; made by `cluster.consumer(*topics, group=..., **config)`.
     Another one meanwhile gets ConcurrentUseError, except from what only asks (`assignment`,
     `committed`, `beginning_offsets`, `end_offsets`, `offsets_for_times`, `group_membership`).
@@ -308,6 +318,9 @@ class Consumer:
     by one of them, from the last commit on. Partitions come and go only inside `poll` (iterating
     polls) and `close`. Without a group it reads every partition of its topics (or those of
     `assign`), and keeps its positions itself. Iterating yields records for ever.
+
+    `Consumer[Order, str]` is one whose deserializers make an `Order` of each value and a str of
+    each key; they are bytes (or None) where nothing is said.
     """
 
     def __init__(
@@ -427,7 +440,9 @@ class Consumer:
             self._news.wait(patience_s if group is None else group.patience_s(patience_s))
 
     @takes_timeout
-    def poll(self, timeout_s: float = 1.0, max_records: int | None = None) -> list[Record]:
+    def poll(
+        self, timeout_s: float = 1.0, max_records: int | None = None
+    ) -> list[Record[ValueT_co, KeyT_co]]:
         """The next records, as soon as there is one; [] after `timeout_s` seconds without any.
 
         At most `max_records` (default `max_poll_records`). Raises OffsetOutOfRangeError (a position
@@ -435,13 +450,14 @@ class Consumer:
         (records read before are gone: seek to go on), UnknownTopicError (the topic was deleted),
         CorruptBatchError (records that cannot be read, with `offset` and `next_offset`: seek there
         to go on, or consume with on_corrupt="skip"), RecordTooLargeError (a batch larger than
-        `fetch_buffer_bytes`), ClosedError. Each stands for one partition, which stays where it is,
-        while the others are read; polled on it is raised again after a second, or when
-        `timeout_s` is over. In a group also MaxPollIntervalError (too long since the last poll; the
-        next one goes on), FencedMemberError (another process took over the `group_instance_id`),
-        UnknownAssignorError, and what a callback raises. ConcurrentUseError while another thread
-        uses the consumer; InvalidRequestError in a callback, or in a signal handler that
-        interrupted a poll.
+        `fetch_buffer_bytes`), DeserializationError (a deserializer raised; the error has the record
+        as it was sent, and `next_offset`: seek there to go on), ClosedError. Each stands for one
+        partition, which stays where it is, while the others are read; polled on it is raised again
+        after a second, or when `timeout_s` is over. In a group also MaxPollIntervalError (too long
+        since the last poll; the next one goes on), FencedMemberError (another process took over the
+        `group_instance_id`), UnknownAssignorError, and what a callback raises. ConcurrentUseError
+        while another thread uses the consumer; InvalidRequestError in a callback, or in a signal
+        handler that interrupted a poll.
         """
         records_max = self._core.records_max(max_records)
         return self._wait(lambda: self._core.take_records(records_max), timeout_s)
@@ -449,8 +465,8 @@ class Consumer:
     @takes_timeout
     def poll_arrow(self, timeout_s: float = 1.0, max_records: int = ARROW_RECORDS_MAX) -> Any:
         """As `poll`, as a `pyarrow.Table` of the columns topic (dictionary), partition (int32),
-        offset (int64), timestamp (milliseconds, UTC), key, value (binary), headers (list of name
-        and value). Raises MissingExtraError without pyarrow."""
+        offset (int64), timestamp (milliseconds, UTC), key, value (binary: deserializers are not
+        asked), headers (list of name and value). Raises MissingExtraError without pyarrow."""
         load_pyarrow()
         records_max = self._core.records_max(max_records)
         table = self._wait(lambda: self._core.take_table(records_max), timeout_s)
@@ -459,7 +475,7 @@ class Consumer:
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Record:
+    def __next__(self) -> Record[ValueT_co, KeyT_co]:
         """Waits for the next record, for ever. `position` counts only what was yielded."""
         ahead, group = self._core.ahead, self._core.group
         if group is not None and ahead:

@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import repeat
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
+
 from rayq.client.arrow import load_pyarrow, table_of
 from rayq.client.client import Client, check_partition
 from rayq.client.fetcher import Fetcher, tell_skipped
 from rayq.client.group_consumer import Callbacks, GroupConsumer, check_group, pattern_text
 from rayq.client.group_member import Interest
+from rayq.client.serializing import Deserializers
 from rayq.client.subscription import (
     START_OF_NEW_PARTITIONS,
     Assigned,
@@ -29,6 +32,7 @@ from rayq.config import MIB, ConsumerConfig, check_group_keys
 from rayq.errors import (
     ClosedError,
     CorruptBatchError,
+    DeserializationError,
     InvalidRequestError,
     RayqError,
     RecordTooLargeError,
@@ -86,12 +90,15 @@ class ConsumerCore:
             self.group = GroupConsumer(self, client, config, check_group(group))
         self.is_closed = False
         self.loop = asyncio.get_running_loop()
-        self.ahead: deque[Record] = deque()
+        self.ahead: deque[Record[Any, Any]] = deque()
         """Records that iteration has taken and not yet yielded."""
+        self._deserializers = Deserializers.of(config)
+        self._taken: list[tuple[TopicPartition, Columns]] = []
+        """With deserializers: the batches that the last poll took records of, as they were."""
         self._on_close = on_close
         self._seen_version = -1
         self._unpack_bytes_max = max(config.fetch_buffer_bytes, UNPACK_BYTES_MIN)
-        self._raised: dict[TopicPartition, tuple[str, float]] = {}
+        self._raised: dict[TopicPartition, tuple[object, float]] = {}
         """The last error of each partition that was raised, and when."""
         self._held: tuple[TopicPartition, RayqError] | None = None
         """An error that was raised a moment ago, and is to be raised again at the end of the
@@ -201,7 +208,9 @@ class ConsumerCore:
 
     # --- records --------------------------------------------------------------------------------
 
-    def collect(self, records_max: int) -> list[_Piece]:
+    def collect(
+        self, records_max: int, deserializers: Deserializers | None = None
+    ) -> list[_Piece]:
         """Records that are here, up to so many; they are handed out by `advance`. Raises the error
         of a partition when there is nothing else, once in a while; see `raise_held`."""
         self.check_open()
@@ -221,6 +230,10 @@ class ConsumerCore:
             except (CorruptBatchError, UnsupportedFormatError, RecordTooLargeError) as error:
                 failed[assigned.partition] = error
                 continue
+            if deserializers is not None:
+                found, failure = deserializers.apply_all(found)
+                if failure is not None and not found:
+                    failed[assigned.partition] = failure
             for batch, records in found:
                 pieces.append(_Piece(stream, batch, records))
                 records_max -= len(records.values)
@@ -255,8 +268,8 @@ class ConsumerCore:
         """Raises the first error that was not raised just now, else holds one."""
         now_s = self.client.env.clock.monotonic()
         for place, error in failed.items():
-            message, raised_s = self._raised.get(place, ("", now_s))
-            until_s = raised_s + ERROR_PAUSE_S if message == error.message else now_s
+            known, raised_s = self._raised.get(place, (None, now_s))
+            until_s = raised_s + ERROR_PAUSE_S if known == _identity(error) else now_s
             if until_s <= now_s:
                 self._raise(place, error)
             if self._held is None or until_s < self._held_until_s:
@@ -264,8 +277,8 @@ class ConsumerCore:
 
     def _raise(self, place: TopicPartition, error: RayqError) -> None:
         self._held = None
-        self._raised[place] = (error.message, self.client.env.clock.monotonic())
-        raise error.with_message(error.message)
+        self._raised[place] = (_identity(error), self.client.env.clock.monotonic())
+        raise error.with_message(error.message) from error.__cause__
 
     def raise_held(self) -> None:
         """At the end of a poll that found nothing: not without the error that is the reason."""
@@ -285,13 +298,15 @@ class ConsumerCore:
             stream.consume(batch, len(records.values))
         self.fetcher.has_room()
 
-    def take_records(self, records_max: int) -> list[Record]:
+    def take_records(self, records_max: int) -> list[Record[Any, Any]]:
         if self.ahead:
             self.give_back()
-        pieces = self.collect(records_max)
-        records: list[Record] = []
+        pieces = self.collect(records_max, self._deserializers)
+        records: list[Record[Any, Any]] = []
         for piece in pieces:
             records += records_of(piece.records)
+        if self._deserializers is not None:
+            self._taken = [(piece.stream.partition, piece.batch.columns) for piece in pieces]
         self.advance(pieces)
         return records
 
@@ -327,12 +342,15 @@ class ConsumerCore:
 
     def give_back(self) -> None:
         """Records that iteration took ahead, and has not yielded, come first again."""
-        by_partition: dict[TopicPartition, list[Record]] = {}
+        by_partition: dict[TopicPartition, list[Record[Any, Any]]] = {}
         while self.ahead:
             record = self.ahead.popleft()
             place = TopicPartition(record.topic, record.partition)
             by_partition.setdefault(place, []).append(record)
         for place, records in by_partition.items():
+            if self._deserializers is not None and not self._as_they_were(place, records):
+                self.restart(place, records[0].offset)  # Fetched anew.
+                continue
             columns = Columns(
                 [record.offset for record in records],
                 [record.timestamp_ms for record in records],
@@ -341,6 +359,22 @@ class ConsumerCore:
                 [record.headers for record in records],
             )
             self.subscription.get(place).stream.give_back(columns)
+
+    def _as_they_were(self, place: TopicPartition, records: list[Record[Any, Any]]) -> bool:
+        """Gives records the keys and values back that they had before they were deserialized. False
+        where these are not known any more: something else polled meanwhile."""
+        raw: dict[int, tuple[bytes | None, bytes | None]] = {}
+        for taken, columns in self._taken:
+            if taken == place:
+                keys = columns.keys or repeat(None)
+                pairs = zip(keys, columns.values, strict=False)
+                raw.update(zip(columns.offsets, pairs, strict=True))
+        if any(record.offset not in raw for record in records):
+            return False
+        for index, record in enumerate(records):
+            key, value = raw[record.offset]
+            records[index] = msgspec.structs.replace(record, key=key, value=value)
+        return True
 
     def positions(self) -> dict[TopicPartition, tuple[int, int | None]]:
         """Where each partition is that has a position, and the leader epoch of the record before.
@@ -519,6 +553,11 @@ class ConsumerCore:
             "This consumer has no group, so there is nowhere to commit to. Keep positions of your "
             "own with position() and seek()."
         )
+
+
+def _identity(error: RayqError) -> object:
+    """Equal for an error that is met again. (What a deserializer says of a record may change.)"""
+    return error.offset if isinstance(error, DeserializationError) else error.message
 
 
 def records_of(part: Slice) -> list[Record]:

@@ -121,8 +121,8 @@ class Intake:
     def offer(
         self,
         topic: str,
-        value: bytes | None,
-        key: bytes | None,
+        value: Any,
+        key: Any,
         headers: Iterable[tuple[str, bytes]] | None,
         partition: int | None,
         timestamp_ms: int | None,
@@ -198,8 +198,8 @@ class Intake:
     def job_of_many(
         self,
         topic: str,
-        values: Sequence[bytes | None],
-        keys: Sequence[bytes | None] | None,
+        values: Sequence[Any],
+        keys: Sequence[Any] | None,
         partition: int | None,
     ) -> ManyJob | None:
         """Checks the arguments of a `send_many` and divides them by partition. None: the topic's
@@ -319,7 +319,7 @@ def _no_key(topic: str) -> NullKeyError:
     )
 
 
-def value_bytes(value: bytes | None) -> int:
+def value_bytes(value: Any) -> int:
     """The size of a value, 0 of None. Raises TypeError."""
     return 0 if value is None else len(_plain_bytes("value", value))
 
@@ -330,7 +330,8 @@ def _plain_bytes(what: str, found: object) -> bytes:
     if not isinstance(found, bytes):
         raise TypeError(
             f"A record's {what} has to be bytes (or None), not {type(found).__name__}: encode it "
-            "first."
+            f"first, or give the producer a function that does, such as {what}_serializer="
+            "rayq.json_serializer or str.encode."
         )
     return b"".join((found,))
 
@@ -356,7 +357,7 @@ def _check_headers(headers: Iterable[tuple[str, bytes]]) -> tuple[Headers, int]:
         if type(name) is not str:
             name = "".join((name,))  # the characters themselves: msgpack knows no subclasses
         if type(value) is not bytes:
-            value = _plain_bytes("header", value)
+            value = b"".join((value,))
         try:
             name_bytes = len(name.encode())
         except UnicodeEncodeError as error:

@@ -10,7 +10,7 @@ import builtins
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Any, Generic, Self
 
 from rayq.client.accumulator import RECORD_OVERHEAD_BYTES
 from rayq.client.background import BackgroundLoop
@@ -18,16 +18,28 @@ from rayq.client.client import Client
 from rayq.client.futures import DeliveryFuture, ManyDeliveryFuture, OnDelivery
 from rayq.client.intake import value_bytes
 from rayq.client.producer_core import ProducerCore, buffer_full_error, no_result_error
+from rayq.client.serializing import Serializers
 from rayq.client.timeouts import takes_timeout
 from rayq.client.waiting import Wakeup
 from rayq.config import ProducerConfig
 from rayq.errors import BufferFullError, RayqError
-from rayq.records import RecordMetadata
+from rayq.records import OfValueAndKey, RecordMetadata
+
+if TYPE_CHECKING:  # Only Python 3.13 has defaults for type variables; type checkers know them.
+    from typing_extensions import TypeVar
+
+    ValueT_contra = TypeVar("ValueT_contra", default=bytes, contravariant=True)
+    KeyT_contra = TypeVar("KeyT_contra", default=bytes, contravariant=True)
+else:
+    from typing import TypeVar
+
+    ValueT_contra = TypeVar("ValueT_contra", contravariant=True)
+    KeyT_contra = TypeVar("KeyT_contra", contravariant=True)
 
 logger = logging.getLogger(__name__)
 
 
-class AsyncProducer:
+class AsyncProducer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
     """Produces on the running event loop; made by `cluster.async_producer(**config)`.
 
     Its `send` may be awaited for the acceptance of the record; what it returns, for its delivery::
@@ -46,6 +58,7 @@ class AsyncProducer:
         self.config = config
         self.client = client
         self.core = ProducerCore(client, config, on_close)
+        self._serializers = Serializers.of(config)
 
     def __repr__(self) -> str:
         return f"<AsyncProducer {self.core.describe()}>"
@@ -57,16 +70,22 @@ class AsyncProducer:
     async def send(
         self,
         topic: str,
-        value: bytes | None,
+        value: ValueT_contra | None,
         *,
-        key: bytes | None = None,
+        key: KeyT_contra | None = None,
         headers: Iterable[tuple[str, bytes]] | None = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> DeliveryFuture:
         """As `Producer.send`: returns once the record is accepted."""
-        future = await self._accepted(topic, value, key, headers, partition, timestamp_ms)
+        core = self.core
+        core.check_open()
+        if self._serializers is not None:
+            value, key = self._serializers.pair(topic, value, key)
+        future = core.intake.offer(topic, value, key, headers, partition, timestamp_ms)
+        if future is None:
+            future = await self._accepted(topic, value, key, headers, partition, timestamp_ms)
         if on_delivery is not None:
             future.call_on_delivery(on_delivery)
         return future
@@ -75,9 +94,9 @@ class AsyncProducer:
     async def send_and_wait(
         self,
         topic: str,
-        value: bytes | None,
+        value: ValueT_contra | None,
         *,
-        key: bytes | None = None,
+        key: KeyT_contra | None = None,
         headers: Iterable[tuple[str, bytes]] | None = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
@@ -86,6 +105,8 @@ class AsyncProducer:
         """As `Producer.send_and_wait`. Cancelled, the record may be delivered all the same."""
         core = self.core
         ends_at = None if timeout_s is None else core.client.now + timeout_s
+        if self._serializers is not None:
+            value, key = self._serializers.pair(topic, value, key)
         future = await self._accepted(
             topic, value, key, headers, partition, timestamp_ms, timeout_s
         )
@@ -101,8 +122,8 @@ class AsyncProducer:
     async def _accepted(
         self,
         topic: str,
-        value: bytes | None,
-        key: bytes | None,
+        value: Any,
+        key: Any,
         headers: Iterable[tuple[str, bytes]] | None,
         partition: int | None,
         timestamp_ms: int | None,
@@ -121,15 +142,17 @@ class AsyncProducer:
     async def send_many(
         self,
         topic: str,
-        values: Sequence[bytes | None],
+        values: Sequence[ValueT_contra | None],
         *,
-        keys: Sequence[bytes | None] | None = None,
+        keys: Sequence[KeyT_contra | None] | None = None,
         partition: int | None = None,
     ) -> ManyDeliveryFuture:
         """As `Producer.send_many`: returns once all records are accepted."""
         core = self.core
-        deadline = core.block_deadline()
         core.check_open()
+        if self._serializers is not None:
+            values, keys = self._serializers.columns(topic, values, keys)
+        deadline = core.block_deadline()
         while (job := core.intake.job_of_many(topic, values, keys, partition)) is None:
             await self._wait_ready(topic, 0, deadline)
         while not core.intake.offer_many(job):
@@ -196,17 +219,19 @@ class AsyncProducer:
             logger.error("%s", undelivered)  # the error of the block goes first
 
 
-class Producer:
+class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
     """Produces from any number of threads; made by `cluster.producer(**config)`.
 
     `send` returns at once; the record travels in a batch with others of its partition. Use it as a
-    context manager, or call `close`: both deliver what was sent.
+    context manager, or call `close`: both deliver what was sent. `Producer[Order, str]` is one
+    whose serializers take values of `Order` and keys of str; they are bytes where nothing is said.
     """
 
     def __init__(self, core: ProducerCore, background: BackgroundLoop) -> None:
         self._core = core
         self._background = background
         self._offer = core.intake.offer
+        self._serializers = Serializers.of(core.config)
         background.on_fork(self._forked)
 
     def __repr__(self) -> str:
@@ -219,9 +244,9 @@ class Producer:
     def send(
         self,
         topic: str,
-        value: bytes | None,
+        value: ValueT_contra | None,
         *,
-        key: bytes | None = None,
+        key: KeyT_contra | None = None,
         headers: Iterable[tuple[str, bytes]] | None = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
@@ -229,15 +254,19 @@ class Producer:
     ) -> DeliveryFuture:
         """Accepts one record and returns the future of its `RecordMetadata`.
 
-        `value` is bytes, or None for a tombstone. Without `partition` the configured partitioner
-        chooses. `timestamp_ms` is Unix time, now by default. `on_delivery(metadata, error)` is
+        `value` is bytes, or what the producer's `value_serializer` makes bytes of (so is `key`),
+        or None for a tombstone. Without `partition` the configured partitioner chooses.
+        `timestamp_ms` is Unix time, now by default. `on_delivery(metadata, error)` is
         called on the client's event-loop thread, where it must not block; or by this call, where
         the delivery is over before it returns (do not hold a lock that `on_delivery` takes).
 
         Blocks up to `max_block_ms` while the topic is not known yet or the buffer is full. Raises
         BufferFullError, UnknownTopicError, RecordTooLargeError, InvalidTimestampError,
-        InvalidRequestError (no such partition), ClosedError, TypeError (not bytes).
+        InvalidRequestError (no such partition), ClosedError, TypeError (not bytes),
+        SerializationError (a serializer raised, or returned no bytes).
         """
+        if self._serializers is not None:
+            value, key = self._serializers.pair(topic, value, key)
         future = self._offer(topic, value, key, headers, partition, timestamp_ms)
         if future is None:
             future = self._accepted(topic, value, key, headers, partition, timestamp_ms)
@@ -249,9 +278,9 @@ class Producer:
     def send_and_wait(
         self,
         topic: str,
-        value: bytes | None,
+        value: ValueT_contra | None,
         *,
-        key: bytes | None = None,
+        key: KeyT_contra | None = None,
         headers: Iterable[tuple[str, bytes]] | None = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
@@ -269,6 +298,8 @@ class Producer:
         self._background.check_callable()
         core = self._core
         ends_at = None if timeout_s is None else core.client.now + timeout_s
+        if self._serializers is not None:
+            value, key = self._serializers.pair(topic, value, key)
         future = self._accepted(topic, value, key, headers, partition, timestamp_ms, timeout_s)
         core.accumulator.hurry(future)
         try:
@@ -281,8 +312,8 @@ class Producer:
     def _accepted(
         self,
         topic: str,
-        value: bytes | None,
-        key: bytes | None,
+        value: Any,
+        key: Any,
         headers: Iterable[tuple[str, bytes]] | None,
         partition: int | None,
         timestamp_ms: int | None,
@@ -299,9 +330,9 @@ class Producer:
     def send_many(
         self,
         topic: str,
-        values: Sequence[bytes | None],
+        values: Sequence[ValueT_contra | None],
         *,
-        keys: Sequence[bytes | None] | None = None,
+        keys: Sequence[KeyT_contra | None] | None = None,
         partition: int | None = None,
     ) -> ManyDeliveryFuture:
         """Accepts any number of records and returns the future of where they went:
@@ -309,9 +340,13 @@ class Producer:
 
         `keys` has one entry (or None) for each value; without keys the batches spread over the
         partitions. Blocks as `send` does, each time the buffer is full. When it raises
-        BufferFullError half-way, the records before stay accepted. Raises as `send` does.
+        BufferFullError half-way, the records before stay accepted. Raises as `send` does; of all
+        other errors, SerializationError (which has the record's `index`) included, no record is
+        accepted.
         """
         core = self._core
+        if self._serializers is not None:
+            values, keys = self._serializers.columns(topic, values, keys)
         deadline = core.block_deadline()
         while (job := core.intake.job_of_many(topic, values, keys, partition)) is None:
             self._wait_ready(topic, 0, deadline)

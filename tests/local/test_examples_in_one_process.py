@@ -62,6 +62,13 @@ def test_last_flight_finds_what_pandas_finds() -> None:
     assert "the same as pandas finds: True" in printed
 
 
+def test_typed_orders_brews_all_orders_and_puts_aside_what_is_none() -> None:
+    printed = run("examples/typed_orders.py")
+    assert """no order: b'{"item": "tea", "cups": "two"}': Expected `int`, got `str`""" in printed
+    assert f"brewed {sum(1 + number % 3 for number in range(100))} cups" in printed
+    assert "the group is 0 records behind" in printed
+
+
 def test_in_a_pytest_passes_under_pytest() -> None:
     # A project of its own: neither our configuration nor our conftest, only the installed plugin.
     example = str(ROOT / "examples" / "in_a_pytest.py")

@@ -37,7 +37,10 @@ NAMES = {
     "RecordMetadata",
     "TopicPartition",
     "connect",
+    "json_deserializer",
+    "json_serializer",
     "start",
+    "typed_json_deserializer",
 }
 ERRORS = {
     name
