@@ -201,7 +201,7 @@ class Leader:
             self._metrics.appended(header)
             leader.appended(log.end_offset)
             if leader.flushed_offset != log.flushed_offset:
-                leader.flushed(log.flushed_offset)
+                self.flushed(log.flushed_offset)  # flush="os": no flusher tells it later.
             self._replica_log.wake_flusher()
             self._replica_log.appended.notify()
         else:

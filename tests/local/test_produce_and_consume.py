@@ -114,6 +114,17 @@ def test_a_partition_or_a_partitioner_of_ones_own_decides(
         assert producer.send(topic, b"x", key=b"12", partition=1).result(10).partition == 1
 
 
+def test_what_a_single_replica_took_without_the_disk_is_readable_at_once(
+    cluster: LocalCluster, new_topic: NewTopic
+) -> None:
+    """Neither a flush nor a follower comes after the append, which would make it so."""
+    topic = new_topic(replication_factor=1, flush="os")
+    with cluster.producer(acks=1) as producer:
+        producer.send(topic, b"x").result(10)
+    with cluster.consumer(topic, auto_offset_reset="earliest") as consumer:
+        assert values(consumer.poll(timeout_s=20)) == [b"x"]
+
+
 def test_incompressible_and_large_records_pass_unchanged(cluster: LocalCluster, topic: str) -> None:
     import random
 
