@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from rayq.client.consumer import AsyncConsumer, Consumer
     from rayq.client.consumer_pool import ConsumerPool
     from rayq.client.producer import AsyncProducer, Producer
+    from rayq.config import (
+        ClusterConfig,
+        ConsumerConfig,
+        PoolConfig,
+        ProducerConfig,
+        TopicConfig,
+    )
     from rayq.entry import connect, start
     from rayq.errors import (
         AuthenticationError,
@@ -128,9 +135,14 @@ _HOMES = {
     "AsyncConsumer": "rayq.client.consumer",
     "AsyncProducer": "rayq.client.producer",
     "Cluster": "rayq.client.cluster",
+    "ClusterConfig": "rayq.config_reference",
     "Consumer": "rayq.client.consumer",
+    "ConsumerConfig": "rayq.config_reference",
     "ConsumerPool": "rayq.client.consumer_pool",
+    "PoolConfig": "rayq.config_reference",
     "Producer": "rayq.client.producer",
+    "ProducerConfig": "rayq.config_reference",
+    "TopicConfig": "rayq.config_reference",
     "connect": "rayq.entry",
     "json_deserializer": "rayq.serialization",
     "json_serializer": "rayq.serialization",
@@ -191,10 +203,12 @@ __all__ = [
     "CheckpointMismatchError",
     "ClosedError",
     "Cluster",
+    "ClusterConfig",
     "CommitRefusedError",
     "ConcurrentUseError",
     "ConfigError",
     "Consumer",
+    "ConsumerConfig",
     "ConsumerPool",
     "ControllerUnavailableError",
     "CoordinatorLoadingError",
@@ -246,10 +260,12 @@ __all__ = [
     "OutcomeUnknownError",
     "OverloadedError",
     "PartitionOfflineError",
+    "PoolConfig",
     "PoolConsumer",
     "PoolExistsError",
     "PoolStatus",
     "Producer",
+    "ProducerConfig",
     "ProducerFencedError",
     "ProtocolError",
     "RayqError",
@@ -267,6 +283,7 @@ __all__ = [
     "StorageError",
     "StreamingQueryError",
     "TimeoutError",
+    "TopicConfig",
     "TopicExistsError",
     "TopicPartition",
     "UnknownAssignorError",

@@ -14,14 +14,26 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from rayq.errors import ConfigError
 from rayq.kafka_names import said_here
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 SECOND_MS, HOUR_MS, DAY_MS = 1000, 3_600_000, 86_400_000
+INT64_MAX = 2**63 - 1
 
 MESSAGE_BYTES_CEILING = 64 * MIB
 """Of `max_message_bytes`, and of a batch before compression."""
@@ -49,10 +61,43 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-def _positive(config: object, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        _require(value > 0, f"{name} must be positive, not {value}.")
+class Range(NamedTuple):
+    """What a number may be, both ends included."""
+
+    least: float = 0
+    most: float = math.inf
+    above_zero: bool = False
+    """Not 0 itself, where `least` is 0."""
+    in_bytes: bool = False
+
+    def __contains__(self, value: object) -> bool:
+        assert isinstance(value, int | float)
+        return self.least <= value <= self.most and not (self.above_zero and value == 0)
+
+    def __str__(self) -> str:
+        if self.most < math.inf:
+            least = "above 0" if self.above_zero else f"from {self.said(self.least)}"
+            return f"{least} to {self.said(self.most)}"
+        if self.above_zero or self.least == 1:
+            return "positive"
+        return f"at least {self.said(self.least)}"
+
+    def said(self, number: float) -> str:
+        """A number of this kind, as people write it: 64 KiB, 45,000."""
+        for unit, title in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")) if self.in_bytes else ():
+            if number >= unit and number % unit == 0:
+                return f"{number // unit} {title}"
+        return "2**63 - 1" if number == INT64_MAX else f"{number:,}"
+
+
+Positive = Annotated[int, Range(1)]
+NotNegative = Annotated[int, Range(0)]
+PositiveBytes = Annotated[int, Range(1, in_bytes=True)]
+NotNegativeBytes = Annotated[int, Range(0, in_bytes=True)]
+PositiveSeconds = Annotated[float | int, Range(0, above_zero=True)]
+NotNegativeSeconds = Annotated[float | int, Range(0)]
+SessionMs = Annotated[int, Range(100, HOUR_MS)]
+PollIntervalMs = Annotated[int, Range(1, INT64_MAX)]
 
 
 def _plain_functions(config: object, *names: str) -> None:
@@ -67,7 +112,7 @@ def _plain_functions(config: object, *names: str) -> None:
 class TopicConfig:
     """How one topic is kept. Set at `create_topic`, changed by `alter_topic_config`."""
 
-    min_insync_replicas: int | None = None
+    min_insync_replicas: Positive | None = None
     """How many in-sync replicas an acks="all" write needs, 1 up to the replication factor. None:
     the majority of the factor (2 of 3). Higher survives more lost disks, refuses writes sooner."""
 
@@ -83,80 +128,54 @@ class TopicConfig:
     """What becomes of old records: deleted by retention, compacted to the latest of each key, or
     both. Compacted topics refuse records without a key."""
 
-    min_cleanable_dirty_ratio: float = 0.5
-    """Compaction begins when this share of the cleanable log is not compacted yet, 0 to 1. Lower:
-    less disk, more work."""
+    min_cleanable_dirty_ratio: Annotated[float, Range(0, 1)] = 0.5
+    """Compaction begins when this share of the cleanable log is not compacted yet. Lower: less
+    disk, more work."""
 
-    min_compaction_lag_ms: int = 0
+    min_compaction_lag_ms: NotNegative = 0
     """A record stays as it is for at least so long after its append."""
 
-    max_compaction_lag_ms: int | None = None
-    """A record is compacted at the latest so long after its append, whatever the ratio. None: by
-    the ratio alone."""
+    max_compaction_lag_ms: Positive | None = None
+    """A record is compacted at the latest so long after its append, whatever the ratio; at least
+    `min_compaction_lag_ms`. None: by the ratio alone."""
 
-    delete_retention_ms: int = DAY_MS
+    delete_retention_ms: NotNegative = DAY_MS
     """A tombstone (a record without a value) stays for so long after it was compacted: the time a
     reader from the beginning, or a follower that was away, has to see it."""
 
-    retention_ms: int | None = 7 * DAY_MS
+    retention_ms: NotNegative | None = 7 * DAY_MS
     """Closed segments whose newest append is older are deleted. None: never."""
 
-    retention_bytes: int | None = None
+    retention_bytes: NotNegativeBytes | None = None
     """The oldest closed segments are deleted while the partition is larger. None: unlimited."""
 
-    segment_bytes: int = GIB
-    """A segment file is closed at this size, 1 KiB to 2 GiB. Smaller: retention is finer, more
+    segment_bytes: Annotated[int, Range(KIB, 2 * GIB, in_bytes=True)] = GIB
+    """A segment file is closed at this size. Smaller: retention is finer, more
     files are open."""
 
-    segment_ms: int = 7 * DAY_MS
+    segment_ms: Positive = 7 * DAY_MS
     """A segment whose first append is older is closed at the next append."""
 
-    index_interval_bytes: int = 4096
+    index_interval_bytes: PositiveBytes = 4096
     """One index entry for about so many bytes of log. Smaller: faster look-ups, larger indexes."""
 
-    max_message_bytes: int = MIB
-    """The largest record batch, as it is stored; at most 64 MiB. Before compression it may have
+    max_message_bytes: Annotated[int, Range(1, MESSAGE_BYTES_CEILING, in_bytes=True)] = MIB
+    """The largest record batch, as it is stored. Before compression it may have
     four times as much, and 4 MiB in any case, but 64 MiB at most; a record counts for 24 bytes
     there at least."""
 
     message_timestamp_type: Literal["create", "append"] = "create"
     """Which time a record carries: the producer's, or the leader's at the append."""
 
-    message_timestamp_after_max_ms: int = HOUR_MS
+    message_timestamp_after_max_ms: NotNegative = HOUR_MS
     """A producer's timestamp further in the future than this is refused."""
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _positive(self, "segment_ms", "index_interval_bytes", "max_message_bytes")
-        _require(
-            0 <= self.min_cleanable_dirty_ratio <= 1,
-            f"min_cleanable_dirty_ratio is from 0 to 1, not {self.min_cleanable_dirty_ratio}.",
-        )
-        _require(self.min_compaction_lag_ms >= 0, "min_compaction_lag_ms must be at least 0.")
-        _require(self.delete_retention_ms >= 0, "delete_retention_ms must be at least 0.")
+        _check_values(self)
         _require(
             self.max_compaction_lag_ms is None
-            or self.max_compaction_lag_ms >= max(1, self.min_compaction_lag_ms),
-            "max_compaction_lag_ms must be positive and at least min_compaction_lag_ms.",
-        )
-        _require(
-            self.min_insync_replicas is None or self.min_insync_replicas >= 1,
-            f"min_insync_replicas must be at least 1, not {self.min_insync_replicas}.",
-        )
-        _require(
-            KIB <= self.segment_bytes <= 2 * GIB,
-            f"segment_bytes must be from 1 KiB to 2 GiB, not {self.segment_bytes}.",
-        )
-        _require(
-            self.max_message_bytes <= MESSAGE_BYTES_CEILING,
-            f"max_message_bytes must be at most 64 MiB, not {self.max_message_bytes}.",
-        )
-        for name in ("retention_ms", "retention_bytes"):
-            value = getattr(self, name)
-            _require(value is None or value >= 0, f"{name} must be None or >= 0, not {value}.")
-        _require(
-            self.message_timestamp_after_max_ms >= 0,
-            "message_timestamp_after_max_ms must be at least 0.",
+            or self.max_compaction_lag_ms >= self.min_compaction_lag_ms,
+            "max_compaction_lag_ms must be at least min_compaction_lag_ms.",
         )
 
     @property
@@ -183,75 +202,76 @@ class TopicConfig:
 class ClusterConfig:
     """How the servers behave. Given to `rayq.start`; times and limits, no data format."""
 
-    heartbeat_interval_ms: int = 500
+    heartbeat_interval_ms: Positive = 500
     """How often brokers tell the controller, and replica processes their broker, that they live."""
 
-    session_timeout_ms: int = 3000
-    """A broker or replica process silent for so long counts as dead. Lower: faster failover, and
-    more false alarms on a busy machine."""
+    session_timeout_ms: Positive = 3000
+    """A broker or replica process silent for so long counts as dead; at least twice
+    `heartbeat_interval_ms`. Lower: faster failover, and more false alarms on a busy machine."""
 
-    controller_patience_ms: int = 3000
+    controller_patience_ms: Positive = 3000
     """A voter that hears no controller for so long (plus up to half of it, at random) stands in."""
 
-    replica_lag_time_max_ms: int = 10_000
+    replica_lag_time_max_ms: Positive = 10_000
     """A follower not caught up for so long leaves the in-sync set."""
 
-    max_replicas_per_broker: int | None = None
+    max_replicas_per_broker: NotNegative | None = None
     """How many replicas a broker may carry. None: by memory, one for each 100 MiB of it."""
 
-    replica_rebuild_delay_ms: int | None = None
+    replica_rebuild_delay_ms: Positive | None = None
     """The replicas of a broker whose session has been over for so long are built anew on others.
-    None: never. Longer than any restart takes, or a restart copies what it would have found."""
+    None: never; at least `session_timeout_ms`. Longer than any restart takes, or a restart copies
+    what it would have found."""
 
-    replicas_per_process: int = 1
+    replicas_per_process: Positive = 1
     """Replicas that share a process. More: less memory for many partitions, but one crash takes
     more of them."""
 
-    metadata_snapshot_records: int = 10_000
+    metadata_snapshot_records: Positive = 10_000
     """The metadata log is cut down to a snapshot after so many records."""
 
-    flush_checkpoint_bytes: int = 64 * MIB
+    flush_checkpoint_bytes: PositiveBytes = 64 * MIB
     """The recovery point moves after so many new bytes: what a start after kill -9 re-reads."""
 
-    retention_check_interval_ms: int = 30_000
+    retention_check_interval_ms: Positive = 30_000
     """How often closed segments are checked against the topic's retention."""
 
-    compaction_check_interval_ms: int = 15_000
+    compaction_check_interval_ms: Positive = 15_000
     """How often compacted partitions are looked at whether to compact them."""
 
-    compaction_bytes_per_s: int = 32 * MIB
+    compaction_bytes_per_s: PositiveBytes = 32 * MIB
     """The most that compaction reads and writes on one broker's disk."""
 
-    compaction_memory_bytes: int = 128 * MIB
+    compaction_memory_bytes: PositiveBytes = 128 * MIB
     """The most memory for the keys of one pass; a log with more keys takes several passes."""
 
-    offsets_topic_partitions: int = 1
+    offsets_topic_partitions: Positive = 1
     """Partitions of `__consumer_offsets`, fixed when the first group is used: each has a
     coordinator of its own."""
 
-    offsets_retention_ms: int = 7 * DAY_MS
+    offsets_retention_ms: Positive = 7 * DAY_MS
     """Positions of a group without members are forgotten after so long."""
 
-    group_disconnect_grace_ms: int = 1000
+    group_disconnect_grace_ms: Positive = 1000
     """A member whose connection broke has so long to come back before it counts as gone."""
 
     group_assignors: dict[str, str] | None = dataclasses.field(default=None, hash=False)
     """Assignors of your own, name to `module:function`, importable where the servers run; see
     `rayq.core.assignors`."""
 
-    max_frame_bytes: int = 80 * MIB
+    max_frame_bytes: Annotated[int, Range(65 * MIB, in_bytes=True)] = 80 * MIB
     """The largest frame a server or client accepts, at least the largest batch plus a header."""
 
-    max_connections: int = 4096
+    max_connections: Positive = 4096
     """Connections one server process accepts."""
 
-    max_requests_in_flight: int = 1024
+    max_requests_in_flight: Positive = 1024
     """Requests one connection may have unanswered; the server reads no more until some are."""
 
-    idle_connection_ms: int = 600_000
+    idle_connection_ms: Positive = 600_000
     """A client connection without a request for so long is closed."""
 
-    metrics_interval_ms: int = 5000
+    metrics_interval_ms: Positive = 5000
     """How often each process on Ray hands what it measures to Ray's metrics, and how often the lag
     of groups is looked at. Ray forgets what it is not told again within 20 s."""
 
@@ -281,28 +301,7 @@ class ClusterConfig:
     can pose as a server."""
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _positive(
-            self,
-            "heartbeat_interval_ms",
-            "session_timeout_ms",
-            "controller_patience_ms",
-            "replica_lag_time_max_ms",
-            "metrics_interval_ms",
-            "replicas_per_process",
-            "metadata_snapshot_records",
-            "flush_checkpoint_bytes",
-            "retention_check_interval_ms",
-            "compaction_check_interval_ms",
-            "compaction_bytes_per_s",
-            "compaction_memory_bytes",
-            "offsets_topic_partitions",
-            "offsets_retention_ms",
-            "group_disconnect_grace_ms",
-            "max_connections",
-            "max_requests_in_flight",
-            "idle_connection_ms",
-        )
+        _check_values(self)
         _require(
             self.session_timeout_ms >= 2 * self.heartbeat_interval_ms,
             "session_timeout_ms must be at least twice heartbeat_interval_ms, or one late "
@@ -313,7 +312,6 @@ class ClusterConfig:
             or self.replica_rebuild_delay_ms >= self.session_timeout_ms,
             "replica_rebuild_delay_ms must be None or at least session_timeout_ms.",
         )
-        _require(self.max_frame_bytes >= 65 * MIB, "max_frame_bytes must be at least 65 MiB.")
         tls = (self.tls_certificate, self.tls_key, self.tls_ca)
         _require(
             all(tls) or not any(tls),
@@ -337,33 +335,34 @@ class ProducerConfig:
     """Number the batches so that a retry appends once. Needs acks="all"; with acks 0 or 1 it is
     off."""
 
-    linger_ms: int = 5
+    linger_ms: NotNegative = 5
     """The most a record waits for company. It goes at once while nothing of its partition is in
     flight, so a lone record does not wait."""
 
-    batch_size: int = 64 * KIB
+    batch_size: PositiveBytes = 64 * KIB
     """Bytes of keys, values and headers that close a batch. Larger: better throughput and
     compression, more memory."""
 
     compression_type: Literal["lz4", "none"] = "lz4"
     """How batch bodies are compressed; a body that would not shrink is kept plain."""
 
-    max_in_flight_requests_per_connection: int = 5
+    max_in_flight_requests_per_connection: Positive = 5
     """Batches of one partition under way at once, 1 to 5 with idempotence."""
 
-    delivery_timeout_ms: int = 120_000
+    delivery_timeout_ms: Positive = 120_000
     """From `send` to the result, retries included; then the future fails."""
 
-    request_timeout_ms: int = 10_000
+    request_timeout_ms: Positive = 10_000
     """How long one request waits for its answer before it is retried."""
 
-    retry_backoff_ms: int = 20
+    retry_backoff_ms: Positive = 20
     """Wait before a retry; doubles up to 1 s, with jitter."""
 
-    buffer_memory: int = 32 * MIB
-    """Bytes of records waiting or in flight. A full buffer blocks `send` (back-pressure)."""
+    buffer_memory: PositiveBytes = 32 * MIB
+    """Bytes of records waiting or in flight. A full buffer blocks `send` (back-pressure).
+    At least `batch_size`."""
 
-    max_block_ms: int = 60_000
+    max_block_ms: Positive = 60_000
     """How long `send` blocks on a full buffer or missing metadata before it raises."""
 
     partitioner: Partitioner | None = None
@@ -377,18 +376,7 @@ class ProducerConfig:
     """The same for keys. A partitioner gets the bytes."""
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _positive(
-            self,
-            "batch_size",
-            "max_in_flight_requests_per_connection",
-            "delivery_timeout_ms",
-            "request_timeout_ms",
-            "retry_backoff_ms",
-            "buffer_memory",
-            "max_block_ms",
-        )
-        _require(self.linger_ms >= 0, f"linger_ms must be at least 0, not {self.linger_ms}.")
+        _check_values(self)
         _require(
             not self.idempotent or self.max_in_flight_requests_per_connection <= 5,
             "max_in_flight_requests_per_connection must be at most 5 with enable_idempotence: "
@@ -429,20 +417,21 @@ class ConsumerConfig:
 
     group_instance_id: str | None = None
     """Makes a static member (KIP-345): a process that comes back under the same id within the
-    session keeps its partitions, without a rebalance."""
+    session keeps its partitions, without a rebalance. 1 to 249 characters."""
 
     assignor: str = "uniform"
     """Who gets which partition: "uniform" (balanced within one, sticky), "range" (consecutive
     partitions, the same of each topic), or one of the cluster's `group_assignors`."""
 
-    group_session_timeout_ms: int = 45_000
-    """A member that is silent for so long is taken out of its group, 100 ms to an hour. (One whose
-    process dies is noticed by its connection, within about a second.)"""
+    group_session_timeout_ms: SessionMs = 45_000
+    """A member that is silent for so long is taken out of its group. (One whose process dies is
+    noticed by its connection, within about a second.)"""
 
-    group_heartbeat_interval_ms: int = 3_000
-    """How long a heartbeat is held while nothing changes."""
+    group_heartbeat_interval_ms: Positive = 3_000
+    """How long a heartbeat is held while nothing changes; at most half of
+    `group_session_timeout_ms`."""
 
-    max_poll_interval_ms: int = 300_000
+    max_poll_interval_ms: PollIntervalMs = 300_000
     """The most time between two polls; a member that takes longer loses its partitions."""
 
     enable_auto_commit: bool = False
@@ -450,30 +439,30 @@ class ConsumerConfig:
     partitions are given up and at `close`. At-least-once only if each record is dealt with before
     the next poll."""
 
-    auto_commit_interval_ms: int = 5_000
+    auto_commit_interval_ms: Positive = 5_000
     """How often, with `enable_auto_commit`."""
 
-    max_poll_records: int = 500
+    max_poll_records: Positive = 500
     """The most records that one `poll` returns unless it says otherwise."""
 
-    fetch_max_bytes: int = 4 * MIB
+    fetch_max_bytes: PositiveBytes = 4 * MIB
     """Bytes asked of one partition per fetch; at least one batch always comes."""
 
-    fetch_max_wait_ms: int = 500
+    fetch_max_wait_ms: Positive = 500
     """How long a leader holds a fetch that has nothing to return."""
 
-    fetch_buffer_bytes: int = 64 * MIB
+    fetch_buffer_bytes: PositiveBytes = 64 * MIB
     """Prefetched bytes over all partitions that wait for `poll`; fetching pauses beyond it. Also
     the most that one `poll` unpacks (but a whole batch, and 16 MiB, in any case)."""
 
-    request_timeout_ms: int = 10_000
+    request_timeout_ms: Positive = 10_000
     """How long a request waits for its answer (on top of `fetch_max_wait_ms`) before it is
     retried."""
 
-    default_api_timeout_ms: int = 60_000
+    default_api_timeout_ms: Positive = 60_000
     """How long a call without a timeout of its own (offsets, metadata) retries before it raises."""
 
-    retry_backoff_ms: int = 20
+    retry_backoff_ms: Positive = 20
     """Wait before a retry; doubles up to 1 s, with jitter."""
 
     on_corrupt: Literal["raise", "skip"] = "raise"
@@ -491,34 +480,11 @@ class ConsumerConfig:
     """The same for keys."""
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _positive(
-            self,
-            "max_poll_records",
-            "fetch_max_bytes",
-            "fetch_max_wait_ms",
-            "fetch_buffer_bytes",
-            "group_session_timeout_ms",
-            "group_heartbeat_interval_ms",
-            "max_poll_interval_ms",
-            "auto_commit_interval_ms",
-            "request_timeout_ms",
-            "default_api_timeout_ms",
-            "retry_backoff_ms",
-        )
+        _check_values(self)
         _require(
             self.group_session_timeout_ms >= 2 * self.group_heartbeat_interval_ms,
             "group_session_timeout_ms must be at least twice group_heartbeat_interval_ms, or one "
             "late heartbeat ends a session.",
-        )
-        _require(
-            100 <= self.group_session_timeout_ms <= HOUR_MS,
-            f"group_session_timeout_ms is from 100 to {HOUR_MS}, not "
-            f"{self.group_session_timeout_ms}.",
-        )
-        _require(
-            self.max_poll_interval_ms < 2**63,
-            f"max_poll_interval_ms is below 2**63, not {self.max_poll_interval_ms}.",
         )
         for name in ("group_instance_id", "assignor"):
             value = getattr(self, name)
@@ -538,17 +504,18 @@ class ConsumerConfig:
 class PoolConfig:
     """How a consumer pool grows, shrinks, and deals with records that its handler refuses."""
 
-    min_consumers: int = 0
+    min_consumers: NotNegative = 0
     """So many run always; 0: none while nothing waits."""
 
-    max_consumers: int | None = None
-    """The most that run, None: as many as the topic has partitions, the most that can be of use."""
+    max_consumers: Positive | None = None
+    """The most that run, at least `min_consumers`. None: as many as the topic has partitions, the
+    most that can be of use."""
 
-    target_lag_s: float | int = 10.0
+    target_lag_s: PositiveSeconds = 10.0
     """How old the oldest record that is not handled yet should be at most, in seconds, and how fast
     a backlog is worked off. Smaller: more consumers."""
 
-    cool_down_s: float | int = 30.0
+    cool_down_s: NotNegativeSeconds = 30.0
     """Consumers are stopped once fewer would have done for so long. Shorter: less idling, more
     starting."""
 
@@ -560,77 +527,47 @@ class PoolConfig:
     batch: Literal["records", "arrow"] = "records"
     """What the handler is given: a list of `Record`, or a `pyarrow.Table` as of `poll_arrow`."""
 
-    max_records: int = 500
+    max_records: Positive = 500
     """The most records that the handler is given at once."""
 
     auto_offset_reset: Literal["earliest", "latest"] = "earliest"
     """Where partitions begin that the group has no position of: at their log start, or where they
     ended when the pool was started."""
 
-    retries: int = 5
+    retries: NotNegative = 5
     """How often a batch that the handler raised an error for is tried again, before it is taken
     apart and what still fails goes to the dead letters."""
 
-    retry_backoff_ms: int = 200
+    retry_backoff_ms: Positive = 200
     """Wait before a retry; doubles up to `retry_backoff_max_ms`, with jitter."""
 
-    retry_backoff_max_ms: int = 30_000
-    """The longest wait before a retry."""
+    retry_backoff_max_ms: Positive = 30_000
+    """The longest wait before a retry; at least `retry_backoff_ms`."""
 
     dead_letter_topic: str | None = None
     """Where records go that the handler keeps refusing, with the reason in headers. None: nowhere,
     they are tried again until they succeed, and what follows in their partition waits."""
 
-    max_poll_interval_ms: int = 300_000
+    max_poll_interval_ms: PollIntervalMs = 300_000
     """The most time that one call of the handler may take. A consumer that takes longer loses its
     partitions, and is killed."""
 
-    group_session_timeout_ms: int = 45_000
-    """As in `ConsumerConfig`."""
+    group_session_timeout_ms: SessionMs = 45_000
+    """A consumer that is silent for so long is taken out of its group."""
 
-    drain_timeout_s: float | int = 60.0
+    drain_timeout_s: Annotated[float | int, Range(0, DAY_MS // 1000, above_zero=True)] = 60.0
     """How long a consumer that is stopped may take to finish the batch it is at; then it is killed,
     and others handle that batch again."""
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _positive(
-            self,
-            "target_lag_s",
-            "max_records",
-            "retry_backoff_ms",
-            "retry_backoff_max_ms",
-            "max_poll_interval_ms",
-            "drain_timeout_s",
-        )
+        _check_values(self)
         _require(
-            self.min_consumers >= 0,
-            f"min_consumers must be at least 0, not {self.min_consumers}.",
-        )
-        _require(
-            self.max_consumers is None or self.max_consumers >= max(self.min_consumers, 1),
-            f"max_consumers must be at least 1 and min_consumers, not {self.max_consumers}.",
-        )
-        _require(self.retries >= 0, f"retries must be at least 0, not {self.retries}.")
-        _require(
-            self.cool_down_s >= 0, f"cool_down_s must be at least 0, not {self.cool_down_s}."
-        )
-        _require(
-            self.drain_timeout_s <= DAY_MS / 1000,
-            f"drain_timeout_s is at most a day, not {self.drain_timeout_s}.",
-        )
-        _require(
-            self.max_poll_interval_ms < 2**63,
-            f"max_poll_interval_ms is below 2**63, not {self.max_poll_interval_ms}.",
+            self.max_consumers is None or self.max_consumers >= self.min_consumers,
+            f"max_consumers must be at least min_consumers, not {self.max_consumers}.",
         )
         _require(
             self.retry_backoff_max_ms >= self.retry_backoff_ms,
             "retry_backoff_max_ms must be at least retry_backoff_ms.",
-        )
-        _require(
-            100 <= self.group_session_timeout_ms <= HOUR_MS,
-            f"group_session_timeout_ms is from 100 to {HOUR_MS}, not "
-            f"{self.group_session_timeout_ms}.",
         )
         _check_resources(self.resources or {})
 
@@ -703,16 +640,37 @@ def _title(kind: type) -> str:
     return kind.__name__.removesuffix("Config").lower()
 
 
-def _check_types(config: Any) -> None:
-    """Refuses a value of the wrong type, which would otherwise fail far from the mistake."""
-    for name, hint in get_type_hints(type(config)).items():
+@cache
+def types_of(kind: type[Any]) -> dict[str, Any]:
+    """The types of a config's keys, with their ranges."""
+    return get_type_hints(kind, include_extras=True)
+
+
+def range_of(hint: Any) -> Range | None:
+    """Of the numbers that a key takes, if it takes numbers and not all of them."""
+    if get_origin(hint) is Annotated:
+        return next(each for each in hint.__metadata__ if isinstance(each, Range))
+    found = (range_of(argument) for argument in get_args(hint))
+    return next((each for each in found if each is not None), None)
+
+
+def _check_values(config: Any) -> None:
+    """Refuses a value of the wrong type, which would otherwise fail far from the mistake, and one
+    out of range."""
+    kind: type = type(config)
+    for name, hint in types_of(kind).items():
         value = getattr(config, name)
         if not _is_of_type(value, hint):
-            raise ConfigError(f"{name} cannot be {value!r}: it takes {_describe(hint)}.")
+            raise ConfigError(f"{name} cannot be {value!r}: it takes {described(hint)}.")
+        allowed = range_of(hint)
+        if allowed is not None and value is not None:
+            _require(value in allowed, f"{name} must be {allowed}, not {value}.")
 
 
 def _is_of_type(value: Any, hint: Any) -> bool:
     arguments, origin = get_args(hint), get_origin(hint)
+    if origin is Annotated:
+        return _is_of_type(value, arguments[0])
     if origin is Literal:
         return any(type(value) is type(choice) and value == choice for choice in arguments)
     if origin in (Union, UnionType):
@@ -729,14 +687,17 @@ def _is_of_type(value: Any, hint: Any) -> bool:
     return callable(value)
 
 
-def _describe(hint: Any) -> str:
+def described(hint: Any) -> str:
+    """A type, for people."""
     arguments, origin = get_args(hint), get_origin(hint)
+    if origin is Annotated:
+        return described(arguments[0])
     if origin is Literal:
         return " or ".join(repr(choice) for choice in arguments)
     if origin in (Union, UnionType):
-        return " or ".join(_describe(argument) for argument in arguments)
+        return " or ".join(described(argument) for argument in arguments)
     if origin is dict:
-        return f"a dict of {_describe(arguments[0])} to {_describe(arguments[1])}"
+        return f"a dict of {described(arguments[0])} to {described(arguments[1])}"
     if hint is type(None):
         return "None"
     return hint.__name__ if isinstance(hint, type) else "a function"

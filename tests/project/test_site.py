@@ -11,8 +11,10 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+import rayq
+from rayq.config_reference import KINDS, keys
+
 pytestmark = pytest.mark.thorough
-pytest.importorskip("mkdocs", reason="The site needs the extra: pip install -e '.[docs]'")
 
 ROOT = Path(__file__).resolve().parents[2]
 LOADED = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src"}
@@ -41,6 +43,7 @@ class Built(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("mkdocs", reason="The site needs the extra: pip install -e '.[docs]'")
     out = tmp_path_factory.mktemp("site")
     mkdocs = Path(sys.executable).with_name("mkdocs")
     ran = subprocess.run(
@@ -86,3 +89,16 @@ def test_nothing_is_loaded_from_elsewhere(pages: dict[Path, Built], site: Path) 
     assert elsewhere == []
     for style in site.rglob("*.css"):
         assert "url(http" not in style.read_text(encoding="utf-8"), style
+
+
+def test_every_public_name_and_every_config_is_in_the_reference(pages: dict[Path, Built]) -> None:
+    from rayq import data, spark, testing  # slow to import
+
+    anchors = {path.name: page.ids for path, page in pages.items() if path.parent.name == "reference"}
+    configs = {kind.__name__: kind for kind in KINDS}
+    documented = {anchor.rpartition(".")[2] for found in anchors.values() for anchor in found}
+    names = {name for face in (rayq, testing, data, spark) for name in face.__all__}
+    assert names - documented - set(configs) == {"__version__"}
+    for name, kind in configs.items():
+        section = name.removesuffix("Config").lower()
+        assert {f"{section}.{key.name}" for key in keys(kind)} <= anchors["configs.html"]
