@@ -199,7 +199,7 @@ def test_a_signal_handler_may_send_in_the_middle_of_a_send(
             assert found.offset is not None
             assert at[found.partition, found.offset] == value
     assert len(at) == len(futures)
-    assert sum(value.startswith(b"handler") for value in futures) > 10
+    assert any(value.startswith(b"handler") for value in futures)
 
 
 @pytest.mark.parametrize("what", ["flush", "result", "admin", "close"])

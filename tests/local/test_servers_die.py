@@ -8,7 +8,12 @@ from collections.abc import Callable
 
 import pytest
 
-from rayq.errors import InvalidReplicationFactorError, LogTruncatedError, RayqError
+from rayq.errors import (
+    ClosedError,
+    InvalidReplicationFactorError,
+    LogTruncatedError,
+    RayqError,
+)
 from rayq.testing import LocalCluster
 from tests.local.support import (
     Load,
@@ -168,6 +173,14 @@ def test_a_topic_of_one_replica_waits_for_its_broker_and_says_so(fragile: LocalC
         fragile.start_broker(broker)
         assert future.result(30).offset == 1
     assert [one.value for one in read_all(fragile, "t")] == [b"0", b"1"]
+
+
+def test_a_cluster_without_a_majority_is_stopped_all_the_same(fragile: LocalCluster) -> None:
+    for broker in (0, 1):
+        fragile.kill_broker(broker)
+    fragile.stop()
+    with pytest.raises(ClosedError):
+        fragile.admin.list_topics()
 
 
 def test_a_delivery_that_cannot_happen_in_time_says_what_it_waited_for(
