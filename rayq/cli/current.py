@@ -39,12 +39,13 @@ NO_CLUSTER = (
 
 
 @contextlib.contextmanager
-def start_lock() -> Iterator[None]:
-    """Raises RayqError while another `rayq start` or `stop` is under way."""
+def start_lock(*, wait: bool = False) -> Iterator[None]:
+    """Waits while another `rayq start` or `stop` is under way; without `wait` it raises RayqError
+    then."""
     home().mkdir(parents=True, exist_ok=True)
     with open(home() / "start.lock", "wb") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             raise RayqError(
                 f"Another `rayq start` or `rayq stop` is under way in {home()}: wait for it, or "

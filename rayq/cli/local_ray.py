@@ -137,9 +137,12 @@ def connected_to_ray(address: str) -> Iterator[None]:
 
     # What a raylet warns of would be printed on stdout, amid our answer; no option keeps it back.
     worker._worker_logs_enabled = False
+    # Ray takes SIGTERM over as it comes, and as it goes gives it to nobody.
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         with _silent_stderr():
             ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
+        signal.signal(signal.SIGTERM, on_sigterm)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         raise NoClusterError(f"No Ray can be reached at {address}: {error}") from error
     try:
@@ -152,6 +155,7 @@ def connected_to_ray(address: str) -> Iterator[None]:
         raise RayqError(f"Ray at {address} failed: {_last_line(str(error))}") from error
     finally:
         ray.shutdown()
+        signal.signal(signal.SIGTERM, on_sigterm)
 
 
 @contextlib.contextmanager
@@ -202,11 +206,20 @@ def processes_of(session: str) -> dict[int, str]:
     return {pid: commands[pid] for pid in found - {os.getpid()}}
 
 
+def raylets_of(session: str) -> list[int]:
+    """The pid of what runs all others of that session; nothing where it has ended."""
+    return _raylets(processes_of(session))
+
+
+def _raylets(processes: Mapping[int, str]) -> list[int]:
+    return [pid for pid, command in processes.items() if "/raylet/raylet " in command]
+
+
 def stop_ray(session: str, address: str | None = None) -> int:
     """Ends that session's processes and nothing else; returns how many there were. The raylet goes
     first: it takes its workers along."""
     found = processes_of(session)
-    raylets = [pid for pid, command in found.items() if "/raylet/raylet " in command]
+    raylets = _raylets(found)
     _signal(raylets, signal.SIGTERM)
     _wait_gone(session, set(raylets), RAYLET_PATIENCE_S)
     deadline_s = time.monotonic() + KILL_PATIENCE_S

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
+import time
 from collections import Counter
 from typing import Annotated, Any
 
@@ -18,7 +20,7 @@ from rayq.cli.current import (
     connected,
     start_lock,
 )
-from rayq.cli.local_ray import connected_to_ray, processes_of, start_ray, stop_ray
+from rayq.cli.local_ray import connected_to_ray, processes_of, raylets_of, start_ray, stop_ray
 from rayq.cli.options import ClusterAddress, Internal, Json
 from rayq.cli.survey import Survey, problems_of, survey
 from rayq.cli.values import config_values
@@ -61,6 +63,10 @@ OtherRay = Annotated[
         help="Where no cluster is current: the Ray that runs it.",
     ),
 ]
+
+
+LOOK_S = 1.0
+"""Between two looks whether the cluster still runs."""
 
 
 # --- start ----------------------------------------------------------------------------------------
@@ -121,6 +127,14 @@ def start(
             show_default="those of this machine",
         ),
     ] = None,
+    block: Annotated[
+        bool,
+        typer.Option(
+            "--block",
+            help="Stay until the cluster is stopped, which Ctrl+C and SIGTERM do too: for "
+            "containers and service managers.",
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Start a cluster: new in an empty DIR, or what DIR holds. Returns when it is ready.
@@ -154,10 +168,16 @@ def start(
         shown = msgspec.to_builtins(current)
         del shown["token"]
         output.print_json(shown)
-        return
+    else:
+        _say_how_to_go_on(current)
+    if block:
+        _stay(current)
+
+
+def _say_how_to_go_on(current: Current) -> None:
     output.say(
-        f"Cluster {name!r} is up: {output.counted(len(current.brokers), 'broker')} at "
-        f"{', '.join(current.brokers)}, data in {path}."
+        f"Cluster {current.name!r} is up: {output.counted(len(current.brokers), 'broker')} at "
+        f"{', '.join(current.brokers)}, data in {current.path}."
     )
     output.say("Next: rayq topic create TOPIC -p 6; rayq status; rayq stop.")
     variable = f" where RAYQ_HOME={home()}" if os.environ.get("RAYQ_HOME") else ""
@@ -166,6 +186,26 @@ def start(
         f'Elsewhere: rayq.connect("{current.brokers[0]}") with RAYQ_TOKEN set to what `rayq token` '
         "prints here."
     )
+
+
+def _stay(current: Current) -> None:
+    """Until the cluster is stopped, by a signal to this process or by `rayq stop` elsewhere. Raises
+    RayqError where the Ray that was started along ended by itself."""
+    sys.stdout.flush()
+    session = current.ray_session
+    try:
+        while read_current() == current and (session is None or raylets_of(session)):
+            time.sleep(LOOK_S)
+    except KeyboardInterrupt:
+        stop()
+        raise
+    with start_lock(wait=True):  # A `rayq stop` forgets the cluster after its Ray has ended.
+        if read_current() == current:
+            raise RayqError(
+                f"The Ray of cluster {current.name!r} has ended by itself; its logs, in {session}, "
+                f"may say why. The data stays in {current.path}: `rayq stop` ends what is left, "
+                "then start again."
+            )
 
 
 def _check_nothing_runs(path: str, ray_address: str | None) -> None:
@@ -279,11 +319,12 @@ def _stop_current(current: Current, force: bool) -> None:
                     f"{error} Where it is gone for good, `rayq stop --force` forgets the cluster."
                 ) from error
         return
-    if processes_of(session):
+    # Without its raylet a Ray runs nothing, and only keeps waiting who joins it.
+    if raylets_of(session):
         # A Ray that does not answer is ended all the same: a broker may be killed at any moment.
         with contextlib.suppress(RayqError):
             _stop_cluster(current.ray_address, current.name)
-        stop_ray(session, current.ray_address)
+    stop_ray(session, current.ray_address)
 
 
 def _stop_cluster(address: str, name: str) -> None:

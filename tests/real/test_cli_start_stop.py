@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from rayq.cli.local_ray import processes_of, stop_ray
+from rayq.cli.local_ray import processes_of, raylets_of, stop_ray
 from rayq.cli.main import run
 
 OTHERS = ("RAY_ADDRESS", "RAYQ_CLUSTER", "RAYQ_TOKEN")
@@ -162,6 +162,44 @@ def test_a_cluster_from_start_to_stop_and_back(rayq: Rayq, tmp_path: Path) -> No
     stop_ray(rayq.current["ray_session"])
     rayq.here("stop")
     assert not (rayq.home / "current.json").exists()
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_a_start_that_blocks_ends_with_the_cluster_and_the_cluster_with_it(
+    rayq: Rayq, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    def start() -> subprocess.Popen[bytes]:
+        blocked = rayq.popen(
+            *("start", str(tmp_path / "data"), "-b", "1", "-c", "bind_host=127.0.0.1", "--block")
+        )
+        request.addfinalizer(blocked.kill)
+        assert blocked.stdout is not None
+        assert b"is up: 1 broker" in blocked.stdout.readline()
+        return blocked
+
+    blocked = start()
+    rayq.here("topic", "create", "flights", "-r", "1")
+    blocked.send_signal(signal.SIGTERM)
+    said, complaint = blocked.communicate(timeout=60)
+    assert (blocked.returncode, complaint) == (143, b"")
+    assert said.endswith(b"is stopped; its data stays in %s.\n" % bytes(tmp_path / "data"))
+    assert rayq.processes_of_ray() == []
+
+    blocked = start()
+    assert "flights" in rayq.here("topic", "list")
+    rayq.well("stop")
+    assert blocked.wait(timeout=60) == 0
+
+    blocked = start()
+    for raylet in raylets_of(rayq.current["ray_session"]):
+        os.kill(raylet, signal.SIGKILL)
+    _, complaint = blocked.communicate(timeout=60)
+    assert blocked.returncode == 1
+    assert b"has ended by itself" in complaint and b"`rayq stop` ends what is left" in complaint
+    rayq.well("stop")
+    assert rayq.processes_of_ray() == []
 
 
 def test_ctrl_c_while_ray_starts_leaves_nothing_running(
