@@ -38,7 +38,7 @@ def files_of(directory: str) -> list[Path]:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, page in PAGES.items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / name)))
-    copied = [ROOT / "cluster.yaml"]
+    copied = [ROOT / "cluster.yaml", ROOT / "Dockerfile"]
     for directory, page in DIRECTORIES.items():
         copied += files_of(directory)
         files.append(File.generated(config, page, content=_shown(directory)))

@@ -71,6 +71,15 @@ def test_each_broker_on_kubernetes_has_a_claim_of_its_own() -> None:
     ]
 
 
+def test_every_container_on_kubernetes_has_rays_token_the_autoscaler_too() -> None:
+    (cluster,) = (one for one in _kuberay() if one["kind"] == "RayCluster")
+    spec = cluster["spec"]
+    pods = [group["template"]["spec"] for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"])]
+    containers = [*(one for pod in pods for one in pod["containers"]), spec["autoscalerOptions"]]
+    for container in containers:
+        assert {one["name"] for one in container["env"]} == {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"}
+
+
 @pytest.mark.parametrize("name", [*LAUNCHED, "deploy/kuberay.yaml"])
 def test_the_command_that_starts_brokers_is_one_that_rayq_has(name: str) -> None:
     text = " ".join((ROOT / name).read_text().split())
