@@ -2,7 +2,7 @@
 
     python examples/arrow_batches.py
 
-Needs the extra `arrow`: pip install 'rayq[arrow]'.
+Needs the extra `arrow`: pip install '.[arrow]'.
 """
 
 from __future__ import annotations

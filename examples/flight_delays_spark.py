@@ -6,7 +6,7 @@ All flights that left New York go into a topic as JSON. A Spark job on the same 
 the JSON, computes the means, and writes them into a compacted topic, `delays`, keyed by carrier and
 month: what is in there is always the latest mean of each. Read back, they are compared with what
 pandas finds in the source. Needs the extras `spark` and `demo`, and Java 17:
-pip install 'rayq[spark,demo]'.
+pip install '.[spark,demo]'.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 All flights go into one compacted topic, keyed by tail number. Read from the start it gives each
 aircraft's last flight, without a database beside it: the log keeps the latest record of each key.
-Needs the extra `demo`: pip install 'rayq[demo]'.
+Needs the extra `demo`: pip install '.[demo]'.
 """
 
 from __future__ import annotations

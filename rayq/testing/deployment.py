@@ -35,6 +35,7 @@ class Deployment:
         shutil.copy(key, home / ".ssh/id_ed25519")
         self._config = home / "cluster.yaml"
         desk.run("ray", "get-auth-token", "--generate")
+        (home / "dist").mkdir(exist_ok=True)  # Where an operator has the wheel.
 
     def up(self, *options: str) -> str:
         """`ray up`; returns what it says. Raises HostError."""

@@ -1,4 +1,4 @@
-"""What a user gets from `pip install rayq`: built here, installed into an empty environment."""
+"""What a user gets from `pip install`: the wheel, built here and installed into an empty environment."""
 
 from __future__ import annotations
 
@@ -90,8 +90,16 @@ def environment(path: Path, requirement: str) -> Path:
 @pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_the_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
-    printed = run(environment(tmp_path, str(wheel)), "-c", ROUND_TRIP, cwd=tmp_path)
+    python = environment(tmp_path, str(wheel))
+    printed = run(python, "-c", ROUND_TRIP, cwd=tmp_path)
     assert "pip install 'rayq[arrow]'" in printed
+    # That works although no package index has rayq: what is installed is taken.
+    run(
+        *(UV, "pip", "install", "--quiet", "--python", python),
+        *("--constraint", ROOT / "requirements.lock", "rayq[arrow]"),
+        cwd=tmp_path,
+    )
+    run(python, "-c", EXTRAS["arrow"], cwd=tmp_path)
 
 
 @pytest.mark.thorough
