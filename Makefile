@@ -19,7 +19,7 @@ INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint req
 
 .DEFAULT_GOAL := help
 .PHONY: help setup java hosts demo test test-thorough test-all test-fast bench sim chaos chaos-hostile \
-	chaos-groups lint lock docs clean hunt
+	chaos-groups lint lock docs clean hunt mutants
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -93,6 +93,12 @@ test-fast: $(FOR_THE_TESTS) ## Run the tests that need no Ray cluster; below 2 m
 hunt: $(FOR_THE_TESTS) ## Plant each bug and let the simulation find it; up to an hour
 	@$(BIN)/python -m pytest -m hunt tests/simulated/test_planted_bugs.py
 
+MODULES ?=
+SAMPLE ?= 50
+SEED ?= 1
+mutants: $(FOR_THE_TESTS) ## Plant small mistakes into the servers' code; say which nothing notices: MODULES=rayq/core SAMPLE=50 SEED=1
+	@$(BIN)/python -m mutants $(if $(MODULES),--modules $(MODULES)) --sample $(SAMPLE) --seed $(SEED)
+
 bench: $(FOR_THE_TESTS) ## Measure this disk and rayq on it; below 6 minutes, a table and .bench/results.json
 	@$(BIN)/python -m benchmarks.run
 
@@ -131,5 +137,5 @@ docs: $(FOR_THE_DOCS) ## Build the documentation into site/, for site/index.html
 	@echo "Built site/. With its search: $(BIN)/python -m http.server -d site 8000"
 
 clean: ## Remove all that the other targets made
-	rm -rf $(VENV) .bench demo-data build dist site .pytest_cache .mypy_cache .ruff_cache \
+	rm -rf $(VENV) .bench .mutants demo-data build dist site .pytest_cache .mypy_cache .ruff_cache \
 		.hypothesis .import_linter_cache

@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 UV = Path(sys.executable).with_name("uv")
+NOT_SHIPPED = ("tests/", "examples/", "benchmarks/", "mutants/")
 EXTRAS = {
     "arrow": "import pyarrow, rayq.client.arrow",
     "data": "import rayq.data; rayq.data.read_topic",
@@ -72,7 +73,7 @@ def test_the_wheel_holds_the_package_its_types_and_its_licence(wheel: Path) -> N
     assert sources <= set(names)
     assert "rayq/py.typed" in names
     assert any(name.endswith("/LICENSE") for name in names)
-    assert not [name for name in names if name.startswith(("tests/", "examples/", "benchmarks/"))]
+    assert not [name for name in names if name.startswith(NOT_SHIPPED)]
 
 
 def environment(path: Path, requirement: str) -> Path:

@@ -183,6 +183,7 @@ def test_a_leader_that_returns_as_it_was_stopped_leads_only_when_it_is_elected_a
 def test_leadership_moves_to_the_preferred_replica_only_when_it_is_in_sync() -> None:
     moved = elect_preferred(led_by(2, [1, 2]), running(process(1), process(2)))
     assert moved is not None and moved.leader == 1 and moved.leader_epoch == 6
+    assert moved.partition_epoch > led_by(2, [1, 2]).partition_epoch
     assert elect_preferred(led_by(2, [2, 3]), {}) is None
     assert elect_preferred(led_by(1, [1, 2]), {}) is None
 
@@ -190,6 +191,14 @@ def test_leadership_moves_to_the_preferred_replica_only_when_it_is_in_sync() -> 
 def test_an_unclean_election_names_its_epoch() -> None:
     value = elect_unclean(led_by(1, [1]), running(process(2, flushed=1), process(3, flushed=4)))
     assert (value.leader, value.last_unclean_epoch) == (3, 6)
+
+
+def test_an_unclean_election_prefers_who_is_not_just_copying_the_log() -> None:
+    value = msgspec.structs.replace(led_by(1, [1]), target=(2, 3), origin=(1, 2))
+    live = running(process(2, flushed=1), process(3, flushed=4))
+    assert elect_unclean(value, live).leader == 2
+    del live[2]
+    assert elect_unclean(value, live).leader == 3
 
 
 def test_a_new_epoch_is_above_all_of_which_a_live_replica_holds_batches() -> None:

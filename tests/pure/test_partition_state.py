@@ -37,6 +37,15 @@ def test_the_high_watermark_waits_for_every_in_sync_replicas_disk() -> None:
     assert state.high_watermark == 10
 
 
+def test_a_follower_that_has_nothing_on_disk_holds_the_high_watermark_at_0() -> None:
+    state = leader()
+    fetched(state, 2, 10)
+    fetched(state, 3, 0)
+    assert state.high_watermark == 0
+    state.follower_flushed(3, "3a", flushed=1, now_s=1.0)
+    assert state.high_watermark == 1
+
+
 def test_the_leaders_own_disk_counts_too() -> None:
     state = leader(flushed=4)
     fetched(state, 2, 10)
@@ -144,6 +153,11 @@ def test_a_follower_that_keeps_up_with_a_moving_end_stays() -> None:
 
 def test_a_process_that_is_not_the_registered_one_is_refused() -> None:
     state = leader()
+    state.check_process(2, "2a")
+    with pytest.raises(FencedEpochError):
+        state.check_process(2, "2b")
+    with pytest.raises(FencedEpochError):
+        state.check_process(4, "4a")
     with pytest.raises(FencedEpochError):
         state.follower_fetched(2, "2b", flushed=10, log_start_offset=0, now_s=1.0)
 

@@ -262,13 +262,28 @@ def _readable(data: bytes) -> list[tuple[int, bytes | None, bytes | None]]:
     return found
 
 
+def test_what_comes_after_a_truncation_was_not_compacted_before_it(compacted: Place) -> None:
+    log = compacted.open()
+    for number in range(4):
+        write(log, (b"%d" % number, b"1"))
+    roll(log)
+    assert run_pass(log) is not None
+    log.truncate(1)
+    write(log, (b"a", b"1"))
+    write(log, (b"a", b"2"))
+    roll(log)
+    assert run_pass(log) is not None
+    assert [key for _, key, _ in records_in(read_bytes(log))] == [b"0", b"a"]
+
+
 def test_the_active_segment_and_what_is_not_committed_are_left_alone(compacted: Place) -> None:
     log = compacted.open()
     write(log, (b"a", b"1"))
     write(log, (b"a", b"2"))
     commit(log)
     assert run_pass(log) is None
-    log.config = TopicConfig(**{**vars(SMALL), "max_compaction_lag_ms": 1})  # type: ignore[arg-type]
+    log.config = TopicConfig(**{**vars(SMALL), "max_compaction_lag_ms": 10})  # type: ignore[arg-type]
+    assert not log.roll_to_clean(NOW_MS + 9)
     assert log.roll_to_clean(NOW_MS + 10)
     flush(log, checkpoint=True, high_watermark=1)
     assert run_pass(log) is None, "offset 1 is not committed"

@@ -104,6 +104,16 @@ def test_a_missing_unsynced_segment_ends_the_log_there(place: Place) -> None:
     assert place.files(".log") == paths[:2]
 
 
+def test_times_are_found_in_segments_that_were_never_synced(place: Place) -> None:
+    log = many_segments(place, checkpoint=False)
+    place.open().close(500)
+    again = place.open()
+    for segment in log._segments:
+        offset = segment.next_offset - 5
+        found = again.plan_offset_for_time(NOW_MS + offset // 5, 500).run()
+        assert found == (offset, NOW_MS + offset // 5)
+
+
 def many_segments(place: Place, *, checkpoint: bool = True) -> Log:
     place.config = SMALL
     log = place.open()

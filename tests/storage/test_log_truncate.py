@@ -141,6 +141,16 @@ def test_a_reset_log_begins_where_it_is_told_with_the_leaders_state(
     assert_holds(place.open(), 500, 505)
 
 
+def test_a_reset_leaves_the_files_of_its_new_segment_on_disk(place: Place) -> None:
+    # Their names are synced with the reset: the flush of a first record does not see to that.
+    log = place.open()
+    append(log, 10)
+    log.reset(500, [(3, 0)], b"")
+    assert [path.name for path in sorted(place.path.glob("0*"))] == [
+        f"{500:020d}{suffix}" for suffix in (".index", ".log", ".timeindex")
+    ]
+
+
 def test_a_reset_with_a_damaged_snapshot_changes_nothing(place: Place) -> None:
     log = place.open()
     append(log, 10)

@@ -7,6 +7,8 @@
   replica within a role;
 - replicas agree byte for byte below the lower high watermark, and never cut what they know to be
   committed; where compaction has passed, see `compacted_history`;
+- what a replica remembers of producers and epochs after a recovery, a truncation and at the end is
+  what its batches say;
 - what a replica calls flushed would survive a power loss now: the disk knows;
 - when the high watermark moves, enough replicas are in sync; each of them that lives has flushed
   the very bytes below it, also when the in-sync set changes;
@@ -36,6 +38,7 @@ from rayq.storage.clean_state import CleanState
 from rayq.storage.log import Log
 from rayq.testing.simulation.cluster import SimulatedCluster
 from rayq.testing.simulation.compacted_history import CompactedHistory
+from rayq.testing.simulation.derived_state import fault_of
 from rayq.testing.simulation.disk import SimulatedDisk
 from rayq.testing.simulation.owner import Owner
 from rayq.testing.simulation.process import Process
@@ -188,6 +191,7 @@ class Invariants:
                 disk, seen = process.host.disk, self._replicas[replica]
                 self._compare(disk, replica, seen, committed.end)
                 self._check_nothing_is_back(disk, replica, seen, log)
+                self._check_derived(disk, replica, seen, log)
 
     def committed_end(self, key: Key) -> int:
         """Up to where leaders of a partition have committed."""
@@ -335,7 +339,7 @@ class Invariants:
         self, disk: SimulatedDisk, replica: Replica, seen: _Seen, log: Log
     ) -> None:
         """Compares the log again from its start, and forgets where its batches were."""
-        self._check_generation(replica, seen, log)
+        self._check_generation(disk, replica, seen, log)
         seen.clean, seen.batches = log._clean, _Batches(-1)
         limit, seen.compared = seen.compared, 0
         self._compare(disk, replica, seen, limit)
@@ -353,9 +357,25 @@ class Invariants:
         if fault is not None:
             raise InvariantError(f"{_where(replica)}: {fault}")
 
-    def _check_generation(self, replica: Replica, seen: _Seen, log: Log) -> None:
+    def _check_derived(
+        self, disk: SimulatedDisk, replica: Replica, seen: _Seen, log: Log
+    ) -> None:
+        """Compares what is remembered of the batches with the batches."""
+        if log.failure is not None or not replica._replica_log.is_open:
+            return
+        if log.start_offset > 0 or log.cleaned_offset > 0:
+            return  # Some of it is from batches that are gone.
+        found = _batches(disk, log, seen, 0, log.end_offset)
+        fault = fault_of(log, (read_header(_content(disk, batch)) for batch in found))
+        if fault is not None:
+            raise InvariantError(f"{_where(replica)} {fault}")
+
+    def _check_generation(
+        self, disk: SimulatedDisk, replica: Replica, seen: _Seen, log: Log
+    ) -> None:
         if log.generation == seen.generation:
             return
+        self._check_derived(disk, replica, seen, log)
         if log.end_offset < seen.compared:
             where = _where(replica)
             begins_anew = log.end_offset == log.start_offset and _key(replica) in self.histories
@@ -383,7 +403,7 @@ class Invariants:
         where = _where(replica)
         high_watermark = replica._replica_log.high_watermark
         committed = self._committed.setdefault(_key(replica), _Committed())
-        self._check_generation(replica, seen, log)
+        self._check_generation(disk, replica, seen, log)
         if seen.leader is not None and leader is not seen.leader:
             # Its last event as leader may have committed something before it ended the role.
             self._take_over(disk, replica, seen, seen.leader, committed)

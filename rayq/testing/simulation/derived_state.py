@@ -1,0 +1,61 @@
+"""What a log's batches say of its producers and leader epochs, for comparison with what a replica
+has in memory after a recovery or a truncation: told from the headers alone, without its code."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from rayq.storage.batch import BatchHeader
+from rayq.storage.log import Log
+
+REMEMBERED = 5
+"""Batches of each producer."""
+SEQUENCES = 1 << 31
+
+Producers = dict[int, tuple[int, list[tuple[int, int, int, int]]]]
+"""By id: the epoch, and of each batch that is remembered first and last sequence and offset."""
+
+
+def fault_of(log: Log, headers: Iterable[BatchHeader]) -> str | None:
+    """What a log that begins at 0 and was not compacted remembers wrongly of all its batches. None
+    expires in a simulation, nor are there too many producers."""
+    producers: dict[int, tuple[int, deque[tuple[int, int, int, int]]]] = {}
+    epochs: list[tuple[int, int]] = []
+    for header in headers:
+        if not epochs or epochs[-1][0] != header.leader_epoch:
+            epochs.append((header.leader_epoch, header.base_offset))
+        if header.producer_id is None or header.base_sequence is None:
+            continue
+        epoch, batches = producers.get(header.producer_id, (None, deque()))
+        if epoch != header.producer_epoch:
+            batches = deque(maxlen=REMEMBERED)
+            producers[header.producer_id] = header.producer_epoch, batches
+        last_sequence = (header.base_sequence + header.last_offset_delta) % SEQUENCES
+        batches.append(
+            (header.base_sequence, last_sequence, header.base_offset, header.last_offset)
+        )
+    expected = {key: (epoch, list(batches)) for key, (epoch, batches) in producers.items()}
+    remembered = _remembered(log)
+    for key in sorted(expected.keys() | remembered.keys()):
+        if expected.get(key) != remembered.get(key):
+            return (
+                f"remembers of producer {key} {remembered.get(key)}, its batches say "
+                f"{expected.get(key)}"
+            )
+    # An epoch that has no batch yet may have begun where the log ends.
+    known = [entry for entry in log.epochs.entries() if entry[1] < log.end_offset]
+    return None if known == epochs else f"takes its epochs for {known}, its batches say {epochs}"
+
+
+def _remembered(log: Log) -> Producers:
+    return {
+        key: (
+            producer.epoch,
+            [
+                (one.base_sequence, one.last_sequence, one.base_offset, one.last_offset)
+                for one in producer.batches
+            ],
+        )
+        for key, producer in log.producers._producers.items()
+    }

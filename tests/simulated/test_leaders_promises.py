@@ -1,0 +1,412 @@
+"""A leader alone, its followers played: whom it answers, when, and what it tells a follower whose
+log differs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from rayq.actors.leader import Leader
+from rayq.actors.replica_log import ReplicaLog
+from rayq.config import ClusterConfig
+from rayq.errors import (
+    DivergedLogError,
+    FencedEpochError,
+    LogTruncatedError,
+    NotEnoughReplicasAfterAppendError,
+    NotEnoughReplicasError,
+    NotLeaderError,
+    OffsetNotAvailableError,
+    OffsetOutOfRangeError,
+    StalePartitionError,
+    TimeoutError,
+)
+from rayq.storage.data_directory import PartitionDirectory
+from rayq.testing.simulation import World
+from rayq.testing.simulation.process import Process
+from rayq.wire import messages
+from rayq.wire.answer_room import AnswerRoom
+from tests.storage.support import append, make_batch
+
+ALL = [(1, "1a"), (2, "2a"), (3, "3a")]
+EPOCHS = [(2, 0), (4, 10), (6, 20)]
+END = 30
+LEADER_EPOCH = 8
+WAIT_S = 2.0
+
+
+class Led:
+    """A leader over a log of 30 records in three epochs, in epoch 8."""
+
+    def __init__(self, log: ReplicaLog) -> None:
+        self.log = log
+        self.has_lease = True
+        self.proposals: list[messages.AlterPartition] = []
+        self.refusal: Exception | None = None
+        self.leader = Leader(
+            log, assignment(), propose=self._propose, has_lease=lambda: self.has_lease
+        )
+        self.leader.committed(assignment())
+
+    async def _propose(self, request: messages.AlterPartition) -> None:
+        self.proposals.append(request)
+        if self.refusal is not None:
+            raise self.refusal
+
+    def flushed(self, offset: int) -> None:
+        self.leader.flushed(offset)
+
+    async def fetched(
+        self, broker: int, offset: int, last_epoch: int | None, flushed: int | None = None,
+        *, incarnation: str | None = None, log_start: int = 0,
+    ) -> messages.ReplicaFetchResponse:
+        request = messages.ReplicaFetch(
+            "id", 0, broker, incarnation or f"{broker}a", LEADER_EPOCH, offset,
+            offset if flushed is None else flushed, log_start, last_epoch, 1 << 20, 0,
+        )
+        answer, _ = await self.leader.replica_fetch(request)
+        return answer
+
+    async def all_agree(self, end: int = END) -> None:
+        for broker in (2, 3):
+            await self.fetched(broker, end, 6 if end == END else LEADER_EPOCH)
+
+    def produce(
+        self, sequence: int, *, acks: int = -1, timeout_ms: int = 60_000
+    ) -> messages.ProduceResponse | asyncio.Future[messages.ProduceResponse]:
+        batch = make_batch(0, 1, producer_id=7, base_sequence=sequence)
+        request = messages.Produce("id", 0, LEADER_EPOCH, acks, timeout_ms)
+        return self.leader.produce(request, memoryview(batch))
+
+    def waiting(self, sequence: int, **options: Any) -> asyncio.Future[messages.ProduceResponse]:
+        found = self.produce(sequence, **options)
+        assert isinstance(found, asyncio.Future)
+        return found
+
+
+def assignment(
+    partition_epoch: int = 1, isr: list[tuple[int, str]] | None = None
+) -> messages.PartitionAssignment:
+    return messages.PartitionAssignment(
+        "t", "id", 0, {"min_insync_replicas": 2}, 1, "1a", "h", 1, LEADER_EPOCH, partition_epoch,
+        None, ALL if isr is None else isr, list(ALL),
+    )
+
+
+def leading(work: Callable[[Led], Awaitable[None]]) -> None:
+    async def script(process: Process) -> None:
+        environment = process.environment
+        log = ReplicaLog(
+            environment, ClusterConfig(), assignment(), broker=1, incarnation="1a",
+            on_flushed=lambda _: None, on_failure=lambda: None,
+        )
+        await log.open(
+            PartitionDirectory.open(
+                environment, "/data/t-0", topic="t", topic_id="id", partition=0, incarnation="1a",
+                pid_start_time=1,
+            )
+        )
+        for epoch, start in EPOCHS:
+            for _ in range(start, start + 10):
+                append(log.log, epoch=epoch)
+        await log.checkpoint()
+        await work(Led(log))
+
+    with World(seed=1) as world:
+        process = world.host("broker").process("replica")
+        world.run(process.run(script(process)))
+
+
+# --- producing ------------------------------------------------------------------------------------
+
+
+def test_a_record_is_acknowledged_when_all_in_sync_have_it_on_disk() -> None:
+    async def work(led: Led) -> None:
+        await led.all_agree()
+        answer = led.waiting(0)
+        await asyncio.sleep(WAIT_S)
+        led.flushed(31)
+        await led.fetched(2, 31, LEADER_EPOCH, 31)
+        await led.fetched(3, 31, LEADER_EPOCH, 30)
+        assert not answer.done() and led.log.high_watermark == 30
+        await led.fetched(3, 31, LEADER_EPOCH, 31)
+        assert (answer.result().base_offset, led.log.high_watermark) == (30, 31)
+
+    leading(work)
+
+
+def test_a_duplicate_waits_as_its_original_does_and_each_is_answered_for_its_own_offset() -> None:
+    async def work(led: Led) -> None:
+        await led.all_agree()
+        first, second = led.waiting(0), led.waiting(1)
+        again = led.waiting(0)
+        led.flushed(32)
+        await led.fetched(2, 32, LEADER_EPOCH)
+        await led.fetched(3, 32, LEADER_EPOCH, 31)
+        assert (first.done(), again.done(), second.done()) == (True, True, False)
+        assert (again.result().base_offset, again.result().is_repeat) == (30, True)
+        await led.fetched(3, 32, LEADER_EPOCH, 32)
+        assert (second.result().base_offset, led.log.log.end_offset) == (31, 32)
+        committed = led.produce(1)
+        assert isinstance(committed, messages.ProduceResponse) and committed.base_offset == 31
+
+    leading(work)
+
+
+def test_nothing_is_taken_and_what_waits_fails_below_min_insync() -> None:
+    async def work(led: Led) -> None:
+        await led.all_agree()
+        waiting = led.waiting(0)
+        led.leader.committed(assignment(2, [(1, "1a")]))
+        with pytest.raises(NotEnoughReplicasAfterAppendError):
+            waiting.result()
+        with pytest.raises(NotEnoughReplicasError):
+            led.produce(1)
+        assert led.log.log.end_offset == 31
+        assert isinstance(led.produce(1, acks=1), messages.ProduceResponse)
+
+    leading(work)
+
+
+def test_a_leader_that_is_deposed_acknowledges_nothing_more() -> None:
+    async def work(led: Led) -> None:
+        await led.all_agree()
+        waiting = led.waiting(0)
+        led.leader.end("another leads")
+        with pytest.raises(NotLeaderError, match="may or may not be written"):
+            waiting.result()
+        led.flushed(31)
+        for broker in (2, 3):
+            led.leader.replica_flushed(
+                messages.ReplicaFlushed("id", 0, broker, f"{broker}a", LEADER_EPOCH, 31)
+            )
+        assert led.log.high_watermark == 30, "the log is another's by now"
+        with pytest.raises(NotLeaderError):
+            await led.fetched(2, 31, LEADER_EPOCH)
+
+    leading(work)
+
+
+def test_who_waits_for_too_long_is_told_and_the_others_wait_on() -> None:
+    async def work(led: Led) -> None:
+        await led.all_agree()
+        now_s = led.log.environment.clock.monotonic()
+        patient = led.waiting(0, timeout_ms=9_000)
+        hasty = led.waiting(1, timeout_ms=3_000)
+        led.leader.expire_waiters(now_s + 2.9)
+        assert not hasty.done()
+        led.leader.expire_waiters(now_s + 3.1)
+        with pytest.raises(TimeoutError):
+            hasty.result()
+        assert not patient.done()
+        led.flushed(32)
+        await led.fetched(2, 32, LEADER_EPOCH)
+        await led.fetched(3, 32, LEADER_EPOCH)
+        assert patient.result().base_offset == 30
+        alone = led.waiting(2, timeout_ms=3_000)
+        led.leader.expire_waiters(led.log.environment.clock.monotonic() + 3.1)
+        with pytest.raises(TimeoutError):
+            alone.result()
+
+    leading(work)
+
+
+def test_a_new_leader_flushes_what_it_appended_as_a_follower() -> None:
+    async def work(led: Led) -> None:
+        append(led.log.log, epoch=6)
+        again = Led(led.log)
+        await asyncio.sleep(WAIT_S)
+        assert led.log.log.flushed_offset == again.leader.state.end_offset == 31
+
+    leading(work)
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def test_a_new_leader_says_nothing_of_its_end_until_its_followers_have_it() -> None:
+    async def work(led: Led) -> None:
+        asked = messages.ListOffsets("id", 0, LEADER_EPOCH, messages.LATEST)
+        fetch = messages.Fetch("id", 0, LEADER_EPOCH, 0, None, 1 << 20, 0)
+        room = AnswerRoom(lambda: True)
+        await led.fetched(2, END, 6)
+        for question in (led.leader.list_offsets(asked), led.leader.fetch(fetch, room)):
+            with pytest.raises(OffsetNotAvailableError):
+                await question
+        await led.fetched(3, END, 6)
+        assert (await led.leader.list_offsets(asked)).offset == 30
+        led.produce(0, acks=1)
+        answer, _ = await led.leader.fetch(msgspec.structs.replace(fetch, offset=30), room)
+        assert (answer.high_watermark, answer.next_offset) == (30, 30), "30 is not committed"
+
+    leading(work)
+
+
+def test_a_reader_that_waits_gets_a_record_as_soon_as_it_is_committed() -> None:
+    async def work(led: Led) -> None:
+        await led.all_agree()
+        clock = led.log.environment.clock
+        led.produce(0, acks=1)
+        fetch = messages.Fetch("id", 0, LEADER_EPOCH, 30, 6, 1 << 20, 60_000)
+        reading = asyncio.ensure_future(led.leader.fetch(fetch, AnswerRoom(lambda: True)))
+        await asyncio.sleep(WAIT_S)
+        assert not reading.done()
+        began_s = clock.monotonic()
+        led.flushed(31)
+        await led.all_agree(31)
+        answer, data = await reading
+        assert (answer.next_offset, bool(data)) == (31, True)
+        assert clock.monotonic() - began_s < 1.0
+
+    leading(work)
+
+
+@pytest.mark.parametrize(
+    "offset, last_epoch, error",
+    [
+        (25, 6, None),
+        (20, 4, None),
+        (21, 4, LogTruncatedError),
+        (5, 3, LogTruncatedError),
+        (30, None, None),
+        (31, None, OffsetOutOfRangeError),
+        (14, None, OffsetOutOfRangeError),
+    ],
+)
+def test_a_reader_hears_when_what_it_has_read_is_not_in_the_leaders_log(
+    offset: int, last_epoch: int | None, error: type[Exception] | None
+) -> None:
+    async def work(led: Led) -> None:
+        await led.all_agree()
+        if offset == 14:
+            await led.log.advance_log_start(15)
+        fetch = messages.Fetch("id", 0, LEADER_EPOCH, offset, last_epoch, 1 << 20, 0)
+        if error is None:
+            answer, _ = await led.leader.fetch(fetch, AnswerRoom(lambda: True))
+            assert answer.next_offset == END
+        else:
+            with pytest.raises(error):
+                await led.leader.fetch(fetch, AnswerRoom(lambda: True))
+
+    leading(work)
+
+
+def test_a_leader_that_lost_its_broker_answers_nobody() -> None:
+    async def work(led: Led) -> None:
+        await led.all_agree()
+        led.has_lease = False
+        fetch = messages.Fetch("id", 0, LEADER_EPOCH, 0, None, 1 << 20, 0)
+        with pytest.raises(NotLeaderError):
+            await led.leader.fetch(fetch, AnswerRoom(lambda: True))
+        with pytest.raises(NotLeaderError):
+            await led.fetched(2, END, 6)
+
+    leading(work)
+
+
+# --- followers ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "offset, last_epoch, diverging",
+    [
+        (30, 6, None),
+        (25, 6, None),
+        (20, 4, None),
+        (0, None, None),
+        (30, None, None),
+        (31, 6, (6, 30)),  # It has more of our last epoch than we,
+        (30, 7, (6, 30)),  # or one that we lack,
+        (15, 5, (4, 20)),
+        (21, 4, (4, 20)),  # or more of an earlier one;
+        (20, 3, (2, 10)),
+        (9, 1, (None, 0)),  # nothing is common;
+        (31, None, (None, 30)),  # or it has no batch to compare.
+    ],
+)
+def test_a_follower_is_told_up_to_where_its_log_may_agree_and_counts_only_once_it_does(
+    offset: int, last_epoch: int | None, diverging: tuple[int | None, int] | None
+) -> None:
+    async def work(led: Led) -> None:
+        await led.fetched(3, END, 6)
+        answer = await led.fetched(2, offset, last_epoch)
+        if diverging is None:
+            assert answer.diverging_end is None
+            assert led.log.high_watermark == offset
+        else:
+            assert (answer.diverging_epoch, answer.diverging_end) == diverging
+            assert led.log.high_watermark == 0
+
+    leading(work)
+
+
+def test_what_a_follower_has_flushed_counts_up_to_its_end_only() -> None:
+    async def work(led: Led) -> None:
+        await led.fetched(3, END, 6)
+        await led.fetched(2, 20, 4, flushed=30)
+        assert led.log.high_watermark == 20
+        led.leader.replica_flushed(
+            messages.ReplicaFlushed("id", 0, 2, "2a", LEADER_EPOCH, 99)
+        )
+        assert led.log.high_watermark == 30
+
+    leading(work)
+
+
+def test_a_follower_below_the_log_start_begins_anew_unless_it_is_in_sync() -> None:
+    async def work(led: Led) -> None:
+        await led.all_agree()
+        await led.log.advance_log_start(15)
+        with pytest.raises(DivergedLogError):
+            await led.fetched(2, 14, 4)
+        led.leader.committed(assignment(2, ALL[::2]))
+        answer = await led.fetched(2, 14, 4)
+        assert answer.reset_to == 15
+        assert (await led.fetched(2, 15, 4)).reset_to is None
+        with pytest.raises(FencedEpochError):
+            await led.fetched(2, 30, 6, incarnation="2b")
+
+    leading(work)
+
+
+def test_who_begins_anew_gets_the_producers_and_epochs_below_the_log_start_only() -> None:
+    async def work(led: Led) -> None:
+        led.produce(0, acks=1)
+        await led.all_agree(31)
+        led.flushed(31)
+        led.produce(1, acks=1)
+        await led.log.advance_log_start(31)
+        request = messages.ReplicaSnapshot("id", 0, LEADER_EPOCH)
+        answer, data = led.leader.replica_snapshot(request)
+        assert answer.log_start_offset == 31
+        assert answer.epochs == [(LEADER_EPOCH, 30)]
+        told = type(led.log.log.producers)()
+        told.load(data)
+        assert told.batches_below(1 << 40) == (30,)
+        assert led.log.log.producers.batches_below(1 << 40) == (30, 31), "its own stays whole"
+
+    leading(work)
+
+
+@pytest.mark.parametrize("refusal", [StalePartitionError("no"), TimeoutError("who knows?")])
+def test_only_a_proposal_that_was_refused_for_certain_is_forgotten(refusal: Exception) -> None:
+    async def work(led: Led) -> None:
+        led.refusal = refusal
+        led.leader.committed(assignment(2, ALL[:2]))
+        await led.all_agree()
+        await asyncio.sleep(WAIT_S)
+        (proposed, *_) = led.proposals
+        assert (proposed.isr, proposed.partition_epoch) == (ALL, 2)
+        led.produce(0, acks=1)
+        led.flushed(31)
+        await led.fetched(2, 31, LEADER_EPOCH)
+        is_refused = isinstance(refusal, StalePartitionError)
+        await asyncio.sleep(WAIT_S)
+        # One that may have been accepted holds the high watermark until its third member has all.
+        assert led.log.high_watermark == (31 if is_refused else 30)
+
+    leading(work)

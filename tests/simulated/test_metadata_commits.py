@@ -1,0 +1,261 @@
+"""When a controller takes a metadata record for committed, and whose log it takes over (Raft's
+rules, PROTOCOL 3): a quorum against voters that a test plays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import pytest
+
+from rayq.actors.quorum import Quorum, decode_entries, encode_entries
+from rayq.config import ClusterConfig
+from rayq.core.metadata_records import (
+    BrokerFenced,
+    BrokerRegistered,
+    EpochStarted,
+    Voter,
+    VotersChanged,
+    encode_record,
+)
+from rayq.errors import ControllerUnavailableError, NotControllerError, TimeoutError
+from rayq.testing.simulation import World
+from rayq.testing.simulation.process import Process
+from rayq.wire import messages
+
+WAIT_S = 5.0
+RECORD = encode_record(BrokerFenced(9, "gone"))
+
+
+class PlayedVoter:
+    """A broker that keeps the metadata log of entries `(index, epoch, record)`."""
+
+    def __init__(self, broker: int, *epochs: int, directory: str | None = None) -> None:
+        self.broker = broker
+        self.directory = directory or f"disk-{broker}"
+        self.log = [(index, epoch, RECORD) for index, epoch in enumerate(epochs, 1)]
+        self.promised_epoch = max(epochs, default=0)
+        self.start_counter, self.incarnation = 1, f"{broker}a"
+        self.heard_ms_ago: int | None = None
+        self.is_up = True
+        self.takes_up_to: int | None = None
+        """The last index that reaches its disk; None: all."""
+        self.commit_index = 0
+
+    def answer(self, request: Any, payload: bytes, voters: list[tuple[int, str]]) -> Any:
+        match request:
+            case messages.Prepare():
+                if not request.is_probe:
+                    self.promised_epoch = request.epoch
+                last_index, last_epoch, _ = self.log[-1] if self.log else (0, 0, b"")
+                return messages.PrepareResponse(
+                    self.broker, self.directory, self.start_counter, self.incarnation,
+                    self.promised_epoch, last_epoch, last_index, voters, self.heard_ms_ago,
+                ), b""
+            case messages.ReadMetadataLog():
+                return messages.ReadMetadataLogResponse(None, None, True), encode_entries(
+                    [entry for entry in self.log if entry[0] >= request.first_index]
+                )
+            case messages.AppendMetadata():
+                self.commit_index = max(self.commit_index, request.commit_index)
+                taken = [
+                    entry
+                    for entry in decode_entries(payload)
+                    if self.takes_up_to is None or entry[0] <= self.takes_up_to
+                ]
+                self.log = self.log[: request.previous_index] + taken
+                return messages.AppendMetadataResponse(self.directory, len(self.log)), b""
+        raise AssertionError(request)
+
+
+class PlayedPool:
+    def __init__(self, brokers: list[PlayedVoter], voters: list[int]) -> None:
+        self._brokers = {one.broker: one for one in brokers}
+        self._voters = [(number, f"disk-{number}") for number in voters]
+
+    async def request(
+        self, host: str, port: int, request: Any, payload: bytes = b"", *, timeout_s: float
+    ) -> Any:
+        await asyncio.sleep(0.01)
+        broker = self._brokers[port]
+        if not broker.is_up:
+            raise TimeoutError(f"Broker {port} does not answer.")
+        return broker.answer(request, payload, self._voters)
+
+
+def with_quorum(
+    brokers: list[PlayedVoter],
+    voters: list[int],
+    work: Callable[[Quorum, list[tuple[str, int]]], Awaitable[None]],
+) -> None:
+    async def script(process: Process) -> None:
+        quorum = Quorum(
+            process.environment,
+            cast(Any, PlayedPool(brokers, voters)),
+            ClusterConfig(),
+            cluster_id="c",
+            endpoint=("controller", 1),
+            on_end=lambda reason: None,
+        )
+        try:
+            await work(quorum, [("h", broker.broker) for broker in brokers])
+        finally:
+            quorum.end("the test is over")
+
+    with World(seed=1) as world:
+        process = world.host("controller").process("controller")
+        world.run(process.run(script(process)))
+
+
+async def is_committed(quorum: Quorum, index: int) -> bool:
+    try:
+        await asyncio.wait_for(quorum.committed(index), WAIT_S)
+    except asyncio.TimeoutError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("voters, enough", [([1], 1), ([1, 2, 3], 2), ([1, 2, 3, 4, 5], 3)])
+def test_a_record_is_committed_when_a_majority_of_the_voters_has_it_whoever_else_does(
+    voters: list[int], enough: int
+) -> None:
+    brokers = [PlayedVoter(number, 1) for number in range(1, 8)]
+
+    async def work(quorum: Quorum, at: list[tuple[str, int]]) -> None:
+        await quorum.take_over(at, silent_s_min=0)
+        for voter in voters:
+            brokers[voter - 1].is_up = False
+        index = quorum.append([BrokerFenced(7, "gone")])
+        for voter in voters[: enough - 1]:
+            brokers[voter - 1].is_up = True
+        assert not await is_committed(quorum, index)
+        assert brokers[6].log[-1][0] == index, "one that has no vote"
+        brokers[voters[enough - 1] - 1].is_up = True
+        assert await is_committed(quorum, index)
+        await asyncio.sleep(WAIT_S)
+        assert brokers[6].commit_index == index, "and is told"
+
+    with_quorum(brokers, voters, work)
+
+
+def test_a_record_of_an_earlier_epoch_is_committed_only_by_one_of_this_epoch_after_it() -> None:
+    brokers = [PlayedVoter(1, 1, 1, 2), PlayedVoter(2, 1, 1), PlayedVoter(3, 1, 1)]
+    brokers[0].is_up = False
+
+    async def work(quorum: Quorum, at: list[tuple[str, int]]) -> None:
+        # All have two records of epoch 1, and nobody takes what begins epoch 2.
+        for broker in brokers:
+            broker.takes_up_to = 2
+        taking = asyncio.ensure_future(quorum.take_over(at, silent_s_min=0))
+        await asyncio.sleep(WAIT_S)
+        assert quorum.commit_index == 0 and not taking.done()
+        brokers[2].takes_up_to = None
+        await asyncio.sleep(WAIT_S)
+        assert quorum.commit_index == 0 and not taking.done(), "one of three"
+        brokers[1].takes_up_to = None
+        records = await taking
+        assert quorum.commit_index == 3
+        assert records[-1] == EpochStarted(2, "controller", 1, "c")
+
+    with_quorum(brokers, [1, 2, 3], work)
+
+
+@pytest.mark.parametrize(
+    "logs, best",
+    [
+        ([(1, 1, 1), (1, 2), (1,)], (1, 2)),  # A later epoch is worth more than more records.
+        ([(1,), (1, 1, 1), (1, 1)], (1, 1, 1)),
+        ([(2, 3), (2, 2, 2, 2), (2, 3, 3)], (2, 3, 3)),
+    ],
+)
+def test_the_log_that_ends_with_the_latest_epoch_and_then_the_longest_is_taken_over(
+    logs: list[tuple[int, ...]], best: tuple[int, ...]
+) -> None:
+    brokers = [PlayedVoter(number, *epochs) for number, epochs in enumerate(logs, 1)]
+
+    async def work(quorum: Quorum, at: list[tuple[str, int]]) -> None:
+        records = await quorum.take_over(at, silent_s_min=0)
+        assert quorum.epoch == max(best) + 1 == max(max(epochs) for epochs in logs) + 1
+        assert len(records) == len(best) + 1
+        await asyncio.sleep(WAIT_S)
+        for broker in brokers:
+            assert [epoch for _, epoch, _ in broker.log][-1] == quorum.epoch
+
+    with_quorum(brokers, [1, 2, 3], work)
+
+
+def test_nothing_is_taken_over_without_a_majority_of_the_voters() -> None:
+    brokers = [PlayedVoter(number, 1) for number in range(1, 6)]
+    brokers[1].is_up = brokers[2].is_up = False
+
+    async def work(quorum: Quorum, at: list[tuple[str, int]]) -> None:
+        with pytest.raises(ControllerUnavailableError, match="broker 2"):
+            await quorum.take_over(at, silent_s_min=0)
+        assert all(broker.promised_epoch == 1 for broker in brokers)
+
+    with_quorum(brokers, [1, 2, 3], work)
+
+
+def test_a_broker_with_another_disk_is_not_the_voter() -> None:
+    brokers = [PlayedVoter(1, 1), PlayedVoter(2, 1), PlayedVoter(3, 1, directory="new")]
+
+    async def work(quorum: Quorum, at: list[tuple[str, int]]) -> None:
+        await quorum.take_over(at, silent_s_min=0)
+        brokers[1].is_up = False
+        index = quorum.append([BrokerFenced(7, "gone")])
+        assert not await is_committed(quorum, index)
+        assert brokers[2].log[-1][0] == index
+        brokers[1].is_up = True
+        assert await is_committed(quorum, index)
+
+    with_quorum(brokers, [1, 2, 3], work)
+
+
+@pytest.mark.parametrize("start_counter, is_old", [(3, True), (4, True), (5, False)])
+def test_an_old_copy_of_a_voters_disk_has_no_vote(start_counter: int, is_old: bool) -> None:
+    brokers = [PlayedVoter(number, 1) for number in (1, 2, 3)]
+    known = BrokerRegistered(3, "disk-3", 4, "3-later", "h", 3, "node", 10)
+    for broker in brokers:
+        broker.log[0] = (1, 1, encode_record(known))
+    brokers[2].start_counter = start_counter
+
+    async def work(quorum: Quorum, at: list[tuple[str, int]]) -> None:
+        await quorum.take_over(at, silent_s_min=0)
+        brokers[1].is_up = False
+        assert await is_committed(quorum, quorum.append([BrokerFenced(7, "gone")])) is not is_old
+
+    with_quorum(brokers, [1, 2, 3], work)
+
+
+def test_the_newest_voters_count_committed_or_not() -> None:
+    brokers = [PlayedVoter(number, 1) for number in (1, 2, 3)]
+
+    async def work(quorum: Quorum, at: list[tuple[str, int]]) -> None:
+        await quorum.take_over(at, silent_s_min=0)
+        brokers[1].is_up = brokers[2].is_up = False
+        changed = VotersChanged((Voter(1, "disk-1"), Voter(2, "disk-2")))
+        assert not await is_committed(quorum, quorum.append([changed]))
+        brokers[1].is_up = True
+        assert await is_committed(quorum, quorum.append([BrokerFenced(7, "gone")]))
+
+    with_quorum(brokers, [1], work)
+
+
+def test_who_waits_for_a_commit_hears_that_the_epoch_ended() -> None:
+    brokers = [PlayedVoter(number, 1) for number in (1, 2, 3)]
+
+    async def work(quorum: Quorum, at: list[tuple[str, int]]) -> None:
+        await quorum.take_over(at, silent_s_min=0)
+        for broker in brokers:
+            broker.is_up = False
+        waiting = asyncio.ensure_future(quorum.committed(quorum.append([BrokerFenced(7, "gone")])))
+        await asyncio.sleep(WAIT_S)
+        assert not quorum.has_majority()
+        quorum.end("another one")
+        with pytest.raises(NotControllerError, match="another one"):
+            await waiting
+        with pytest.raises(NotControllerError):
+            quorum.append([BrokerFenced(7, "gone")])
+
+    with_quorum(brokers, [1, 2, 3], work)
