@@ -1,8 +1,9 @@
 """A Ray that `rayq start` starts on this machine and `rayq stop` ends; and how to join one.
 
-A Ray is known by its session: the name is on the command line of each of its processes, and what
-those have started are their children. So `stop` ends that one Ray, whatever else runs here; Ray's
-own `ray stop` would end all.
+A Ray is known by its session. The name is on the command line of most of its processes, what those
+have started are their children, and all are in one session of the kernel's, that of the `ray start`
+which began them. So `stop` ends that one Ray, whatever else runs here; Ray's own `ray stop` would
+end all.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from rayq.errors import NoClusterError, RayqError
 from rayq.runtime.ray_token import ensure_ray_token, has_ray_token
@@ -28,6 +30,9 @@ ATTEMPTS_MAX = 3
 RAYLET_PATIENCE_S = 1.0
 KILL_PATIENCE_S = 10.0
 _SESSION = re.compile(r"[/=](session_[^/\s]+)")
+_NAMELESS = re.compile(r"ray::|\S+ -m ray\.util\.client\.server ")
+"""The commands of Ray that do not name their session: workers, agents, and the client server, which
+would stay for a minute and a half after its Ray."""
 
 
 def start_ray(node_ip: str | None, num_cpus: int | None = None) -> tuple[str, str]:
@@ -86,9 +91,9 @@ def _address_in(said: str) -> str:
 
 def _session_at(port: int) -> str | None:
     """Of the Ray of this machine whose head listens there."""
-    for command in _processes()[0].values():
-        found = _SESSION.search(command)
-        if found and f" --gcs_server_port={port} " in f"{command} ":
+    for one in _processes().values():
+        found = _SESSION.search(one.command)
+        if found and f" --gcs_server_port={port} " in f"{one.command} ":
             return found[1]
     return None
 
@@ -174,10 +179,18 @@ def _silent_stderr() -> Iterator[None]:
 # --- ending ---------------------------------------------------------------------------------------
 
 
-def _processes() -> tuple[dict[int, str], dict[int, int]]:
-    """The command lines and the parents of all processes of this machine that still run."""
-    commands: dict[int, str] = {}
-    parents: dict[int, int] = {}
+class _Process(NamedTuple):
+    """One that runs, as /proc has it."""
+
+    command: str
+    parent: int
+    leader: int
+    """The process that began the kernel's session which it is in."""
+
+
+def _processes() -> dict[int, _Process]:
+    """All of this machine, by pid."""
+    found = {}
     for name in os.listdir("/proc"):
         if not name.isdecimal():
             continue
@@ -186,24 +199,29 @@ def _processes() -> tuple[dict[int, str], dict[int, int]]:
             status = Path(f"/proc/{name}/stat").read_text(errors="replace")
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
-        state, parent = status.rpartition(")")[2].split()[:2]
+        state, parent, _, leader = status.rpartition(")")[2].split()[:4]
         if state != "Z":
-            commands[int(name)] = command.decode(errors="replace")
-            parents[int(name)] = int(parent)
-    return commands, parents
+            found[int(name)] = _Process(command.decode(errors="replace"), int(parent), int(leader))
+    return found
 
 
 def processes_of(session: str) -> dict[int, str]:
     """The processes of a Ray session on this machine, and what these started: pid and command."""
-    commands, parents = _processes()
+    processes = _processes()
+    number = session.rpartition("_")[2]  # The pid of the `ray start` that began it.
+    leader = int(number) if number.isdecimal() else None
     found = {
         pid
-        for pid, command in commands.items()
-        if "/ray/" in command and session in _SESSION.findall(command)
+        for pid, one in processes.items()
+        if ("/ray/" in one.command and session in _SESSION.findall(one.command))
+        or (one.leader == leader and _NAMELESS.match(one.command))
     }
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+    # While one of Ray's is in the kernel's session, its number is no other's.
+    if any(processes[pid].leader == leader for pid in found):
+        found |= {pid for pid, one in processes.items() if one.leader == leader}
+    while more := {pid for pid, one in processes.items() if one.parent in found} - found:
         found |= more
-    return {pid: commands[pid] for pid in found - {os.getpid()}}
+    return {pid: processes[pid].command for pid in found - {os.getpid()}}
 
 
 def raylets_of(session: str) -> list[int]:

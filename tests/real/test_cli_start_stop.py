@@ -97,6 +97,17 @@ class Rayq:
                     found.append(command)
         return found
 
+    @staticmethod
+    def in_kernel_session(ray_session: str) -> list[str]:
+        """What runs in the session that `ray start` began, and after which Ray calls its own."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                state, _, _, leader = (path / "stat").read_text().rpartition(")")[2].split()[:4]
+                if state != "Z" and leader == ray_session.rpartition("_")[2]:
+                    found.append((path / "cmdline").read_text().replace("\0", " "))
+        return found
+
     def well(self, *arguments: str, stdin: bytes = b"") -> str:
         ran = self(*arguments, stdin=stdin)
         assert ran.returncode == 0, (ran.stdout, ran.stderr)
@@ -129,7 +140,9 @@ def test_a_cluster_from_start_to_stop_and_back(rayq: Rayq, tmp_path: Path) -> No
     assert "3 brokers at " in said and "127.0.0.1:23392, " in said
     first = rayq.current
     assert (first["path"], first["started_ray"], first["name"]) == (data, True, "default")
-    assert processes_of(first["ray_session"])
+    before = rayq.in_kernel_session(first["ray_session"])
+    assert any("ray.util.client.server" in command for command in before)
+    assert len(before) == len(processes_of(first["ray_session"]))
 
     rayq.here("topic", "create", "flights", "-p", "2", "-r", "3")
     # What was printed, pasted into another shell; by address too, and through Ray.
@@ -150,7 +163,7 @@ def test_a_cluster_from_start_to_stop_and_back(rayq: Rayq, tmp_path: Path) -> No
 
     assert "Broker 1 was restarted" in rayq.well("cluster", "restart-broker", "1")
     assert "its data stays" in rayq.well("stop")
-    assert processes_of(first["ray_session"]) == {}
+    assert rayq.in_kernel_session(first["ray_session"]) == []
     assert not (rayq.home / "current.json").exists()
     assert "0 damaged" in rayq.here("log", "verify", data)
 
@@ -158,9 +171,20 @@ def test_a_cluster_from_start_to_stop_and_back(rayq: Rayq, tmp_path: Path) -> No
     assert sorted(rayq.well("topic", "consume", "flights", "-e").split()) == [
         *("one", "three", "two")
     ]
-    # Also after its Ray was killed without warning, stop cleans up.
-    stop_ray(rayq.current["ray_session"])
-    rayq.here("stop")
+    # A stop that is broken off is repeated.
+    session = rayq.current["ray_session"]
+    running = len(rayq.in_kernel_session(session))
+    stopping = rayq.popen("stop")
+    deadline_s = time.monotonic() + 60
+    while len(rayq.in_kernel_session(session)) == running:
+        assert time.monotonic() < deadline_s and stopping.poll() is None
+        time.sleep(0.02)
+    stopping.send_signal(signal.SIGINT)
+    _, said = stopping.communicate(timeout=60)
+    assert (stopping.returncode, said) in ((130, b""), (0, b""))
+    if stopping.returncode:
+        rayq.here("stop")
+    assert rayq.in_kernel_session(session) == []
     assert not (rayq.home / "current.json").exists()
 
 
