@@ -246,11 +246,14 @@ def _join_ray(known: str | None = None, *, may_start: bool = False) -> None:
     """Connects this process to Ray: see `start`. Never to one that merely happens to run here.
     `known` is the address of the Ray that is wanted. Raises NoClusterError."""
     address = known or os.environ.get("RAY_ADDRESS")
-    if "ray" not in sys.modules and (has_ray_token() if address else may_start):
-        # As Ray does for a Ray of its own where nothing is said; then it warns that it did.
+    if "ray" not in sys.modules and address and has_ray_token():
+        # As Ray does for a Ray of its own where nothing is said.
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     import ray
 
+    from rayq.runtime.ray_noise import leave_out_noise, without_token_warning
+
+    leave_out_noise()
     if ray.is_initialized():
         joined = ray.get_runtime_context().gcs_address
         if known is not None and joined != known:
@@ -262,7 +265,10 @@ def _join_ray(known: str | None = None, *, may_start: bool = False) -> None:
     if address is None and not may_start:
         raise _no_cluster_error(None)
     try:
-        ray.init(address=address or "local", include_dashboard=False if address is None else None)
+        with without_token_warning():
+            ray.init(
+                address=address or "local", include_dashboard=False if address is None else None
+            )
     except ConnectionError as error:
         hint = "" if "RAY_AUTH_MODE" in os.environ else RAY_TOKEN_HINT
         raise NoClusterError(f"No Ray can be reached at {address}: {error}.{hint}") from error

@@ -29,6 +29,9 @@ from rayq.records import PoolConsumer, PoolStatus, TopicPartition
 logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 1.0
+LOOK_PATIENCE_S = 10.0
+"""For so long the lag may not be known before it is a warning: the first group of a cluster waits
+for its positions' topic."""
 NAME_CHARACTERS = 8
 """Of a consumer, hexadecimal digits."""
 REPORT_PATIENCE_S = 0.5
@@ -155,6 +158,7 @@ class ConsumerPool:
         client = self._cluster.new_client()
         config = ConsumerConfig(default_api_timeout_ms=OFFSET_TIMEOUT_MS)
         watcher = AsyncConsumer(client, config, (), client.close, group=self._spec.group)
+        looked_s = self._now_s
         try:
             while True:
                 began_s = self._now_s
@@ -165,7 +169,11 @@ class ConsumerPool:
                     self._look_problem = (
                         f"the lag could not be measured: {type(error).__name__}: {error}"
                     )
-                    logger.warning("pool %r: %s", self._spec.name, self._look_problem)
+                    is_long = self._now_s - looked_s > LOOK_PATIENCE_S
+                    level = logging.WARNING if is_long else logging.INFO
+                    logger.log(level, "pool %r: %s", self._spec.name, self._look_problem)
+                else:
+                    looked_s = self._now_s
                 self._cluster.add_addresses(client.addresses())  # for consumers yet to start
                 self.ready.set()
                 await self._start_and_stop()

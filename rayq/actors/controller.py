@@ -50,6 +50,9 @@ REBUILD_INTERVAL_S = 1.0
 CLUSTER_STOP_PATIENCE_S = 5.0
 """While the whole cluster stops, brokers are told so at once, and one that stops sends no more
 heartbeats. One that comes so long after the last stop: whoever stopped the cluster has died."""
+OFFLINE_PATIENCE_S = 30.0
+"""How long after a controller's start partitions without a leader are no warning: after a start of
+the whole cluster its brokers and replicas are still coming back."""
 FOUND_PATIENCE_S = 5.0
 """How long a new partition, one of whose replicas runs, waits for the others to start."""
 
@@ -88,6 +91,8 @@ class Controller:
         self._stop_expected_until_s: float | None = None
         """When the next broker should have stopped. While the whole cluster stops nobody is
         elected, leaders stay where they are, and nothing is moved."""
+        self._cluster_starts = True
+        """Until `OFFLINE_PATIENCE_S` after the start of this epoch."""
         self._watch: asyncio.Task[None] | None = None
         self._metrics: ControllerMetrics | None = None
 
@@ -310,7 +315,11 @@ class Controller:
             if isinstance(record, PartitionChanged) and self._metrics is not None:
                 topic = self.state.topics[record.topic_id]
                 self._metrics.changed(
-                    topic, record.partition, before, reason, cluster_stops=self._cluster_stops
+                    topic,
+                    record.partition,
+                    before,
+                    reason,
+                    brokers_come_or_go=self._cluster_stops or self._cluster_starts,
                 )
             elif isinstance(record, BrokerRemoved):
                 self._quorum.remove_peer(record.broker)
@@ -390,6 +399,12 @@ class Controller:
                     "those of its replicas that started do not wait for the others any longer",
                 )
 
+    def _warn_of_offline(self, now_s: float) -> None:
+        if self._cluster_starts and now_s > self._started_s + OFFLINE_PATIENCE_S:
+            self._cluster_starts = False
+            if self._metrics is not None and not self._cluster_stops:
+                self._metrics.warn_of_offline("nobody came to lead it since the controller started")
+
     def _complete_moves(self) -> None:
         if not self._cluster_stops:
             self._append(
@@ -447,6 +462,7 @@ class Controller:
                         f"broker {number} was silent for {silent_s:.1f} s",
                     )
             self._found_late(now_s)
+            self._warn_of_offline(now_s)
             self._complete_moves()
             if now_s > rebuild_s and not self._cluster_stops:
                 rebuild_s = now_s + REBUILD_INTERVAL_S

@@ -34,9 +34,10 @@ class ControllerMetrics:
         before: PartitionValue | None,
         reason: str,
         *,
-        cluster_stops: bool,
+        brokers_come_or_go: bool,
     ) -> None:
-        """The state shows a new value of a partition."""
+        """The state shows a new value of a partition. `brokers_come_or_go`: the whole cluster
+        stops, or has just started: that nobody leads then is no reason to worry yet."""
         after = topic.partitions[partition].value
         if before is None:
             return  # It was created: nobody leads it yet.
@@ -58,7 +59,7 @@ class ControllerMetrics:
                 )  # fmt: skip
         elif after.leader is None:
             waits = offline_reason(self._state, topic, partition)
-            level = logging.INFO if cluster_stops else logging.WARNING
+            level = logging.INFO if brokers_come_or_go else logging.WARNING
             log_event(
                 logger, level, "partition_offline", **where, was=before.leader, isr=isr,
                 reason=reason, waits=waits,
@@ -75,6 +76,24 @@ class ControllerMetrics:
                 "leader_elected", **where, leader=after.leader, was=before.leader, isr=isr,
                 clean=not is_unclean, reason=reason,
             )  # fmt: skip
+
+    def warn_of_offline(self, reason: str) -> None:
+        """A line for each partition that nobody leads."""
+        for topic, number, partition in self._state.all_partitions():
+            value = partition.value
+            if value.leader is None and value.leader_epoch > 0:
+                log_event(
+                    logger,
+                    logging.WARNING,
+                    "partition_offline",
+                    topic=topic.name,
+                    partition=number,
+                    epoch=value.leader_epoch,
+                    was=None,
+                    isr=sorted(member.broker for member in value.isr),
+                    reason=reason,
+                    waits=offline_reason(self._state, topic, number),
+                )
 
     def _measure(self) -> list[Sample]:
         state, sample = self._state, self._metrics.sample

@@ -352,7 +352,7 @@ class PoolMember:
         assert self._handler is not None
         began_s = self._handling_since_s = self._now_s
         try:
-            if _is_async(self._handler):
+            if is_async(self._handler):
                 error = await _awaited(self._handler, batch.given)
             else:
                 error = await self._env.threads.run(_called, self._handler, batch.given)
@@ -503,7 +503,7 @@ def _close_handler(handler: Handler | None) -> None:
             logger.exception("close() of the pool's handler failed")
 
 
-def _is_async(handler: Handler) -> bool:
+def is_async(handler: Handler) -> bool:
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
         getattr(handler, "__call__", None)  # noqa: B004 - it is known to be callable
     )

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from typing import Any
 
 import msgspec
 import ray
 from ray import cloudpickle
+from ray._common.constants import RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR
 from ray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
@@ -24,7 +26,13 @@ from ray.exceptions import (
 )
 
 from rayq.actors.consumer_pool import NAME_CHARACTERS, ConsumerPool, MemberHandle
-from rayq.actors.pool_member import MemberDiedError, MemberReport, MemberSpec, PoolMember
+from rayq.actors.pool_member import (
+    MemberDiedError,
+    MemberReport,
+    MemberSpec,
+    PoolMember,
+    is_async,
+)
 from rayq.client.client import Address
 from rayq.client.cluster import Cluster
 from rayq.client.consumer_pool import Handler, PoolControl, PoolSpec
@@ -88,7 +96,7 @@ class PoolConsumerActor:
             with_one_thread(environment),
             work.cluster,
             MemberSpec(work.name, work.topic, work.group, work.config),
-            lambda: _unpickled(work.handler),
+            lambda: _loaded(work.handler),
         )
         loop = asyncio.get_running_loop()
         self._task = loop.create_task(self._member.run())
@@ -344,6 +352,14 @@ def _unpickled(pickled: bytes) -> Handler:
             f"The handler cannot be loaded where consumers run ({type(error).__name__}: {error}): "
             "its modules have to be installed there, or sent along by Ray's runtime_env."
         ) from error
+    return handler
+
+
+def _loaded(pickled: bytes) -> Handler:
+    handler = _unpickled(pickled)
+    if not is_async(handler):
+        # It has a thread of its own: its ray.get blocks no event loop, of which Ray would warn.
+        os.environ.setdefault(RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR, "0")
     return handler
 
 

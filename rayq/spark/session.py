@@ -31,6 +31,7 @@ from rayq.errors import (
     NotEnoughResourcesError,
     SparkSessionError,
 )
+from rayq.runtime.ray_noise import leave_out_noise, without_token_warning
 from rayq.spark.driver_stderr import without_noise
 from rayq.spark.streaming_query import stop_active_queries
 
@@ -210,10 +211,12 @@ def _major_version(java: str) -> int:
 
 def _join_ray() -> None:
     """Connects this process to Ray, as `rayq.start` does: never to one that merely runs here."""
+    leave_out_noise()
     if ray.is_initialized():
         return
     address = os.environ.get("RAY_ADDRESS")
-    ray.init(address=address or "local", include_dashboard=False if address is None else None)
+    with without_token_warning():
+        ray.init(address=address or "local", include_dashboard=False if address is None else None)
 
 
 def _check_nodes(group: PlacementGroup) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable
@@ -234,3 +235,18 @@ def test_damage_below_the_recovery_point_costs_no_record_and_is_mended(tmp_path:
             lambda: damaged not in log.read_bytes() and log.stat().st_size > len(damaged),
             "the log is copied anew",
         )
+
+
+@pytest.mark.parametrize("end", [LocalCluster.stop, LocalCluster.abort])
+def test_partitions_that_wait_for_a_start_to_get_on_are_no_warning(
+    tmp_path: Path, end: Ending, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = start(tmp_path)
+    cluster.create_topic("t", partitions=4)
+    end(cluster)
+    caplog.set_level(logging.INFO, "rayq")
+    with start(tmp_path) as again:
+        wait_in_sync(again, "t")
+    said = [one for one in caplog.records if "_offline " in one.getMessage()]
+    assert said or end is LocalCluster.stop
+    assert {one.levelno for one in said} <= {logging.INFO}

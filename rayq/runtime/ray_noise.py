@@ -1,0 +1,44 @@
+"""What Ray prints in a program that uses rayq, and that is no news there.
+
+A replica has a process of its own, and Ray warns of many; its GCS client says at INFO how it
+connects, in every JVM of Spark's. Ray's drivers leave out what matches the environment variable
+RAY_DEDUP_LOGS_SKIP_REGEX; it is read when ray is imported, which may be long over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from ray._private import ray_logging
+
+NOISE = (
+    r"worker processes have been started on node",
+    r" I \d+ \d+\] gcs_client\.cc:\d+: GcsClient has no Cluster ID set",
+)
+_TOKEN_LOGGER = "ray._private.authentication.authentication_token_setup"
+
+
+def leave_out_noise() -> None:
+    """From what Ray copies of its other processes to this driver. What the user leaves out is left
+    out still."""
+    for deduplicator in (ray_logging.stdout_deduplicator, ray_logging.stderr_deduplicator):
+        kept: Any = getattr(deduplicator, "skip_re", None)
+        patterns = [kept.pattern] if kept is not None else []
+        patterns += [one for one in NOISE if one not in "|".join(patterns)]
+        deduplicator.skip_re = re.compile("|".join(patterns))
+
+
+@contextlib.contextmanager
+def without_token_warning() -> Iterator[None]:
+    """While a Ray of this program's own starts: it asks for a token by default, and says so."""
+    logger = logging.getLogger(_TOKEN_LOGGER)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
