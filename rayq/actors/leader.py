@@ -53,6 +53,9 @@ logger = logging.getLogger(__name__)
 REPLICA_FETCH_BYTES_MAX = 8 * MIB
 CLIENT_FETCH_BYTES_MAX = 16 * MIB
 CONFIRM_CHECK_S = 0.1
+PROPOSAL_PAUSE_S = 0.1
+"""After a proposal that failed: the metadata that says why is on its way. Each fetch of a follower
+would else repeat it, as fast as the controller answers."""
 
 
 class _Waiter(NamedTuple):
@@ -89,6 +92,7 @@ class Leader:
         self._has_lease = has_lease
         self._waiters: deque[_Waiter] = deque()
         self._followers_moved = Signal()
+        self._propose_from_s = 0.0
         self._ended: str | None = None
         self.where = replica_log.where
         log = replica_log.log
@@ -123,6 +127,8 @@ class Leader:
         """The partition's committed metadata, in this epoch."""
         self._assignment = assignment
         state = self.state
+        if assignment.partition_epoch > state.partition_epoch:
+            self._propose_from_s = 0.0  # On top of this one nothing has failed yet.
         state.committed(
             assignment.partition_epoch,
             assignment.isr,
@@ -580,11 +586,11 @@ class Leader:
     # --- the in-sync set --------------------------------------------------------------------
 
     def propose_isr(self) -> None:
-        leader = self.state
-        if self._ended is not None or not self._has_lease():
+        leader, now_s = self.state, self._environment.clock.monotonic()
+        if self._ended is not None or not self._has_lease() or now_s < self._propose_from_s:
             return
         leader.log_start_offset = self._replica_log.log.start_offset
-        isr = leader.proposal(self._environment.clock.monotonic())
+        isr = leader.proposal(now_s)
         if isr is None:
             return
         request = messages.AlterPartition(
@@ -607,7 +613,13 @@ class Leader:
         except (StalePartitionError, FencedEpochError) as error:
             logger.info("ISR of %s: %s", self.where, error)
             self.state.proposal_refused(isr, request.partition_epoch)
+            self._pause_proposals(request.partition_epoch)
         except RayqError as error:
             logger.info("ISR of %s: %s", self.where, error)
             self.state.proposal_unknown(isr, request.partition_epoch)
+            self._pause_proposals(request.partition_epoch)
         self._after_progress()
+
+    def _pause_proposals(self, partition_epoch: int) -> None:
+        if partition_epoch == self.state.partition_epoch:
+            self._propose_from_s = self._environment.clock.monotonic() + PROPOSAL_PAUSE_S

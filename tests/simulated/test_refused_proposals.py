@@ -1,0 +1,44 @@
+"""A leader whose proposals of an in-sync set are refused does not repeat them with every fetch."""
+
+from __future__ import annotations
+
+from rayq.actors.leader import PROPOSAL_PAUSE_S, Leader
+from rayq.errors import StalePartitionError
+from rayq.wire import messages
+from tests.simulated.staged import Stage, play
+
+REFUSED_FOR_S = 3.0
+
+
+def test_a_refused_proposal_is_repeated_after_a_pause_and_accepted_at_last() -> None:
+    async def script(stage: Stage) -> None:
+        cluster = stage.cluster
+        await stage.process.run(stage.admin.create_topic("t", 1, 3))
+        await stage.send("t", [b"one"])
+        value = stage.value("t")
+        away = next(one for one in value.replicas if one != value.leader)
+        cluster.kill_broker(away)
+        await stage.until(lambda: away not in stage.in_sync("t"), "it to leave the set")
+        leader = next(
+            replica._role
+            for process, host in cluster.replica_hosts.items()
+            for replica in host._replicas.values()
+            if process.alive and isinstance(replica._role, Leader)
+        )
+        propose, refused = leader._propose, list[messages.AlterPartition]()
+
+        async def refuse(request: messages.AlterPartition) -> None:
+            refused.append(request)
+            raise StalePartitionError("not now")
+
+        leader._propose = refuse
+        cluster.start_broker(away)
+        await stage.until(lambda: len(refused) > 0, "a proposal to take it in again")
+        for _ in range(int(REFUSED_FOR_S * 100)):  # Each has a fetch of the follower follow.
+            await stage.send("t", [b"more"])
+            await stage.pause(0.01)
+        assert 3 <= len(refused) <= 1 + 2 * REFUSED_FOR_S / PROPOSAL_PAUSE_S
+        leader._propose = propose
+        await stage.until(lambda: away in stage.in_sync("t"), "it to be in sync", limit_s=2)
+
+    play(script)
