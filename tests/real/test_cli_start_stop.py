@@ -131,6 +131,7 @@ def rayq(tmp_path: Path) -> Iterator[Rayq]:
 
 @pytest.mark.thorough
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_cluster_from_start_to_stop_and_back(rayq: Rayq, tmp_path: Path) -> None:
     data = str(tmp_path / "data")
     # Where nobody else reaches it.
