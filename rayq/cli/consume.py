@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 import typer
@@ -24,8 +24,9 @@ from rayq.records import Record, TopicPartition
 POLL_S = 0.2
 POLL_RECORDS_MAX = 10_000
 TOPIC_TIMEOUT_S = 30.0
-NOTHING_TO_READ_S = 3.0
-"""A member of a group that was given no partition for so long has, with --exit, nothing to read."""
+END_TIMEOUT_S = 60.0
+"""Without any progress for so long, --exit fails: a partition has no leader, or a group does not
+settle."""
 
 
 def consume(
@@ -177,44 +178,34 @@ def _alone(
 ) -> None:
     with cluster.consumer(**{"auto_offset_reset": "earliest", **options}) as consumer:
         ends = consumer.end_offsets(wanted)
-        starts = _starts(consumer, begin, consumer.beginning_offsets(wanted), ends)
-        if exit_at_end:
-            wanted = [place for place in wanted if starts[place] < ends[place]]
+        first = consumer.beginning_offsets(wanted)
         consumer.assign(wanted)
-        for place in wanted:
-            consumer.seek(place, starts[place])
-        left = {place: ends[place] for place in wanted}
+        if begin.kind == "last":
+            consumer.seek_to_last(begin.number)
+            starts = {place: consumer.position(place) for place in wanted}
+        else:
+            starts = _starts(consumer, begin, first, ends)
+            for place in wanted:
+                consumer.seek(place, starts[place])
         total = sum(ends[place] - starts[place] for place in wanted) if exit_at_end else None
         with output.progress(
             "consuming", total, wanted=total is not None and not sys.stdout.isatty()
         ) as advance:
-            while not printer.is_done and not (exit_at_end and not left):
-                records = consumer.poll(POLL_S, printer.records_max)
-                if exit_at_end:
-                    passed = _at_end(records, left, consumer.position)
-                    records = [
-                        record
-                        for record in records
-                        if record.offset < ends[TopicPartition(record.topic, record.partition)]
-                    ]
-                    for place in passed:
-                        del left[place]
-                        consumer.pause(place)
+            for records in _polls(consumer, exit_at_end, printer):
                 printer.print(records)
                 advance(printer.printed)
 
 
-def _at_end(
-    records: list[Record],
-    ends: Mapping[TopicPartition, int],
-    position: Callable[[TopicPartition], int],
-) -> list[TopicPartition]:
-    """The partitions that are read up to their end. The position tells where compaction has taken
-    the last records; it is asked for only when a poll brought nothing."""
-    if not records:
-        return [place for place, end in ends.items() if position(place) >= end]
-    last = {TopicPartition(record.topic, record.partition): record.offset for record in records}
-    return [place for place, end in ends.items() if last.get(place, -1) >= end - 1]
+def _polls(consumer: Consumer, exit_at_end: bool, printer: Printer) -> Iterator[list[Record]]:
+    """What is to be printed at a time; [] now and then while there is nothing."""
+    until = consumer.begin_until_end(END_TIMEOUT_S) if exit_at_end else None
+    while not printer.is_done:
+        if until is None:
+            yield consumer.poll(POLL_S, printer.records_max)
+        elif records := consumer.poll_until(until, printer.records_max):
+            yield records
+        else:
+            return
 
 
 def _starts(
@@ -228,8 +219,6 @@ def _starts(
         return first
     if begin.kind == "end":
         return ends
-    if begin.kind == "last":
-        return {place: max(first[place], ends[place] - begin.number) for place in first}
     if begin.kind == "time":
         found = consumer.offsets_for_times(dict.fromkeys(first, begin.number))
         return {place: ends[place] if at is None else at for place, at in found.items()}
@@ -256,30 +245,12 @@ def _as_member(
             "in a group -o is beginning or end; `rayq group seek` sets where a group goes on"
         )
     reset = "earliest" if begin.kind == "beginning" else "latest"
-    ends: dict[TopicPartition, int] = {}
-
-    def assigned(partitions: set[TopicPartition]) -> None:
-        if exit_at_end:
-            ends.update(consumer.end_offsets(partitions))
-
-    def given_up(partitions: set[TopicPartition]) -> None:
-        for place in partitions:
-            ends.pop(place, None)
-
-    with cluster.consumer(group=group, **{"auto_offset_reset": reset, **options}) as consumer:
-        consumer.subscribe(topics, on_assigned=assigned, on_revoked=given_up, on_lost=given_up)
-        idle_s = 0.0
-        while not printer.is_done:
-            records = consumer.poll(POLL_S, printer.records_max)
+    options = {"auto_offset_reset": reset, **options}
+    with cluster.consumer(*topics, group=group, **options) as consumer:
+        for records in _polls(consumer, exit_at_end, printer):
             printer.print(records)
             if records:
                 # Only now: what was not printed comes again.
                 consumer.commit(
                     {TopicPartition(one.topic, one.partition): one.offset + 1 for one in records}
                 )
-            idle_s = 0.0 if records or ends else idle_s + POLL_S
-            if exit_at_end and (
-                idle_s >= NOTHING_TO_READ_S
-                or (ends and all(consumer.position(place) >= end for place, end in ends.items()))
-            ):
-                return

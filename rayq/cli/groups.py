@@ -141,7 +141,7 @@ def seek(
         typer.Option(
             "--to",
             metavar="WHERE",
-            help="beginning, end, an offset, -N (N before the end), or @TIME.",
+            help="beginning, end, an offset, -N (the last N records), or @TIME.",
             show_default=False,
         ),
     ] = None,
@@ -232,9 +232,9 @@ def _before_the_end(
             info = cluster.admin.describe_topic(one)
             places += [TopicPartition(one, each.partition) for each in info.partitions]
     with cluster.consumer() as consumer:
-        return {
-            place: max(0, end - count) for place, end in consumer.end_offsets(places).items()
-        }
+        consumer.assign(places)
+        consumer.seek_to_last(count)
+        return {place: consumer.position(place) for place in places}
 
 
 @app.command()

@@ -25,12 +25,14 @@ from rayq.client.consumer_pool import (
 )
 from rayq.client.environment import process_name, system_environment
 from rayq.client.group_consumer import Callback, Callbacks, check_group
+from rayq.client.last_records import check_count, newest
 from rayq.client.left_open import unwatch, watch, watch_loop
 from rayq.client.metrics import collect_metrics
 from rayq.client.producer import AsyncProducer, Producer
 from rayq.client.producer_core import ProducerCore
 from rayq.client.restart import check_may_stop, restart_broker
 from rayq.client.timeouts import takes_timeout
+from rayq.client.until_end import UNTIL_END_TIMEOUT_S
 from rayq.config import ClusterConfig, ConsumerConfig, PoolConfig, ProducerConfig, parse
 from rayq.errors import (
     ClosedError,
@@ -41,6 +43,7 @@ from rayq.errors import (
     RayqError,
 )
 from rayq.metrics import Sample
+from rayq.records import Record
 from rayq.wire.authentication import Identity, token_of_key
 
 if TYPE_CHECKING:  # Only Python 3.13 has defaults for type variables; type checkers know them.
@@ -439,6 +442,33 @@ class Cluster:
         self.admin.create_topic(
             name, partitions, replication_factor, exist_ok=exist_ok, **config
         )
+
+    @takes_timeout
+    def tail(
+        self,
+        topic: str,
+        count: int = 10,
+        *,
+        timeout_s: float = UNTIL_END_TIMEOUT_S,
+        value_deserializer: Callable[[bytes], ValueT] | None = None,
+        key_deserializer: Callable[[bytes], KeyT] | None = None,
+        **config: Any,
+    ) -> list[Record[ValueT, KeyT]]:
+        """The newest `count` records of a topic, of all its partitions together, oldest first: by
+        their timestamps, and those of one partition in its order. Fewer where there are fewer.
+
+        It reads the last `count` of every partition (see `Consumer.seek_to_last`); keywords as in
+        `ConsumerConfig`. Raises UnknownTopicError, InvalidRequestError, and what
+        `Consumer.until_end` raises."""
+        count = check_count(count)
+        with self.consumer(
+            topic,
+            value_deserializer=value_deserializer,
+            key_deserializer=key_deserializer,
+            **{"auto_offset_reset": "earliest", **config},
+        ) as consumer:
+            consumer.seek_to_last(count)
+            return newest(consumer.until_end(timeout_s), count)
 
     # --- consumer pools -------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import contextlib
 import inspect
 import re
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -23,6 +23,7 @@ from rayq.client.client import Client
 from rayq.client.consumer_core import ConsumerCore
 from rayq.client.group_consumer import Call, Callback, Callbacks, Offsets, Steps
 from rayq.client.timeouts import takes_timeout
+from rayq.client.until_end import UNTIL_END_TIMEOUT_S, UntilEnd
 from rayq.client.waiting import Wakeup
 from rayq.config import ConsumerConfig
 from rayq.errors import ConcurrentUseError, InvalidRequestError
@@ -180,7 +181,27 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         return self
 
     async def __anext__(self) -> Record[ValueT_co, KeyT_co]:
+        record = await self._next(await self._start(), None)
+        assert record is not None, "without an end there is a next one"
+        return record
+
+    @takes_timeout
+    def until_end(
+        self, timeout_s: float = UNTIL_END_TIMEOUT_S
+    ) -> AsyncIterator[Record[ValueT_co, KeyT_co]]:
+        return self._until_end(timeout_s)
+
+    async def _until_end(self, timeout_s: float) -> AsyncIterator[Record[ValueT_co, KeyT_co]]:
         core = await self._start()
+        until = UntilEnd(core, timeout_s)
+        while (record := await self._next(core, until)) is not None:
+            yield record
+
+    async def _next(
+        self, core: ConsumerCore, until: UntilEnd | None
+    ) -> Record[ValueT_co, KeyT_co] | None:
+        if until is not core.ahead_until and until is not None:
+            core.give_back()
         if core.group is not None and core.ahead:
             core.group.poll_began()
             try:
@@ -189,8 +210,24 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
             finally:
                 core.group.poll_ended()
         while not core.ahead:
-            core.ahead.extend(await self.poll())
+            records = await (self.poll() if until is None else self._poll_until(core, until))
+            if until is not None and not records:
+                return None
+            core.ahead.extend(records)
+            core.ahead_until = until
         return core.ahead.popleft()
+
+    async def _poll_until(
+        self, core: ConsumerCore, until: UntilEnd
+    ) -> list[Record[ValueT_co, KeyT_co]]:
+        await asyncio.sleep(0)
+        until.made_progress()
+        while not (until.has_question and await until.is_over()):
+            patience_s = until.patience_s()
+            await self._wait(lambda: until.take(core.config.max_poll_records), patience_s)
+            if until.records:
+                return until.records
+        return []
 
     async def seek(self, partition: TopicPartition, offset: int) -> None:
         (await self._start()).seek(partition, offset)
@@ -201,6 +238,9 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
     async def seek_to_end(self, *partitions: TopicPartition) -> None:
         core = await self._start()
         await core.resolved(core.seek_to(partitions, LATEST))
+
+    async def seek_to_last(self, count: int, *partitions: TopicPartition) -> None:
+        await (await self._start()).seek_to_last(count, partitions)
 
     async def position(self, partition: TopicPartition) -> int:
         return await (await self._start()).position(partition)
@@ -477,7 +517,61 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
 
     def __next__(self) -> Record[ValueT_co, KeyT_co]:
         """Waits for the next record, for ever. `position` counts only what was yielded."""
-        ahead, group = self._core.ahead, self._core.group
+        record = self._next(None)
+        assert record is not None, "without an end there is a next one"
+        return record
+
+    @takes_timeout
+    def until_end(
+        self, timeout_s: float = UNTIL_END_TIMEOUT_S
+    ) -> Iterator[Record[ValueT_co, KeyT_co]]:
+        """Yields every record from the positions on that is there now, then ends.
+
+        What "now" is: the ends of all partitions that are read, asked for when the iteration
+        begins; a partition that a group assigns later has its end of then. Nothing before these
+        ends is left out, and nothing behind them is yielded: the next poll, or `until_end`, goes
+        on there. A fresh consumer begins where `auto_offset_reset` says, and "latest" has nothing
+        to yield: use "earliest", or seek first. `position` and `commit` count only what was
+        yielded. Paused partitions are left out.
+
+        In a group it reads this member's share, and ends once the group is not being rebalanced;
+        whoever joins later takes over partitions as in `poll`. Raises TimeoutError when it came no
+        further for `timeout_s` seconds (`math.inf`: never), such as while a partition has no
+        leader, and else what `poll` raises: it has ended only when the loop ends without an error.
+        """
+        return self._until_end(timeout_s)
+
+    def _until_end(self, timeout_s: float) -> Iterator[Record[ValueT_co, KeyT_co]]:
+        until = self.begin_until_end(timeout_s)
+        while (record := self._next(until)) is not None:
+            yield record
+
+    @takes_timeout
+    def begin_until_end(self, timeout_s: float) -> UntilEnd:
+        """For `poll_until`."""
+        with self._use:
+            return UntilEnd(self._core, timeout_s)
+
+    def poll_until(
+        self, until: UntilEnd, max_records: int | None = None
+    ) -> list[Record[ValueT_co, KeyT_co]]:
+        """As `until_end`, of what one poll returns at a time: [] when all was read."""
+        records_max = self._core.records_max(max_records)
+        with self._use:
+            until.made_progress()
+            while not (until.has_question and self._run(until.is_over())):
+                self._wait(lambda: until.take(records_max), until.patience_s())
+                if until.records:
+                    return until.records
+            return []
+
+    def _next(self, until: UntilEnd | None) -> Record[ValueT_co, KeyT_co] | None:
+        """The next record; None at the end."""
+        core = self._core
+        ahead, group = core.ahead, core.group
+        if until is not core.ahead_until and until is not None:
+            with self._use:
+                core.give_back()
         if group is not None and ahead:
             with self._use:
                 group.poll_began()
@@ -488,7 +582,11 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
                     group.poll_ended()
         while not ahead:
             with self._use:
-                ahead.extend(self.poll())
+                records = self.poll() if until is None else self.poll_until(until)
+                if until is not None and not records:
+                    return None
+                ahead.extend(records)
+                core.ahead_until = until
         try:
             return ahead.popleft()
         except IndexError:
@@ -509,6 +607,13 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         """To the end as it is now; of all partitions when none are given."""
         with self._use:
             self._run(self._core.resolved(self._core.seek_to(partitions, LATEST)))
+
+    def seek_to_last(self, count: int, *partitions: TopicPartition) -> None:
+        """To where the last `count` records begin, of each partition; of all partitions when none
+        are given. Records are counted, not offsets: in a compacted topic, whose offsets have gaps,
+        too. Where there are fewer: the log start. Raises InvalidRequestError, TimeoutError."""
+        with self._use:
+            self._run(self._core.seek_to_last(count, partitions))
 
     def position(self, partition: TopicPartition) -> int:
         """The offset of the next record. Raises InvalidRequestError (not assigned),

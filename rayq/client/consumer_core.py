@@ -18,6 +18,7 @@ from rayq.client.client import Client, check_partition
 from rayq.client.fetcher import Fetcher, tell_skipped
 from rayq.client.group_consumer import Callbacks, GroupConsumer, check_group, pattern_text
 from rayq.client.group_member import Interest
+from rayq.client.last_records import LastRecords, check_count
 from rayq.client.serializing import Deserializers
 from rayq.client.subscription import (
     START_OF_NEW_PARTITIONS,
@@ -28,6 +29,7 @@ from rayq.client.subscription import (
     Subscription,
     as_partition,
 )
+from rayq.client.until_end import UntilEnd
 from rayq.config import MIB, ConsumerConfig, check_group_keys
 from rayq.errors import (
     ClosedError,
@@ -92,6 +94,8 @@ class ConsumerCore:
         self.loop = asyncio.get_running_loop()
         self.ahead: deque[Record[Any, Any]] = deque()
         """Records that iteration has taken and not yet yielded."""
+        self.ahead_until: UntilEnd | None = None
+        """Which iteration with an end has taken them; None: one that goes on for ever."""
         self._deserializers = Deserializers.of(config)
         self._taken: list[tuple[TopicPartition, Columns]] = []
         """With deserializers: the batches that the last poll took records of, as they were."""
@@ -209,10 +213,14 @@ class ConsumerCore:
     # --- records --------------------------------------------------------------------------------
 
     def collect(
-        self, records_max: int, deserializers: Deserializers | None = None
+        self,
+        records_max: int,
+        deserializers: Deserializers | None = None,
+        ends: Mapping[TopicPartition, int] | None = None,
     ) -> list[_Piece]:
-        """Records that are here, up to so many; they are handed out by `advance`. Raises the error
-        of a partition when there is nothing else, once in a while; see `raise_held`."""
+        """Records that are here, up to so many; they are handed out by `advance`. With `ends`: only
+        of those partitions, and below their ends. Raises the error of a partition when there is
+        nothing else, once in a while; see `raise_held`."""
         self.check_open()
         self.look_for_new_partitions()
         self._held = None
@@ -220,13 +228,16 @@ class ConsumerCore:
         failed: dict[TopicPartition, RayqError] = {}
         bytes_left = self._unpack_bytes_max
         for assigned in self.subscription.in_turn():
+            if ends is not None and assigned.partition not in ends:
+                continue
+            below = None if ends is None else ends[assigned.partition]
             stream = assigned.stream
             if not stream.has_records:
                 if stream.error is not None:
                     failed[assigned.partition] = stream.error
                 continue
             try:
-                found = self._peek(assigned, records_max)
+                found = self._peek(assigned, records_max, below)
             except (CorruptBatchError, UnsupportedFormatError, RecordTooLargeError) as error:
                 failed[assigned.partition] = error
                 continue
@@ -244,12 +255,16 @@ class ConsumerCore:
             self._fail(failed)
         return pieces
 
-    def _peek(self, assigned: Assigned, records_max: int) -> list[tuple[Any, Slice]]:
+    def _peek(
+        self, assigned: Assigned, records_max: int, below: int | None
+    ) -> list[tuple[Any, Slice]]:
         """Raises what keeps the partition from going on."""
         stream = assigned.stream
         while True:
             try:
-                return stream.peek(records_max, self.config.check_crcs, self._unpack_bytes_max)
+                return stream.peek(
+                    records_max, self.config.check_crcs, self._unpack_bytes_max, below
+                )
             except CorruptBatchError as error:
                 if error.crc_matches:  # Nobody has better bytes.
                     if self.config.on_corrupt == "raise":
@@ -298,10 +313,12 @@ class ConsumerCore:
             stream.consume(batch, len(records.values))
         self.fetcher.has_room()
 
-    def take_records(self, records_max: int) -> list[Record[Any, Any]]:
+    def take_records(
+        self, records_max: int, ends: Mapping[TopicPartition, int] | None = None
+    ) -> list[Record[Any, Any]]:
         if self.ahead:
             self.give_back()
-        pieces = self.collect(records_max, self._deserializers)
+        pieces = self.collect(records_max, self._deserializers, ends)
         records: list[Record[Any, Any]] = []
         for piece in pieces:
             records += records_of(piece.records)
@@ -342,6 +359,7 @@ class ConsumerCore:
 
     def give_back(self) -> None:
         """Records that iteration took ahead, and has not yielded, come first again."""
+        self.ahead_until = None
         by_partition: dict[TopicPartition, list[Record[Any, Any]]] = {}
         while self.ahead:
             record = self.ahead.popleft()
@@ -454,12 +472,12 @@ class ConsumerCore:
 
     async def resolved(self, streams: list[Stream]) -> None:
         """Waits until "latest" is a number, for as long as that is reasonable."""
-        await self._when(
+        await self.when(
             lambda: all(s.fetch_offset is not None or s.error is not None for s in streams),
             START_PATIENCE_S,
         )
 
-    async def _when(self, holds: Callable[[], bool], timeout_s: float) -> bool:
+    async def when(self, holds: Callable[[], bool], timeout_s: float) -> bool:
         """Waits for news of the fetcher until `holds()`; False when the time was up first."""
         news = asyncio.Event()
         self.fetcher.add_listener(news.set)
@@ -480,7 +498,7 @@ class ConsumerCore:
         assigned = self.subscription.get(as_partition(partition))
         stream = assigned.stream
         timeout_s = self.config.default_api_timeout_ms / 1000
-        await self._when(lambda: stream.position is not None or stream.error is not None, timeout_s)
+        await self.when(lambda: stream.position is not None or stream.error is not None, timeout_s)
         if stream.position is not None:
             return stream.position
         if stream.error is not None:
@@ -491,8 +509,13 @@ class ConsumerCore:
         )
 
     async def offsets(
-        self, wanted: Mapping[TopicPartition, int], *, by_time: bool
+        self,
+        wanted: Mapping[TopicPartition, int],
+        *,
+        by_time: bool,
+        timeout_s: float | None = None,
     ) -> dict[TopicPartition, int | None]:
+        """Within `timeout_s`, by default `default_api_timeout_ms`."""
         self.check_open()
         times = {as_partition(one): timestamp_ms for one, timestamp_ms in wanted.items()}
         for timestamp_ms in times.values():
@@ -500,16 +523,23 @@ class ConsumerCore:
                 raise InvalidRequestError(
                     f"A time is Unix time in milliseconds, at least 0, not {timestamp_ms!r}."
                 )
-        timeout_s = self.config.default_api_timeout_ms / 1000
+        if timeout_s is None:
+            timeout_s = self.config.default_api_timeout_ms / 1000
         for topic in {topic for topic, _ in times}:  # once for all its partitions
             await self.client.topic(topic, timeout_s=timeout_s)
         answers = await asyncio.gather(
-            *(self.fetcher.list_offset(one, time_ms) for one, time_ms in times.items())
+            *(
+                self.fetcher.list_offset(one, time_ms, timeout_s=timeout_s)
+                for one, time_ms in times.items()
+            )
         )
         return dict(zip(times, answers, strict=True))
 
-    async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        found = await self.offsets(dict.fromkeys(partitions, LATEST), by_time=False)
+    async def end_offsets(
+        self, partitions: Iterable[TopicPartition], *, timeout_s: float | None = None
+    ) -> dict[TopicPartition, int]:
+        wanted = dict.fromkeys(partitions, LATEST)
+        found = await self.offsets(wanted, by_time=False, timeout_s=timeout_s)
         return _all_known(found)
 
     async def beginning_offsets(
@@ -543,6 +573,17 @@ class ConsumerCore:
         for place in places:
             self.subscription.get(place)
         return [self.restart(place, start) for place in places]
+
+    async def seek_to_last(self, count: int, partitions: Iterable[TopicPartition]) -> None:
+        self.check_open()
+        count = check_count(count)
+        places = [as_partition(one) for one in partitions] or list(self.subscription.assigned)
+        for place in places:
+            self.subscription.get(place)
+        last = LastRecords(self.client, self.config, self.fetcher)
+        starts = await asyncio.gather(*(last.offset(place, count) for place in places))
+        for place, start in zip(places, starts, strict=True):
+            self.restart(place, start)
 
     def committing_group(self) -> GroupConsumer:
         """Raises InvalidRequestError without a group."""

@@ -326,8 +326,11 @@ class Fetcher:
             stream.received(Fetched(payload, batches, next_offset), response.high_watermark)
             self.tell()
         else:
+            is_first = stream.high_watermark is None
             stream.high_watermark = response.high_watermark
             stream.trouble = None
+            if is_first:  # The position is in the log.
+                self.tell()
 
     async def _recover(
         self,

@@ -22,6 +22,7 @@ from rayq.config import ConsumerConfig, is_unicode
 from rayq.core.topic_pattern import check_pattern
 from rayq.errors import InvalidRequestError, RayqError
 from rayq.records import GroupMembership, OffsetAndMetadata, TopicPartition
+from rayq.wire.messages import MEMBER_EPOCH_JOIN, DescribeGroup, DescribeGroupResponse
 
 if TYPE_CHECKING:
     from rayq.client.consumer_core import ConsumerCore
@@ -115,6 +116,27 @@ class GroupConsumer:
         if self.member is None:
             return GroupMembership(self.group, "", 0, instance)
         return GroupMembership(self.group, self.member.member_id, self.member.epoch, instance)
+
+    async def is_settled(self, *, timeout_s: float) -> bool:
+        """On the loop. Whether what is read now is this member's share: the group is not being
+        rebalanced, and it has taken all that it was given."""
+        member = self.member
+        if member is None:  # assigned by hand
+            return True
+        if member.epoch == MEMBER_EPOCH_JOIN or member.has_news:
+            return False
+        response: DescribeGroupResponse = await self._coordinator.ask(
+            lambda topic, number, epoch: DescribeGroup(topic, number, epoch, self.group),
+            timeout_s=timeout_s,
+        )
+        given = next(
+            (one.assigned for one in response.members if one.member == member.member_id), None
+        )
+        return (
+            response.state == "stable"
+            and given is not None
+            and {TopicPartition(one.topic, one.partition) for one in given} == member.held.keys()
+        )
 
     async def leave(self, timeout_s: float | None = None) -> None:
         """On the loop, after `give_up_steps`: the member leaves its group."""

@@ -179,18 +179,22 @@ class Stream:
         self.fetched.append(Fetched(memoryview(b""), [], offset, is_jump=True))
 
     def peek(
-        self, records_max: int, check_crc: bool, bytes_max: int = PLAIN_BODY_BYTES_MAX
+        self,
+        records_max: int,
+        check_crc: bool,
+        bytes_max: int = PLAIN_BODY_BYTES_MAX,
+        below: int | None = None,
     ) -> list[tuple[_Decoded, Slice]]:
         """Up to so many records, decoded but not yet handed out, of no more batches than it takes
-        to reach `bytes_max` before compression. Raises CorruptBatchError, UnsupportedFormatError
-        and RecordTooLargeError (of a batch larger than that), for the first batch only: what comes
-        before a bad batch is good."""
+        to reach `bytes_max` before compression, and only records `below` an offset. Raises
+        CorruptBatchError, UnsupportedFormatError and RecordTooLargeError (of a batch larger than
+        that), for the first batch only: what comes before a bad batch is good."""
         found: list[tuple[_Decoded, Slice]] = []
         index = size_bytes = 0
         while records_max > 0 and size_bytes < bytes_max:
             if index == len(self._decoded):
                 try:
-                    if not self._decode_next(check_crc, bytes_max):
+                    if not self._decode_next(check_crc, bytes_max, below):
                         break
                 except RayqError:
                     if found:
@@ -199,7 +203,9 @@ class Stream:
                 continue
             batch = self._decoded[index]
             index += 1
-            part = self._slice(batch, records_max)
+            part = self._slice(batch, records_max, below)
+            if not part.values:  # the rest lies further on
+                break
             records_max -= len(part.values)
             size_bytes += batch.size_bytes
             found.append((batch, part))
@@ -207,17 +213,36 @@ class Stream:
 
     def peek_batch(self, records_max: int, check_crc: bool) -> tuple[_Decoded, Slice] | None:
         """As `peek`, of one batch; None when nothing is here."""
-        if not self._decoded and not self._decode_next(check_crc, PLAIN_BODY_BYTES_MAX):
+        if not self._decoded and not self._decode_next(check_crc, PLAIN_BODY_BYTES_MAX, None):
             return None
         batch = self._decoded[0]
-        return batch, self._slice(batch, records_max)
+        return batch, self._slice(batch, records_max, None)
 
-    def _slice(self, batch: _Decoded, records_max: int) -> Slice:
+    def has_passed(self, end: int) -> bool:
+        """Whether every record below `end` was handed out, as far as is known here: after a `peek`
+        below it that found nothing, this sees what lies behind a gap."""
+        if self._decoded:
+            batch = self._decoded[0]
+            return batch.columns.offsets[batch.first] >= end
+        if self.position is None:
+            return False
+        if self.position > end:
+            # A position that nobody has read from may be out of range: then it is reset.
+            is_reset = bool(self.fetched) and self.fetched[0].is_jump
+            return self.high_watermark is not None and not is_reset
+        if self.position == end:
+            return True
+        upcoming = self.fetched[0].batches[self._batch_index :] if self.fetched else []
+        return bool(upcoming) and upcoming[0][1].base_offset >= end
+
+    def _slice(self, batch: _Decoded, records_max: int, below: int | None) -> Slice:
         topic, partition = self.partition
         columns, first = batch.columns, batch.first
-        if first == 0 and len(columns.values) <= records_max:
-            return Slice(topic, partition, *columns)
         stop = first + records_max
+        if below is not None and columns.offsets[-1] >= below:
+            stop = min(stop, bisect_left(columns.offsets, below, first))
+        if first == 0 and len(columns.values) <= stop:
+            return Slice(topic, partition, *columns)
         keys, headers = columns.keys, columns.headers
         return Slice(
             topic,
@@ -236,8 +261,9 @@ class Stream:
         self._batch_index += 1
         self._skip_to(header.next_offset, header.leader_epoch)
 
-    def _decode_next(self, check_crc: bool, bytes_max: int) -> bool:
-        """Decodes one more batch, leaving out what lies before the position. False: no more."""
+    def _decode_next(self, check_crc: bool, bytes_max: int, below: int | None) -> bool:
+        """Decodes one more batch, leaving out what lies before the position. False: no more that
+        begins `below` that offset."""
         while self.fetched:
             fetched = self.fetched[0]
             if self._batch_index == len(fetched.batches):
@@ -250,6 +276,8 @@ class Stream:
                     self._skip_to(fetched.next_offset, None)
                 continue
             at, header = fetched.batches[self._batch_index]
+            if below is not None and header.base_offset >= below:
+                return False
             wanted = self._decoded[-1].next_offset if self._decoded else self.position
             assert wanted is not None, "records come after the start is known"
             is_past_end = self.end is not None and header.base_offset >= self.end

@@ -91,6 +91,8 @@ class FakePartition:
     batches: list[tuple[BatchHeader, bytes]] = field(default_factory=list)
     log_start: int = 0
     end: int = 0
+    cleaned: int = 0
+    """Below it there may be gaps."""
     producers: dict[int, tuple[int, list[tuple[int, int, int]]]] = field(default_factory=dict)
     """producer id -> (epoch, [(base sequence, last sequence, base offset)] of the last 5)"""
     grew: asyncio.Event = field(default_factory=asyncio.Event)
@@ -372,11 +374,13 @@ class FakeCluster:
         """Other bytes (or, as compaction does, none at all) in the place of a batch."""
 
         def replace() -> None:
-            batches = self.topics[topic].partitions[partition].batches
+            found = self.topics[topic].partitions[partition]
+            header, _ = found.batches[index]
             if data is None:
-                del batches[index]
+                del found.batches[index]
+                found.cleaned = max(found.cleaned, header.next_offset)
             else:
-                batches[index] = (batches[index][0], data)
+                found.batches[index] = (header, data)
 
         self.call(replace)
 
@@ -643,4 +647,4 @@ class FakeCluster:
             next_offset = header.next_offset
         if not found:
             next_offset = one.end
-        return m.FetchResponse(one.end, one.log_start, one.end, next_offset), found
+        return m.FetchResponse(one.end, one.log_start, one.cleaned, next_offset), found

@@ -42,14 +42,10 @@ def eventually(holds: Callable[[], bool], what: str, timeout_s: float = 60.0) ->
 
 def read_all(cluster: Cluster, topic: str, *, timeout_s: float = 20.0) -> list[Record]:
     """Every record from the log start up to the end as it is now."""
-    with cluster.consumer(topic, auto_offset_reset="earliest") as consumer:
-        ends = consumer.end_offsets(consumer.assignment())
-        records: list[Record] = []
-        deadline_s = time.monotonic() + timeout_s
-        while any(consumer.position(one) < end for one, end in ends.items()):
-            assert time.monotonic() < deadline_s, f"{len(records)} records, but not all of {ends}"
-            records += consumer.poll(timeout_s=0.5, max_records=10_000)
-    return records
+    with cluster.consumer(
+        topic, auto_offset_reset="earliest", max_poll_records=10_000
+    ) as consumer:
+        return list(consumer.until_end(timeout_s))
 
 
 def values(records: Iterable[Record]) -> list[bytes | None]:

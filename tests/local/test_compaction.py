@@ -140,6 +140,11 @@ def test_every_replica_keeps_the_latest_record_of_each_key(eager: LocalCluster) 
             columns = (table["offset"], table["key"], table["value"])
             table_rows += zip(*(column.to_pylist() for column in columns), strict=True)
         assert table_rows == [(one.offset, one.key, one.value) for one in records]
+        for count in (1, 7, len(records), len(records) + 1):
+            consumer.seek_to_last(count)
+            assert list(consumer.until_end()) == records[-count:], "records, not offsets"
+    assert eager.tail("state", 3) == records[-3:]
+    with eager.consumer("state", auto_offset_reset="earliest") as consumer:
         for offset in (0, sent // 2, records[-1].offset):
             consumer.seek(place("state"), offset)
             first = consumer.poll(timeout_s=5)[0]
