@@ -22,6 +22,7 @@ from rayq.client.background import BackgroundLoop
 from rayq.client.client import Client
 from rayq.client.consumer_core import ConsumerCore
 from rayq.client.group_consumer import Call, Callback, Callbacks, Offsets, Steps
+from rayq.client.no_pickle import no_pickle_error
 from rayq.client.timeouts import takes_timeout
 from rayq.client.until_end import UNTIL_END_TIMEOUT_S, UntilEnd
 from rayq.client.waiting import Wakeup
@@ -302,7 +303,7 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
             self._core.close()
 
     def __reduce__(self) -> str:
-        raise no_pickle_error(self)
+        raise no_pickle_error(self, "a consumer")
 
     async def __aenter__(self) -> Self:
         await self._start()
@@ -722,7 +723,7 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         self._use = _OneThread()  # it may be another thread's, which is not here
 
     def __reduce__(self) -> str:
-        raise no_pickle_error(self)
+        raise no_pickle_error(self, "a consumer")
 
     def __enter__(self) -> Self:
         return self
@@ -741,13 +742,6 @@ def concurrent_use_error() -> ConcurrentUseError:
         "Another thread uses this consumer at the moment; together they would miss records and see "
         "others twice. Give each thread a consumer of its own (in a group they share the "
         "partitions), or hand this one over between two calls."
-    )
-
-
-def no_pickle_error(consumer: object) -> TypeError:
-    return TypeError(
-        f"{type(consumer).__name__} cannot be sent to another process: send the Cluster, and make "
-        "a consumer from the Cluster there."
     )
 
 

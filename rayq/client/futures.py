@@ -206,6 +206,11 @@ class _Future(msgspec.Struct, Generic[T], gc=False, eq=False):
         where it must not block."""
         self._when_done(lambda: discard(callback(self)))
 
+    def __reduce__(self) -> str:
+        raise TypeError(
+            f"{type(self).__name__} stays in the process that sent: send its result() instead."
+        )
+
     def __await__(self) -> Generator[Any, None, T]:
         if not self.done():
             loop = asyncio.get_running_loop()

@@ -17,6 +17,7 @@ from rayq.client.background import BackgroundLoop
 from rayq.client.client import Client
 from rayq.client.futures import DeliveryFuture, ManyDeliveryFuture, OnDelivery
 from rayq.client.intake import value_bytes
+from rayq.client.no_pickle import no_pickle_error
 from rayq.client.producer_core import ProducerCore, buffer_full_error, no_result_error
 from rayq.client.serializing import Serializers
 from rayq.client.timeouts import takes_timeout
@@ -201,6 +202,9 @@ class AsyncProducer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
     def abandon(self) -> None:
         """Closes without waiting: what is not delivered fails."""
         self.core.abandon()
+
+    def __reduce__(self) -> str:
+        raise no_pickle_error(self, "a producer")
 
     async def __aenter__(self) -> Self:
         return self
@@ -398,6 +402,9 @@ class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
 
     def _forked(self) -> None:
         self._core.forked()
+
+    def __reduce__(self) -> str:
+        raise no_pickle_error(self, "a producer")
 
     def __enter__(self) -> Self:
         return self
