@@ -337,7 +337,8 @@ class Leader:
         if request.offset < log.start_offset:
             raise OffsetOutOfRangeError(
                 f"Offset {request.offset} of {self.where} is below the log start "
-                f"{log.start_offset}: retention or delete_records removed it."
+                f"{log.start_offset} (its end is {log.end_offset}): retention or delete_records "
+                "removed it."
             )
         if request.last_epoch is not None:
             epoch, end = log.epochs.end_for(request.last_epoch, log.end_offset)
@@ -352,7 +353,8 @@ class Leader:
             # elected cleanly has it, and of another one the epoch that it names tells.
             raise OffsetOutOfRangeError(
                 f"Offset {request.offset} of {self.where} is past the end of the log "
-                f"{log.end_offset}: nothing was written there yet."
+                f"{log.end_offset} (its start is {log.start_offset}): nothing was written there "
+                "yet."
             )
         return self._replica_log.high_watermark
 

@@ -226,7 +226,7 @@ def _parse_line(line: bytes, pieces: list[bytes | str], template: str) -> Given:
             continue
         end = line.find(piece, position)
         if end < 0 or (not name and end > position):
-            raise InvalidRequestError(f"{shown(line)} is not as {template!r}: no {piece!r}.")
+            raise InvalidRequestError(f"{shown(line)} is not as {template!r}: no {shown(piece)}.")
         if name:
             found[name] = line[position:end]
         position, name = end + len(piece), ""

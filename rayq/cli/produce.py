@@ -203,7 +203,7 @@ class Source(msgspec.Struct, frozen=True):
 
     def no_key_error(self, line: bytes) -> InvalidRequestError:
         return InvalidRequestError(
-            f"{shown(line)} has no key: there is no {self.key_delimiter!r} in it."
+            f"{shown(line)} has no key: there is no {shown(self.key_delimiter or b'')} in it."
         )
 
 

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from rayq.client.arguments import by_partition, shown, topic_name, whole_number
 from rayq.client.background import BackgroundLoop
 from rayq.client.client import Client, check_partition
 from rayq.client.group_admin import GroupAdmin, Target
@@ -83,11 +84,11 @@ class AsyncAdmin:
     ) -> None:
         checked = _topic_config(config)
         request = CreateTopic(
-            name=_name(name),
-            partitions=_count("partitions", partitions),
+            name=topic_name(name),
+            partitions=whole_number("partitions", partitions),
             replication_factor=None
             if replication_factor is None
-            else _count("replication_factor", replication_factor),
+            else whole_number("replication_factor", replication_factor),
             config=checked,
         )
         deadline = self._client.now + timeout_s
@@ -109,15 +110,15 @@ class AsyncAdmin:
 
     @takes_timeout
     async def delete_topic(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
-        await self._change(DeleteTopic(name=_name(name)), timeout_s)
+        await self._change(DeleteTopic(name=topic_name(name)), timeout_s)
         await self._client.refresh([name], timeout_s=timeout_s)
 
     @takes_timeout
     async def create_partitions(
         self, name: str, total: int, *, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> None:
-        total = _count("total", total)
-        await self._change(CreatePartitions(name=_name(name), total=total), timeout_s)
+        total = whole_number("total", total)
+        await self._change(CreatePartitions(name=topic_name(name), total=total), timeout_s)
         await self._until_ready(name, total, timeout_s)
 
     @takes_timeout
@@ -127,7 +128,7 @@ class AsyncAdmin:
         if not changes:
             raise InvalidRequestError("alter_topic_config needs at least one key to change.")
         checked = _topic_config(changes)
-        await self._change(AlterTopicConfig(name=_name(name), changes=checked), timeout_s)
+        await self._change(AlterTopicConfig(name=topic_name(name), changes=checked), timeout_s)
         await self._client.refresh([name], timeout_s=timeout_s)
 
     @takes_timeout
@@ -139,7 +140,9 @@ class AsyncAdmin:
         unclean: bool = False,
         timeout_s: float = ADMIN_TIMEOUT_S,
     ) -> None:
-        request = ElectLeaders(name=_name(name), partitions=partitions, unclean=unclean)
+        request = ElectLeaders(
+            name=topic_name(name), partitions=_numbers(partitions), unclean=unclean
+        )
         await self._change(request, timeout_s)
         await self._client.refresh([name], timeout_s=timeout_s)
 
@@ -154,7 +157,7 @@ class AsyncAdmin:
     @takes_timeout
     async def describe_topic(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> TopicInfo:
         client = self._client
-        topic = await client.topic(_name(name), timeout_s=timeout_s, age_max_s=0.0)
+        topic = await client.topic(topic_name(name), timeout_s=timeout_s, age_max_s=0.0)
         partitions = await asyncio.gather(
             *(self._describe_partition(topic, one) for one in topic.partitions)
         )
@@ -233,7 +236,8 @@ class AsyncAdmin:
         *,
         timeout_s: float = ADMIN_TIMEOUT_S,
     ) -> dict[TopicPartition, int]:
-        for (topic, partition), offset in before.items():
+        limits = by_partition(before, "the offset that records are deleted before")
+        for (topic, partition), offset in limits.items():
             check_partition(await self._client.topic(topic, timeout_s=timeout_s), partition)
             if offset is not None and (type(offset) is not int or offset < 0):
                 raise InvalidRequestError(
@@ -242,11 +246,10 @@ class AsyncAdmin:
                 )
         starts = await asyncio.gather(
             *(
-                self._delete_records(TopicPartition(*place), offset, timeout_s)
-                for place, offset in before.items()
+                self._delete_records(place, offset, timeout_s) for place, offset in limits.items()
             )
         )
-        return {TopicPartition(*place): start for place, start in zip(before, starts, strict=True)}
+        return dict(zip(limits, starts, strict=True))
 
     async def _delete_records(
         self, place: TopicPartition, offset: int | None, timeout_s: float
@@ -294,8 +297,8 @@ class AsyncAdmin:
         timeout_s: float = MOVE_TIMEOUT_S,
     ) -> None:
         await self._moves(ADMIN_TIMEOUT_S).set_replication_factor(
-            _name(topic),
-            _count("replication_factor", replication_factor),
+            topic_name(topic),
+            whole_number("replication_factor", replication_factor),
             throttle_bytes_per_s=throttle_bytes_per_s,
             wait=wait,
             timeout_s=timeout_s,
@@ -320,7 +323,7 @@ class AsyncAdmin:
     async def plan_drain(
         self, broker: int, *, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> dict[TopicPartition, list[int]]:
-        return await self._moves(timeout_s).plan_drain(_count("broker", broker))
+        return await self._moves(timeout_s).plan_drain(whole_number("broker", broker))
 
     @takes_timeout
     async def drain_broker(
@@ -333,7 +336,7 @@ class AsyncAdmin:
         on_progress: OnProgress | None = None,
     ) -> None:
         await self._moves(ADMIN_TIMEOUT_S).drain(
-            _count("broker", broker),
+            whole_number("broker", broker),
             throttle_bytes_per_s=throttle_bytes_per_s,
             concurrency=concurrency,
             timeout_s=timeout_s,
@@ -342,7 +345,7 @@ class AsyncAdmin:
 
     @takes_timeout
     async def undrain_broker(self, broker: int, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
-        await self._moves(timeout_s).cordon(_count("broker", broker), False)
+        await self._moves(timeout_s).cordon(whole_number("broker", broker), False)
 
     @takes_timeout
     async def plan_spread(
@@ -352,7 +355,7 @@ class AsyncAdmin:
 
     @takes_timeout
     async def remove_broker(self, broker: int, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
-        await self._moves(timeout_s).remove(_count("broker", broker))
+        await self._moves(timeout_s).remove(whole_number("broker", broker))
 
     def _moves(self, timeout_s: float) -> MoveAdmin:
         return MoveAdmin(self._client, timeout_s)
@@ -491,16 +494,13 @@ def _topic_config(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: getattr(config, name) for name in (key.replace(".", "_") for key in options)}
 
 
-def _name(name: object) -> str:
-    if not isinstance(name, str):
-        raise TypeError(f"A topic is named by a str, not {type(name).__name__}.")
-    return name
-
-
-def _count(what: str, value: object) -> int:
-    if type(value) is not int:
-        raise TypeError(f"{what} is an int, not {type(value).__name__}.")
-    return value
+def _numbers(partitions: object) -> list[int] | None:
+    """Of `elect_leaders`."""
+    if partitions is None:
+        return None
+    if isinstance(partitions, str | bytes) or not isinstance(partitions, Iterable):
+        raise TypeError(f"partitions is a list of numbers, not {shown(partitions)}.")
+    return [whole_number("A partition", one) for one in partitions]
 
 
 class Admin:
@@ -589,7 +589,7 @@ class Admin:
         good. Answers where each log starts now, once no replica that may lead starts below. Raises
         OffsetOutOfRangeError past what is committed; TimeoutError, which says whether nothing was
         deleted (too few replicas were in sync), or it may or may not last."""
-        return self._run(lambda admin: admin.delete_records(dict(before), timeout_s=timeout_s))
+        return self._run(lambda admin: admin.delete_records(before, timeout_s=timeout_s))
 
     def list_groups(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> list[GroupListing]:
         """All consumer groups, by name: their state and number of members."""
@@ -677,7 +677,7 @@ class Admin:
         """
         self._run(
             lambda admin: admin.reassign_partitions(
-                dict(moves),
+                moves,
                 throttle_bytes_per_s=throttle_bytes_per_s,
                 wait=wait,
                 timeout_s=timeout_s,

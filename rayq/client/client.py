@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from rayq.client.arguments import topic_name
 from rayq.client.metadata import Leader, MetadataCache
 from rayq.config import ClusterConfig
 from rayq.environment import Buffer, Environment
@@ -396,8 +397,7 @@ class Client:
         """A topic from the cache; fetched when it is not there, or older than `age_max_s` and kept
         fresh by nobody. Raises UnknownTopicError once brokers have denied it for a second, and
         TimeoutError."""
-        if not isinstance(name, str):
-            raise TypeError(f"A topic is named by a str, not {type(name).__name__}.")
+        topic_name(name)
         start = self.now
         deadline = start + timeout_s
         backoff = Backoff(self.env, BACKOFF_FIRST_S, BACKOFF_MAX_S)

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from rayq.client.admin import Admin
+from rayq.client.arguments import shown, topic_name, topic_names, whole_number
 from rayq.client.background import BackgroundLoop, background_loop
 from rayq.client.client import BOOTSTRAP_MAX, Address, Client
 from rayq.client.consumer import AsyncConsumer, Consumer, check_callbacks
@@ -153,8 +154,7 @@ class Cluster:
         """`addresses` are `host:port` (port 9392 by default), or pairs, of some brokers; `key` is
         the client key (`rayq.wire.authentication`); `cluster_id` what the cluster has to be, None:
         whichever answers. Of `config` the TLS files and limits are used."""
-        given = [addresses] if isinstance(addresses, str) else list(addresses)
-        self._bootstrap = [parse_address(address) for address in given]
+        self._bootstrap = parse_addresses(addresses)
         if not self._bootstrap:
             raise ConfigError("A cluster needs the address of at least one broker, host:port.")
         self.name = name
@@ -223,9 +223,11 @@ class Cluster:
         """The addresses that this was made with."""
         return list(self._bootstrap)
 
-    def add_addresses(self, addresses: Iterable[Address]) -> None:
-        """Further ways to the cluster: its brokers may have moved since this was made."""
-        self._bootstrap = list(dict.fromkeys([*addresses, *self._bootstrap]))[:BOOTSTRAP_MAX]
+    def add_addresses(self, addresses: str | Iterable[str | Address]) -> None:
+        """Further ways to the cluster: its brokers may have moved since this was made. Raises
+        ConfigError."""
+        added = parse_addresses(addresses)
+        self._bootstrap = list(dict.fromkeys([*added, *self._bootstrap]))[:BOOTSTRAP_MAX]
 
     @property
     def connection_key(self) -> object:
@@ -308,7 +310,7 @@ class Cluster:
 
     def consumer(
         self,
-        *topics: str,
+        *topics: str | Iterable[str],
         group: str | None = None,
         pattern: str | re.Pattern[str] | None = None,
         on_assigned: Callback | None = None,
@@ -329,6 +331,7 @@ class Cluster:
             config
             | _given(value_deserializer=value_deserializer, key_deserializer=key_deserializer),
         )
+        names = topic_names(topics)
         callbacks = Callbacks(on_assigned, on_revoked, on_lost)
         check_callbacks(callbacks)
         _, background = self.shared_client()
@@ -338,8 +341,8 @@ class Cluster:
             core = ConsumerCore(client, checked, release, group)
             try:
                 core.check_callbacks(callbacks)
-                if topics or pattern is not None:
-                    await core.subscribe(topics, pattern)
+                if names or pattern is not None:
+                    await core.subscribe(names, pattern)
             except BaseException:
                 core.close()
                 raise
@@ -347,7 +350,7 @@ class Cluster:
 
         core = background.run(make())
         consumer: Consumer[ValueT, KeyT] = Consumer(core, background, callbacks)
-        watch(consumer, core, _name("A consumer", group, topics))
+        watch(consumer, core, _name("A consumer", group, names))
         self._made.add(consumer)
         return consumer
 
@@ -378,7 +381,7 @@ class Cluster:
 
     def async_consumer(
         self,
-        *topics: str,
+        *topics: str | Iterable[str],
         group: str | None = None,
         pattern: str | re.Pattern[str] | None = None,
         on_assigned: Callback | None = None,
@@ -396,6 +399,7 @@ class Cluster:
             config
             | _given(value_deserializer=value_deserializer, key_deserializer=key_deserializer),
         )
+        names = topic_names(topics)
         self._check_async("async_consumer")
         client, release = _acquire(self)
 
@@ -407,7 +411,7 @@ class Cluster:
             consumer: AsyncConsumer[ValueT, KeyT] = AsyncConsumer(
                 client,
                 checked,
-                topics,
+                names,
                 ended,
                 group=group,
                 pattern=pattern,
@@ -417,7 +421,7 @@ class Cluster:
             release()
             raise
         core = consumer.core
-        watch_loop(consumer, core, _name("An async consumer", group, topics))
+        watch_loop(consumer, core, _name("An async consumer", group, names))
         return consumer
 
     def _check_async(self, what: str) -> None:
@@ -460,7 +464,7 @@ class Cluster:
         It reads the last `count` of every partition (see `Consumer.seek_to_last`); keywords as in
         `ConsumerConfig`. Raises UnknownTopicError, InvalidRequestError, and what
         `Consumer.until_end` raises."""
-        count = check_count(count)
+        topic, count = topic_name(topic), check_count(count)
         with self.consumer(
             topic,
             value_deserializer=value_deserializer,
@@ -495,7 +499,7 @@ class Cluster:
         checked = parse(PoolConfig, config)
         spec = PoolSpec(
             name=check_group(group if name is None else name),
-            topic=topic,
+            topic=topic_name(topic),
             group=check_group(group),
             handler=check_handler(handler),
             config=checked,
@@ -561,6 +565,7 @@ class Cluster:
 
         Raises UnknownBrokerError; InvalidRequestError where the disk is not empty (then nothing was
         done), or for a cluster that was connected to from outside; RayqError."""
+        whole_number("broker", broker)
         operator = self._operator()
         brokers = self.admin.describe_cluster().brokers
         host = next((one.host for one in brokers if one.broker == broker), None)
@@ -697,9 +702,17 @@ def _unpickled(
     )
 
 
+def parse_addresses(addresses: Any) -> list[Address]:
+    """One, or several. Raises ConfigError, TypeError."""
+    if isinstance(addresses, bytes) or not isinstance(addresses, Iterable):
+        raise TypeError(f"Addresses are a list of host:port, not {shown(addresses)}.")
+    given = [addresses] if isinstance(addresses, str) else addresses
+    return [parse_address(address) for address in given]
+
+
 def parse_address(address: str | Address) -> Address:
     """`host:port`, `[v6 address]:port`, only the host, or a pair. Raises ConfigError."""
-    if isinstance(address, tuple):
+    if isinstance(address, tuple) and len(address) == 2 and isinstance(address[0], str):
         host, port = address[0], str(address[1])
     elif isinstance(address, str):
         host, colon, port = address.strip().rpartition(":")

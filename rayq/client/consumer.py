@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+from rayq.client.arguments import as_partitions, by_partition
 from rayq.client.arrow import load_pyarrow, table_of
 from rayq.client.background import BackgroundLoop
 from rayq.client.client import Client
@@ -90,7 +91,7 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
 
     async def subscribe(
         self,
-        topics: Iterable[str] = (),
+        topics: str | Iterable[str] = (),
         *,
         pattern: str | re.Pattern[str] | None = None,
         on_assigned: Callback | None = None,
@@ -104,10 +105,11 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         await self._core.subscribe(topics, pattern)
 
     async def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        wanted = as_partitions(partitions)
         self._topics, self._pattern = (), None
         if self._core.group is not None:
             await self._carry_out(self._core.group.give_up_steps())
-        await self._core.assign_by_hand(partitions)
+        await self._core.assign_by_hand(wanted)
 
     async def assignment(self) -> set[TopicPartition]:
         core = await self._start()
@@ -259,7 +261,8 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
     async def committed_with_metadata(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        return await (await self._start()).committing_group().committed(partitions)
+        wanted = as_partitions(partitions)
+        return await (await self._start()).committing_group().committed(wanted)
 
     async def pause(self, *partitions: TopicPartition) -> None:
         (await self._start()).set_paused(partitions, True)
@@ -273,15 +276,15 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
     async def beginning_offsets(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, int]:
-        return await self._core.beginning_offsets(partitions)
+        return await self._core.beginning_offsets(as_partitions(partitions))
 
     async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        return await self._core.end_offsets(partitions)
+        return await self._core.end_offsets(as_partitions(partitions))
 
     async def offsets_for_times(
         self, times: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int | None]:
-        return await self._core.offsets(times, by_time=True)
+        return await self._core.offsets(by_partition(times, "a time"), by_time=True)
 
     @takes_timeout
     async def close(self, timeout_s: float | None = None) -> None:
@@ -385,7 +388,7 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
 
     def subscribe(
         self,
-        topics: Iterable[str] = (),
+        topics: str | Iterable[str] = (),
         *,
         pattern: str | re.Pattern[str] | None = None,
         on_assigned: Callback | None = None,
@@ -414,11 +417,12 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         """Reads exactly these partitions; those that were read before keep their position. With a
         group: begins at its commits, and commits without being a member, while it has none. Raises
         UnknownTopicError, InvalidRequestError (no such partition)."""
+        wanted = as_partitions(partitions)
         with self._use:
             self._core.check_open()
             if self._core.group is not None:
                 self._carry_out(self._core.group.give_up_steps())
-            self._run(self._core.assign_by_hand(list(partitions)))
+            self._run(self._core.assign_by_hand(wanted))
 
     def assignment(self) -> set[TopicPartition]:
         """The partitions that are read now."""
@@ -658,7 +662,8 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """As `committed`, with the text that was committed along."""
-        return self._run(self._core.committing_group().committed(list(partitions)))
+        wanted = as_partitions(partitions)
+        return self._run(self._core.committing_group().committed(wanted))
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Polls return nothing of these until `resume`; what was fetched already is kept."""
@@ -676,18 +681,18 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The log start of each."""
-        return self._run(self._core.beginning_offsets(list(partitions)))
+        return self._run(self._core.beginning_offsets(as_partitions(partitions)))
 
     def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The offset after the last record that may be read (the high watermark) of each."""
-        return self._run(self._core.end_offsets(list(partitions)))
+        return self._run(self._core.end_offsets(as_partitions(partitions)))
 
     def offsets_for_times(
         self, times: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int | None]:
         """The first offset whose record is at or after a time (Unix, milliseconds); None where no
         record is so late."""
-        return self._run(self._core.offsets(dict(times), by_time=True))
+        return self._run(self._core.offsets(by_partition(times, "a time"), by_time=True))
 
     @takes_timeout
     def close(self, timeout_s: float | None = None) -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from rayq.client.arguments import as_partition, shown, topic_names
 from rayq.client.arrow import load_pyarrow, table_of
 from rayq.client.client import Client, check_partition
 from rayq.client.fetcher import Fetcher, tell_skipped
@@ -27,7 +28,6 @@ from rayq.client.subscription import (
     Start,
     Stream,
     Subscription,
-    as_partition,
 )
 from rayq.client.until_end import UntilEnd
 from rayq.config import MIB, ConsumerConfig, check_group_keys
@@ -418,13 +418,11 @@ class ConsumerCore:
 
     async def subscribe(
         self,
-        topics: Iterable[str],
+        topics: str | Iterable[str],
         pattern: str | re.Pattern[str] | None = None,
     ) -> None:
         self.check_open()
-        if isinstance(topics, str):
-            raise TypeError("subscribe takes a list of topics: subscribe([topic]).")
-        wanted = tuple(dict.fromkeys(topics))
+        wanted = topic_names(topics)
         if self.group is None and pattern is not None:
             raise InvalidRequestError("A pattern needs a group: consumer(group=...).")
         text = None if pattern is None else pattern_text(pattern)
@@ -445,15 +443,17 @@ class ConsumerCore:
         await self._started(self.assign(self.partitions_of(wanted)))
 
     def check_callbacks(self, callbacks: Callbacks) -> None:
-        """Raises InvalidRequestError without a group."""
+        """Raises InvalidRequestError without a group, TypeError."""
+        for callback in callbacks.given:
+            if not callable(callback):
+                raise TypeError(f"A callback is a function, not {shown(callback)}.")
         if callbacks.given and self.group is None:
             raise InvalidRequestError(
                 "on_assigned, on_revoked and on_lost need a group: consumer(group=...)."
             )
 
-    async def assign_by_hand(self, partitions: Iterable[TopicPartition]) -> None:
+    async def assign_by_hand(self, wanted: list[TopicPartition]) -> None:
         self.check_open()
-        wanted = [as_partition(one) for one in partitions]
         timeout_s = self.config.default_api_timeout_ms / 1000
         for topic, partition in wanted:
             check_partition(await self.client.topic(topic, timeout_s=timeout_s), partition)
@@ -510,14 +510,13 @@ class ConsumerCore:
 
     async def offsets(
         self,
-        wanted: Mapping[TopicPartition, int],
+        times: Mapping[TopicPartition, int],
         *,
         by_time: bool,
         timeout_s: float | None = None,
     ) -> dict[TopicPartition, int | None]:
         """Within `timeout_s`, by default `default_api_timeout_ms`."""
         self.check_open()
-        times = {as_partition(one): timestamp_ms for one, timestamp_ms in wanted.items()}
         for timestamp_ms in times.values():
             if by_time and (type(timestamp_ms) is not int or timestamp_ms < 0):
                 raise InvalidRequestError(
@@ -538,8 +537,8 @@ class ConsumerCore:
     async def end_offsets(
         self, partitions: Iterable[TopicPartition], *, timeout_s: float | None = None
     ) -> dict[TopicPartition, int]:
-        wanted = dict.fromkeys(partitions, LATEST)
-        found = await self.offsets(wanted, by_time=False, timeout_s=timeout_s)
+        ends = dict.fromkeys(partitions, LATEST)
+        found = await self.offsets(ends, by_time=False, timeout_s=timeout_s)
         return _all_known(found)
 
     async def beginning_offsets(

@@ -215,7 +215,11 @@ class Fetcher:
     async def _reset(self, stream: Stream, error: OffsetOutOfRangeError) -> None:
         """Goes on where `auto_offset_reset` says."""
         if self._config.auto_offset_reset == "none":
-            raise error
+            if stream.end is not None:  # Its reader knows what to do.
+                raise error
+            raise error.with_message(
+                f'{error} auto_offset_reset is "none": seek to an offset that is in the log.'
+            )
         logger.warning("%s: %s", stream.partition, error)
         offset = await self._resolve(stream, None)
         assert stream.fetch_offset is not None

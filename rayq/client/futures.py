@@ -29,6 +29,14 @@ OnDelivery = Callable[[RecordMetadata | None, BaseException | None], None]
 """`on_delivery(metadata, error)`: exactly one of the two is None."""
 
 
+def check_on_delivery(given: object) -> None:
+    """Raises TypeError."""
+    if given is not None and not callable(given):
+        raise TypeError(
+            f"on_delivery is a function of (metadata, error), not {type(given).__name__}."
+        )
+
+
 class Outcome:
     """What became of one batch. Set once, by the sender; read by any thread.
 

@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rayq.client.arguments import as_partition, by_partition, shown
 from rayq.client.client import Client, check_partition
 from rayq.client.coordinator import Coordinator, offsets_partitions
 from rayq.client.group_consumer import check_group
-from rayq.client.subscription import as_partition
 from rayq.config import ConsumerConfig
 from rayq.core.topic_changes import OFFSETS_TOPIC
 from rayq.errors import (
@@ -200,7 +200,8 @@ class GroupAdmin:
         if isinstance(to, Mapping):
             if topics is not None:
                 raise InvalidRequestError("to={partition: offset} names the partitions already.")
-            wanted = {as_partition(place): _offset(offset) for place, offset in to.items()}
+            offsets = by_partition(to, "an offset")
+            wanted = {place: _offset(offset) for place, offset in offsets.items()}
             places = list(wanted)
             await self._check_places(places)
         else:
@@ -257,8 +258,12 @@ class GroupAdmin:
     ) -> list[TopicPartition]:
         if topics is None:
             return sorted(committed)
+        if not isinstance(topics, Iterable):
+            raise TypeError(
+                "topics is a name, or a list of names and partitions, not " f"{shown(topics)}."
+            )
         places: list[TopicPartition] = []
-        for one in [topics] if isinstance(topics, str) else topics:
+        for one in [topics] if isinstance(topics, str | TopicPartition) else topics:
             if isinstance(one, str):
                 topic = await self._client.topic(one, timeout_s=self._left_s)
                 places += [TopicPartition(one, number) for number in range(len(topic.partitions))]

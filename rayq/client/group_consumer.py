@@ -13,11 +13,11 @@ import re
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from rayq.client.arguments import as_partition
 from rayq.client.client import Client, check_partition
 from rayq.client.coordinator import Coordinator
 from rayq.client.group_member import LEAVE_TIMEOUT_S, GroupMember, Interest, Partitions
 from rayq.client.group_offsets import METADATA_CHARACTERS_MAX, GroupOffsets, Position, refusal
-from rayq.client.subscription import as_partition
 from rayq.config import ConsumerConfig, is_unicode
 from rayq.core.topic_pattern import check_pattern
 from rayq.errors import InvalidRequestError, RayqError
@@ -366,8 +366,7 @@ class GroupConsumer:
         """On the loop: what the group has committed, whoever did it."""
         timeout_s = self._config.default_api_timeout_ms / 1000
         keys: dict[TopicPartition, tuple[str, int]] = {}
-        for given in partitions:
-            place = as_partition(given)
+        for place in partitions:
             topic = await self._client.topic(place.topic, timeout_s=timeout_s)
             check_partition(topic, place.partition)
             keys[place] = (topic.topic_id, place.partition)

@@ -18,6 +18,7 @@ from rayq.client.accumulator import (
     PartitionQueue,
     running_sizes,
 )
+from rayq.client.arguments import shown, topic_name
 from rayq.client.futures import DeliveryFuture, Part
 from rayq.client.partitioner import call_partitioner, next_sticky_partition
 from rayq.config import ProducerConfig, TopicConfig, parse
@@ -129,7 +130,11 @@ class Intake:
     ) -> DeliveryFuture | None:
         """Appends a record without waiting. None: the topic's metadata is missing
         or the buffer is full."""
-        known = self.topics.get(topic)
+        try:
+            known = self.topics.get(topic)
+        except TypeError:  # not hashable
+            topic_name(topic)
+            raise
         if known is None:
             return None
         size_bytes = RECORD_OVERHEAD_BYTES
@@ -204,14 +209,12 @@ class Intake:
     ) -> ManyJob | None:
         """Checks the arguments of a `send_many` and divides them by partition. None: the topic's
         metadata is missing."""
-        known = self.topics.get(topic)
+        known = self.topics.get(topic_name(topic))
         if known is None:
             return None
-        values = values if isinstance(values, list) else list(values)
-        values = _plain_column("value", values)
+        values = _plain_column("value", _column("values", values))
         if keys is not None:
-            keys = keys if isinstance(keys, list) else list(keys)
-            keys = _plain_column("key", keys)
+            keys = _plain_column("key", _column("keys", keys))
             if len(keys) != len(values):
                 raise InvalidRequestError(
                     f"send_many got {len(values)} values and {len(keys)} keys: it needs one each."
@@ -336,6 +339,14 @@ def _plain_bytes(what: str, found: object) -> bytes:
     return b"".join((found,))
 
 
+def _column(what: str, given: Sequence[bytes | None]) -> list[bytes | None]:
+    if isinstance(given, list):
+        return given
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        raise TypeError(f"The {what} of send_many are a list of bytes, not {shown(given)}.")
+    return list(given)
+
+
 def _plain_column(what: str, column: list[bytes | None]) -> list[bytes | None]:
     if set(map(type, column)) <= {bytes, type(None)}:
         return column
@@ -346,9 +357,17 @@ def _check_headers(headers: Iterable[tuple[str, bytes]]) -> tuple[Headers, int]:
     """A copy, and its size in a batch."""
     if isinstance(headers, Mapping):
         raise TypeError("Headers are a list of (name, value) pairs: use list(headers.items()).")
+    if not isinstance(headers, Iterable):
+        raise TypeError(f"Headers are a list of (name, value) pairs, not {shown(headers)}.")
     checked: Headers = []
     size_bytes = 0
-    for name, value in headers:
+    for header in headers:
+        try:
+            name, value = header
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"A header is a pair of a name and a value, not {shown(header)}."
+            ) from error
         if not isinstance(name, str) or not isinstance(value, bytes):
             raise TypeError(
                 "A header is a pair of a str and bytes, not of "
@@ -374,5 +393,6 @@ def _check_timestamp(timestamp_ms: Any) -> None:
         raise TypeError(f"timestamp_ms is an int, not {type(timestamp_ms).__name__}.")
     if not 0 <= timestamp_ms < TIMESTAMP_END_MS:
         raise InvalidTimestampError(
-            f"timestamp_ms is Unix time in milliseconds, not {timestamp_ms}: it cannot be negative."
+            f"timestamp_ms is Unix time in milliseconds, from 0 and below 2**62, not "
+            f"{shown(timestamp_ms)}."
         )

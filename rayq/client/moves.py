@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from rayq.client.arguments import as_partitions, by_partition, shown, whole_number
 from rayq.client.client import Client
 from rayq.core import move_plans
 from rayq.errors import (
@@ -66,7 +67,9 @@ class MoveAdmin:
         wait: bool,
         timeout_s: float,
     ) -> None:
-        wanted = {TopicPartition(*place): _brokers(place, to) for place, to in moves.items()}
+        targets = by_partition(moves, "the brokers that are to have it")
+        wanted = {place: _brokers(place, to) for place, to in targets.items()}
+        _check_throttle(throttle_bytes_per_s)
         if not wanted:
             return
         deadline = self._client.now + timeout_s
@@ -83,6 +86,7 @@ class MoveAdmin:
         wait: bool,
         timeout_s: float,
     ) -> None:
+        _check_throttle(throttle_bytes_per_s)
         deadline = self._client.now + timeout_s
         request = SetReplicationFactor(topic, factor, throttle_bytes_per_s)
         await self._change(request, min(timeout_s, self._timeout_s))
@@ -106,7 +110,7 @@ class MoveAdmin:
     async def cancel(self, partitions: Iterable[TopicPartition] | None) -> list[TopicPartition]:
         asked = moving = _targets(await self._all())
         if partitions is not None:
-            places = [TopicPartition(*place) for place in partitions]
+            places = as_partitions(partitions)
             if not moving.keys() >= set(places):
                 await self._take_back(places)  # Refused with the reason, or it began just now.
                 return places
@@ -182,8 +186,9 @@ class MoveAdmin:
         timeout_s: float | None,
         on_progress: OnProgress | None,
     ) -> None:
-        if concurrency < 1:
+        if whole_number("concurrency", concurrency) < 1:
             raise InvalidReassignmentError(f"concurrency is at least 1, not {concurrency}.")
+        _check_throttle(throttle_bytes_per_s)
         share = None
         if throttle_bytes_per_s is not None:
             share = max(1, throttle_bytes_per_s // concurrency)
@@ -457,11 +462,16 @@ class MoveAdmin:
         return answer
 
 
-def _brokers(place: tuple[str, int], brokers: Iterable[int]) -> list[int]:
-    target = list(brokers)
-    if not all(type(broker) is int for broker in target):
-        raise TypeError(f"The target of {place} is a list of broker ids, not {target!r}.")
+def _brokers(place: TopicPartition, brokers: Iterable[int]) -> list[int]:
+    target = list(brokers) if isinstance(brokers, Iterable) else [brokers]
+    if not isinstance(brokers, Iterable) or not all(type(broker) is int for broker in target):
+        raise TypeError(f"The target of {place} is a list of broker ids, not {shown(brokers)}.")
     return target
+
+
+def _check_throttle(throttle_bytes_per_s: object) -> None:
+    if throttle_bytes_per_s is not None:
+        whole_number("throttle_bytes_per_s", throttle_bytes_per_s)
 
 
 def _live(response: MetadataResponse) -> set[int]:

@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any, Generic, Self
 from rayq.client.accumulator import RECORD_OVERHEAD_BYTES
 from rayq.client.background import BackgroundLoop
 from rayq.client.client import Client
-from rayq.client.futures import DeliveryFuture, ManyDeliveryFuture, OnDelivery
+from rayq.client.futures import (
+    DeliveryFuture,
+    ManyDeliveryFuture,
+    OnDelivery,
+    check_on_delivery,
+)
 from rayq.client.intake import value_bytes
 from rayq.client.no_pickle import no_pickle_error
 from rayq.client.producer_core import ProducerCore, buffer_full_error, no_result_error
@@ -80,6 +85,7 @@ class AsyncProducer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         on_delivery: OnDelivery | None = None,
     ) -> DeliveryFuture:
         """As `Producer.send`: returns once the record is accepted."""
+        check_on_delivery(on_delivery)
         core = self.core
         core.check_open()
         if self._serializers is not None:
@@ -269,6 +275,8 @@ class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         InvalidRequestError (no such partition), ClosedError, TypeError (not bytes),
         SerializationError (a serializer raised, or returned no bytes).
         """
+        if on_delivery is not None:
+            check_on_delivery(on_delivery)
         if self._serializers is not None:
             value, key = self._serializers.pair(topic, value, key)
         future = self._offer(topic, value, key, headers, partition, timestamp_ms)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from rayq.client.admin import Admin
+from rayq.client.arguments import whole_number
 from rayq.client.health import min_insync_of
 from rayq.errors import BrokerInUseError, NotEnoughReplicasError, RayqError, UnknownBrokerError
 from rayq.records import ClusterInfo, PartitionInfo, TopicInfo
@@ -54,6 +55,7 @@ def check_may_stop(admin: Admin, broker: int) -> None:
 
 
 def _known(admin: Admin, broker: int) -> ClusterInfo:
+    whole_number("broker", broker)
     cluster = admin.describe_cluster()
     known = sorted(one.broker for one in cluster.brokers)
     if broker not in known:

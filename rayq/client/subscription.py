@@ -474,13 +474,6 @@ class Subscription:
         return reading[self._rotation :] + reading[: self._rotation]
 
 
-def as_partition(given: TopicPartition) -> TopicPartition:
-    """Takes a plain tuple too. Raises TypeError."""
-    if not isinstance(given, tuple) or len(given) != 2:
-        raise TypeError(f"A partition is a TopicPartition(topic, partition), not {given!r}.")
-    return TopicPartition(*given)
-
-
 START_OF_NEW_PARTITIONS = EARLIEST
 """A partition that was added to a subscribed topic is read from its beginning, whatever
 `auto_offset_reset` says: its records came after the subscription."""

@@ -21,7 +21,10 @@ def seconds(timeout_s: Any) -> float:
     """A timeout that was given, from 0 up to TIMEOUT_S_MAX. Raises InvalidRequestError for a
     negative one and for NaN, TypeError."""
     if not issubclass(type(timeout_s), Real):  # NumPy's numbers are
-        raise TypeError(f"A timeout is a number of seconds, not {type(timeout_s).__name__}.")
+        raise TypeError(
+            f"A timeout is a number of seconds, not {type(timeout_s).__name__}; math.inf waits "
+            "without end."
+        )
     if not timeout_s >= 0:  # NaN is neither.
         raise InvalidRequestError(
             f"A timeout is a number of seconds, not {timeout_s!r}: 0 does not wait, math.inf waits "
@@ -32,15 +35,20 @@ def seconds(timeout_s: Any) -> float:
 
 def takes_timeout(function: Callable[P, T]) -> Callable[P, T]:
     """Checks the argument `timeout_s` of a function or coroutine function by `seconds`, where it is
-    given and not None."""
-    place = list(inspect.signature(function).parameters).index("timeout_s")
+    given. None is taken where it is the default, too."""
+    parameters = inspect.signature(function).parameters
+    place = list(parameters).index("timeout_s")
+    may_be_none = parameters["timeout_s"].default is None
+
+    def check(timeout_s: Any) -> float | None:
+        return None if timeout_s is None and may_be_none else seconds(timeout_s)
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        if kwargs.get("timeout_s") is not None:
-            kwargs["timeout_s"] = seconds(kwargs["timeout_s"])
-        elif len(args) > place and args[place] is not None:
-            changed: Any = (*args[:place], seconds(args[place]), *args[place + 1 :])
+        if "timeout_s" in kwargs:
+            kwargs["timeout_s"] = check(kwargs["timeout_s"])
+        elif len(args) > place:
+            changed: Any = (*args[:place], check(args[place]), *args[place + 1 :])
             return function(*changed, **kwargs)
         return function(*args, **kwargs)
 

@@ -373,8 +373,8 @@ def test_subscribe_replaces_what_was_read(fake: FakeCluster, cluster: Cluster) -
         consumer.subscribe(["u"])
         assert consumer.assignment() == {TopicPartition("u", 0)}
         assert [one.topic for one in read(consumer, 1)] == ["u"]
-        with pytest.raises(TypeError):
-            consumer.subscribe("u")
+        consumer.subscribe("t")
+        assert consumer.assignment() == {T0}
         with pytest.raises(UnknownTopicError, match="create_topic"):
             consumer.subscribe(["nowhere"])
 

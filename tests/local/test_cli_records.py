@@ -154,7 +154,11 @@ def test_null_keys_and_values_are_shown_when_asked(rayq_command: Command, topic:
     ("options", "stdin", "said"),
     [
         (("-f", "json"), b'{"value": "a"}\nno json\n', "Record 2: 'no json' is no JSON"),
-        (("-K", ":"), b"k:v\nnone\n", "Record 2: 'none' has no key"),
+        (
+            ("-K", ":"),
+            b"k:v\nnone\n",
+            "Record 2: 'none' has no key: there is no ':' in it.",
+        ),
         (("-K", ":", "-H", "a=b"), b"k:v\nnone\n", "Record 2: 'none' has no key"),
         (("-f", "%p %s"), b"0 a\n7 b\n", "Record 2: "),
         (("-k", "k", "-t", "1h"), b"a\n", "is no time"),

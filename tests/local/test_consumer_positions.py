@@ -114,7 +114,7 @@ def test_deleted_records_send_the_reader_to_where_it_was_told_to_go(
     with cluster.consumer(auto_offset_reset="none") as consumer:
         consumer.assign([at])
         consumer.seek(at, 2)
-        with pytest.raises(rayq.OffsetOutOfRangeError, match="below the log start 6"):
+        with pytest.raises(rayq.OffsetOutOfRangeError, match=r"below the log start 6 \(its end is 10\)"):
             consumer.poll(timeout_s=10)
         consumer.seek(at, 8)
         assert values(consumer.poll(timeout_s=10)) == [b"8", b"9"]
@@ -137,7 +137,8 @@ def test_a_position_past_the_end_follows_the_reset_policy(cluster: LocalCluster,
         assert consumer.poll(timeout_s=10, max_records=1)[0].offset == 0
     with cluster.consumer(ten, auto_offset_reset="none") as consumer:
         consumer.seek(at, 11)
-        with pytest.raises(rayq.OffsetOutOfRangeError, match="11 .* past the end of the log 10"):
+        told = r"11 .* past the end of the log 10 \(its start is 0\).* seek to an offset"
+        with pytest.raises(rayq.OffsetOutOfRangeError, match=told):
             consumer.poll(timeout_s=10)
         consumer.seek(at, 9)
         assert values(consumer.poll(timeout_s=10)) == [b"9"]
@@ -145,6 +146,11 @@ def test_a_position_past_the_end_follows_the_reset_policy(cluster: LocalCluster,
     with cluster.consumer(ten, group=group, auto_offset_reset="latest") as consumer:
         consumer.poll(timeout_s=1)
         consumer.commit({at: 1000})  # Not checked: the coordinator does not have the log.
+    with (
+        cluster.consumer(ten, group=group, auto_offset_reset="none") as consumer,
+        pytest.raises(rayq.OffsetOutOfRangeError, match="1000 .* past the end of the log 10 "),
+    ):
+        consumer.poll(timeout_s=10)
     with cluster.consumer(ten, group=group, auto_offset_reset="latest") as consumer:
         eventually(
             lambda: consumer.poll(timeout_s=0.1) == [] and consumer.assignment() == {at}, "joined"

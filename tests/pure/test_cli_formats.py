@@ -57,6 +57,11 @@ def test_a_line_that_is_not_as_the_template_says_is_refused(line: bytes) -> None
         parser(r"[%k]\t%s", b"\n")(line)
 
 
+def test_what_is_missing_in_a_line_is_told_as_text() -> None:
+    with pytest.raises(InvalidRequestError, match=r"^'no colon' is not as '%k:%s': no ':'\.$"):
+        parser("%k:%s", b"\n")(b"no colon")
+
+
 @pytest.mark.parametrize("partition", [b"one", b"-1", b"9" * 30])
 def test_a_partition_that_is_no_number_is_refused(partition: bytes) -> None:
     with pytest.raises(InvalidRequestError, match="partition"):

@@ -1,0 +1,80 @@
+"""What callers may give for topics, partitions and counts: one rule for every call, and an error
+that says what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from rayq.records import TopicPartition
+
+V = TypeVar("V")
+
+SHOWN_MAX = 100
+"""So much of a wrong value is shown."""
+EXAMPLE = "TopicPartition('orders', 0)"
+
+
+def topic_name(given: object) -> str:
+    """Raises TypeError."""
+    if not isinstance(given, str):
+        raise TypeError(f"A topic is named by a str, such as 'orders', not by {shown(given)}.")
+    return given
+
+
+def topic_names(given: object) -> tuple[str, ...]:
+    """Of names, or of lists of names; a str is one name. Raises TypeError."""
+    if isinstance(given, str):
+        return (given,)
+    if isinstance(given, bytes | Mapping) or not isinstance(given, Iterable):
+        raise TypeError(f"Topics are a list of names, such as ['orders'], not {shown(given)}.")
+    names: list[str] = []
+    for one in given:
+        is_several = isinstance(one, list | tuple | set | frozenset)
+        names += map(topic_name, one) if is_several else (topic_name(one),)
+    return tuple(dict.fromkeys(names))
+
+
+def as_partition(given: object) -> TopicPartition:
+    """Takes a plain tuple too. Raises TypeError."""
+    if (
+        not isinstance(given, tuple)
+        or len(given) != 2
+        or not isinstance(given[0], str)
+        or type(given[1]) is not int
+    ):
+        raise TypeError(
+            f"A partition is a topic and a number from 0, such as {EXAMPLE}, not {shown(given)}."
+        )
+    return TopicPartition(*given)
+
+
+def as_partitions(given: object) -> list[TopicPartition]:
+    """Raises TypeError."""
+    is_one = isinstance(given, TopicPartition)
+    if is_one or isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise TypeError(f"Partitions are a list, such as [{EXAMPLE}], not {shown(given)}.")
+    return [as_partition(one) for one in given]
+
+
+def by_partition(given: Mapping[TopicPartition, V], what: str) -> dict[TopicPartition, V]:
+    """A mapping of partitions to `what`. Raises TypeError."""
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"A mapping of each partition to {what} is needed, such as {{{EXAMPLE}: ...}}, not "
+            f"{shown(given)}."
+        )
+    return {as_partition(place): value for place, value in given.items()}
+
+
+def whole_number(name: str, given: object) -> int:
+    """Raises TypeError."""
+    if type(given) is not int:
+        raise TypeError(f"{name} is an int, not {type(given).__name__}.")
+    return given
+
+
+def shown(given: object) -> str:
+    """Its repr, or as much of that as helps."""
+    text = repr(given)
+    return text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + "..."
