@@ -583,7 +583,7 @@ def test_a_record_never_sent_fails_as_not_written(fake: FakeCluster, cluster: Cl
 def test_a_refused_record_fails_as_not_written(fake: FakeCluster, cluster: Cluster) -> None:
     fake.create_topic("t")
     fake.fault(Produce, times=1000, error=NotEnoughReplicasError("2 of 3 are away"))
-    with cluster.producer(delivery_timeout_ms=300) as producer:
+    with cluster.producer(delivery_timeout_ms=400, retry_backoff_ms=900) as producer:
         error = producer.send("t", b"v").exception(5)
         assert isinstance(error, DeliveryTimeoutError)
         assert "2 of 3 are away" in str(error)

@@ -114,6 +114,17 @@ def test_plain_iteration_in_between_brings_nothing_from_behind_the_end(
         assert consumer.poll()[0].offset == 10
 
 
+def test_values_may_be_deserialized(fake: FakeCluster, cluster: Cluster) -> None:
+    fake.create_topic("t")
+    write_tens(fake, 2)
+    with cluster.consumer("t", value_deserializer=int, **EARLIEST) as consumer:
+        reading = consumer.until_end()
+        assert [next(reading).value for _ in range(5)] == [0, 1, 2, 3, 4]
+        assert [one.value for one in consumer.poll(max_records=3)] == [5, 6, 7]
+        assert [one.value for one in reading] == list(range(8, 20))
+    assert [one.value for one in cluster.tail("t", 2, value_deserializer=int)] == [18, 19]
+
+
 def test_the_end_may_lie_inside_a_batch(fake: FakeCluster, cluster: Cluster) -> None:
     fake.create_topic("t")
     write_tens(fake, 1)
@@ -414,8 +425,8 @@ def test_the_last_records_of_each_partition(fake: FakeCluster, cluster: Cluster)
         consumer.seek_to_end()
         before = len(fake.asked(Fetch))
         consumer.seek_to_last(2, T0)
-        asked = fake.asked(Fetch)[before:]
-        assert min(one.offset for one in asked) == 28, "without gaps nothing has to be read"
+        asked = [one.offset for one in fake.asked(Fetch)[before:] if one.partition == 0]
+        assert min(asked) == 28, "without gaps nothing has to be read"
         assert [one.offset for one in consumer.until_end()] == [28, 29]
         for wrong in (-1, 1.5, True, "3", None):
             with pytest.raises(InvalidRequestError, match="int from 0"):
