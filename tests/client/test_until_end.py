@@ -24,7 +24,8 @@ from rayq.errors import (
 )
 from rayq.records import TopicPartition
 from rayq.storage.batch import encode_batch
-from rayq.wire.messages import DescribeGroup, Fetch, ListOffsets, ListOffsetsResponse
+from rayq.wire import messages
+from rayq.wire.messages import LATEST, DescribeGroup, Fetch, ListOffsets, ListOffsetsResponse
 from tests.client.fake_broker import FakeCluster
 
 Eventually = Callable[[Callable[[], bool]], None]
@@ -128,12 +129,14 @@ def test_values_may_be_deserialized(fake: FakeCluster, cluster: Cluster) -> None
 def test_the_end_may_lie_inside_a_batch(fake: FakeCluster, cluster: Cluster) -> None:
     fake.create_topic("t")
     write_tens(fake, 1)
-    fake.fault(ListOffsets, change=lambda *_: (ListOffsetsResponse(7, None), []))
+    fake.fault(
+        ListOffsets,
+        change=lambda *_: (ListOffsetsResponse(7, None), []),
+        matches=lambda request, _broker: request.timestamp_ms == LATEST,
+    )
     with cluster.consumer(**EARLIEST) as consumer:
         consumer.assign([T0])
         consumer.seek(T0, 2)
-        fake.clear_faults()
-        fake.fault(ListOffsets, change=lambda *_: (ListOffsetsResponse(7, None), []))
         assert [one.offset for one in consumer.until_end()] == [2, 3, 4, 5, 6]
         assert consumer.position(T0) == 7
         assert [one.offset for one in consumer.until_end()] == [7, 8, 9]
@@ -467,12 +470,10 @@ def test_retention_may_be_faster_than_the_count(fake: FakeCluster, cluster: Clus
     fake.fault(
         ListOffsets,  # The start is asked for first; meanwhile it has moved.
         change=lambda *_: (ListOffsetsResponse(0, None), []),
-        matches=lambda request, _broker: request.timestamp_ms == -2,
+        matches=lambda request, _broker: request.timestamp_ms == messages.EARLIEST,
     )
     fake.delete_before("t", 0, 45)
-    with cluster.consumer(**EARLIEST) as consumer:
-        consumer.assign([T0])
-        consumer.seek_to_end()
+    with cluster.consumer("t", fetch_max_wait_ms=50) as consumer:
         consumer.seek_to_last(40)
         assert [one.offset for one in consumer.until_end()] == [one for one in kept if one >= 45]
 

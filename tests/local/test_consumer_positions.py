@@ -144,7 +144,9 @@ def test_a_position_past_the_end_follows_the_reset_policy(cluster: LocalCluster,
         assert values(consumer.poll(timeout_s=10)) == [b"9"]
     group = f"past-the-end-of-{ten}"
     with cluster.consumer(ten, group=group, auto_offset_reset="latest") as consumer:
-        consumer.poll(timeout_s=1)
+        eventually(
+            lambda: consumer.poll(timeout_s=0.1) == [] and consumer.assignment() == {at}, "joined"
+        )
         consumer.commit({at: 1000})  # Not checked: the coordinator does not have the log.
     with (
         cluster.consumer(ten, group=group, auto_offset_reset="none") as consumer,
