@@ -185,6 +185,17 @@ def test_a_torn_last_append_is_cut_wherever_it_was_torn(path: str) -> None:
     assert state_of(open_log(path))[4] == entries(1, 3) + entries(4, 4, epoch=2)
 
 
+def test_a_torn_append_is_cut_although_its_record_looks_like_appends(path: str) -> None:
+    log = open_log(path)
+    log.append(entries(1, 3))
+    file = Path(path) / "metadata.log"
+    size, magic = file.stat().st_size, file.read_bytes()[:4]
+    log.append([(4, 1, magic * 10)])
+    file.write_bytes(file.read_bytes()[:-1])
+    assert state_of(open_log(path))[4] == entries(1, 3)
+    assert file.stat().st_size == size
+
+
 def test_damage_before_intact_entries_is_refused_and_nothing_deleted(path: str) -> None:
     log = open_log(path)
     ends = [0]
