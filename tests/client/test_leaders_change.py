@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from rayq.client import client
 from rayq.errors import DisconnectedError, NotLeaderError, TimeoutError, UnknownTopicError
 from rayq.wire.messages import AllocateProducerId, Metadata, Produce
 from tests.client.fake_broker import FakeCluster
@@ -53,8 +54,11 @@ def test_a_leader_that_hangs_is_given_up_when_another_is_elected(fake3: FakeClus
     assert fake3.values("t") == [b"before", b"in doubt"]
 
 
-def test_a_broker_that_hangs_does_not_keep_back_what_another_hears(fake3: FakeCluster) -> None:
+def test_a_broker_that_hangs_does_not_keep_back_what_another_hears(
+    fake3: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Broker 3 knows less than the client at first, and hears of the election a moment later."""
+    monkeypatch.setattr(client, "ASK_TIMEOUT_S", 30.0)  # For as long it was waited for.
     fake3.freeze_metadata(3)
     fake3.create_topic("t")
     with fake3.cluster() as cluster, cluster.producer() as producer:
@@ -68,8 +72,8 @@ def test_a_broker_that_hangs_does_not_keep_back_what_another_hears(fake3: FakeCl
 
         timer = later(1.2, elect)
         start = time.monotonic()
-        assert producer.send("t", b"after").result(8).offset == 1
-        assert time.monotonic() - start < 1.2 + 1.2
+        assert producer.send("t", b"after").result(60).offset == 1
+        assert time.monotonic() - start < 15
         timer.join()
 
 
