@@ -9,6 +9,7 @@ end all.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import os
 import re
@@ -46,10 +47,11 @@ def start_ray(node_ip: str | None, num_cpus: int | None = None) -> tuple[str, st
             *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head"),
             f"--port={port}",
             f"--dashboard-port={dashboard}",
-            f"--ray-client-server-port={client}",
             "--include-dashboard=false",
             "--disable-usage-stats",
             "--log-style=record",
+            # A Ray without grpc, as our extra `cli` brings it, has no such server and refuses this.
+            *((f"--ray-client-server-port={client}",) if importlib.util.find_spec("grpc") else ()),
             *(() if node_ip is None else (f"--node-ip-address={node_ip}",)),
             *(() if num_cpus is None else (f"--num-cpus={num_cpus}",)),
         ]

@@ -24,6 +24,17 @@ EXTRAS = {
 }
 """What each brings, and a first use of it."""
 
+START = """
+import os, subprocess, sys, tempfile
+
+with tempfile.TemporaryDirectory(prefix="rq", ignore_cleanup_errors=True) as home:
+    os.environ |= {"RAYQ_HOME": home, "RAY_TMPDIR": home}
+    os.environ.pop("RAY_ADDRESS", None)
+    rayq = [sys.executable, "-m", "rayq.cli"]
+    subprocess.run([*rayq, "start", home, "-b", "1", "-c", "bind_host=127.0.0.1"], check=True)
+    subprocess.run([*rayq, "stop"], check=True)
+"""
+
 ROUND_TRIP = """
 import importlib.util, sys
 from pathlib import Path
@@ -109,6 +120,13 @@ def test_the_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) ->
 def test_the_wheel_installs_with_each_extra(wheel: Path, tmp_path: Path, extra: str) -> None:
     python = environment(tmp_path, f"{wheel}[{extra}]")
     run(python, "-c", EXTRAS[extra], cwd=tmp_path)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+def test_the_command_starts_a_cluster_with_the_extra_cli_alone(wheel: Path, tmp_path: Path) -> None:
+    """Without what Ray's own extras bring."""
+    assert "is up: 1 broker" in run(environment(tmp_path, f"{wheel}[cli]"), "-c", START, cwd=tmp_path)
 
 
 def test_no_extra_is_forgotten() -> None:
