@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from rayq.config import MIB
+from rayq.core.topic_changes import DEFAULT_REPLICATION_FACTOR, OFFSETS_TOPIC
 from rayq.records import (
     BrokerInfo,
     ClusterInfo,
@@ -62,6 +63,7 @@ def find_problems(
         *_partition_problems(listed),
         *_disk_problems(listed),
         *_leadership_problems(listed),
+        *_own_topics_problems(cluster, listed),
         *_group_problems(groups),
         *_move_problems(moves),
     ]
@@ -251,6 +253,22 @@ def _leadership_problems(topics: list[TopicInfo]) -> Iterable[Problem]:
             "after failures the load of leading may lie on few brokers",
             "rayq cluster elect-leaders",
         )
+
+
+def _own_topics_problems(cluster: ClusterInfo, topics: list[TopicInfo]) -> Iterable[Problem]:
+    """Where groups were used before there were enough brokers."""
+    takers = sum(not broker.cordoned for broker in cluster.brokers)
+    wanted = min(DEFAULT_REPLICATION_FACTOR, takers)
+    for topic in topics:
+        factor = min((len(_wanted(partition)) for partition in topic.partitions), default=wanted)
+        if topic.name == OFFSETS_TOPIC and factor < wanted:
+            yield Problem(
+                "notice",
+                f"{topic.name} has {_count(factor, 'replica', 'replicas')} of each partition, and "
+                f"there are {takers} brokers",
+                "it is from when there were fewer: a lost disk may take how far groups have read",
+                f"rayq topic set-replication-factor {topic.name} -r {wanted}",
+            )
 
 
 def _group_problems(groups: Iterable[GroupInfo]) -> Iterable[Problem]:

@@ -123,6 +123,17 @@ def test_a_partition_that_lacks_replicas_says_how_bad_it_is(
     assert "rayq topic describe t" in problem.next_command
 
 
+def test_positions_of_groups_from_when_there_were_fewer_brokers_are_to_be_copied() -> None:
+    one = partition([0], replicas=[replica(0)])
+    own = TopicInfo("__consumer_offsets", "id", [one], {})
+    problem = only(find_problems(cluster(), [own, topic(one)]))
+    assert is_healthy([problem])
+    assert "1 replica of each partition, and there are 3 brokers" in problem.what
+    assert problem.next_command == "rayq topic set-replication-factor __consumer_offsets -r 3"
+    moving = partition([0], replicas=[replica(0)], target=[0, 1, 2], origin=[0])
+    assert find_problems(cluster(), [TopicInfo("__consumer_offsets", "id", [moving], {})]) == []
+
+
 def test_replicas_that_are_only_added_are_nothing_to_worry_about() -> None:
     assert find_problems(cluster(), [topic(partition([0], target=[0, 1, 2], origin=[0]))]) == []
 

@@ -136,7 +136,7 @@ def test_a_cluster_from_start_to_stop_and_back(rayq: Rayq, tmp_path: Path) -> No
     data = str(tmp_path / "data")
     # Where nobody else reaches it.
     start = ("start", data, "--port", "23392", "-c", "bind_host=127.0.0.1")
-    said = rayq.well(*start, "--brokers", "3")
+    said = rayq.well(*start, "--brokers", "3", "--num-cpus", "3")
     # They start at the same time: any of them may have the first port.
     assert "3 brokers at " in said and "127.0.0.1:23392, " in said
     first = rayq.current
