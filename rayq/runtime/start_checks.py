@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 from rayq.client.environment import system_environment
 from rayq.config import ClusterConfig
@@ -38,11 +39,20 @@ def check_start(
     deadline_s = time.monotonic() + patience_s
     for one in found:
         while (holder := lock_holder(environment.disk, f"{one.path}/{BROKER_LOCK}")) is not None:
-            if is_orphan(holder.pid):
-                break  # It ends in a moment, with the Ray that it was of.
+            if _is_ending(holder.pid):
+                break
             if time.monotonic() >= deadline_s:
                 raise DirectoryInUseError(
                     f"{one.path} is in use by process {holder.pid}: broker {one.broker} runs on "
                     "it. Stop that cluster first, or use another directory."
                 )
             time.sleep(LOCK_RETRY_S)
+
+
+def _is_ending(pid: int) -> bool:
+    """Whether a process is gone, or is a worker of a Ray whose raylet is: that ends in a moment."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return command.startswith(b"ray::") and is_orphan(pid)
