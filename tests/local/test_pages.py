@@ -29,14 +29,14 @@ import rayq
 from rayq.runtime.current_cluster import Current, write_current
 from rayq.testing import LocalCluster
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r'^```(\w+)(?: title="([^"]*)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 FILE_NAME = re.compile(r"[\w./-]+\.\w+")
 NOT_RUN = re.compile(r"Not run: \w+ \w+")
-TIMEOUT_S = 100.0
+TIMEOUT_S = 170.0
 
 
 class Fence(NamedTuple):
@@ -204,4 +204,5 @@ def test_every_file_of_a_page_is_used_by_it() -> None:
         found = fences(page)
         for number, fence in enumerate(found):
             later = "".join(other.text for other in found[number + 1 :])
-            assert not fence.is_file or Path(fence.title).stem in later, f"{fence}: {fence.title}"
+            user = "pytest" if fence.title == "conftest.py" else Path(fence.title).stem
+            assert not fence.is_file or user in later, f"{fence}: {fence.title}"
