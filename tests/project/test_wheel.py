@@ -131,4 +131,4 @@ def test_the_command_starts_a_cluster_with_the_extra_cli_alone(wheel: Path, tmp_
 
 def test_no_extra_is_forgotten() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert {*EXTRAS, "dev"} == set(extras)
+    assert {*EXTRAS, "dev", "docs"} == set(extras)
