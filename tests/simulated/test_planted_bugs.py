@@ -31,7 +31,7 @@ FIRST_SEEDS = {
     "horizon_ignored": 15,
     "cancelled_whatever_is_in_sync": 10,
     "directory_removed_by_old_metadata": 2,
-    "refusal_of_an_older_proposal_believed": 205,
+    "refusal_of_an_older_proposal_believed": 61,
 }
 """Where to begin, so that a hunt need not look for long; where it stands does not matter."""
 
