@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import unittest.mock
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
@@ -69,7 +70,11 @@ class Rayq:
 
     def here(self, *arguments: str) -> str:
         """In this process, for verbs that ask no Ray: they need no second to begin."""
-        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(StringIO()) as out:
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            unittest.mock.patch.dict(os.environ),  # A verb that does join a Ray sets its token mode.
+            contextlib.redirect_stdout(StringIO()) as out,
+        ):
             logger = logging.getLogger("rayq")  # which the command makes quiet
             patch.setattr(logger, "propagate", logger.propagate)
             patch.setattr(logger, "handlers", list(logger.handlers))
@@ -184,7 +189,7 @@ def test_a_cluster_from_start_to_stop_and_back(rayq: Rayq, tmp_path: Path) -> No
     _, said = stopping.communicate(timeout=60)
     assert (stopping.returncode, said) in ((130, b""), (0, b""))
     if stopping.returncode:
-        rayq.here("stop")
+        rayq.well("stop")
     assert rayq.in_kernel_session(session) == []
     assert not (rayq.home / "current.json").exists()
 
