@@ -160,7 +160,7 @@ def test_while_brokers_are_missing_groups_wait_and_nobody_loses_anything(
 ) -> None:
     async def story() -> None:
         async with coordinators(groups, attempt_timeout_s=2.0) as coordinator:
-            one = Member(coordinator, "g", ["t"], session_timeout_ms=1500)
+            one = Member(coordinator, "g", ["t"], session_timeout_ms=2500)
             await settle(one)
             await wait_for_replicas(groups)
             leader = await asyncio.to_thread(leader_of, groups, OFFSETS_TOPIC)
