@@ -110,6 +110,9 @@ class ReplicaSupervisor:
         self._damaged: dict[Key, str] = {}
         """Those of them that start again because only their logs are damaged, by the incarnation
         that found it."""
+        self._copy_anew_from_s: dict[Key, float] = {}
+        """Of those that started again as they are, because the others did not have all: when it is
+        looked at anew whether they have."""
         self._not_before_s: dict[Key, float] = {}
         self._backoff_s: dict[Key, float] = {}
         self._starting = 0
@@ -585,6 +588,7 @@ class ReplicaSupervisor:
         Where they may not, it starts again as it is: most of it is sound, and what is damaged in
         the others' logs may be sound here."""
         now_s = self._environment.clock.monotonic()
+        self._give_up_damaged(now_s)
         for key, incarnation in list(self._damaged.items()):
             host = self._hosts.get(incarnation)
             if host is not None and key in host.keys and key not in host.let_go:
@@ -598,6 +602,7 @@ class ReplicaSupervisor:
                     self._broker, self._incarnation, [(*key, incarnation)], "its log is damaged"
                 )
             )
+            backoff_s = min(BACKOFF_MAX_S, max(BACKOFF_S, 2 * self._backoff_s.get(key, 0.0)))
             found = self._find(key)
             if found is not None:
                 path = self._directory.partition_path(found[0].name, key[1])
@@ -610,11 +615,36 @@ class ReplicaSupervisor:
                     logger.warning("%s is damaged: it is copied anew from its leader", path)
                     aside = self._directory.quarantine(path, to_remove=True)
                     self._environment.tasks.spawn(self._remove(aside), f"remove {aside}")
+                else:
+                    # At another moment on each broker: two that let go at once would both be
+                    # refused.
+                    spread = 2 + 2 * self._environment.random.random()
+                    self._copy_anew_from_s[key] = now_s + spread * backoff_s
             del self._damaged[key]
             self._failed.pop(key, None)
-            backoff_s = max(BACKOFF_S, 2 * self._backoff_s.get(key, 0.0))
-            self._backoff_s[key] = min(BACKOFF_MAX_S, backoff_s)
-            self._not_before_s[key] = now_s + self._backoff_s[key]
+            self._backoff_s[key] = backoff_s
+            self._not_before_s[key] = now_s + backoff_s
+
+    def _give_up_damaged(self, now_s: float) -> None:
+        """A log that is known to be damaged, but had to start again as it is, is given up for a new
+        copy as soon as the others have all of it. It may take long until somebody reads just there
+        and finds the damage anew."""
+        for key, from_s in list(self._copy_anew_from_s.items()):
+            found = self._find(key)
+            if found is None or key in self._damaged:
+                del self._copy_anew_from_s[key]
+            elif now_s >= from_s and self._have_others_all(*found):
+                process = found[1].processes.get(self._broker)
+                if process is not None and process.incarnation in self._hosts:
+                    del self._copy_anew_from_s[key]
+                    self._damaged[key] = process.incarnation
+                    self._failed[key] = "its log is damaged"
+
+    def _have_others_all(self, topic: Topic, partition: Partition) -> bool:
+        """Whether enough replicas of other brokers are in sync for one here to be copied anew."""
+        value = partition.value
+        others = sum(member.broker != self._broker for member in value.isr)
+        return value.leader is not None and others >= max(topic.min_insync(value), COPIES_MIN)
 
     def _may_copy_anew(self, topic: Topic, partition: Partition) -> bool:
         """Whether a log that is damaged here may go: it counts for nothing in metadata from after
@@ -622,10 +652,9 @@ class ReplicaSupervisor:
         acknowledged. (What one of these has damaged, the other has.)"""
         value = partition.value
         return (
-            value.leader is not None
+            self._have_others_all(topic, partition)
             and self._broker not in partition.processes
             and all(one.broker != self._broker for one in (*value.isr, *value.elr))
-            and len(value.isr) >= max(topic.min_insync(value), COPIES_MIN)
         )
 
     async def _tell(self, request: messages.Request) -> None:

@@ -167,13 +167,16 @@ class Member:
 
 
 async def settle(*members: Member) -> None:
-    """Rounds of heartbeats until nobody has news."""
-    while True:
-        before = [(one.epoch, set(one.owned)) for one in members]
-        for one in members:
-            await one.settle()
-        if before == [(one.epoch, set(one.owned)) for one in members]:
-            return
+    """Rounds of heartbeats until nobody has news, and until somebody owns something: a coordinator
+    hears of a topic a moment after the topic's creator."""
+    async with asyncio.timeout(60):
+        while True:
+            before = [(one.epoch, set(one.owned)) for one in members]
+            for one in members:
+                await one.settle()
+            after = [(one.epoch, set(one.owned)) for one in members]
+            if before == after and any(owned for _, owned in after):
+                return
 
 
 @asynccontextmanager
