@@ -87,8 +87,9 @@ test-thorough: $(FOR_THE_TESTS) $(FOR_THE_DOCS) ## Run what `make test` leaves o
 
 test-all: test test-thorough ## Run all tests; below an hour
 
-test-fast: $(FOR_THE_TESTS) ## Run the tests that need no Ray cluster; below 2 minutes
-	@$(PYTEST) $(SIDE_BY_SIDE) -m "not real and not project and not slow and not thorough and not hunt"
+test-fast: $(FOR_THE_TESTS) ## Run the tests of the floors below whole clusters; below 2 minutes
+	@$(PYTEST) $(SIDE_BY_SIDE) \
+		-m "not local and not real and not project and not slow and not thorough and not hunt"
 
 hunt: $(FOR_THE_TESTS) ## Plant each bug and let the simulation find it; up to an hour
 	@$(BIN)/python -m pytest -m hunt tests/simulated/test_planted_bugs.py
@@ -99,7 +100,7 @@ SEED ?= 1
 mutants: $(FOR_THE_TESTS) ## Plant small mistakes into the servers' code; say which nothing notices: MODULES=rayq/core SAMPLE=50 SEED=1
 	@$(BIN)/python -m mutants $(if $(MODULES),--modules $(MODULES)) --sample $(SAMPLE) --seed $(SEED)
 
-bench: $(FOR_THE_TESTS) ## Measure this disk and rayq on it; below 6 minutes, a table and .bench/results.json
+bench: $(FOR_THE_TESTS) ## Measure this disk and rayq on it; 6 minutes, a table and .bench/results.json
 	@$(BIN)/python -m benchmarks.run
 
 SEEDS ?= 0:200
