@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import gc
 import logging
 import os
 import time
@@ -139,8 +140,11 @@ def broker_name(cluster_name: str, broker: int) -> str:
 
 
 def server_environment(config: ClusterConfig) -> Environment:
-    """The world of a process that serves: it may open as many files as the machine allows."""
+    """The world of a process that serves: it may open as many files as the machine allows, and what
+    was imported by now is never looked at again by the garbage collector. (A full collection took
+    50 to 90 ms, in which nothing was answered: nearly all that it saw were the modules of Ray.)"""
     raise_limit()
+    gc.freeze()
     return system_environment(config)
 
 

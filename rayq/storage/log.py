@@ -438,7 +438,7 @@ class Log:
             )
         segment = self._segments.find(offset)
         try:
-            view = segment.view(offset)
+            view = segment.view(offset, limit_offset, bytes_max)
         except OSError as error:
             raise read_failed(segment.path, None, error) from error
         self._use(segment)

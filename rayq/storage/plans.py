@@ -107,12 +107,16 @@ class ReadResult(NamedTuple):
     next_offset: int
 
 
+CACHED_READ_BYTES_MAX = 1024**2
+"""More is read in a thread, though it be in the page cache: the loop would copy it meanwhile."""
+
+
 class _WouldWait(Exception):  # noqa: N818
-    """What a read needs is not in the page cache."""
+    """What a read needs is not in the page cache, or much."""
 
 
 def _pread_cached(file: File, length: int, position: int) -> bytes:
-    data = file.pread_cached(length, position)
+    data = file.pread_cached(length, position) if length <= CACHED_READ_BYTES_MAX else None
     if data is None:
         raise _WouldWait
     return data

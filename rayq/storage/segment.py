@@ -111,6 +111,7 @@ class SegmentView:
     """A segment as it stood at one moment, for a job in a thread.
 
     `floor` is a known place at or before the offset that the job is about, None: ask the index.
+    `ceiling` is a batch, offset and position, that a read may end before, None: ask the index.
     """
 
     path: str
@@ -121,6 +122,7 @@ class SegmentView:
     offsets: IndexView
     times: IndexView
     floor: int | None = None
+    ceiling: tuple[int, int] | None = None
 
     def locate(self, offset: int, read: Reader) -> Place | None:
         """The batch that contains `offset` (or, in a gap, the next one), None past the end.
@@ -169,6 +171,11 @@ class SegmentView:
     def boundary(self, position_max: int, offset_max: int, read: Reader) -> tuple[int, int]:
         """Offset and position of the last batch known to the index that begins no further than
         either limit; the segment's start when there is none."""
+        return max(self._indexed_boundary(position_max, offset_max, read), self.ceiling or (0, 0))
+
+    def _indexed_boundary(
+        self, position_max: int, offset_max: int, read: Reader
+    ) -> tuple[int, int]:
         try:
             by_position = self.offsets.last_at_most(position_max, read, column=1)
             by_offset = self.offsets.last_at_most(offset_max - self.base_offset, read)
@@ -277,15 +284,26 @@ class Segment:
         """No batch will be added any more."""
         self.times.add(self.max_timestamp_ms, self.next_offset - self.base_offset)
 
-    def view(self, offset: int | None = None) -> SegmentView:
-        """The segment as it stands, for a job about `offset`."""
-        floor = None
+    def view(
+        self, offset: int | None = None, limit_offset: int | None = None, bytes_max: int = 0
+    ) -> SegmentView:
+        """The segment as it stands, for a job about `offset`, or about what follows it below
+        `limit_offset` and in the `bytes_max` from there."""
+        floor = ceiling = None
         pending = self.offsets.pending
         if offset is not None and pending and pending[0][0] <= offset - self.base_offset:
             place = bisect_right(pending, offset - self.base_offset, key=itemgetter(0))
             floor = pending[place - 1][1]
         elif offset is not None and not self.offsets.count:
             floor = 0
+        if limit_offset is not None and floor is not None:
+            place = min(
+                bisect_right(pending, limit_offset - self.base_offset, key=itemgetter(0)),
+                bisect_right(pending, floor + bytes_max, key=itemgetter(1)),
+            )
+            if place > 0:
+                relative, position = pending[place - 1]
+                ceiling = (self.base_offset + relative, position)
         return SegmentView(
             self.path,
             self.file,
@@ -295,6 +313,7 @@ class Segment:
             self.offsets.view(),
             self.times.view(),
             floor,
+            ceiling,
         )
 
     # --- opening ----------------------------------------------------------------------------------

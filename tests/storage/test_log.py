@@ -197,6 +197,31 @@ def test_tail_reads_need_no_index_and_long_ones_fill_what_was_asked_for(place: P
     assert len(cold.run().data) > 0
 
 
+@pytest.mark.parametrize("bytes_max", [20_000, 1 << 30])
+def test_a_read_of_many_small_batches_looks_at_few_of_them(place: Place, bytes_max: int) -> None:
+    """Those that no checkpoint has brought to the index file, too; of a limit below the end."""
+    disk = place.disk = CountingDisk()
+    log = place.open()
+    for _ in range(3 * segment_list.RECENT_BATCHES):
+        append(log, 1, size=10)
+    before = disk.bytes_read
+    plan = log.plan_read(100, log.end_offset - 10, bytes_max)
+    assert isinstance(plan, IndexedRead)
+    result = plan.run()
+    assert len(result.data) > min(bytes_max - 10_000, log.size_bytes // 2)
+    assert disk.bytes_read - before < 1.2 * len(result.data) + 10_000
+
+
+def test_much_is_not_copied_on_the_loop(place: Place) -> None:
+    log = place.open()
+    for _ in range(40):
+        append(log, 1, size=100_000)
+    log.close(0)
+    plan = place.open().plan_read(0, 40, 1 << 30)
+    assert plan.run_cached() is None
+    assert len(plan.run().data) > 4_000_000
+
+
 def test_a_read_at_the_limit_has_nothing_and_one_outside_the_log_is_refused(place: Place) -> None:
     log = place.open()
     append(log, 10)

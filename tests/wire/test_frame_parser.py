@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rayq.errors import ProtocolError
 from rayq.wire.frames import (
+    MAPPED_FRAME_BYTES_MIN,
     PREFIX,
     PREFIX_BYTES,
     RECEIVE_BUFFER_BYTES,
@@ -19,6 +23,10 @@ from rayq.wire.frames import (
 
 LIMIT = 1024 * 1024
 Plain = tuple[int, int, int, bytes, bytes]
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def feed(parser: FrameParser, data: bytes, chunk_sizes: list[int]) -> list[Plain]:
@@ -105,9 +113,10 @@ def test_a_damaged_stream_gives_frames_or_a_protocol_error(
         pass
 
 
-def test_a_large_payload_is_received_into_memory_of_its_own_without_copies() -> None:
-    parser = FrameParser(1, LIMIT)
-    payload = bytes(500_000)
+@pytest.mark.parametrize("size", [500_000, 2 * MAPPED_FRAME_BYTES_MIN])
+def test_a_large_payload_is_received_into_memory_of_its_own_without_copies(size: int) -> None:
+    parser = FrameParser(1, 2 * size)
+    payload = bytes(size)
     head = encode_head(1, 0, 7, 9, b"head", len(payload))
     buffer = parser.get_buffer()
     buffer[: len(head)] = head
@@ -119,6 +128,19 @@ def test_a_large_payload_is_received_into_memory_of_its_own_without_copies() -> 
     frame = parser.next_frame()
     assert frame is not None
     assert frame.payload.obj is rest.obj
+    frame.payload[-1:] = b"x"
+
+
+def test_what_a_frame_claims_takes_no_memory_before_it_arrives() -> None:
+    claimed = 256 * 1024**2
+    parser = FrameParser(1, 2 * claimed)
+    before = resident_bytes()
+    head = encode_head(1, 0, 7, 9, b"head", claimed)
+    parser.get_buffer()[: len(head)] = head
+    parser.buffer_updated(len(head))
+    assert parser.next_frame() is None
+    assert len(parser.get_buffer()) == claimed
+    assert resident_bytes() - before < claimed / 4
 
 
 def test_payloads_are_writable_and_stay_when_the_next_frames_come() -> None:

@@ -1,7 +1,8 @@
 """Ten hostile clients, with and without the cluster's token: what they do, again and again.
 
-They run in a process of its own at the lowest priority: what is measured is what they cost the
-servers, and not what they cost the machine that they share with them here.
+They run in a process of its own at the idle priority (nice 19 would not do: Ray has servers at 15):
+what is measured is what they cost the servers, and not what they cost the machine that they share
+with them here.
 """
 
 from __future__ import annotations
@@ -244,8 +245,6 @@ def attack(targets: Targets, stop: threading.Event) -> dict[str, int]:
 def serve(targets: Targets, pipe: Connection) -> None:
     """A process of attackers: until it is told to stop, or whoever started it is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Not nice(19): servers are at 15 under Ray, and would share the processor with it.
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     stop = threading.Event()
     done: list[dict[str, int]] = []
     runner = threading.Thread(target=lambda: done.append(attack(targets, stop)), daemon=True)
