@@ -98,7 +98,7 @@ MODULES ?=
 SAMPLE ?= 50
 SEED ?= 1
 mutants: $(FOR_THE_TESTS) ## Plant small mistakes into the servers' code; say which nothing notices: MODULES=rayq/core SAMPLE=50 SEED=1
-	@$(BIN)/python -m mutants $(if $(MODULES),--modules $(MODULES)) --sample $(SAMPLE) --seed $(SEED)
+	@$(BIN)/python -m proving.mutants $(if $(MODULES),--modules $(MODULES)) --sample $(SAMPLE) --seed $(SEED)
 
 bench: $(FOR_THE_TESTS) ## Measure this disk and rayq on it; 6 minutes, a table and .bench/results.json
 	@$(BIN)/python -m benchmarks.run
@@ -106,17 +106,17 @@ bench: $(FOR_THE_TESTS) ## Measure this disk and rayq on it; 6 minutes, a table 
 SEEDS ?= 0:200
 SCENARIO ?= ordinary
 sim: $(FOR_THE_TESTS) ## Run seeds of the simulation: make sim SEEDS=0:2000 SCENARIO=groups (half open)
-	@$(BIN)/python -m rayq.testing.simulation --scenario $(SCENARIO) $(SEEDS)
+	@$(BIN)/python -m proving.simulation --scenario $(SCENARIO) $(SEEDS)
 
 MINUTES ?= 5
 chaos: $(FOR_THE_TESTS) ## Kill and stop real processes at load: make chaos MINUTES=5; a table, exit 1 on loss
-	@$(BIN)/python -m rayq.testing.chaos --minutes $(MINUTES)
+	@$(BIN)/python -m proving.chaos --minutes $(MINUTES)
 
 chaos-hostile: $(FOR_THE_TESTS) ## Ten hostile clients beside ten honest ones, every other minute: MINUTES=5
-	@$(BIN)/python -m rayq.testing.chaos --hostile --minutes $(MINUTES)
+	@$(BIN)/python -m proving.chaos --hostile --minutes $(MINUTES)
 
 chaos-groups: $(FOR_THE_TESTS) ## Members of a group come and go at load, some by SIGKILL: MINUTES=2
-	@$(BIN)/python -m rayq.testing.chaos.groups --minutes $(MINUTES)
+	@$(BIN)/python -m proving.chaos.groups --minutes $(MINUTES)
 
 lint: $(FOR_THE_TESTS) ## Check style, types, and who imports whom
 	$(BIN)/ruff check .

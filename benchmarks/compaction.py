@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks import machine
 from benchmarks.report import Row, table, wide_console
 from rayq import RecordMetadata, TopicPartition
-from rayq.client.producer import Producer
+from rayq.client.producing.producer import Producer
 from rayq.testing import LocalCluster
 
 RECORDS = 2_000_000

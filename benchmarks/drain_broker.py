@@ -22,7 +22,7 @@ from pathlib import Path
 
 import rayq
 from rayq import Cluster, DrainProgress, RayqError, RecordMetadata
-from rayq.client.producer import Producer
+from rayq.client.producing.producer import Producer
 
 BROKERS = 4
 PARTITIONS = 8

@@ -3,7 +3,7 @@ replicas, one record in, one record out.
 
     sudo .venv/bin/python -m benchmarks.from_nothing
 
-The hosts are network and PID namespaces of this machine (`rayq.testing.hosts`): root only.
+The hosts are network and PID namespaces of this machine (`proving.hosts`): root only.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from rayq.testing.deployment import Deployment
-from rayq.testing.hosts import Hosts, why_not
+from proving.deployment import Deployment
+from proving.hosts import Hosts, why_not
 
 
 def main() -> int:

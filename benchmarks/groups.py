@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import rayq
 from benchmarks.report import Row
-from rayq.client.consumer import AsyncConsumer, Consumer
+from proving.chaos.groups import is_settled
+from proving.chaos.load import LoadSpec
+from proving.chaos.members import Member
+from rayq.client.consuming.consumer import AsyncConsumer, Consumer
 from rayq.testing import LocalCluster
-from rayq.testing.chaos.groups import is_settled
-from rayq.testing.chaos.load import LoadSpec
-from rayq.testing.chaos.members import Member
 
 REPETITIONS = 4
 POLL_TIMEOUT_S = 0.5

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 
 import rayq
 from benchmarks.spark import TOPIC, VALUE_BYTES, fill
-from rayq.client.offset_ranges import snapshot
-from rayq.client.range_reader import read_range
+from rayq.batch.offset_ranges import snapshot
+from rayq.batch.range_reader import read_range
 from rayq.testing import LocalCluster
 
 NAMESPACE = "rayq-far"

@@ -12,8 +12,8 @@ import ray
 import rayq
 from benchmarks.report import Row
 from benchmarks.spark import RECORDS, REPETITIONS, TOPIC, fill
-from rayq.client.offset_ranges import snapshot
-from rayq.client.range_reader import read_range
+from rayq.batch.offset_ranges import snapshot
+from rayq.batch.range_reader import read_range
 from rayq.data import read_topic
 
 TARGET_RECORDS_S = 1_000_000.0

@@ -11,11 +11,11 @@ TYPE_CHECKING = False  # Also `typing` would be loaded.
 if TYPE_CHECKING:
     from typing import Any as _Any
 
-    from rayq.client.admin import Admin
+    from rayq.client.admin.admin import Admin
     from rayq.client.cluster import Cluster
-    from rayq.client.consumer import AsyncConsumer, Consumer
     from rayq.client.consumer_pool import ConsumerPool
-    from rayq.client.producer import AsyncProducer, Producer
+    from rayq.client.consuming.consumer import AsyncConsumer, Consumer
+    from rayq.client.producing.producer import AsyncProducer, Producer
     from rayq.config import (
         ClusterConfig,
         ConsumerConfig,
@@ -131,16 +131,16 @@ del TYPE_CHECKING
 # Importing rayq costs next to nothing: what is used is imported when it is first used. `rayq
 # --version` needs none of it, and a Ctrl+C in its first moment finds nothing half imported.
 _HOMES = {
-    "Admin": "rayq.client.admin",
-    "AsyncConsumer": "rayq.client.consumer",
-    "AsyncProducer": "rayq.client.producer",
+    "Admin": "rayq.client.admin.admin",
+    "AsyncConsumer": "rayq.client.consuming.consumer",
+    "AsyncProducer": "rayq.client.producing.producer",
     "Cluster": "rayq.client.cluster",
     "ClusterConfig": "rayq.config_reference",
-    "Consumer": "rayq.client.consumer",
+    "Consumer": "rayq.client.consuming.consumer",
     "ConsumerConfig": "rayq.config_reference",
     "ConsumerPool": "rayq.client.consumer_pool",
     "PoolConfig": "rayq.config_reference",
-    "Producer": "rayq.client.producer",
+    "Producer": "rayq.client.producing.producer",
     "ProducerConfig": "rayq.config_reference",
     "TopicConfig": "rayq.config_reference",
     "connect": "rayq.entry",

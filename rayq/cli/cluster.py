@@ -10,11 +10,11 @@ import typer
 from rayq.cli import output
 from rayq.cli.confirm import Yes, agree, check_can_ask
 from rayq.cli.current import connected
-from rayq.cli.main import UNHEALTHY
+from rayq.cli.exit_codes import UNHEALTHY
 from rayq.cli.options import ClusterAddress, Json, complete_topic
 from rayq.cli.survey import problems_of, survey
 from rayq.cli.values import partition_numbers
-from rayq.client.health import Problem, is_healthy
+from rayq.client.admin.health import Problem, is_healthy
 from rayq.errors import NoClusterError, TimeoutError
 
 app = typer.Typer(help="Brokers, health, and where partitions are.", no_args_is_help=True)

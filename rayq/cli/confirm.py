@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from rayq.cli import output
-from rayq.cli.main import FAILED
+from rayq.cli.exit_codes import FAILED
 from rayq.cli.visible import visible
 
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do it without asking.")]

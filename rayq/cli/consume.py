@@ -17,7 +17,7 @@ from rayq.cli.options import ClusterAddress, TopicNames, complete_group
 from rayq.cli.values import Where, config_values, partition_numbers, where
 from rayq.client.client import check_partition
 from rayq.client.cluster import Cluster
-from rayq.client.consumer import Consumer
+from rayq.client.consuming.consumer import Consumer
 from rayq.config import ConsumerConfig
 from rayq.records import Record, TopicPartition
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from rayq.cli import output
+from rayq.cli.exit_codes import UNHEALTHY
 from rayq.cli.formats import JSON, formatter
-from rayq.cli.main import UNHEALTHY
 from rayq.cli.options import Json
 from rayq.cli.values import topic_partition
 from rayq.core.metadata_records import decode_record

@@ -11,13 +11,12 @@ import os
 import signal
 import sys
 
+from rayq.cli.exit_codes import BROKEN_PIPE, FAILED, INTERRUPTED, OK, TERMINATED
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-OK, FAILED, USAGE, UNHEALTHY = 0, 1, 2, 3
-INTERRUPTED, BROKEN_PIPE, TERMINATED = 130, 141, 143
-"""As a shell reports programs that ended by SIGINT, SIGPIPE and SIGTERM."""
 PROGRAM = "rayq"
 COMPLETE = "_RAYQ_COMPLETE"
 """Set by a shell that wants to complete what was typed so far."""

@@ -21,7 +21,7 @@ from rayq.cli.options import ClusterAddress, Json, TopicName
 from rayq.cli.values import config_values, pair, time_ms
 from rayq.client.client import check_partition
 from rayq.client.cluster import Cluster
-from rayq.client.producer import Producer
+from rayq.client.producing.producer import Producer
 from rayq.config import ProducerConfig
 from rayq.errors import (
     DeliveryError,

@@ -24,7 +24,7 @@ from rayq.cli.local_ray import connected_to_ray, processes_of, raylets_of, start
 from rayq.cli.options import ClusterAddress, Internal, Json
 from rayq.cli.survey import Survey, problems_of, survey
 from rayq.cli.values import config_values
-from rayq.client.health import (
+from rayq.client.admin.health import (
     disk_free,
     disk_used,
     is_healthy,

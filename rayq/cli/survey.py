@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
-from rayq.client.admin import INTERNAL_PREFIX, AsyncAdmin
+from rayq.client.admin.admin import INTERNAL_PREFIX, AsyncAdmin
+from rayq.client.admin.health import Problem, find_problems
 from rayq.client.cluster import Cluster
-from rayq.client.health import Problem, find_problems
 from rayq.errors import (
     DisconnectedError,
     RayqError,

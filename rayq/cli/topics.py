@@ -13,7 +13,7 @@ from rayq.cli.current import connected
 from rayq.cli.options import ClusterAddress, Internal, Json, TopicName, TopicNames
 from rayq.cli.survey import topics_of
 from rayq.cli.values import config_values, default_of
-from rayq.client.health import min_insync_of, partition_state
+from rayq.client.admin.health import min_insync_of, partition_state
 from rayq.config import TopicConfig, as_dict
 from rayq.errors import InvalidRequestError, TopicExistsError
 from rayq.records import TopicInfo

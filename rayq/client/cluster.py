@@ -11,29 +11,29 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
-from rayq.client.admin import Admin
+from rayq.client.admin.admin import Admin
+from rayq.client.admin.metrics import collect_metrics
+from rayq.client.admin.restart import check_may_stop, restart_broker
 from rayq.client.arguments import shown, topic_name, topic_names, whole_number
 from rayq.client.background import BackgroundLoop, background_loop
 from rayq.client.client import BOOTSTRAP_MAX, Address, Client
-from rayq.client.consumer import AsyncConsumer, Consumer, check_callbacks
-from rayq.client.consumer_core import ConsumerCore
 from rayq.client.consumer_pool import (
     ConsumerPool,
     Handler,
-    PoolRuntime,
+    PoolControl,
     PoolSpec,
     check_handler,
 )
+from rayq.client.consuming.consumer import AsyncConsumer, Consumer, check_callbacks
+from rayq.client.consuming.consumer_core import ConsumerCore
+from rayq.client.consuming.group_consumer import Callback, Callbacks, check_group
+from rayq.client.consuming.last_records import check_count, newest
+from rayq.client.consuming.until_end import UNTIL_END_TIMEOUT_S
 from rayq.client.environment import process_name, system_environment
-from rayq.client.group_consumer import Callback, Callbacks, check_group
-from rayq.client.last_records import check_count, newest
-from rayq.client.left_open import unwatch, watch, watch_loop
-from rayq.client.metrics import collect_metrics
-from rayq.client.producer import AsyncProducer, Producer
-from rayq.client.producer_core import ProducerCore
-from rayq.client.restart import check_may_stop, restart_broker
+from rayq.client.producing.left_open import unwatch, watch, watch_loop
+from rayq.client.producing.producer import AsyncProducer, Producer
+from rayq.client.producing.producer_core import ProducerCore
 from rayq.client.timeouts import takes_timeout
-from rayq.client.until_end import UNTIL_END_TIMEOUT_S
 from rayq.config import ClusterConfig, ConsumerConfig, PoolConfig, ProducerConfig, parse
 from rayq.errors import (
     ClosedError,
@@ -62,6 +62,18 @@ RESTART_TIMEOUT_S = 300.0
 METRICS_TIMEOUT_S = 10.0
 POOL_CHECK_TIMEOUT_S = 30.0
 """How long a pool's topics are looked up before it starts."""
+
+
+class PoolRuntime(Protocol):
+    """Where pools run."""
+
+    def start_pool(self, cluster: Cluster, spec: PoolSpec) -> PoolControl:
+        """Raises PoolExistsError, HandlerError."""
+        ...
+
+    def pools(self, cluster: Cluster) -> dict[str, PoolControl]:
+        """Those that run, by name."""
+        ...
 
 
 class Lifecycle(PoolRuntime, Protocol):

@@ -8,15 +8,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 from rayq.client.timeouts import takes_timeout
 from rayq.config import PoolConfig
 from rayq.errors import HandlerError, RayqError, TimeoutError
 from rayq.records import PoolStatus
-
-if TYPE_CHECKING:
-    from rayq.client.cluster import Cluster
 
 logger = logging.getLogger(__name__)
 
@@ -49,18 +46,6 @@ class PoolControl(Protocol):
 
     def stop(self, drain: bool, timeout_s: float) -> None:
         """Returns when nothing of it runs any more; does nothing when nothing does."""
-        ...
-
-
-class PoolRuntime(Protocol):
-    """Where pools run."""
-
-    def start_pool(self, cluster: Cluster, spec: PoolSpec) -> PoolControl:
-        """Raises PoolExistsError, HandlerError."""
-        ...
-
-    def pools(self, cluster: Cluster) -> dict[str, PoolControl]:
-        """Those that run, by name."""
         ...
 
 

@@ -10,8 +10,7 @@ from ray.data import Dataset
 from ray.data.block import Block, BlockAccessor
 from ray.data.datasource import Datasink, WriteResult
 
-from rayq.client.cluster import Cluster
-from rayq.client.task_writer import (
+from rayq.batch.task_writer import (
     TaskWritten,
     WriteJob,
     bytes_of,
@@ -20,6 +19,7 @@ from rayq.client.task_writer import (
     job_for,
     write_task,
 )
+from rayq.client.cluster import Cluster
 from rayq.errors import InvalidRequestError
 from rayq.records import OffsetRange
 
@@ -63,7 +63,7 @@ def write_topic(
     twice. Where it makes other rows than before it fails with RewriteMismatchError. A write that
     fails leaves what was written so far, and calling this again writes anew, unless it is given the
     same `job` (of `begin_write`) and the Dataset consists of the same blocks.
-    See `rayq.client.task_writer` for how far that goes. Raises what `write_task` raises.
+    See `rayq.batch.task_writer` for how far that goes. Raises what `write_task` raises.
     """
     found = cluster or Cluster.current()
     sink = TopicDatasink(

@@ -14,10 +14,10 @@ from ray.data import Dataset, Datasource, read_datasource
 from ray.data.block import BlockMetadata
 from ray.data.datasource import ReadTask
 
-from rayq.client import offset_ranges
+from rayq.batch import offset_ranges
+from rayq.batch.offset_ranges import Split, split_ranges
+from rayq.batch.range_reader import COLUMNS, read_range, read_schema
 from rayq.client.cluster import Cluster
-from rayq.client.offset_ranges import Split, split_ranges
-from rayq.client.range_reader import COLUMNS, read_range, read_schema
 from rayq.config import MIB
 from rayq.errors import InvalidRequestError, RayqError
 from rayq.records import TopicPartition
@@ -58,7 +58,7 @@ def snapshot(
 ) -> Snapshot:
     """What `topics` (or those that `pattern` matches) hold now, for `read_topic`.
 
-    `bounds` are the keywords of `rayq.client.offset_ranges.snapshot`, with the meanings that users
+    `bounds` are the keywords of `rayq.batch.offset_ranges.snapshot`, with the meanings that users
     of Spark's Kafka source know: pattern, starting_offsets ("earliest"), ending_offsets ("latest",
     the end as it is now), starting_timestamp(s), ending_timestamp(s), new_partitions,
     fail_on_data_loss (True), timeout_s (60). `cluster`: None means the process's current one.

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 
-from rayq.actors.consumer_pool import ConsumerPool, MemberHandle
-from rayq.actors.pool_member import MemberDiedError, MemberReport, MemberSpec, PoolMember
 from rayq.client.background import BackgroundLoop, background_loop
 from rayq.client.cluster import Cluster
 from rayq.client.consumer_pool import PoolControl, PoolSpec
 from rayq.client.environment import system_environment
 from rayq.environment import Environment, ThreadPool
 from rayq.errors import PoolExistsError, UnknownPoolError
+from rayq.pools.pool_member import MemberDiedError, MemberReport, MemberSpec, PoolMember
+from rayq.pools.running_pool import MemberHandle, RunningPool
 from rayq.records import PoolStatus
 
 
@@ -109,7 +109,7 @@ class _LocalPool:
         self._owner = owner
         self._name = spec.name
         self._loop: BackgroundLoop = background_loop()
-        self._pool: ConsumerPool | None = self._loop.run(_started(cluster, spec))
+        self._pool: RunningPool | None = self._loop.run(_started(cluster, spec))
 
     def status(self) -> PoolStatus:
         pool = self._pool
@@ -128,8 +128,8 @@ class _LocalPool:
             self._owner.forget(self._name)
 
 
-async def _started(cluster: Cluster, spec: PoolSpec) -> ConsumerPool:
-    pool = ConsumerPool(
+async def _started(cluster: Cluster, spec: PoolSpec) -> RunningPool:
+    pool = RunningPool(
         system_environment(None), cluster, spec, LocalHosting(cluster, spec)
     )
     pool.start()

@@ -12,10 +12,10 @@ import itertools
 import logging
 from collections.abc import Callable
 
-from rayq.actors.broker import Broker
-from rayq.actors.controller_server import ControllerServer
+from rayq.actors.broker.broker import Broker
+from rayq.actors.controller.server import ControllerServer
 from rayq.actors.hosting import HostProcess, ReplicaHostSpec
-from rayq.actors.replica_host import ReplicaHost
+from rayq.actors.replica.replica_host import ReplicaHost
 from rayq.config import ClusterConfig
 from rayq.descriptors import shares
 from rayq.environment import Environment

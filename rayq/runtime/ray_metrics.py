@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ray.util.metrics import Gauge
 
+from rayq.client.admin.metrics import GroupLag
 from rayq.client.client import Address, Client
 from rayq.client.environment import system_environment
-from rayq.client.metrics import GroupLag
 from rayq.config import ClusterConfig
 from rayq.environment import Environment
 from rayq.errors import RayqError

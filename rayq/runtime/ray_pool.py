@@ -25,20 +25,20 @@ from ray.exceptions import (
     RayError,
 )
 
-from rayq.actors.consumer_pool import NAME_CHARACTERS, ConsumerPool, MemberHandle
-from rayq.actors.pool_member import (
-    MemberDiedError,
-    MemberReport,
-    MemberSpec,
-    PoolMember,
-    is_async,
-)
 from rayq.client.client import Address
 from rayq.client.cluster import Cluster
 from rayq.client.consumer_pool import Handler, PoolControl, PoolSpec
 from rayq.client.environment import system_environment
 from rayq.config import RAY_OPTIONS, ClusterConfig, PoolConfig
 from rayq.errors import HandlerError, PoolExistsError, RayqError, TimeoutError, UnknownPoolError
+from rayq.pools.pool_member import (
+    MemberDiedError,
+    MemberReport,
+    MemberSpec,
+    PoolMember,
+    is_async,
+)
+from rayq.pools.running_pool import NAME_CHARACTERS, MemberHandle, RunningPool
 from rayq.records import PoolStatus
 from rayq.runtime.local_pool import with_one_thread
 from rayq.runtime.ray_runtime import NAMESPACE, broker_name, checked_endpoint, start_reports
@@ -186,7 +186,7 @@ class RayHosting:
 
 
 class PoolActor:
-    """The Ray actor around `ConsumerPool`. It starts by itself: Ray restarts it so."""
+    """The Ray actor around `RunningPool`. It starts by itself: Ray restarts it so."""
 
     def __init__(self, work: PoolWork) -> None:
         spec = PoolSpec(work.name, work.topic, work.group, _no_handler, work.config)
@@ -194,7 +194,7 @@ class PoolActor:
         self._reports = start_reports(
             environment, ClusterConfig(), pool_name(work.cluster.name, work.name)
         )
-        self._pool = ConsumerPool(environment, work.cluster, spec, RayHosting(work))
+        self._pool = RunningPool(environment, work.cluster, spec, RayHosting(work))
         self._task = asyncio.get_running_loop().create_task(self._run(work.cluster))
 
     async def _run(self, cluster: Cluster) -> None:

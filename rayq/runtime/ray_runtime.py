@@ -21,11 +21,11 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rayq.actors.broker import Broker
-from rayq.actors.broker import replicas_max as replicas_max_of
-from rayq.actors.controller_server import ControllerServer
+from rayq.actors.broker.broker import Broker
+from rayq.actors.broker.broker import replicas_max as replicas_max_of
+from rayq.actors.controller.server import ControllerServer
 from rayq.actors.hosting import HostProcess, ReplicaHostSpec, host_name
-from rayq.actors.replica_host import ReplicaHost
+from rayq.actors.replica.replica_host import ReplicaHost
 from rayq.client.environment import system_environment
 from rayq.config import ClusterConfig
 from rayq.core.metadata_records import Voter

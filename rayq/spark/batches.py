@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from rayq.client.offset_ranges import Split, limit_ranges
+from rayq.batch.offset_ranges import Split, limit_ranges
 from rayq.errors import CheckpointDamagedError, CheckpointMismatchError
 from rayq.records import TopicPartition
 

@@ -23,7 +23,7 @@ from typing import TypeVar
 
 import msgspec
 
-from rayq.client.offset_ranges import Split
+from rayq.batch.offset_ranges import Split
 from rayq.errors import (
     CheckpointDamagedError,
     CheckpointError,

@@ -1,6 +1,6 @@
 """Batch reads: a topic as a DataFrame, with the columns and options of Spark's Kafka source.
 
-The driver fixes what is read once (`rayq.client.offset_ranges.snapshot`); each Spark task gets one
+The driver fixes what is read once (`rayq.batch.offset_ranges.snapshot`); each Spark task gets one
 range of offsets and fetches it from the partition's leader into Arrow when Spark runs it. A range
 is a plain value, so a task that Spark runs again reads the same records.
 """
@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from pyspark.sql import DataFrame, SparkSession
 
+from rayq.batch.offset_ranges import Offsets, Split, Time, Times, snapshot, split_ranges
+from rayq.batch.range_reader import COLUMNS, read_range
 from rayq.client.cluster import Cluster
-from rayq.client.offset_ranges import Offsets, Split, Time, Times, snapshot, split_ranges
-from rayq.client.range_reader import COLUMNS, read_range
 from rayq.spark.schema import read_schema
 
 
@@ -58,7 +58,7 @@ def read(
     a task, before that attempt at the task fails; Spark makes `spark.task.maxFailures` (4) of them
     before the job fails. Never are fewer records returned instead.
 
-    Raises what `rayq.client.offset_ranges.snapshot` does: UnknownTopicError, OffsetOutOfRangeError,
+    Raises what `rayq.batch.offset_ranges.snapshot` does: UnknownTopicError, OffsetOutOfRangeError,
     InvalidRequestError, PartitionOfflineError, TimeoutError; NoClusterError. A task's errors reach
     the driver as PySpark's PythonException, with rayq's own in its text.
     """

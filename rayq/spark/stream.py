@@ -29,8 +29,8 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 
+from rayq.batch.offset_ranges import Offsets, Split, Time, Times, split_ranges
 from rayq.client.cluster import Cluster
-from rayq.client.offset_ranges import Offsets, Split, Time, Times, split_ranges
 from rayq.client.timeouts import seconds
 from rayq.errors import CheckpointMismatchError, InvalidRequestError
 from rayq.spark.batches import Resumption, with_topics

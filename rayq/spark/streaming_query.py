@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
-from rayq.client.offset_ranges import Split
+from rayq.batch.offset_ranges import Split
 from rayq.client.timeouts import seconds
 from rayq.errors import InvalidRequestError, RayqError, StreamingQueryError
 from rayq.records import TopicPartition

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rayq.batch.offset_ranges import Split, snapshot
 from rayq.client.cluster import Cluster
-from rayq.client.group_consumer import pattern_text
-from rayq.client.offset_ranges import Split, snapshot
+from rayq.client.consuming.group_consumer import pattern_text
 from rayq.core import topic_pattern
 from rayq.errors import InvalidRequestError, OffsetOutOfRangeError, RayqError, UnknownTopicError
 from rayq.records import TopicPartition
@@ -50,7 +50,7 @@ class TopicSource:
 
     def start(self, where: Mapping[str, Any], timeout_s: float) -> list[Split]:
         """The starting positions, as empty ranges; `where` are `starting_...` keywords of
-        `rayq.client.offset_ranges.snapshot`."""
+        `rayq.batch.offset_ranges.snapshot`."""
         found = snapshot(
             self.cluster,
             self.topics,

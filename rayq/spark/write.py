@@ -1,7 +1,7 @@
 """Batch writes: the rows of a DataFrame as records of a topic.
 
 Each Spark task appends its own rows. That a task which Spark runs again, or twice at once, writes
-nothing twice is the work of `rayq.client.task_writer`: any attempt at a task sends the same batches
+nothing twice is the work of `rayq.batch.task_writer`: any attempt at a task sends the same batches
 under the same numbers, and the leaders take each once. For that an attempt has to make the same
 rows in the same order as the one before; `_ordered` sees to it where the rows are those of one
 aggregation.
@@ -29,9 +29,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from rayq.client.arrow import load_pyarrow
+from rayq.batch.task_writer import WriteJob, finish_write, job_for, write_task
 from rayq.client.cluster import Cluster
-from rayq.client.task_writer import WriteJob, finish_write, job_for, write_task
+from rayq.client.consuming.arrow import load_pyarrow
 from rayq.errors import InvalidRequestError
 from rayq.spark.schema import HEADERS_TYPE
 
@@ -89,7 +89,7 @@ def write(
     other rows than the one before it raises RewriteMismatchError rather than write a row twice or
     not at all. This ends with the job: a job that fails leaves what its tasks had written, and
     writing again appends again. There are no transactions; readers may see a part of it. `job`: one
-    of `rayq.client.task_writer.begin_write` that was kept, to repeat a job that may have run.
+    of `rayq.batch.task_writer.begin_write` that was kept, to repeat a job that may have run.
 
     Raises InvalidRequestError (a column of the wrong type), UnknownTopicError, NoClusterError. A
     task's errors reach the driver as PySpark's PythonException, with rayq's own in its text.

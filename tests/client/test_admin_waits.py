@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rayq.client.admin import AsyncAdmin
+from rayq.client.admin.admin import AsyncAdmin
 from rayq.errors import TimeoutError
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from rayq.client.client import Client
 from rayq.client.cluster import Cluster, format_address, parse_address
-from rayq.client.producer import Producer
+from rayq.client.producing.producer import Producer
 from rayq.errors import (
     AuthenticationError,
     ClosedError,

@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rayq.client import fetcher as fetcher_module
 from rayq.client.cluster import Cluster
-from rayq.client.consumer import Consumer
-from rayq.client.consumer_core import ConsumerCore
+from rayq.client.consuming import fetcher as fetcher_module
+from rayq.client.consuming.consumer import Consumer
+from rayq.client.consuming.consumer_core import ConsumerCore
 from rayq.errors import (
     ClosedError,
     ConcurrentUseError,

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from rayq.client import moves
-from rayq.client.moves import MoveAdmin
+from rayq.client.admin import moves
+from rayq.client.admin.moves import MoveAdmin
 from rayq.core import broker_changes, reassignment
 from rayq.core.cluster_state import ClusterState
 from rayq.core.metadata_records import (

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rayq.client.cluster import Cluster
-from rayq.client.consumer import Consumer
+from rayq.client.consuming.consumer import Consumer
 from rayq.errors import (
     ClosedError,
     CommitRefusedError,
@@ -596,7 +596,7 @@ def test_a_member_that_fails_by_a_bug_says_so(
     def fail(*_arguments: Any, **_named: Any) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("rayq.client.group_member.GroupMember._heartbeat", fail)
+    monkeypatch.setattr("rayq.client.consuming.group_member.GroupMember._heartbeat", fail)
     consumer = cluster.consumer("t", group="g", **FAST)
     with pytest.raises(UnknownServerError, match="a bug"):
         poll_until(consumer, lambda: False)

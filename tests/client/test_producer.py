@@ -15,11 +15,11 @@ from typing import Any
 import numpy
 import pytest
 
-from rayq.client import sender as sender_module
 from rayq.client.cluster import Cluster
-from rayq.client.consumer import Consumer
-from rayq.client.futures import DeliveryFuture, Outcome
-from rayq.client.producer import Producer
+from rayq.client.consuming.consumer import Consumer
+from rayq.client.producing import sender as sender_module
+from rayq.client.producing.futures import DeliveryFuture, Outcome
+from rayq.client.producing.producer import Producer
 from rayq.config import KIB, MIB
 from rayq.errors import (
     BufferFullError,

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from rayq import Cluster
-from rayq.client.futures import DeliveryFuture
-from rayq.client.producer import Producer
+from rayq.client.producing.futures import DeliveryFuture
+from rayq.client.producing.producer import Producer
 from rayq.errors import BufferFullError, ClosedError, InvalidRequestError, TimeoutError
 from rayq.wire.messages import Produce
 from tests.client.fake_broker import FakeCluster

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from rayq.client.flight import Flight
-from rayq.client.sender import Sender
+from rayq.client.producing.flight import Flight
+from rayq.client.producing.sender import Sender
 from rayq.errors import NotEnoughReplicasError
 
 

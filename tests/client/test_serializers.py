@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rayq
-from rayq.client import consumer_core
 from rayq.client.cluster import Cluster
-from rayq.client.consumer import Consumer
-from rayq.client.serializing import Deserializers
-from rayq.client.subscription import Slice
+from rayq.client.consuming import consumer_core
+from rayq.client.consuming.consumer import Consumer
+from rayq.client.consuming.deserializing import Deserializers
+from rayq.client.consuming.subscription import Slice
 from rayq.errors import ConfigError, DeserializationError, SerializationError, UnknownTopicError
 from rayq.records import Record, TopicPartition
 from rayq.serialization import json_deserializer, json_serializer, typed_json_deserializer

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from rayq.client import offset_ranges, range_reader, task_writer
-from rayq.client.admin import Admin, AsyncAdmin
+from rayq.batch import offset_ranges, range_reader, task_writer
+from rayq.client.admin.admin import Admin, AsyncAdmin
 from rayq.client.cluster import Cluster
-from rayq.client.consumer import AsyncConsumer, Consumer
 from rayq.client.consumer_pool import ConsumerPool
-from rayq.client.producer import AsyncProducer, Producer
+from rayq.client.consuming.consumer import AsyncConsumer, Consumer
+from rayq.client.producing.producer import AsyncProducer, Producer
 from rayq.client.timeouts import TIMEOUT_S_MAX, seconds, takes_timeout
 from rayq.errors import InvalidRequestError
 from rayq.records import TopicPartition
@@ -66,7 +66,7 @@ def test_every_public_timeout_is_checked() -> None:
         if "timeout_s" in inspect.signature(one).parameters
         and not one.__name__.startswith("_")
         and one is not seconds
-        and one.__module__.startswith("rayq.client")
+        and one.__module__.startswith(("rayq.batch", "rayq.client"))
         and not hasattr(one, "__wrapped__")
     }
     # `snapshot` does it itself, where 0 is refused too; the others are for inside.

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rayq.client import consumer_core
-from rayq.client import fetcher as fetcher_module
 from rayq.client.cluster import Cluster
-from rayq.client.consumer import Consumer
-from rayq.client.subscription import Fetched, Stream
+from rayq.client.consuming import consumer_core
+from rayq.client.consuming import fetcher as fetcher_module
+from rayq.client.consuming.consumer import Consumer
+from rayq.client.consuming.subscription import Fetched, Stream
 from rayq.config import MIB
 from rayq.errors import CorruptBatchError, RayqError, RecordTooLargeError, UnsupportedFormatError
 from rayq.records import TopicPartition

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from rayq.client import until_end as until_end_module
 from rayq.client.cluster import Cluster
-from rayq.client.consumer import Consumer
+from rayq.client.consuming import until_end as until_end_module
+from rayq.client.consuming.consumer import Consumer
 from rayq.errors import (
     ConfigError,
     CorruptBatchError,
@@ -449,7 +449,7 @@ def test_records_are_counted_and_not_offsets(
     kept = [one.offset for one in _all(cluster)]
     assert len(kept) == 50 and fake.topics["t"].partitions[0].cleaned == 190
     for width in (1, 7, 1000):
-        monkeypatch.setattr("rayq.client.last_records.OFFSETS_MIN", width)
+        monkeypatch.setattr("rayq.client.consuming.last_records.OFFSETS_MIN", width)
         with cluster.consumer("t", **EARLIEST) as consumer:
             for count in (1, 9, 10, 11, 25, 30, 49, 50, 51):
                 consumer.seek_to_last(count)

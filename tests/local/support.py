@@ -13,7 +13,7 @@ from typing import Any
 
 from rayq import Cluster, Record, RecordMetadata, TopicPartition
 from rayq.client.environment import system_environment
-from rayq.client.futures import DeliveryFuture
+from rayq.client.producing.futures import DeliveryFuture
 from rayq.errors import NotLeaderError, RayqError, UnknownEpochError
 from rayq.records import PartitionInfo
 from rayq.wire.authentication import Identity, key_of_token

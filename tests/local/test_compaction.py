@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rayq import NullKeyError, OffsetRange, Record
-from rayq.actors import leader
+from rayq.actors.replica import leader
 from rayq.config import GIB, TopicConfig
 from rayq.runtime import cleaner_process
 from rayq.storage.batch import decode_columns, encode_batch, split_batches
@@ -198,7 +198,7 @@ def test_a_record_without_a_key_is_refused_and_nothing_of_its_batch_is_written(
 def test_a_follower_that_was_away_for_longer_than_tombstones_stay_resurrects_nothing(
     eager: LocalCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "rayq.actors.follower")
+    caplog.set_level(logging.INFO, "rayq.actors.replica.follower")
     eager.create_topic("state", delete_retention_ms=200, **AT_ONCE)
     wait_in_sync(eager, "state")
     with eager.producer() as producer:
@@ -259,7 +259,7 @@ def test_after_an_unclean_election_nobody_keeps_a_log_that_lacks_what_was_supers
 ) -> None:
     """The leader of before has compacted away what is the latest again once the new one lacks the
     rest: it copies that one's log instead of cutting its own."""
-    caplog.set_level(logging.INFO, "rayq.actors.follower")
+    caplog.set_level(logging.INFO, "rayq.actors.replica.follower")
     eager.create_topic(
         "state",
         replication_factor=2,

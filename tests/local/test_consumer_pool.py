@@ -16,10 +16,11 @@ import pytest
 
 import rayq
 from rayq import ConsumerPool, PoolStatus, Record, TopicPartition
-from rayq.actors import consumer_pool, leader, pool_member
+from rayq.actors.replica import leader
 from rayq.client import client
 from rayq.client import consumer_pool as pool_handle
 from rayq.core import pool_scaling
+from rayq.pools import pool_member, running_pool
 from rayq.testing import LocalCluster
 from tests.local.support import eventually, produce_raw, read_all
 from tests.wrong_batches import sealed
@@ -32,7 +33,7 @@ SOON: dict[str, Any] = {"cool_down_s": 0.25, "retry_backoff_ms": 5}
 @pytest.fixture(autouse=True)
 def time_passes_twenty_times_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in (
-        (consumer_pool, "LOOK_INTERVAL_S", 0.05),
+        (running_pool, "LOOK_INTERVAL_S", 0.05),
         (pool_handle, "IDLE_CHECK_S", 0.01),
         (pool_member, "POLL_S", 0.05),
         (pool_scaling, "WINDOW_S", 0.25),
@@ -500,7 +501,7 @@ def test_topics_handlers_and_names_are_checked_before_anything_starts(
 def test_a_handler_class_that_cannot_be_made_is_told_and_not_started_again_at_once(
     cluster: LocalCluster, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumer_pool, "RESTART_PAUSE_S", 0.1)
+    monkeypatch.setattr(running_pool, "RESTART_PAUSE_S", 0.1)
     made: list[float] = []
 
     class Broken:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rayq.actors.replica_host import ReplicaHost
+from rayq.actors.replica.replica_host import ReplicaHost
 from rayq.errors import (
     NotEnoughReplicasAfterAppendError,
     NotEnoughReplicasError,

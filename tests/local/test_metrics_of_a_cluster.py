@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rayq.client.metrics import GroupLag
+from rayq.client.admin.metrics import GroupLag
 from rayq.errors import TimeoutError, TopicExistsError
 from rayq.metrics import CATALOGUE, Sample
 from rayq.testing import LocalCluster
@@ -236,7 +236,7 @@ def test_whoever_hosts_the_controller_says_so(fragile: LocalCluster) -> None:
 def test_each_rebalance_leaves_one_line_with_the_reason(
     own: LocalCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "rayq.actors.group_coordinator")
+    caplog.set_level(logging.INFO, "rayq.actors.groups.group_coordinator")
     own.create_topic("shared", partitions=2)
 
     def reasons() -> list[str]:

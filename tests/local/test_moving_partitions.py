@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rayq import TopicPartition
-from rayq.client.health import min_insync_of, partition_state
+from rayq.client.admin.health import min_insync_of, partition_state
 from rayq.errors import (
     BrokerInUseError,
     InvalidReassignmentError,

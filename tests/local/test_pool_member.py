@@ -13,16 +13,16 @@ import msgspec
 import pytest
 
 from rayq import Record, TopicPartition
-from rayq.actors import consumer_pool, pool_member
-from rayq.actors.consumer_pool import ConsumerPool, PoolHosting
-from rayq.actors.pool_member import MemberDiedError, MemberReport, MemberSpec, PoolMember
 from rayq.client.client import Client
 from rayq.client.cluster import Cluster
-from rayq.client.consumer import AsyncConsumer
 from rayq.client.consumer_pool import Handler, PoolSpec
+from rayq.client.consuming.consumer import AsyncConsumer
 from rayq.client.environment import system_environment
 from rayq.config import PoolConfig
 from rayq.errors import DisconnectedError, HandlerError, RayqError, UnknownTopicError
+from rayq.pools import pool_member, running_pool
+from rayq.pools.pool_member import MemberDiedError, MemberReport, MemberSpec, PoolMember
+from rayq.pools.running_pool import PoolHosting, RunningPool
 from rayq.runtime.local_pool import with_one_thread
 
 Step = Callable[["PlayedConsumer"], Awaitable[list[Record]]]
@@ -419,14 +419,14 @@ class PlayedClock:
         return 0
 
 
-def pool_with(handle: PlayedHandle | None, clock: PlayedClock, **config: Any) -> ConsumerPool:
+def pool_with(handle: PlayedHandle | None, clock: PlayedClock, **config: Any) -> RunningPool:
     environment = dataclasses.replace(system_environment(None), clock=clock)
     spec = PoolSpec("p", "t", "g", print, PoolConfig(**config))
-    pool = ConsumerPool(
+    pool = RunningPool(
         environment, cast(Cluster, SimpleNamespace(name="c")), spec, cast(PoolHosting, None)
     )
     if handle is not None:
-        pool._members["m"] = consumer_pool._Member("m", handle)
+        pool._members["m"] = running_pool._Member("m", handle)
     return pool
 
 
@@ -445,7 +445,7 @@ def test_a_consumer_that_an_earlier_process_had_drained_is_not_taken_for_one_at_
 def test_a_pool_that_looked_for_long_does_not_take_its_consumers_for_silent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(consumer_pool, "REPORT_PATIENCE_S", 0.01)
+    monkeypatch.setattr(running_pool, "REPORT_PATIENCE_S", 0.01)
 
     async def play() -> None:
         handle, clock = PlayedHandle(WORKING), PlayedClock()
@@ -480,7 +480,7 @@ class Watcher:
     async def commit(self, offsets: dict[TopicPartition, int]) -> None:
         self.commits.append(offsets)
 
-    async def look(self, pool: ConsumerPool) -> None:
+    async def look(self, pool: RunningPool) -> None:
         async def topic(*_: Any, **__: Any) -> Any:
             return SimpleNamespace(partitions=[0, 1])
 

@@ -19,15 +19,15 @@ from rayq import (
     TopicPartition,
     UnknownTopicError,
 )
-from rayq.actors import leader
-from rayq.client.offset_ranges import (
+from rayq.actors.replica import leader
+from rayq.batch.offset_ranges import (
     Split,
     end_offsets,
     snapshot,
     split_ranges,
 )
-from rayq.client.range_reader import COLUMNS, read_range, read_schema
-from rayq.client.task_writer import begin_write, write_task
+from rayq.batch.range_reader import COLUMNS, read_range, read_schema
+from rayq.batch.task_writer import begin_write, write_task
 from rayq.testing import LocalCluster
 from tests.local.support import eventually, leader_of, produce_raw
 from tests.wrong_batches import sealed

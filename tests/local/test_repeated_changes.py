@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rayq.actors.controller import Controller
+from rayq.actors.controller.controller import Controller
 from rayq.errors import (
     ControllerUnavailableError,
     DisconnectedError,

@@ -12,9 +12,9 @@ from typing import Any, cast
 
 import pytest
 
-from rayq.actors.follower import Follower
-from rayq.actors.replica import Replica
-from rayq.actors.replica_log import ReplicaLog
+from rayq.actors.replica.follower import Follower
+from rayq.actors.replica.replica import Replica
+from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.client.environment import system_environment
 from rayq.config import ClusterConfig
 from rayq.environment import Environment

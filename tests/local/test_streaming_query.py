@@ -12,8 +12,8 @@ import pytest
 from pyspark import InheritableThread, SparkContext
 
 from rayq import Cluster, TopicPartition
-from rayq.client.offset_ranges import Split
-from rayq.client.range_reader import read_range
+from rayq.batch.offset_ranges import Split
+from rayq.batch.range_reader import read_range
 from rayq.errors import (
     CheckpointInUseError,
     CheckpointMismatchError,

@@ -22,14 +22,14 @@ from rayq import (
     TopicPartition,
     UnknownTopicError,
 )
-from rayq.client.partitioner import partition_of_key
-from rayq.client.task_writer import (
+from rayq.batch.task_writer import (
     TaskWritten,
     WriteJob,
     begin_write,
     finish_write,
     write_task,
 )
+from rayq.client.producing.partitioner import partition_of_key
 from rayq.config import HOUR_MS
 from rayq.testing import LocalCluster
 from tests.local.support import eventually, leader_of, read_all, values

@@ -121,7 +121,7 @@ def test_a_topic_created_anew_is_another_topic(cluster: LocalCluster, topic: str
     producer.close()
 
 
-def _sends(producer: rayq.client.producer.Producer, topic: str) -> bool:
+def _sends(producer: rayq.client.producing.producer.Producer, topic: str) -> bool:
     try:
         return producer.send(topic, b"new").result(10).offset == 0
     except UnknownTopicError:
@@ -151,7 +151,7 @@ def test_a_changed_config_takes_effect_at_once(cluster: LocalCluster, topic: str
         eventually(lambda: _is_too_large(producer, topic), "the new limit holds")
 
 
-def _is_too_large(producer: rayq.client.producer.Producer, topic: str) -> bool:
+def _is_too_large(producer: rayq.client.producing.producer.Producer, topic: str) -> bool:
     try:
         producer.send(topic, os.urandom(3000)).result(10)
     except rayq.RecordTooLargeError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import grimp
@@ -29,6 +30,21 @@ def test_the_contracts_of_pyproject_hold() -> None:
         [command, "--no-cache", "--no-logo"], cwd=ROOT, capture_output=True, text=True, timeout=100
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Also where only type checkers see it: who reads the one has to read the other."""
+    graph = grimp.build_graph("rayq", "proving", cache_dir=None)
+    imported = {
+        module: graph.find_modules_directly_imported_by(module) for module in graph.modules
+    }
+    TopologicalSorter(imported).prepare()
+
+
+def test_the_rooms_of_the_client_import_one_way(imports: grimp.ImportGraph) -> None:
+    rooms = ("rayq.client.producing", "rayq.client.consuming")
+    for one, other in (rooms, rooms[::-1]):
+        assert not imports.direct_import_exists(importer=one, imported=other, as_packages=True)
 
 
 def test_among_the_servers_only_the_ray_runtimes_import_ray(imports: grimp.ImportGraph) -> None:

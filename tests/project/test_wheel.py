@@ -13,9 +13,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 UV = Path(sys.executable).with_name("uv")
-NOT_SHIPPED = ("tests/", "examples/", "benchmarks/", "mutants/")
+NOT_SHIPPED = ("tests/", "examples/", "benchmarks/", "proving/")
 EXTRAS = {
-    "arrow": "import pyarrow, rayq.client.arrow",
+    "arrow": "import pyarrow, rayq.client.consuming.arrow",
     "data": "import rayq.data; rayq.data.read_topic",
     "spark": "import raydp, pyspark.sql, rayq.spark; rayq.spark.session",
     "cli": "from rayq.cli.main import main; import sys; sys.argv = ['rayq', '--help']; main()",

@@ -6,9 +6,9 @@ from array import array
 
 import pytest
 
-from rayq.testing.chaos.faults import Injected, Kind, Target
-from rayq.testing.chaos.load import Acknowledged
-from rayq.testing.chaos.measure import (
+from proving.chaos.faults import Injected, Kind, Target
+from proving.chaos.load import Acknowledged
+from proving.chaos.measure import (
     Times,
     by_kind,
     longest_pause_s,

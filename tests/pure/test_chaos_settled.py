@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorUnavailableError
 
-from rayq.testing.chaos import cluster as chaos
+from proving.chaos import cluster as chaos
 
 
 @pytest.fixture

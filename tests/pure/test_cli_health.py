@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rayq.client.health import (
+from rayq.client.admin.health import (
     DISK_FULL_BYTES,
     DISK_LOW_BYTES,
     Problem,

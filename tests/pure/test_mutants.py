@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from mutants import checks, report
-from mutants.catalogue import Mutant, files, mutants_of, mutated, sample
-from mutants.child import import_instead, is_imported_instead, run, scratch_directory
-from mutants.judge import reaching
-from mutants.operators import OPERATORS
-from mutants.state import State, Verdict, equivalents
+from proving.mutants import checks, report
+from proving.mutants.catalogue import Mutant, files, mutants_of, mutated, sample
+from proving.mutants.child import import_instead, is_imported_instead, run, scratch_directory
+from proving.mutants.judge import reaching
+from proving.mutants.operators import OPERATORS
+from proving.mutants.state import State, Verdict, equivalents
 
 
 def mutants(operator: str, source: str) -> list[str]:

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayq import InvalidRequestError, TopicPartition
-from rayq.client import offset_ranges
-from rayq.client.cluster import Cluster
-from rayq.client.offset_ranges import (
+from rayq.batch import offset_ranges
+from rayq.batch.offset_ranges import (
     Split,
     end_offsets,
     limit_ranges,
@@ -20,6 +19,7 @@ from rayq.client.offset_ranges import (
     split_ranges,
     start_offsets,
 )
+from rayq.client.cluster import Cluster
 
 SIZES = st.lists(st.integers(0, 50), max_size=8)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayq.client.offset_ranges import Split
+from rayq.batch.offset_ranges import Split
 from rayq.errors import (
     CheckpointDamagedError,
     CheckpointMismatchError,

@@ -23,7 +23,7 @@ def test_a_minute_of_chaos_loses_nothing_and_stops_nobody(tmp_path: Path) -> Non
     command = ["--minutes", "1", "--seed", "3", "--kinds", ",".join(KINDS), "--json", str(file)]
     command += ["--leniency", "3"]  # `make chaos` holds the limits, on a machine of its own
     ran = subprocess.run(
-        [sys.executable, "-m", "rayq.testing.chaos", *command],
+        [sys.executable, "-m", "proving.chaos", *command],
         env=os.environ | {"PYTHONPATH": str(ROOT), "CHAOS_TEST": str(tmp_path)},
         capture_output=True,
         text=True,

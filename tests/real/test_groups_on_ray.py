@@ -27,7 +27,7 @@ def test_half_a_minute_of_members_that_come_and_go_leaves_nothing_out(
     file = tmp_path / "groups.json"
     command = ["--minutes", "0.5", "--seed", "7", "--json", str(file)]
     ran = subprocess.run(
-        [sys.executable, "-m", "rayq.testing.chaos.groups", *command],
+        [sys.executable, "-m", "proving.chaos.groups", *command],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

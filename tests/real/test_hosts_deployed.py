@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from proving.deployment import PORT, Deployment
+from proving.hosts import Host, Hosts, why_not
 from rayq import Cluster, TopicPartition
-from rayq.testing.deployment import PORT, Deployment
-from rayq.testing.hosts import Host, Hosts, why_not
 from tests.local.support import Load, eventually, leader_of, read_all, wait_in_sync
 
 PARTITIONS = 2

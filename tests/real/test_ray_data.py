@@ -27,7 +27,7 @@ from rayq import (
     TopicPartition,
     UnknownTopicError,
 )
-from rayq.client.task_writer import begin_write
+from rayq.batch.task_writer import begin_write
 from rayq.data import TopicDatasource, from_json, read_topic, snapshot, source, write_topic
 from rayq.demo import flights_csv
 from tests.local.support import partition_of, read_all, values

@@ -26,7 +26,7 @@ from rayq import (
     TopicPartition,
     UnknownTopicError,
 )
-from rayq.client.task_writer import begin_write
+from rayq.batch.task_writer import begin_write
 from rayq.errors import ConfigError, RayqError
 from rayq.testing import LocalCluster
 from tests.local.support import FAST, read_all
@@ -293,7 +293,7 @@ def test_what_a_task_gets_is_small() -> None:
     pytest.importorskip("raydp")
     from pyspark.cloudpickle import dumps
 
-    from rayq.client.offset_ranges import Split
+    from rayq.batch.offset_ranges import Split
     from rayq.spark.read import _fetcher
 
     cluster = Cluster([f"10.0.0.{n}:9392" for n in range(9)], bytes(32))

@@ -15,7 +15,7 @@ import pytest
 
 import rayq
 from rayq import Cluster
-from rayq.client.task_writer import begin_write
+from rayq.batch.task_writer import begin_write
 from tests.local.support import partition_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # starting Spark counts, too

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
-from rayq.actors.leader import Leader
-from rayq.actors.replica_log import ReplicaLog
-from rayq.client.admin import AsyncAdmin
+from proving.simulation import World
+from proving.simulation.cluster import SimulatedCluster
+from proving.simulation.invariants import Invariants
+from rayq.actors.replica.leader import Leader
+from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.client import Client
-from rayq.client.producer import AsyncProducer
+from rayq.client.producing.producer import AsyncProducer
 from rayq.config import ClusterConfig, ProducerConfig
 from rayq.core.metadata_records import PartitionValue
-from rayq.testing.simulation import World
-from rayq.testing.simulation.cluster import SimulatedCluster
-from rayq.testing.simulation.invariants import Invariants
 
 
 class Stage:

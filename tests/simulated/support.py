@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-SIMULATION = ("-m", "rayq.testing.simulation")
+SIMULATION = ("-m", "proving.simulation")
 
 
 def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:

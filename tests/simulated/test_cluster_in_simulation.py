@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from rayq.client.admin import AsyncAdmin
+from proving.simulation import Process, World
+from proving.simulation.cluster import SimulatedCluster
+from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.client import Client
-from rayq.client.consumer import AsyncConsumer
-from rayq.client.producer import AsyncProducer
+from rayq.client.consuming.consumer import AsyncConsumer
+from rayq.client.producing.producer import AsyncProducer
 from rayq.config import ConsumerConfig, ProducerConfig
-from rayq.testing.simulation import Process, World
-from rayq.testing.simulation.cluster import SimulatedCluster
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from rayq.actors.leader import Leader
-from rayq.client.admin import AsyncAdmin
+from proving.simulation import World
+from proving.simulation.cluster import SimulatedCluster
+from proving.simulation.invariants import Invariants
+from rayq.actors.replica.leader import Leader
+from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.client import Client
-from rayq.client.producer import AsyncProducer
+from rayq.client.producing.producer import AsyncProducer
 from rayq.config import ClusterConfig, ProducerConfig
 from rayq.storage.log import Log
-from rayq.testing.simulation import World
-from rayq.testing.simulation.cluster import SimulatedCluster
-from rayq.testing.simulation.invariants import Invariants
 
 KEYS = 200
 

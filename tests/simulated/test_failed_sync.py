@@ -6,12 +6,12 @@ import errno
 
 import pytest
 
+from proving.simulation import World
+from proving.simulation.process import Process
 from rayq.config import TopicConfig
 from rayq.storage.batch import encode_batch, read_header
 from rayq.storage.log import Log
 from rayq.storage.metadata_log import MetadataLog
-from rayq.testing.simulation import World
-from rayq.testing.simulation.process import Process
 
 CONFIG = TopicConfig()
 PATH = "/data/t-0"

@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import pytest
 
-from rayq.actors.follower import Follower
-from rayq.actors.replica_log import ReplicaLog
+from proving.simulation import World
+from proving.simulation.process import Process
+from rayq.actors.replica.follower import Follower
+from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.config import ClusterConfig
 from rayq.storage.data_directory import PartitionDirectory
 from rayq.storage.producer_state import ProducerState
-from rayq.testing.simulation import World
-from rayq.testing.simulation.process import Process
 from rayq.wire import messages
 from tests.storage.support import append
 

@@ -10,8 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from rayq.actors.leader import Leader
-from rayq.actors.replica_log import ReplicaLog
+from proving.simulation import World
+from proving.simulation.process import Process
+from rayq.actors.replica.leader import Leader
+from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.config import ClusterConfig
 from rayq.errors import (
     DivergedLogError,
@@ -26,8 +28,6 @@ from rayq.errors import (
     TimeoutError,
 )
 from rayq.storage.data_directory import PartitionDirectory
-from rayq.testing.simulation import World
-from rayq.testing.simulation.process import Process
 from rayq.wire import messages
 from rayq.wire.answer_room import AnswerRoom
 from tests.storage.support import append, make_batch

@@ -9,7 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from rayq.actors.quorum import Quorum, decode_entries, encode_entries
+from proving.simulation import World
+from proving.simulation.process import Process
+from rayq.actors.metadata.quorum import Quorum, decode_entries, encode_entries
 from rayq.config import ClusterConfig
 from rayq.core.metadata_records import (
     BrokerFenced,
@@ -20,8 +22,6 @@ from rayq.core.metadata_records import (
     encode_record,
 )
 from rayq.errors import ControllerUnavailableError, NotControllerError, TimeoutError
-from rayq.testing.simulation import World
-from rayq.testing.simulation.process import Process
 from rayq.wire import messages
 
 WAIT_S = 5.0

@@ -6,14 +6,14 @@ import logging
 
 import pytest
 
-from rayq.actors.controller import OFFLINE_PATIENCE_S
+from rayq.actors.controller.controller import OFFLINE_PATIENCE_S
 from tests.simulated.staged import Stage, play
 
 
 def test_a_partition_that_stays_offline_after_a_start_is_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, "rayq.actors.controller_metrics")
+    caplog.set_level(logging.INFO, "rayq.actors.controller.metrics")
 
     def levels() -> list[int]:
         return [one.levelno for one in caplog.records if "_offline " in one.getMessage()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rayq.testing.simulation.mutations import MUTATIONS, planted
+from proving.simulation.mutations import MUTATIONS, planted
 from tests.simulated.support import found_by
 
 SEEDS_MAX = 200

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rayq.actors.leader import PROPOSAL_PAUSE_S, Leader
+from rayq.actors.replica.leader import PROPOSAL_PAUSE_S, Leader
 from rayq.errors import StalePartitionError
 from rayq.wire import messages
 from tests.simulated.staged import Stage, play

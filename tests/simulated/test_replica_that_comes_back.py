@@ -14,20 +14,20 @@ from unittest import mock
 
 import pytest
 
-from rayq.actors.replica_host import ReplicaHost
-from rayq.actors.replica_supervisor import ReplicaSupervisor
-from rayq.client.admin import AsyncAdmin
+from proving.simulation import World
+from proving.simulation.cluster import SimulatedCluster
+from proving.simulation.invariants import InvariantError, Invariants
+from proving.simulation.invariants_moves import MoveInvariants
+from rayq.actors.broker.replica_supervisor import ReplicaSupervisor
+from rayq.actors.replica.replica_host import ReplicaHost
+from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.client import Client
-from rayq.client.producer import AsyncProducer
+from rayq.client.producing.producer import AsyncProducer
 from rayq.config import ClusterConfig, ProducerConfig
 from rayq.core import broker_changes
 from rayq.core.metadata_records import PartitionValue
 from rayq.core.partition_state import PartitionState
 from rayq.records import TopicPartition
-from rayq.testing.simulation import World
-from rayq.testing.simulation.cluster import SimulatedCluster
-from rayq.testing.simulation.invariants import InvariantError, Invariants
-from rayq.testing.simulation.invariants_moves import MoveInvariants
 
 RECORDS = 50
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
+from proving.simulation import ProcessDied, World
 from rayq.errors import DiskFullError, StorageError
 from rayq.storage.metadata_log import Entry, MetadataLog
-from rayq.testing.simulation import ProcessDied, World
 
 DIRECTORY = "/data/metadata"
 STEPS = 100

@@ -12,12 +12,12 @@ from collections import defaultdict
 
 import pytest
 
+from proving.simulation import ProcessDied, World
 from rayq.config import TopicConfig
 from rayq.errors import DiskFullError, StorageError
 from rayq.storage.batch import BatchHeader, check_body, encode_batch, read_header, split_batches
 from rayq.storage.log import Log
 from rayq.storage.producer_state import DuplicateBatch
-from rayq.testing.simulation import ProcessDied, World
 
 DIRECTORY = "/data/topic-0"
 STEPS = 120

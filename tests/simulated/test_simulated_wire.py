@@ -8,8 +8,8 @@ from collections import defaultdict
 
 import pytest
 
+from proving.simulation import ProcessDied, World
 from rayq.errors import RayqError
-from rayq.testing.simulation import ProcessDied, World
 from rayq.wire.authentication import Identity, client_key
 from rayq.wire.messages import CheckRange, Done, Request
 from rayq.wire.pool import ConnectionPool

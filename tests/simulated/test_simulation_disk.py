@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proving.simulation import Host, Process, ProcessDied, World
+from proving.simulation.files import PAGE_BYTES
 from rayq.environment import Disk
-from rayq.testing.simulation import Host, Process, ProcessDied, World
-from rayq.testing.simulation.files import PAGE_BYTES
 
 
 def new(seed: int = 1) -> tuple[World, Host, Process, Disk]:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from rayq.testing.simulation import DeadlockError, LimitError, SimulationLoop, World
-from rayq.testing.simulation import loop as loop_module
+from proving.simulation import DeadlockError, LimitError, SimulationLoop, World
+from proving.simulation import loop as loop_module
 
 
 def run(work: Coroutine[Any, Any, Any], limit_s: float = 1e6) -> Any:
@@ -156,7 +156,7 @@ def test_an_error_that_nobody_takes_is_reported() -> None:
 
 BUSY = """
 import asyncio
-from rayq.testing.simulation import SimulationLoop, World
+from proving.simulation import SimulationLoop, World
 
 async def script(world):
     host = world.host()

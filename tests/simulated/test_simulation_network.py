@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayq.testing.simulation import Host, Process, World
+from proving.simulation import Host, Process, World
 
 PORT = 9392
 

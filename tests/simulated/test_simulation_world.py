@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rayq.testing.simulation import LimitError, ProcessDied, World
+from proving.simulation import LimitError, ProcessDied, World
 
 
 def test_a_killed_process_runs_no_more_code() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from rayq.testing.simulation.network import OTHER_HOST_S
+from proving.simulation.network import OTHER_HOST_S
 from tests.simulated.staged import Stage, play
 
 BYTES_PER_S = 100_000

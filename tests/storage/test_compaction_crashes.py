@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from proving.simulation import ProcessDied, World
 from rayq.config import MIB, TopicConfig
 from rayq.environment import Disk
 from rayq.errors import StorageError
@@ -15,7 +16,6 @@ from rayq.storage.cleaner import CLEANING, clean, cleaner_turn
 from rayq.storage.log import Log
 from rayq.storage.swap import SWAP
 from rayq.storage.verify import verify
-from rayq.testing.simulation import ProcessDied, World
 
 DIRECTORY = "/data/topic-0"
 NOW_MS = 1_000_000

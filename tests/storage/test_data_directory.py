@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from proving.simulation import ProcessDied, World
 from rayq.config import ClusterConfig
 from rayq.environment import Environment, LoopTasks, SystemClock, ThreadPool
 from rayq.errors import (
@@ -25,7 +26,6 @@ from rayq.storage.data_directory import (
     read_secret,
 )
 from rayq.storage.disk import LocalDisk
-from rayq.testing.simulation import ProcessDied, World
 from rayq.wire.network import AsyncioNetwork
 
 SECRET = b"s" * 32

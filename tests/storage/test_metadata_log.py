@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from proving.simulation import ProcessDied, World
 from rayq.errors import (
     DiskFullError,
     FencedEpochError,
@@ -17,7 +18,6 @@ from rayq.errors import (
     UnsupportedFormatError,
 )
 from rayq.storage.metadata_log import Entry, MetadataLog
-from rayq.testing.simulation import ProcessDied, World
 from tests.storage.support import CountingDisk, FaultyDisk
 
 

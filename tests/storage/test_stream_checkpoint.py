@@ -14,7 +14,8 @@ import fsspec
 import msgspec
 import pytest
 
-from rayq.client.offset_ranges import Split
+from proving.simulation import ProcessDied, World
+from rayq.batch.offset_ranges import Split
 from rayq.environment import Disk
 from rayq.errors import (
     CheckpointDamagedError,
@@ -32,7 +33,6 @@ from rayq.spark.checkpoint_store import (
     Store,
     this_process,
 )
-from rayq.testing.simulation import ProcessDied, World
 
 TOPIC_ID = "a" * 32
 START = [Split("flights", TOPIC_ID, 0, 3, 3), Split("flights", TOPIC_ID, 1, 0, 0)]

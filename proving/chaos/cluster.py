@@ -1,0 +1,214 @@
+"""The cluster that is broken: a Ray head without brokers, and nodes with one broker each.
+
+Each node has a loopback address of its own (127.0.0.11 and up): brokers are pinned to nodes in the
+order of the addresses, and the head's (127.0.0.2) comes last, so it is left out. The head survives,
+since its loss ends a Ray cluster without an external store.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ray
+from ray._private import state
+from ray.cluster_utils import Cluster as RayNodes
+from ray.exceptions import RayError
+
+from proving.chaos.processes import with_descendants
+from rayq.client.cluster import Cluster
+from rayq.config import ClusterConfig
+from rayq.errors import RayqError
+from rayq.records import PartitionInfo
+from rayq.runtime import ray_runtime
+from rayq.wire.authentication import client_key
+
+NAME = "chaos"
+TOPIC = "chaos"
+PARTITIONS = 3
+REPLICAS = 3
+PORT = 9392
+HEAD_ADDRESS = "127.0.0.2"
+SETTLE_TIMEOUT_S = 90.0
+"""All replicas are in sync again so long after the end of a fault, or the run fails."""
+SETTLE_POLL_S = 0.1
+ASK_TIMEOUT_S = 5.0
+
+
+class ControllerPlace(NamedTuple):
+    """Where the controller is: its process, and the broker on the same node (None: the head)."""
+
+    pid: int
+    broker: int | None
+    is_stand_in: bool
+    """The broker itself hosts it."""
+
+
+class ChaosCluster:
+    """See the module. `start`, then `close` in any case."""
+
+    def __init__(self, root: Path, brokers: int = 3) -> None:
+        self._root = root
+        self._brokers = brokers
+        self._ray: RayNodes | None = None
+        self._nodes: dict[int, Any] = {}
+        self._cluster: Cluster | None = None
+
+    def start(self) -> None:
+        self._ray = RayNodes(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": 1,
+                "include_dashboard": False,
+                "node_ip_address": HEAD_ADDRESS,
+            },
+        )
+        for broker in range(self._brokers):
+            self.add_node(broker)
+        ray.init(
+            address=self._ray.address,
+            _node_ip_address=HEAD_ADDRESS,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+        info = ray_runtime.start_cluster(
+            str(self._root),
+            brokers=self._brokers,
+            cluster_name=NAME,
+            port=PORT,
+            config=ClusterConfig(),
+        )
+        self._cluster = Cluster(
+            [f"{host}:{port}" for host, port in info.brokers],
+            key=client_key(info.secret),
+            cluster_id=info.cluster_id,
+        )
+        self._cluster.create_topic(TOPIC, partitions=PARTITIONS, replication_factor=REPLICAS)
+        self.wait_settled()
+
+    @property
+    def rayq(self) -> Cluster:
+        assert self._cluster is not None
+        return self._cluster
+
+    @property
+    def brokers(self) -> range:
+        return range(self._brokers)
+
+    def stop(self) -> None:
+        """A controlled stop of the brokers; the nodes go with `close`."""
+        self.rayq.close()
+        ray_runtime.stop_cluster(NAME)
+
+    def close(self) -> None:
+        ray.shutdown()
+        if self._ray is not None:
+            self._ray.shutdown()  # type: ignore[no-untyped-call]
+
+    # --- who is where -----------------------------------------------------------------------------
+
+    def partitions(self) -> list[PartitionInfo]:
+        return self.rayq.admin.describe_topic(TOPIC).partitions
+
+    def replica_pid(self, partition: PartitionInfo, broker: int) -> int | None:
+        return next(one.pid for one in partition.replicas if one.broker == broker)
+
+    def broker_pid(self, broker: int) -> int | None:
+        found = _actor(f"rayq:{NAME}:broker-{broker}")
+        return None if found is None else int(found["Pid"])
+
+    def controller(self) -> ControllerPlace | None:
+        """None while there is none, or it is on the move."""
+        info = self.rayq.admin.describe_cluster()
+        for broker in info.brokers:
+            if info.controller == f"{broker.host}:{broker.port}":
+                pid = self.broker_pid(broker.broker)
+                return None if pid is None else ControllerPlace(pid, broker.broker, True)
+        found = _actor(f"rayq:{NAME}:controller")
+        if info.controller is None or found is None:
+            return None
+        node_id = found["Address"]["NodeID"]
+        on_node = (one.broker for one in info.brokers if one.node_id == node_id)
+        return ControllerPlace(int(found["Pid"]), next(on_node, None), False)
+
+    def node_pids(self, broker: int) -> list[int]:
+        """The raylet of a broker's node and everything it started."""
+        raylet: int = self._nodes[broker].all_processes["raylet"][0].process.pid
+        return with_descendants(raylet)
+
+    # --- nodes that come and go -------------------------------------------------------------------
+
+    def add_node(self, broker: int) -> None:
+        """A node with the address, and so the disk, of that broker."""
+        assert self._ray is not None
+        self._nodes[broker] = self._ray.add_node(
+            num_cpus=1, node_ip_address=f"127.0.0.{11 + broker}"
+        )
+
+    def forget_node(self, broker: int) -> None:
+        """After its processes were killed."""
+        assert self._ray is not None
+        self._ray.remove_node(self._nodes.pop(broker), allow_graceful=False)
+
+    # --- health -----------------------------------------------------------------------------------
+
+    def unsettled(self) -> str | None:
+        """What is not well yet; None when every replica is in sync and every broker lives.
+
+        Each broker's process has to say so itself. By the metadata one that was killed lives up to
+        the end of its session, and on a crowded machine Ray takes longer than that to start it
+        again: the next fault would take a second broker of three.
+        """
+        registered = [broker for broker in self.brokers if _is_registered(broker)]
+        if registered != list(self.brokers):
+            return f"brokers {registered} are registered"
+        try:
+            info = self.rayq.admin.describe_cluster(timeout_s=ASK_TIMEOUT_S)
+            live = sorted(one.broker for one in info.brokers if one.live)
+            if live != list(self.brokers):
+                return f"brokers {live} live"
+            for partition in self.partitions():
+                if len(partition.isr) < REPLICAS or partition.leader is None:
+                    return f"partition {partition.partition} has {partition.isr} in sync"
+                if any(one.pid is None for one in partition.replicas):
+                    return f"partition {partition.partition} has a silent replica"
+        except RayqError as error:
+            return f"{type(error).__name__}: {error}"
+        return None
+
+    def wait_settled(self, timeout_s: float = SETTLE_TIMEOUT_S) -> None:
+        """Raises TimeoutError."""
+        wait_until(lambda: self.unsettled() is None, timeout_s, self.unsettled)
+
+
+def wait_until(
+    holds: Callable[[], bool], timeout_s: float, why_not: Callable[[], str | None]
+) -> None:
+    """Raises TimeoutError that tells `why_not()`."""
+    deadline_s = time.monotonic() + timeout_s
+    while not holds():
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"After {timeout_s:.0f} s still: {why_not()}.")
+        time.sleep(SETTLE_POLL_S)
+
+
+def _is_registered(broker: int) -> bool:
+    """Whether the broker's process runs and has a session with the controller."""
+    name = ray_runtime.broker_name(NAME, broker)
+    try:
+        actor: Any = ray.get_actor(name, namespace=ray_runtime.NAMESPACE)
+        return bool(ray.get(actor.is_registered.remote(), timeout=ASK_TIMEOUT_S))
+    except (ValueError, RayError):  # It is not there, or just being started again.
+        return False
+
+
+def _actor(name: str) -> dict[str, Any] | None:
+    """A running actor, as Ray describes it."""
+    listed: dict[str, dict[str, Any]] = state.actors()
+    for one in listed.values():
+        if one["Name"] == name and one["State"] == "ALIVE":
+            return one
+    return None

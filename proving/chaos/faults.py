@@ -1,0 +1,209 @@
+"""What is done to the cluster: SIGKILL or SIGSTOP of one process or of a whole node.
+
+A kind has a limit: so long after the signal writes go on at the latest, on every partition, while
+the fault lasts. They are the promises of docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from proving.chaos.cluster import ChaosCluster
+from proving.chaos.processes import Victim, hold
+
+KILLED_LIMIT_S = 1.0
+"""A process that ends is noticed at once, by pidfd; what runs on is not disturbed."""
+SILENT_LIMIT_S = 5.0
+"""A process or node that falls silent is given up after one session of 3 s."""
+CONTROLLER_NODE_LIMIT_S = 9.0
+"""The controller falls silent with a broker: 3 to 4.5 s until a voter stands in, then a session."""
+AWAY_S = (0.0, 15.0)
+"""A lost node returns so much later than a fault has to last: before Ray has noticed its loss,
+which takes 12 s, or after."""
+
+
+class Kind(StrEnum):
+    """Whom it hits. Nodes: the raylet and every process below it."""
+
+    KILL_LEADER = "kill-leader"
+    KILL_FOLLOWER = "kill-follower"
+    KILL_BROKER = "kill-broker"
+    KILL_CONTROLLER = "kill-controller"
+    KILL_NODE = "kill-node"
+    KILL_CONTROLLER_NODE = "kill-controller-node"
+    STOP_LEADER = "stop-leader"
+    STOP_FOLLOWER = "stop-follower"
+    STOP_BROKER = "stop-broker"
+    STOP_CONTROLLER = "stop-controller"
+    STOP_NODE = "stop-node"
+    STOP_CONTROLLER_NODE = "stop-controller-node"
+    STOP_STAND_IN = "stop-stand-in"
+    """What stop-controller becomes while a broker hosts the controller: that broker hangs too."""
+
+    @property
+    def stops(self) -> bool:
+        return self.value.startswith("stop")
+
+    @property
+    def hits_node(self) -> bool:
+        return self.value.endswith("node")
+
+    @property
+    def limit_s(self) -> float:
+        if self in (Kind.KILL_CONTROLLER_NODE, Kind.STOP_CONTROLLER_NODE, Kind.STOP_STAND_IN):
+            return CONTROLLER_NODE_LIMIT_S
+        return SILENT_LIMIT_S if self.stops or self.hits_node else KILLED_LIMIT_S
+
+    @property
+    def lasts_s(self) -> float:
+        """How long at least until it is healed, or left to heal itself: beyond the limit."""
+        return self.limit_s + 2
+
+
+DRAWN = tuple(kind for kind in Kind if kind is not Kind.STOP_STAND_IN)
+"""The kinds that can be asked for."""
+
+
+class Target(NamedTuple):
+    """Whom a fault hits, chosen before the signal is sent."""
+
+    kind: Kind
+    pids: list[int]
+    partitions: list[int]
+    """Those that had to do with it; of the others too progress is required."""
+    broker: int | None
+    """Whose node it is, for nodes."""
+    what: str
+    lasts_s: float
+
+
+@dataclass
+class Injected:
+    """A fault that was injected, and its phases (`time.monotonic`)."""
+
+    target: Target
+    started_s: float
+    healed_s: float = 0.0
+    """When the fault phase ended."""
+    settled_s: float = 0.0
+    """When everything was in sync again."""
+
+
+def choose(cluster: ChaosCluster, kind: Kind, rng: random.Random) -> Target | None:
+    """Somebody for this kind; None when there is nobody at the moment."""
+    match kind:
+        case Kind.KILL_LEADER | Kind.STOP_LEADER | Kind.KILL_FOLLOWER | Kind.STOP_FOLLOWER:
+            leads = kind in (Kind.KILL_LEADER, Kind.STOP_LEADER)
+            return _replica(cluster, kind, leads, rng)
+        case Kind.KILL_BROKER | Kind.STOP_BROKER:
+            place = cluster.controller()
+            if place is None:
+                return None
+            avoided = place.broker if place.is_stand_in else None
+            broker = _leading_broker(cluster, rng, avoided)
+            pid = cluster.broker_pid(broker)
+            what = f"broker {broker} (pid {pid})"
+            return None if pid is None else _of_all(cluster, kind, [pid], None, what)
+        case Kind.KILL_CONTROLLER | Kind.STOP_CONTROLLER | Kind.STOP_STAND_IN:
+            place = cluster.controller()
+            if place is None:
+                return None
+            where = f"broker {place.broker}" if place.is_stand_in else "its own process"
+            what = f"controller in {where} (pid {place.pid})"
+            if kind is Kind.STOP_CONTROLLER and place.is_stand_in:
+                kind = Kind.STOP_STAND_IN
+            return _of_all(cluster, kind, [place.pid], None, what)
+        case Kind.KILL_NODE | Kind.STOP_NODE:
+            place = cluster.controller()
+            if place is None:
+                return None
+            broker = _leading_broker(cluster, rng, place.broker)
+            return _node(cluster, kind, broker, rng)
+        case Kind.KILL_CONTROLLER_NODE | Kind.STOP_CONTROLLER_NODE:
+            place = cluster.controller()
+            if place is None or place.broker is None:
+                return None
+            return _node(cluster, kind, place.broker, rng)
+
+
+def _replica(cluster: ChaosCluster, kind: Kind, leads: bool, rng: random.Random) -> Target | None:
+    partition = rng.choice(cluster.partitions())
+    brokers = [
+        one.broker for one in partition.replicas if (one.broker == partition.leader) == leads
+    ]
+    broker = rng.choice(brokers)
+    pid = cluster.replica_pid(partition, broker)
+    if pid is None:
+        return None
+    role = "leader" if leads else "follower"
+    what = f"{role} of partition {partition.partition} on broker {broker} (pid {pid})"
+    return Target(kind, [pid], [partition.partition], None, what, kind.lasts_s)
+
+
+def _leading_broker(cluster: ChaosCluster, rng: random.Random, avoided: int | None) -> int:
+    """One that leads something, if possible; never `avoided`."""
+    allowed = [broker for broker in cluster.brokers if broker != avoided]
+    leaders = {partition.leader for partition in cluster.partitions()}
+    return rng.choice([broker for broker in allowed if broker in leaders] or allowed)
+
+
+def _node(cluster: ChaosCluster, kind: Kind, broker: int, rng: random.Random) -> Target:
+    pids = cluster.node_pids(broker)
+    away_s = 0.0 if kind.stops else rng.choice(AWAY_S)
+    target = _of_all(cluster, kind, pids, broker, f"the node of broker {broker}")
+    return target._replace(lasts_s=kind.lasts_s + away_s)
+
+
+def _of_all(
+    cluster: ChaosCluster, kind: Kind, pids: list[int], broker: int | None, what: str
+) -> Target:
+    """Every broker has a replica of every partition here."""
+    partitions = [one.partition for one in cluster.partitions()]
+    return Target(kind, pids, partitions, broker, what, kind.lasts_s)
+
+
+class Injector:
+    """Sends the signals, and takes back those that can be: use it as a context manager."""
+
+    def __init__(self, cluster: ChaosCluster) -> None:
+        self._cluster = cluster
+        self._stopped: list[Victim] = []
+
+    def inject(self, target: Target) -> Injected:
+        """Raises ProcessLookupError when nobody was hit."""
+        victims = hold(target.pids)
+        injected = Injected(target, time.monotonic())
+        number = signal.SIGSTOP if target.kind.stops else signal.SIGKILL
+        self._stopped = victims  # Before the first signal: an interrupt may come at any time.
+        # Of a node the raylet goes first, and starts nothing any more.
+        hit = [victim.pid for victim in victims if victim.send(number)]
+        if not hit:
+            raise ProcessLookupError(f"{target.what}: gone before {target.kind} could hit it")
+        return injected
+
+    def heal(self, injected: Injected) -> None:
+        """What was stopped goes on (where nobody has killed it); a lost node returns with its
+        disk. Killed processes are the cluster's to replace."""
+        self.resume()
+        target = injected.target
+        if target.kind.hits_node and not target.kind.stops:
+            assert target.broker is not None
+            self._cluster.forget_node(target.broker)
+            self._cluster.add_node(target.broker)
+
+    def resume(self) -> None:
+        stopped, self._stopped = self._stopped, []
+        for victim in stopped:
+            victim.send(signal.SIGCONT)
+            victim.close()
+
+    def __enter__(self) -> Injector:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.resume()

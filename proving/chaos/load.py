@@ -1,0 +1,297 @@
+"""Clients at load, in processes of their own that never import Ray.
+
+Three idempotent producers (acks="all", keyed records, delivery timeouts from short to the default)
+and two consumers: one reads on and on, the other jumps back now and then and reads again. All write
+down what they do and see in one history file.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import signal
+import threading
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+from rayq.client.cluster import Cluster
+from rayq.client.consuming.consumer import Consumer
+from rayq.errors import DeliveryError, RayqError
+from rayq.records import Record, RecordMetadata, TopicPartition
+from rayq.testing.checker import Recorder
+from rayq.wire.authentication import key_of_token
+
+DELIVERY_TIMEOUTS_MS = (4_000, 15_000, 120_000)
+"""Of the producers, one each: the shortest gives up amid some faults."""
+KEYS = 20
+"""Of each producer."""
+ROUND_S = 0.01
+"""A producer sends some records, then waits so long."""
+VALUE_BYTES = (20, 120)
+CONSUMERS = 2
+AGAIN_S = (5.0, 15.0)
+"""After so long the second consumer jumps back."""
+AGAIN_RECORDS_MAX = 2000
+CATCH_UP_TIMEOUT_S = 60.0
+FINISH_TIMEOUT_S = 180.0
+READ_TIMEOUT_S = 300.0
+"""For the last reading of everything."""
+
+
+@dataclass(frozen=True)
+class LoadSpec:
+    """What the clients' processes are told."""
+
+    addresses: str
+    token: str = field(repr=False)
+    topic: str
+    partitions: int
+    history: str
+    records_per_s: int
+    seed: int
+
+    @property
+    def places(self) -> list[TopicPartition]:
+        return [TopicPartition(self.topic, number) for number in range(self.partitions)]
+
+    def connect(self) -> Cluster:
+        return Cluster(self.addresses.split(","), key=key_of_token(self.token))
+
+    def recorder(self) -> Recorder:
+        """Appends to the history: one write for each event, so that processes may share it."""
+        return Recorder(open(self.history, "ab", buffering=0))
+
+
+@dataclass
+class Acknowledged:
+    """When the records of one partition were sent and acknowledged (`time.monotonic`, which is one
+    clock for all processes of a machine), in the order of the acknowledgements."""
+
+    sent_s: array[float] = field(default_factory=lambda: array("d"))
+    acknowledged_s: array[float] = field(default_factory=lambda: array("d"))
+
+
+@dataclass
+class Finished:
+    """What a process of clients answers in the end."""
+
+    acknowledged: list[Acknowledged]
+    problems: list[str]
+
+
+class Load:
+    """Starts the clients; `finish` stops them and returns what they saw."""
+
+    def __init__(self, spec: LoadSpec) -> None:
+        self.spec = spec
+        self._context = multiprocessing.get_context("spawn")
+        self._started: list[tuple[str, Any, Connection]] = []
+
+    def start(self) -> None:
+        for name, work in (("producers", run_producers), ("consumers", run_consumers)):
+            here, there = self._context.Pipe()
+            process = self._context.Process(
+                target=_serve, args=(work, self.spec, there), name=name, daemon=True
+            )
+            process.start()
+            there.close()
+            self._started.append((name, process, here))
+
+    def finish(self) -> Finished:
+        """The producers first: every record gets its outcome; the consumers read up to the end."""
+        result = Finished([Acknowledged() for _ in range(self.spec.partitions)], [])
+        for name, process, pipe in self._started:
+            try:
+                pipe.send("stop")
+                if not pipe.poll(FINISH_TIMEOUT_S):
+                    result.problems.append(f"The {name} did not end in {FINISH_TIMEOUT_S:.0f} s.")
+                    continue
+                finished: Finished = pipe.recv()
+            except (EOFError, BrokenPipeError):
+                result.problems.append(f"The process of the {name} ended by itself.")
+                continue
+            result.problems += finished.problems
+            if finished.acknowledged:
+                result.acknowledged = finished.acknowledged
+            process.join(10)
+        return result
+
+    def abort(self) -> None:
+        for _, process, pipe in self._started:
+            process.kill()
+            process.join()
+            pipe.close()
+        self._started = []
+
+
+def read_all(cluster: Cluster, spec: LoadSpec) -> int:
+    """One more consumer reads every partition from its start up to its end; returns how many
+    records. Raises TimeoutError."""
+    recorder, places = spec.recorder(), spec.places
+    count = 0
+    with cluster.consumer(auto_offset_reset="earliest") as consumer:
+        consumer.assign(places)
+        for place in places:
+            recorder.assigned("final-reader", *place)
+        ends = consumer.end_offsets(places)
+        next_offsets = consumer.beginning_offsets(places)
+        deadline_s = time.monotonic() + READ_TIMEOUT_S
+        while any(next_offsets[place] < ends[place] for place in places):
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(
+                    f"{count} records were read in {READ_TIMEOUT_S:.0f} s, up to {next_offsets} "
+                    f"of {ends}."
+                )
+            records = consumer.poll(timeout_s=1.0, max_records=5000)
+            recorder.polled("final-reader", records)
+            count += len(records)
+            for record in records:
+                next_offsets[TopicPartition(record.topic, record.partition)] = record.offset + 1
+    return count
+
+
+# --- inside the processes -------------------------------------------------------------------------
+
+Work = Callable[[LoadSpec, threading.Event], Finished]
+
+
+def _serve(work: Work, spec: LoadSpec, pipe: Connection) -> None:
+    """Runs until it is told to stop, or whoever started it is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    stop = threading.Event()
+    done: list[Finished] = []
+    runner = threading.Thread(target=lambda: done.append(work(spec, stop)), daemon=True)
+    runner.start()
+    try:
+        pipe.recv()
+    except EOFError:
+        return
+    stop.set()
+    runner.join()
+    pipe.send(done[0] if done else Finished([], ["A process of clients failed: see its output."]))
+
+
+def run_producers(spec: LoadSpec, stop: threading.Event) -> Finished:
+    recorder = spec.recorder()
+    acknowledged = [Acknowledged() for _ in range(spec.partitions)]
+    problems: list[str] = []
+
+    def note(
+        name: str,
+        number: int,
+        sent_s: float,
+        metadata: RecordMetadata | None,
+        error: BaseException | None,
+    ) -> None:
+        if metadata is None:
+            assert error is not None
+            recorder.not_delivered(name, number, error)
+            return
+        recorder.delivered(name, number, metadata)
+        times = acknowledged[metadata.partition]
+        times.sent_s.append(sent_s)
+        times.acknowledged_s.append(time.monotonic())
+
+    def produce(cluster: Cluster, name: str, delivery_timeout_ms: int) -> None:
+        rng = random.Random(f"{spec.seed}/{name}")
+        recorder.opened(name)
+        producer = cluster.producer(acks="all", delivery_timeout_ms=delivery_timeout_ms)
+        per_round = spec.records_per_s * ROUND_S / len(DELIVERY_TIMEOUTS_MS)
+        owed, count, next_s = 0.0, 0, time.monotonic()
+        while not stop.wait(max(next_s - time.monotonic(), 0)):
+            next_s += ROUND_S
+            owed += per_round
+            while owed >= 1:
+                owed -= 1
+                count += 1
+                key = b"%s-%d" % (name.encode(), rng.randrange(KEYS))
+                value = b"%s/%d " % (name.encode(), count)
+                value = value.ljust(rng.randint(*VALUE_BYTES), b".")
+                number = recorder.sending(name, spec.topic, key, value)
+                on_delivery = partial(note, name, number, time.monotonic())
+                try:
+                    producer.send(spec.topic, value, key=key, on_delivery=on_delivery)
+                except RayqError as error:
+                    recorder.not_delivered(name, number, error)
+        try:
+            producer.close()
+        except DeliveryError:
+            pass  # Each record's own outcome says so.
+
+    with spec.connect() as cluster:
+        threads = [
+            threading.Thread(
+                target=_guarded,
+                args=(problems, produce, cluster, f"producer-{number}", delivery_timeout_ms),
+            )
+            for number, delivery_timeout_ms in enumerate(DELIVERY_TIMEOUTS_MS)
+        ]
+        _run(threads)
+    return Finished(acknowledged, problems)
+
+
+def run_consumers(spec: LoadSpec, stop: threading.Event) -> Finished:
+    recorder, places = spec.recorder(), spec.places
+    problems: list[str] = []
+
+    def consume(cluster: Cluster, name: str, jumps: bool) -> None:
+        rng = random.Random(f"{spec.seed}/{name}")
+        next_offsets = dict.fromkeys(places, 0)
+
+        def poll(consumer: Consumer) -> None:
+            records: list[Record] = consumer.poll(timeout_s=0.5)
+            recorder.polled(name, records)
+            for record in records:
+                next_offsets[TopicPartition(record.topic, record.partition)] = record.offset + 1
+
+        with cluster.consumer(auto_offset_reset="earliest") as consumer:
+            consumer.assign(places)
+            for place in places:
+                recorder.assigned(name, *place)
+            again_s = time.monotonic() + rng.uniform(*AGAIN_S)
+            while not stop.is_set():
+                if jumps and time.monotonic() > again_s:
+                    again_s = time.monotonic() + rng.uniform(*AGAIN_S)
+                    for place in places:
+                        offset = max(0, next_offsets[place] - rng.randint(0, AGAIN_RECORDS_MAX))
+                        consumer.seek(place, offset)
+                        recorder.assigned(name, *place)
+                poll(consumer)
+            ends = consumer.end_offsets(places)
+            deadline_s = time.monotonic() + CATCH_UP_TIMEOUT_S
+            while any(next_offsets[place] < ends[place] for place in places):
+                if time.monotonic() > deadline_s:
+                    problems.append(f"{name} did not catch up: at {next_offsets} of {ends}.")
+                    return
+                poll(consumer)
+
+    with spec.connect() as cluster:
+        threads = [
+            threading.Thread(
+                target=_guarded,
+                args=(problems, consume, cluster, f"consumer-{number}", number == CONSUMERS - 1),
+            )
+            for number in range(CONSUMERS)
+        ]
+        _run(threads)
+    return Finished([], problems)
+
+
+def _guarded(problems: list[str], work: Callable[..., None], *arguments: Any) -> None:
+    """A client's error is a finding."""
+    try:
+        work(*arguments)
+    except RayqError as error:
+        problems.append(f"{arguments[1]} failed with {type(error).__name__}: {error}")
+
+
+def _run(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

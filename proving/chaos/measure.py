@@ -1,0 +1,102 @@
+"""How long writes paused around each fault, from when records were sent and acknowledged."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from proving.chaos.faults import Injected, Kind
+from proving.chaos.load import Acknowledged
+
+
+class Times(NamedTuple):
+    """A distribution; seconds."""
+
+    n: int
+    p50_s: float
+    p99_s: float
+    max_s: float
+
+
+def times_of(values: Iterable[float]) -> Times | None:
+    """None for no values. Percentiles by nearest rank."""
+    ranked = sorted(values)
+    if not ranked:
+        return None
+    count = len(ranked)
+    p50, p99 = (ranked[max(-(-count * percent // 100), 1) - 1] for percent in (50, 99))
+    return Times(count, p50, p99, ranked[-1])
+
+
+class Measured(NamedTuple):
+    """One partition around one fault; seconds."""
+
+    fault: Injected
+    partition: int
+    next_write_s: float
+    """From the signal to the first acknowledgement of a record that was sent after it."""
+    pause_s: float
+    """The longest time without an acknowledgement, from the signal to the end of the fault."""
+    recovery_pause_s: float
+    """The same from there until everything was in sync again."""
+
+    @property
+    def is_affected(self) -> bool:
+        return self.partition in self.fault.target.partitions
+
+
+def measure(faults: Sequence[Injected], acknowledged: Sequence[Acknowledged]) -> list[Measured]:
+    """Every partition around every fault."""
+    return [
+        Measured(
+            fault,
+            partition,
+            next_write_s(times, fault.started_s),
+            longest_pause_s(times.acknowledged_s, fault.started_s, fault.healed_s),
+            longest_pause_s(times.acknowledged_s, fault.healed_s, fault.settled_s),
+        )
+        for fault in faults
+        for partition, times in enumerate(acknowledged)
+    ]
+
+
+def next_write_s(times: Acknowledged, from_s: float) -> float:
+    """Infinite when there was none.
+
+    An acknowledgement that still was in a socket says nothing of the time after the fault: hence
+    only records count that were sent later.
+    """
+    start = bisect_left(times.acknowledged_s, from_s)
+    for index in range(start, len(times.acknowledged_s)):
+        if times.sent_s[index] >= from_s:
+            return times.acknowledged_s[index] - from_s
+    return float("inf")
+
+
+def longest_pause_s(at_s: array[float], from_s: float, until_s: float) -> float:
+    """Between neighbours among `from_s`, the times within, and `until_s`."""
+    within = at_s[bisect_right(at_s, from_s) : bisect_left(at_s, until_s)]
+    return max(later - sooner for sooner, later in pairwise([from_s, *within, until_s]))
+
+
+def violations(measured: Iterable[Measured], leniency: float = 1.0) -> list[str]:
+    """Where writes paused for longer than the fault's kind allows, times `leniency`."""
+    return [
+        f"{one.fault.target.kind} of {one.fault.target.what}: partition {one.partition} made no "
+        f"progress for {max(one.next_write_s, one.pause_s):.2f} s, more than "
+        f"{one.fault.target.kind.limit_s:g} s."
+        for one in measured
+        if max(one.next_write_s, one.pause_s) > leniency * one.fault.target.kind.limit_s
+    ]
+
+
+def by_kind(measured: Iterable[Measured]) -> dict[Kind, list[Measured]]:
+    """Of the affected partitions, in the order of the kinds."""
+    found: dict[Kind, list[Measured]] = {}
+    for one in measured:
+        if one.is_affected:
+            found.setdefault(one.fault.target.kind, []).append(one)
+    return {kind: found[kind] for kind in Kind if kind in found}

@@ -1,0 +1,205 @@
+"""One run: steady, fault, recovery, again and again; then everything is read and judged."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from proving.chaos.cluster import (
+    PARTITIONS,
+    SETTLE_TIMEOUT_S,
+    TOPIC,
+    ChaosCluster,
+    wait_until,
+)
+from proving.chaos.faults import Injected, Injector, Kind, Target, choose
+from proving.chaos.guard import Guard
+from proving.chaos.load import Load, LoadSpec, read_all
+from proving.chaos.measure import Measured, measure, violations
+from proving.chaos.processes import MARK
+from rayq.errors import RayqError
+from rayq.testing.checker import Verdict, check, read_history
+from rayq.testing.checker.writes import DUPLICATE, LOST, UNSEEN
+
+HISTORY = "history.jsonl"
+STEADY_S = 3.0
+CHOICE_TIMEOUT_S = 5.0
+RECORDS_PER_S = 1500
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be run. Faults are drawn without replacement until all `kinds` had their turn,
+    then anew, for `minutes` (from the first record on); all have their turn, however long it
+    takes."""
+
+    minutes: float
+    seed: int
+    kinds: Sequence[Kind]
+    records_per_s: int = RECORDS_PER_S
+    leniency: float = 1.0
+    """Of the limits of pauses, and of how long a recovery may take."""
+
+
+@dataclass
+class Result:
+    """What came of it. `problems` are all reasons to fail but the checker's."""
+
+    seed: int
+    faults: list[Injected] = field(default_factory=list)
+    measured: list[Measured] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    verdict: Verdict | None = None
+    load_s: float = 0.0
+    history: Path | None = None
+    """Kept after a failure only."""
+
+    @property
+    def holds(self) -> bool:
+        clean = self.verdict is not None and self.verdict.is_clean
+        return clean and not self.problems
+
+    @property
+    def lost(self) -> int:
+        return self._count(LOST, UNSEEN)
+
+    @property
+    def duplicated(self) -> int:
+        return self._count(DUPLICATE)
+
+    @property
+    def injected(self) -> Counter[Kind]:
+        return Counter(fault.target.kind for fault in self.faults)
+
+    def _count(self, *kinds: str) -> int:
+        faults = [] if self.verdict is None else self.verdict.faults
+        return sum(fault.kind in kinds for fault in faults)
+
+
+def run(plan: Plan, say: Callable[[str], None]) -> Result:
+    """Runs the plan; whatever happens, no process of it is left."""
+    run_id = uuid.uuid4().hex
+    os.environ[MARK] = run_id
+    directory = Path(tempfile.mkdtemp(prefix="rayq-chaos-"))
+    guard = Guard(run_id)
+    result = Result(plan.seed)
+    is_kept = False
+    try:
+        _run(plan, directory, result, say)
+    except (RayqError, TimeoutError, ProcessLookupError) as error:
+        result.problems.append(f"The run ended early: {type(error).__name__}: {error}")
+        is_kept = (directory / HISTORY).exists()
+    else:
+        is_kept = not result.holds
+    finally:
+        if not guard.close():
+            result.problems.append("Some processes of the run would not end.")
+        del os.environ[MARK]
+        shutil.rmtree(directory / "data", ignore_errors=True)
+        if is_kept:
+            result.history = directory / HISTORY
+        else:
+            shutil.rmtree(directory)
+    return result
+
+
+def _run(plan: Plan, directory: Path, result: Result, say: Callable[[str], None]) -> None:
+    cluster = ChaosCluster(directory / "data")
+    load: Load | None = None
+    try:
+        say("starting a Ray head and three nodes with a broker each")
+        cluster.start()
+        spec = LoadSpec(
+            addresses=",".join(cluster.rayq.addresses),
+            token=cluster.rayq.token,
+            topic=TOPIC,
+            partitions=PARTITIONS,
+            history=str(directory / HISTORY),
+            records_per_s=plan.records_per_s,
+            seed=plan.seed,
+        )
+        load = Load(spec)
+        load.start()
+        started_s = time.monotonic()
+        with Injector(cluster) as injector:
+            _break(plan, cluster, injector, result, say, started_s)
+        say("stopping the clients; reading everything")
+        finished = load.finish()
+        result.load_s = time.monotonic() - started_s
+        result.problems += finished.problems
+        result.measured = measure(result.faults, finished.acknowledged)
+        result.problems += violations(result.measured, plan.leniency)
+        read_all(cluster.rayq, spec)
+        say("judging")
+        with open(spec.history, "rb") as file:
+            result.verdict = check(read_history(file))
+        if result.verdict.is_clean:
+            cluster.stop()
+    finally:
+        if load is not None:
+            load.abort()
+        cluster.close()
+
+
+def _break(
+    plan: Plan,
+    cluster: ChaosCluster,
+    injector: Injector,
+    result: Result,
+    say: Callable[[str], None],
+    started_s: float,
+) -> None:
+    """The faults, one after the other."""
+    rng = random.Random(plan.seed)
+    end_s = started_s + plan.minutes * 60
+    deck = rng.sample(plan.kinds, len(plan.kinds))
+    is_first = True
+    while (is_first and deck) or time.monotonic() < end_s - STEADY_S:
+        if not deck:
+            is_first = False
+            deck = rng.sample(plan.kinds, len(plan.kinds))
+        time.sleep(STEADY_S)
+        target = _draw(cluster, deck, rng)
+        injected = injector.inject(target)
+        result.faults.append(injected)
+        at_s = injected.started_s - started_s
+        say(f"{at_s:6.1f} s  {target.kind}: {target.what}, for {target.lasts_s:g} s")
+        time.sleep(target.lasts_s)
+        injected.healed_s = injected.settled_s = time.monotonic()
+        injector.heal(injected)
+        cluster.wait_settled(plan.leniency * SETTLE_TIMEOUT_S)
+        injected.settled_s = time.monotonic()
+
+
+def _draw(cluster: ChaosCluster, deck: list[Kind], rng: random.Random) -> Target:
+    """The first of the deck that can be done now. A controller that sits on the head can be lost
+    with no node: then it is killed, and Ray starts it somewhere else. Raises TimeoutError."""
+    found: list[Target] = []
+
+    def can_draw(kinds: Sequence[Kind]) -> bool:
+        for kind in kinds:
+            target = choose(cluster, kind, rng)
+            if target is not None:
+                found.append(target)
+                return True
+        return False
+
+    def why_not() -> str:
+        return f"nobody to hit with {', '.join(deck)}"
+
+    try:
+        wait_until(lambda: can_draw(deck), CHOICE_TIMEOUT_S, why_not)
+    except TimeoutError:
+        wait_until(lambda: can_draw([Kind.KILL_CONTROLLER]), CHOICE_TIMEOUT_S, why_not)
+    (target,) = found
+    if target.kind in deck:
+        deck.remove(target.kind)
+    return target

@@ -1,0 +1,103 @@
+"""`make mutants`: plants small mistakes into the servers' code, and says what does not notice.
+
+    python -m proving.mutants --modules rayq/core rayq/storage/log.py --sample 50 --seed 1
+
+A run that was ended goes on where it stopped; `--report` only prints what is known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+
+# What each child would import itself otherwise.
+import hypothesis  # noqa: F401
+import msgspec  # noqa: F401
+
+from proving.mutants import child, report
+from proving.mutants.catalogue import MODULES, ROOT, Mutant, files, mutants_of, sample
+from proving.mutants.checks import FLOORS
+from proving.mutants.judge import judge, known_checks
+from proving.mutants.state import State, Verdict, equivalents
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m proving.mutants", description=__doc__)
+    parser.add_argument("--modules", nargs="+", default=MODULES, help="folders, files or modules")
+    parser.add_argument("--sample", type=int, help="how many of their mutants; default: all")
+    parser.add_argument("--seed", type=int, default=1, help="chooses the sample; default: 1")
+    parser.add_argument(
+        "--floors", nargs="*", choices=FLOORS, default=FLOORS, help="of tests; default: all of them"
+    )
+    parser.add_argument("--seeds", type=int, default=2, help="of each scenario; default: 2")
+    parser.add_argument("--again", action="store_true", help="judge what survived once more")
+    parser.add_argument("--report", action="store_true", help="judge nothing")
+    options = parser.parse_args(arguments)
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        # The seeds of the simulation are the same run under one hash seed only.
+        command = [sys.executable, "-m", "proving.mutants", *(arguments or sys.argv[1:])]
+        os.execve(sys.executable, command, {**os.environ, "PYTHONHASHSEED": "0"})
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        mutants = [
+            mutant
+            for path in files(options.modules)
+            for mutant in mutants_of(path, (ROOT / path).read_text())
+        ]
+        chosen = sample(mutants, options.sample, options.seed)
+        state = State()
+        if not options.report:
+            with state.held():
+                _judge_all(chosen, state, options)
+    except (RuntimeError, ValueError) as error:
+        print(f"mutants: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nEnded; the same command goes on from here.")
+    known = equivalents()
+    verdicts = {
+        key: verdict for key, verdict in state.verdicts().items() if key not in known
+    }
+    print("\n".join(report.survivors(chosen, verdicts)))
+    print(report.table(report.rows(chosen, verdicts, known)))
+    return 0
+
+
+def _judge_all(chosen: list[Mutant], state: State, options: argparse.Namespace) -> None:
+    known = state.verdicts()
+    equal = equivalents()
+
+    def is_due(mutant: Mutant) -> bool:
+        verdict = known.get(mutant.key)
+        return mutant.key not in equal and (
+            verdict is None or (options.again and verdict.floor is None)
+        )
+
+    due = [mutant for mutant in chosen if is_due(mutant)]
+    if not due:
+        return
+    with child.scratch_directory(state.directory) as scratch:
+        checks = known_checks(state, scratch, options.floors, options.seeds)
+        for place, mutant in enumerate(due, 1):
+            began_s = time.monotonic()
+            try:
+                verdict = judge(mutant, checks, scratch)
+            except LookupError as error:  # Somebody works on the code meanwhile.
+                print(f"{place} of {len(due)}: {error}", flush=True)
+                continue
+            state.add(verdict)
+            taken_s = time.monotonic() - began_s
+            print(f"{place} of {len(due)}, {taken_s:.0f} s: {_line(mutant, verdict)}", flush=True)
+
+
+def _line(mutant: Mutant, verdict: Verdict) -> str:
+    if verdict.floor is not None:
+        return f"killed by the {verdict.floor}: {mutant.key} ({verdict.how})"
+    return f"SURVIVED {verdict.tests} tests and {verdict.seeds} seeds: {mutant.key}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

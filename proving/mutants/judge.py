@@ -1,0 +1,113 @@
+"""Judges one mutant: first the tests that run its function, then the seeds that do."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from proving.mutants import checks, child
+from proving.mutants.catalogue import ROOT, Mutant, mutated
+from proving.mutants.checks import Check
+from proving.mutants.state import State, Verdict
+
+TESTS_CPU_S_MAX = 30.0
+"""The cheapest tests that run a function, up to this; the seeds come after them anyway."""
+
+
+def known_checks(
+    state: State, scratch: Path, floors: Sequence[str], seeds: int
+) -> list[Check]:
+    """The tests of these floors, and the first seeds of each scenario; watched now, unless they are
+    known. A test that fails on the code as it stands is left out. Raises RuntimeError when a seed
+    does."""
+    found: list[dict[str, Any]] = []
+
+    def watch(function: Callable[[str, Path], object], part: str, *code: str) -> None:
+        def now() -> list[dict[str, Any]]:
+            print(f"Watching what {part} runs.", flush=True)
+            ended = child.run(
+                partial(function, part), scratch=scratch, cpu_limit_s=1800, limit_s=3600
+            )
+            if ended.returned is None:
+                raise RuntimeError(f"The code as it stands does not pass: {ended.why}")
+            return list(ended.returned)
+
+        found.extend(state.checks(part, checks.digest(*code), now))
+
+    for floor in floors:
+        watch(checks.watch_tests, floor, "rayq", f"tests/{floor}")
+    for scenario in checks.SCENARIOS:
+        for seed in range(seeds):
+            watch(checks.watch_seed, f"{scenario}:{seed}", "rayq")
+    for one in found:
+        if not one["functions"]:
+            print(f"Left out, since it fails without a mutant: {one['name']}", flush=True)
+    return [
+        Check(one["name"], one["cpu_s"], one["wall_s"], frozenset(one["functions"]))
+        for one in found
+    ]
+
+
+def reaching(mutant: Mutant, known: Iterable[Check]) -> list[Check]:
+    """The checks that run a mutant, cheapest tests first, seeds in their order. What runs when a
+    module is imported counts as run by all that run anything of it, or else by all."""
+    known = list(known)
+    if mutant.is_in_function:
+        found = [one for one in known if f"{mutant.path}:{mutant.function}" in one.functions]
+    else:
+        found = [
+            one for one in known if any(f.startswith(f"{mutant.path}:") for f in one.functions)
+        ]
+        found = found or known
+    tests: list[Check] = []
+    cpu_s = 0.0
+    for test in sorted((one for one in found if not one.is_seed), key=lambda one: one.cpu_s):
+        cpu_s += test.cpu_s
+        if tests and cpu_s > TESTS_CPU_S_MAX:
+            break
+        tests.append(test)
+    return tests + [one for one in found if one.is_seed]
+
+
+def judge(mutant: Mutant, known: Iterable[Check], scratch: Path) -> Verdict:
+    """Raises LookupError when the mutant's code has changed, RuntimeError when the checks run the
+    code of the file instead."""
+    tree = mutated(mutant, (ROOT / mutant.path).read_text())
+    found = reaching(mutant, known)
+    tests = [one for one in found if not one.is_seed]
+    seeds = [one for one in found if one.is_seed]
+    cpu_s = 0.0
+    for floor, some in (("tests", tests), ("simulation", seeds)):
+        if not some:
+            continue
+        names = [one.name for one in some]
+        limit_s = 20 + 4 * sum(one.cpu_s for one in some)
+        ended = child.run(
+            partial(_with_mutant, mutant.module, tree, floor, names),
+            scratch=scratch,
+            cpu_limit_s=limit_s,
+            # Others may need the CPU more than we do; some tests wait for real clocks.
+            limit_s=60 + 10 * limit_s + 3 * sum(one.wall_s for one in some),
+        )
+        cpu_s += ended.cpu_s
+        if ended.returned is None:
+            how = ended.why
+        else:
+            how, is_planted = ended.returned
+            if not is_planted:
+                raise RuntimeError(f"{names[0]} imports {mutant.module} in a way of its own.")
+        if how:
+            return Verdict(mutant.key, floor, how, len(tests), len(seeds), round(cpu_s, 2))
+    return Verdict(mutant.key, None, "", len(tests), len(seeds), round(cpu_s, 2))
+
+
+def _with_mutant(
+    module: str, tree: ast.Module, floor: str, names: Sequence[str], directory: Path
+) -> tuple[str, bool]:
+    """What failed, if anything, and whether the mutant was there."""
+    child.import_instead(module, tree)
+    run = partial(checks.run_tests, directory) if floor == "tests" else checks.run_seeds
+    return run(names), child.is_imported_instead(module)

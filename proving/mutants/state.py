@@ -1,0 +1,90 @@
+"""What a run leaves behind, so that the next one goes on: `.mutants/` in the working tree.
+
+`verdicts.jsonl` gets a line for each verdict as soon as it is known, the latest of a mutant counts;
+`checks.json` says what each test and each seed runs. A run may be killed anywhere: half a line is
+not read, and no file is written over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from proving.mutants.catalogue import ROOT
+
+STATE = ROOT / ".mutants"
+EQUIVALENT = Path(__file__).with_name("equivalent.toml")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`floor` is what killed the mutant, "tests" or "simulation"; None: it survived `tests` tests
+    and `seeds` seeds. `how` tells which of them failed, with what; or "hang", or "crash"."""
+
+    key: str
+    floor: str | None
+    how: str = ""
+    tests: int = 0
+    seeds: int = 0
+    cpu_s: float = 0.0
+
+
+class State:
+    """One run at a time has it. Raises RuntimeError where another one does."""
+
+    def __init__(self, directory: Path = STATE) -> None:
+        self.directory = directory
+        self._path = directory / "verdicts.jsonl"
+        self._checks = directory / "checks.json"
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with open(self.directory / "lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                message = f"Another run works in {self.directory}: end it first."
+                raise RuntimeError(message) from None
+            yield
+
+    def verdicts(self) -> dict[str, Verdict]:
+        """The latest of each mutant, by its key."""
+        found: dict[str, Verdict] = {}
+        if self._path.exists():
+            for line in self._path.read_text().split("\n"):
+                with contextlib.suppress(json.JSONDecodeError):
+                    verdict = Verdict(**json.loads(line))
+                    found[verdict.key] = verdict
+        return found
+
+    def add(self, verdict: Verdict) -> None:
+        # The line before may have been cut short: a line of its own, whatever stands there.
+        with open(self._path, "a") as file:
+            file.write("\n" + json.dumps(asdict(verdict)) + "\n")
+
+    def checks(
+        self, part: str, digest: str, watch: Callable[[], list[dict[str, Any]]]
+    ) -> list[dict[str, Any]]:
+        """What `watch()` once found of this part, if the digest is the same; else what it finds
+        now."""
+        known = json.loads(self._checks.read_text()) if self._checks.exists() else {}
+        if part not in known or known[part]["digest"] != digest:
+            known[part] = {"digest": digest, "checks": watch()}
+            new = self._checks.with_suffix(".new")
+            new.write_text(json.dumps(known))
+            os.replace(new, self._checks)
+        found: list[dict[str, Any]] = known[part]["checks"]
+        return found
+
+
+def equivalents(path: Path = EQUIVALENT) -> dict[str, str]:
+    """Mutants that change nothing that matters, by their keys, and why."""
+    return {one["key"]: one["why"] for one in tomllib.loads(path.read_text()).get("mutant", [])}

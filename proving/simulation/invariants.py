@@ -1,0 +1,593 @@
+"""What must hold of a cluster after every event: checked from outside, by whoever's event it was.
+
+- one leader for each (partition, leader epoch), one controller for each controller epoch, one
+  process that has a partition's directory open;
+- committed metadata is the same record at the same index everywhere, and valid after each record;
+- leader and partition epochs of the metadata never go back, nor does the high watermark of a
+  replica within a role;
+- replicas agree byte for byte below the lower high watermark, and never cut what they know to be
+  committed; where compaction has passed, see `compacted_history`;
+- what a replica remembers of producers and epochs after a recovery, a truncation and at the end is
+  what its batches say;
+- what a replica calls flushed would survive a power loss now: the disk knows;
+- when the high watermark moves, enough replicas are in sync; each of them that lives has flushed
+  the very bytes below it, also when the in-sync set changes;
+- a new leader holds, byte for byte, all that leaders of earlier epochs had committed.
+
+Each check reads only what has changed since the last one. The bytes are read from the simulated
+disks directly, so that looking changes nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from proving.simulation.cluster import SimulatedCluster
+from proving.simulation.compacted_history import CompactedHistory
+from proving.simulation.derived_state import fault_of
+from proving.simulation.disk import SimulatedDisk
+from proving.simulation.owner import Owner
+from proving.simulation.process import Process
+from rayq.actors.broker.broker import Broker
+from rayq.actors.controller.server import ControllerServer
+from rayq.actors.replica.leader import Leader
+from rayq.actors.replica.replica import Replica
+from rayq.actors.replica.replica_host import ReplicaHost
+from rayq.core.cluster_state import ClusterState
+from rayq.core.metadata_records import MetadataRecord, PartitionChanged, decode_record
+from rayq.core.partition_state import PartitionState
+from rayq.storage.batch import read_header
+from rayq.storage.clean_state import CleanState
+from rayq.storage.log import Log
+
+Key = tuple[str, int]
+"""`(topic id, partition)`"""
+
+
+class InvariantError(AssertionError):
+    """The simulated cluster broke one of the rules above."""
+
+
+@dataclass(slots=True)
+class _Committed:
+    """What the leaders of one partition have committed: each batch once, and how far each epoch
+    got."""
+
+    starts: list[int] = field(default_factory=list)
+    batches: list[tuple[int, int]] = field(default_factory=list)
+    """`(next offset, CRC of all its bytes)`"""
+    end_by_epoch: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def end(self) -> int:
+        return self.batches[-1][0] if self.batches else 0
+
+
+class _Batch(NamedTuple):
+    """A batch in a log file."""
+
+    path: str
+    start: int
+    stop: int
+    base_offset: int
+    next_offset: int
+
+
+@dataclass(slots=True)
+class _Batches:
+    """Where the batches of a log are, in one generation of it."""
+
+    generation: int
+    found: list[_Batch] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    """Their next offsets."""
+    segment: int = 0
+    position: int = 0
+    """Where to go on: in the segment of this base offset, at this byte."""
+
+    def between(self, disk: SimulatedDisk, log: Log, start: int, end: int) -> list[_Batch]:
+        """Those from the one that ends above `start` to the one that reaches `end`."""
+        if start >= end:
+            return []  # What is not asked for is not read: a failed sync may have lost it.
+        if not self.ends or self.ends[-1] < end:
+            self._find(disk, log, end)
+        first, last = bisect_right(self.ends, start), bisect_left(self.ends, end)
+        return self.found[first : last + 1]
+
+    def _find(self, disk: SimulatedDisk, log: Log, end: int) -> None:
+        segments = log._segments
+        number = bisect_right(segments, self.segment, key=lambda one: one.base_offset) - 1
+        for segment in segments[max(number, 0) :]:
+            if segment.base_offset != self.segment:
+                self.segment, self.position = segment.base_offset, 0
+            content = disk.find_file(segment.path).current
+            while self.position < segment.size:
+                header = read_header(content, self.position)
+                start, self.position = self.position, self.position + header.length
+                self.found.append(
+                    _Batch(
+                        *(segment.path, start, self.position),
+                        *(header.base_offset, header.next_offset),
+                    )
+                )
+                self.ends.append(header.next_offset)
+                if header.next_offset >= end:
+                    return
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A replica as it was when last looked at."""
+
+    leader: PartitionState | None = None
+    high_watermark: int = 0
+    generation: int = -1
+    flushed_offset: int = -1
+    flushed_generation: int = -1
+    compared: int = 0
+    """Below it the log was compared with what is committed."""
+    durable: int = 0
+    """Below it the log was found on disk."""
+    batches: _Batches = field(default_factory=lambda: _Batches(-1))
+    clean: CleanState | None = None
+    """What compaction had done to the log."""
+
+
+class Invariants:
+    """See the module. Set `observe` as the observer of the world's loop."""
+
+    def __init__(self, cluster: SimulatedCluster) -> None:
+        self._cluster = cluster
+        self._replicas: dict[Replica, _Seen] = {}
+        self._hosts: dict[str, tuple[Process, ReplicaHost]] = {}
+        """By incarnation."""
+        self._holders: dict[tuple[int, Key], tuple[Process, Replica]] = {}
+        """Who opened the partition's directory on a broker last."""
+        self._committed: dict[Key, _Committed] = {}
+        self.histories: dict[Key, CompactedHistory] = {}
+        """Of the partitions of compacted topics."""
+        self._leaders: dict[tuple[str, int, int], tuple[int, str]] = {}
+        self._controllers: dict[int, object] = {}
+        self._metadata: dict[int, bytes] = {}
+        self.state = ClusterState()
+        """The newest committed metadata that any broker has applied."""
+        self._state_version = 0
+        self._versions: dict[Broker, int] = {}
+        self._latest_controller: dict[object, object] = {}
+        self.elections = 0
+        self.on_committed: Callable[[Replica, int, bytes], None] | None = None
+        """Called with each batch that a leader commits, once, in order, with its leader epoch."""
+        self.on_record: Callable[[ClusterState, MetadataRecord], None] | None = None
+        """Called with each committed record of the metadata, and the state before it."""
+
+    def observe(self, owner: Owner) -> None:
+        """Raises `InvariantError`."""
+        if not isinstance(owner, Process):
+            return
+        host = self._cluster.replica_hosts.get(owner)
+        if host is not None:
+            self._check_replicas(owner, host)
+            return
+        broker = self._cluster.broker_of.get(owner)
+        if broker is not None:
+            self._check_controller(broker)
+            if self._versions.get(broker, 0) != broker.metadata.version:
+                self._check_metadata(broker)
+        elif self._cluster.controller is not None and owner is self._cluster.controller_process:
+            self._check_controller(self._cluster.controller)
+
+    def check_ends(self) -> None:
+        """At the end: every live replica has all that was committed, byte for byte."""
+        for process, host in self._cluster.replica_hosts.items():
+            if not process.alive:
+                continue
+            for replica in host._replicas.values():
+                committed, log = self._committed.get(_key(replica)), replica._replica_log._log
+                if committed is None or log is None or not replica._replica_log.is_open:
+                    continue
+                disk, seen = process.host.disk, self._replicas[replica]
+                self._compare(disk, replica, seen, committed.end)
+                self._check_nothing_is_back(disk, replica, seen, log)
+                self._check_derived(disk, replica, seen, log)
+
+    def committed_end(self, key: Key) -> int:
+        """Up to where leaders of a partition have committed."""
+        committed = self._committed.get(key)
+        return 0 if committed is None else committed.end
+
+    def flushed_of(self, incarnation: str, key: Key) -> int | None:
+        """What a replica has flushed; None while it does not run."""
+        process, host = self._hosts.get(incarnation, (None, None))
+        replica = None if host is None else host._replicas.get(key)
+        if process is None or not process.alive or replica is None:
+            return None
+        log = replica._replica_log._log
+        return None if log is None or not replica._replica_log.is_open else log.flushed_offset
+
+    # --- the metadata -----------------------------------------------------------------------------
+
+    def _check_controller(self, host: Broker | ControllerServer) -> None:
+        controller = getattr(getattr(host, "controller_host", None), "controller", None)
+        if controller is None or self._latest_controller.get(host) is controller:
+            return
+        self._latest_controller[host] = controller
+        holder = self._controllers.setdefault(controller.epoch, controller)
+        if holder is not controller:
+            raise InvariantError(f"two controllers started epoch {controller.epoch}")
+
+    def _check_metadata(self, broker: Broker) -> None:
+        """Looks at the records that this broker has applied since."""
+        log = broker.metadata._log
+        known = self._versions.get(broker, 0)
+        version = self._versions[broker] = broker.metadata.version
+        first = max(known + 1, log.first_index)
+        if first > version:
+            return
+        for index, epoch, data in log.read(first, 1 << 30):
+            if index > version:
+                break
+            encoded = epoch.to_bytes(8, "big") + data
+            if self._metadata.setdefault(index, encoded) != encoded:
+                raise InvariantError(
+                    f"record {index} of the metadata differs: {decode_record(data)} of epoch "
+                    f"{epoch} here, {decode_record(self._metadata[index][8:])} of epoch "
+                    f"{int.from_bytes(self._metadata[index][:8], 'big')} elsewhere"
+                )
+            if index == self._state_version + 1:
+                self._apply(index, data)
+
+    def _apply(self, index: int, data: bytes) -> None:
+        record = decode_record(data)
+        if isinstance(record, PartitionChanged):
+            before = self.state.partition(record.topic_id, record.partition)
+            if before is not None and (
+                record.value.leader_epoch < before.value.leader_epoch
+                or record.value.partition_epoch <= before.value.partition_epoch
+            ):
+                raise InvariantError(f"epochs go back: {before.value} to {record.value}")
+            if before is not None and record.value.leader_epoch > before.value.leader_epoch:
+                self.elections += 1
+        if self.on_record is not None:
+            self.on_record(self.state, record)
+        self.state.replay(record)
+        self._state_version = index
+        if isinstance(record, PartitionChanged):
+            try:
+                self.state.validate()
+            except AssertionError as error:
+                raise InvariantError(f"after {record}: {error}") from error
+            self._check_new_members(record)
+
+    def _check_new_members(self, record: PartitionChanged) -> None:
+        """Whoever is in sync from now on has what its leader took for committed meanwhile."""
+        incarnation = record.value.leader_incarnation
+        if incarnation is None or incarnation not in self._hosts:
+            return
+        process, host = self._hosts[incarnation]
+        leader = host._replicas.get((record.topic_id, record.partition))
+        role = None if leader is None else leader._role
+        if process.alive and leader is not None and isinstance(role, Leader):
+            self._check_in_sync(leader, role.state, leader._replica_log.high_watermark)
+
+    # --- replicas ---------------------------------------------------------------------------------
+
+    def _check_replicas(self, process: Process, host: ReplicaHost) -> None:
+        for replica in host._replicas.values():
+            log = replica._replica_log._log
+            if log is None:
+                continue
+            seen = self._replicas.get(replica)
+            if seen is None:
+                seen = self._replicas[replica] = _Seen()
+                self._hosts[host._spec.incarnation] = (process, host)
+                self._check_holder(process, replica)
+            if (
+                seen.flushed_offset != log.flushed_offset
+                or seen.flushed_generation != log.generation
+            ):
+                self._check_flushed(process, replica, seen, log)
+            role = replica._role
+            leader = role.state if isinstance(role, Leader) else None
+            if seen.clean is not log._clean:
+                self._check_compacted(process.host.disk, replica, seen, log)
+            if (
+                seen.leader is leader
+                and seen.high_watermark == replica._replica_log.high_watermark
+                and seen.generation == log.generation
+            ):
+                continue
+            self._check_replica(process.host.disk, replica, seen, leader)
+
+    def _check_holder(self, process: Process, replica: Replica) -> None:
+        place = (replica._replica_log.broker, _key(replica))
+        before, other = self._holders.get(place, (None, replica))
+        self._holders[place] = (process, replica)
+        if before is not None and before.alive and other._replica_log._directory is not None:
+            raise InvariantError(
+                f"{process.name} opened the directory of {_where(replica)}, which {before.name} "
+                "has open"
+            )
+
+    def _check_flushed(self, process: Process, replica: Replica, seen: _Seen, log: Log) -> None:
+        """Compares what counts as flushed since with what the disk holds for certain."""
+        if not process.alive or not replica._replica_log.is_open or log.config.flush == "os":
+            return
+        if log.failure is not None:
+            return  # It stopped on the way; nobody hears of its offsets any more.
+        if seen.flushed_generation != log.generation:
+            seen.durable = 0
+        seen.flushed_offset, seen.flushed_generation = log.flushed_offset, log.generation
+        if log.flushed_offset > log.end_offset:
+            raise InvariantError(
+                f"{_where(replica)} has flushed up to {log.flushed_offset}, says its log, which "
+                f"ends at {log.end_offset}"
+            )
+        disk = process.host.disk
+        for batch in _batches(disk, log, seen, seen.durable, log.flushed_offset):
+            if not disk.is_durable(batch.path, batch.start, batch.stop):
+                raise InvariantError(
+                    f"{_where(replica)} has flushed up to {log.flushed_offset}, says its log; a "
+                    f"power loss now could cost the batch {batch.base_offset} to "
+                    f"{batch.next_offset}"
+                )
+            seen.durable = batch.next_offset
+
+    def _check_compacted(
+        self, disk: SimulatedDisk, replica: Replica, seen: _Seen, log: Log
+    ) -> None:
+        """Compares the log again from its start, and forgets where its batches were."""
+        self._check_generation(disk, replica, seen, log)
+        seen.clean, seen.batches = log._clean, _Batches(-1)
+        limit, seen.compared = seen.compared, 0
+        self._compare(disk, replica, seen, limit)
+        self._check_nothing_is_back(disk, replica, seen, log)
+
+    def _check_nothing_is_back(
+        self, disk: SimulatedDisk, replica: Replica, seen: _Seen, log: Log
+    ) -> None:
+        history = self.histories.get(_key(replica))
+        if history is None:
+            return
+        limit = min(log.end_offset, self._committed[_key(replica)].end, seen.compared)
+        found = _batches(disk, log, seen, 0, limit)
+        fault = history.fault_of_all((_content(disk, batch) for batch in found), limit)
+        if fault is not None:
+            raise InvariantError(f"{_where(replica)}: {fault}")
+
+    def _check_derived(
+        self, disk: SimulatedDisk, replica: Replica, seen: _Seen, log: Log
+    ) -> None:
+        """Compares what is remembered of the batches with the batches."""
+        if log.failure is not None or not replica._replica_log.is_open:
+            return
+        if log.start_offset > 0 or log.cleaned_offset > 0:
+            return  # Some of it is from batches that are gone.
+        found = _batches(disk, log, seen, 0, log.end_offset)
+        fault = fault_of(log, (read_header(_content(disk, batch)) for batch in found))
+        if fault is not None:
+            raise InvariantError(f"{_where(replica)} {fault}")
+
+    def _check_generation(
+        self, disk: SimulatedDisk, replica: Replica, seen: _Seen, log: Log
+    ) -> None:
+        if log.generation == seen.generation:
+            return
+        self._check_derived(disk, replica, seen, log)
+        if log.end_offset < seen.compared:
+            where = _where(replica)
+            begins_anew = log.end_offset == log.start_offset and _key(replica) in self.histories
+            partition = self.state.partition(*_key(replica))
+            who = replica._replica_log.incarnation
+            is_in_sync = partition is None or any(
+                member.incarnation == who for member in partition.value.isr
+            )
+            if not begins_anew or is_in_sync:
+                raise InvariantError(
+                    f"{where} cut its log to {log.end_offset}; {seen.compared} was committed"
+                )
+            seen.compared = 0
+        seen.generation = log.generation
+
+    def _check_replica(
+        self,
+        disk: SimulatedDisk,
+        replica: Replica,
+        seen: _Seen,
+        leader: PartitionState | None,
+    ) -> None:
+        log = replica._replica_log._log
+        assert log is not None
+        where = _where(replica)
+        high_watermark = replica._replica_log.high_watermark
+        committed = self._committed.setdefault(_key(replica), _Committed())
+        self._check_generation(disk, replica, seen, log)
+        if seen.leader is not None and leader is not seen.leader:
+            # Its last event as leader may have committed something before it ended the role.
+            self._take_over(disk, replica, seen, seen.leader, committed)
+        if leader is not None and leader is not seen.leader:
+            self._check_new_leader(disk, replica, seen, leader, committed)
+        elif leader is not None and high_watermark < seen.high_watermark:
+            raise InvariantError(
+                f"the high watermark of {where} goes back from {seen.high_watermark} to "
+                f"{high_watermark} in leader epoch {leader.leader_epoch}"
+            )
+        elif (
+            leader is not None
+            and high_watermark > seen.high_watermark
+            and len(leader.isr) < leader.min_insync
+        ):
+            raise InvariantError(
+                f"the high watermark of {where} moves from {seen.high_watermark} to "
+                f"{high_watermark}; {len(leader.isr)} are in sync, {leader.min_insync} have to be"
+            )
+        seen.leader = leader
+        seen.high_watermark = high_watermark
+        if high_watermark > log.end_offset:
+            raise InvariantError(f"{where}: high watermark {high_watermark}, end {log.end_offset}")
+        if leader is not None:
+            leader.validate()
+            self._take_over(disk, replica, seen, leader, committed)
+        elif high_watermark > committed.end:
+            raise InvariantError(
+                f"{where} follows with high watermark {high_watermark}; leaders have "
+                f"committed up to {committed.end}"
+            )
+        else:
+            self._compare(disk, replica, seen, high_watermark)
+
+    def _check_new_leader(
+        self,
+        disk: SimulatedDisk,
+        replica: Replica,
+        seen: _Seen,
+        leader: PartitionState,
+        committed: _Committed,
+    ) -> None:
+        topic_id, number = _key(replica)
+        epoch = leader.leader_epoch
+        who = (replica._replica_log.broker, replica._replica_log.incarnation)
+        holder = self._leaders.setdefault((topic_id, number, epoch), who)
+        if holder != who:
+            raise InvariantError(
+                f"two leaders of {replica.where} in epoch {epoch}: {holder}, {who}"
+            )
+        earlier = [end for before, end in committed.end_by_epoch.items() if before < epoch]
+        needed = max(earlier, default=0)
+        log = replica._replica_log._log
+        assert log is not None
+        if log.end_offset < needed:
+            raise InvariantError(
+                f"{_where(replica)} leads in epoch {epoch} and its log ends at {log.end_offset}; "
+                f"{needed} was committed before"
+            )
+        self._compare(disk, replica, seen, needed)
+
+    def _take_over(
+        self,
+        disk: SimulatedDisk,
+        replica: Replica,
+        seen: _Seen,
+        leader: PartitionState,
+        committed: _Committed,
+    ) -> None:
+        """Compares a leader's log up to its high watermark, and takes over what is new."""
+        end = min(leader.high_watermark, replica._replica_log.high_watermark)
+        self._compare(disk, replica, seen, min(end, committed.end))
+        log = replica._replica_log._log
+        assert log is not None
+        for batch in _batches(disk, log, seen, seen.compared, end):
+            crc = disk.checksum(batch.path, batch.start, batch.stop)
+            committed.starts.append(batch.base_offset)
+            committed.batches.append((batch.next_offset, crc))
+            seen.compared = batch.next_offset
+            if replica._replica_log.topic_config.is_compacted:
+                history = self.histories.setdefault(_key(replica), CompactedHistory())
+                history.add(_content(disk, batch), self._cluster.world.now_s)
+            if self.on_committed is not None:
+                self.on_committed(replica, leader.leader_epoch, _content(disk, batch))
+        epoch = leader.leader_epoch
+        before = committed.end_by_epoch.get(epoch, 0)
+        committed.end_by_epoch[epoch] = max(before, end)
+        if end > before:
+            self._check_in_sync(replica, leader, end)
+
+    def _check_in_sync(self, replica: Replica, leader: PartitionState, end: int) -> None:
+        """What a leader takes for committed is flushed by every member of the in-sync set, as the
+        metadata has it: those that live, that is; a disk may be lost with its broker."""
+        partition = self.state.partition(*_key(replica))
+        if partition is None or partition.value.leader_epoch != leader.leader_epoch:
+            return  # Deposed: what it knew of its followers may be history.
+        if partition.value.partition_epoch < leader.partition_epoch:
+            return
+        for member in partition.value.isr:
+            process, host = self._hosts.get(member.incarnation, (None, None))
+            other = None if host is None else host._replicas.get(_key(replica))
+            if process is None or other is None or not process.alive:
+                continue
+            log = other._replica_log._log
+            if log is None or not other._replica_log.is_open:
+                continue
+            if log.flushed_offset < end:
+                raise InvariantError(
+                    f"{_where(replica)} takes {end} for committed in epoch {leader.leader_epoch}; "
+                    f"broker {member.broker} is in sync and has flushed {log.flushed_offset}"
+                )
+            self._compare(process.host.disk, other, self._replicas[other], end)
+
+    def _compare(self, disk: SimulatedDisk, replica: Replica, seen: _Seen, limit: int) -> None:
+        if seen.compared >= limit:
+            return
+        committed = self._committed[_key(replica)]
+        log = replica._replica_log._log
+        assert log is not None
+        if seen.compared < log.cleaned_offset and _key(replica) in self.histories:
+            self._compare_compacted(disk, replica, seen, log, limit)
+        number = bisect_right(committed.starts, seen.compared) - 1
+        for batch in _batches(disk, log, seen, seen.compared, limit):
+            start, after = batch.base_offset, batch.next_offset
+            crc = disk.checksum(batch.path, batch.start, batch.stop)
+            expected = (committed.starts[number], *committed.batches[number])
+            if (start, after, crc) != expected:
+                raise InvariantError(
+                    f"{_where(replica)} differs below the high watermark: batch {start} to "
+                    f"{after} (CRC {crc:08x}), committed was {expected[0]} to {expected[1]} (CRC "
+                    f"{expected[2]:08x})"
+                )
+            number += 1
+            seen.compared = after
+        if seen.compared < limit:
+            raise InvariantError(
+                f"{_where(replica)} ends at {seen.compared}; {limit} was committed"
+            )
+
+
+    def _compare_compacted(
+        self, disk: SimulatedDisk, replica: Replica, seen: _Seen, log: Log, limit: int
+    ) -> None:
+        """Of what compaction may have touched: compares it by its records."""
+        history, config = self.histories[_key(replica)], log.config
+        limit = min(limit, log.cleaned_offset, log.end_offset)
+        until_s = self._cluster.world.now_s - config.delete_retention_ms / 1000
+        if any(host.clock_jumps for host in self._cluster.world.hosts):
+            until_s = self._cluster.world.now_s  # The age of tombstones is by wall clocks.
+        for batch in _batches(disk, log, seen, seen.compared, limit):
+            if batch.base_offset >= limit:
+                break
+            fault = history.fault_of(
+                seen.compared,
+                _content(disk, batch),
+                horizon=log.tombstone_horizon,
+                deleted_before_s=until_s,
+            )
+            if fault is not None:
+                raise InvariantError(f"{_where(replica)}: {fault}")
+            seen.compared = batch.next_offset
+        for offset in range(seen.compared, limit):
+            fault = history.fault_of_missing(
+                offset, horizon=log.tombstone_horizon, deleted_before_s=until_s
+            )
+            if fault is not None:
+                raise InvariantError(f"{_where(replica)}: {fault}")
+        seen.compared = max(seen.compared, limit)
+
+
+def _content(disk: SimulatedDisk, batch: _Batch) -> bytes:
+    return bytes(disk.find_file(batch.path).current[batch.start : batch.stop])
+
+
+def _where(replica: Replica) -> str:
+    return f"{replica.where} on broker {replica._replica_log.broker}"
+
+
+def _key(replica: Replica) -> Key:
+    return replica.assignment.topic_id, replica.assignment.partition
+
+
+def _batches(disk: SimulatedDisk, log: Log, seen: _Seen, start: int, end: int) -> list[_Batch]:
+    """The batches of a log from the one that ends above `start` to the one that reaches `end`."""
+    if seen.batches.generation != log.generation:
+        seen.batches = _Batches(log.generation)
+    return seen.batches.between(disk, log, start, end)

@@ -1,0 +1,262 @@
+"""What must hold of consumer groups after every event, besides what holds of every partition.
+
+The truth is what is committed in `__consumer_offsets`, read from the disk of the leader that
+commits it:
+
+- a partition is assigned to, or being given up by, one member of a group; an epoch of a member
+  means one assignment; epochs of groups do not go back;
+- a committed position does not go back, nor away;
+- a member is taken out for its silence only after a whole session under that coordinator;
+- a coordinator that answers knows exactly what is committed;
+- what a member of the group believes it owns, the group knows as that member's;
+- what a client was told is committed is.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from proving.simulation.cluster import SimulatedCluster
+from proving.simulation.invariants import InvariantError
+from proving.simulation.owner import Owner
+from proving.simulation.process import Process
+from rayq.actors.groups.group_coordinator import GroupCoordinator
+from rayq.actors.replica.replica import Replica
+from rayq.client.consuming.consumer import AsyncConsumer
+from rayq.core.group_records import (
+    GroupRecord,
+    GroupValue,
+    MemberRecord,
+    MemberValue,
+    OffsetRecord,
+    OffsetValue,
+    Partitions,
+    Record,
+    TopicIdPartition,
+    decode,
+)
+from rayq.core.topic_changes import OFFSETS_TOPIC
+from rayq.records import TopicPartition
+from rayq.storage.batch import decode_columns, read_header
+
+SILENT = re.compile(r"member (\w+)[^;]* was silent for")
+
+
+@dataclass(slots=True)
+class _Group:
+    """What is committed of a group."""
+
+    value: GroupValue = field(default_factory=GroupValue)
+    members: dict[str, MemberValue] = field(default_factory=dict)
+    offsets: dict[TopicIdPartition, OffsetValue] = field(default_factory=dict)
+
+
+class GroupInvariants:
+    """See the module. `committed` takes what the leaders commit, `observe` looks at who had an
+    event."""
+
+    def __init__(self, cluster: SimulatedCluster) -> None:
+        self._cluster = cluster
+        self._groups: dict[str, _Group] = {}
+        self._version = 0
+        """Batches that were committed."""
+        self._newest_epoch: dict[int, int] = {}
+        """Of each partition of the topic: the last leader epoch that began."""
+        self._loaded_s: dict[GroupCoordinator, float] = {}
+        self._checked: dict[GroupCoordinator, tuple[int, int]] = {}
+        self._serving: dict[tuple[int, int], GroupCoordinator] = {}
+        """By partition and leader epoch."""
+        self._highest: dict[tuple[str, int], int] = {}
+        self._meanings: dict[tuple[str, str, int], Partitions] = {}
+        self.consumers: dict[Process, AsyncConsumer] = {}
+        """The members that live; whoever makes one says so here."""
+        self._beliefs: dict[Process, tuple[object, ...]] = {}
+        self.rebalances = 0
+
+    # --- what is committed ------------------------------------------------------------------------
+
+    def committed(self, replica: Replica, leader_epoch: int, batch: bytes) -> None:
+        """Takes a batch of any topic; those of groups change what is true."""
+        if replica.assignment.topic != OFFSETS_TOPIC:
+            return
+        columns = decode_columns(batch, 0, read_header(batch))
+        records = [
+            decode(key, value)
+            for key, value in zip(columns.keys or (), columns.values, strict=True)
+        ]
+        changed = dict.fromkeys(record.group for record in records)
+        before = {name: self._group(name).value.epoch for name in changed}
+        gone: dict[str, dict[str, MemberValue]] = {name: {} for name in changed}
+        for record in records:
+            self._replay(record, gone)
+        self._version += 1
+        for name in changed:
+            self._check_group(name, before[name])
+            self._check_sessions(name, gone[name], replica, leader_epoch)
+
+    def _group(self, name: str) -> _Group:
+        return self._groups.setdefault(name, _Group())
+
+    def _replay(self, record: Record, gone: dict[str, dict[str, MemberValue]]) -> None:
+        group = self._group(record.group)
+        if isinstance(record, OffsetRecord):
+            self._replay_offset(group, record)
+        elif isinstance(record, MemberRecord):
+            if record.value is not None:
+                group.members[record.member] = record.value
+            elif (before := group.members.pop(record.member, None)) is not None:
+                gone[record.group][record.member] = before
+        else:
+            assert isinstance(record, GroupRecord)
+            group.value = record.value or GroupValue()
+
+    def _replay_offset(self, group: _Group, record: OffsetRecord) -> None:
+        at = (record.topic_id, record.partition)
+        before, value = group.offsets.get(at), record.value
+        if before is not None and (value is None or value.offset < before.offset):
+            raise InvariantError(
+                f"group {record.group}: the committed position of partition {at[1]} goes back "
+                f"unasked, from {before} to {value}"
+            )
+        if value is not None:
+            group.offsets[at] = value
+            self._highest[record.group, at[1]] = value.offset
+
+    def _check_group(self, name: str, epoch_before: int) -> None:
+        group = self._groups[name]
+        if group.value.epoch < epoch_before:
+            raise InvariantError(
+                f"the epoch of group {name} goes back from {epoch_before} to {group.value.epoch}"
+            )
+        self.rebalances += group.value.epoch > epoch_before
+        owners: dict[TopicIdPartition, str] = {}
+        for member, one in group.members.items():
+            if not one.previous_epoch <= one.member_epoch <= group.value.epoch:
+                raise InvariantError(
+                    f"group {name} is in epoch {group.value.epoch}, member {member} is {one}"
+                )
+            for at in one.assigned | one.revoking:
+                if owners.setdefault(at, member) != member:
+                    raise InvariantError(
+                        f"group {name}, epoch {group.value.epoch}: partition {at[1]} has two "
+                        f"owners, {owners[at]} and {member}"
+                    )
+            meaning = self._meanings.setdefault((name, member, one.member_epoch), one.assigned)
+            if meaning != one.assigned:
+                raise InvariantError(
+                    f"group {name}: epoch {one.member_epoch} of member {member} meant "
+                    f"{sorted(meaning)}, now {sorted(one.assigned)}"
+                )
+
+    def _check_sessions(
+        self, name: str, gone: dict[str, MemberValue], replica: Replica, leader_epoch: int
+    ) -> None:
+        """Those that were taken out for their silence had a session's time for a heartbeat."""
+        silent = set(SILENT.findall(self._groups[name].value.reason))
+        coordinator = self._serving.get((replica.assignment.partition, leader_epoch))
+        loaded_s = None if coordinator is None else self._loaded_s.get(coordinator)
+        for member, one in gone.items():
+            if member[:8] not in silent or loaded_s is None:
+                continue
+            served_s = self._cluster.world.now_s - loaded_s
+            if served_s < one.session_timeout_ms / 1000:
+                raise InvariantError(
+                    f"group {name}: member {member} was taken out for its silence, its session is "
+                    f"{one.session_timeout_ms} ms; this coordinator began {served_s:.3f} s ago"
+                )
+
+    # --- who knows it -----------------------------------------------------------------------------
+
+    def observe(self, owner: Owner) -> None:
+        """Raises `InvariantError`."""
+        if not isinstance(owner, Process):
+            return
+        consumer = self.consumers.get(owner)
+        if consumer is not None:
+            self._check_beliefs(owner, consumer)
+            return
+        host = self._cluster.replica_hosts.get(owner)
+        for replica in () if host is None else host._replicas.values():
+            if (coordinator := replica._coordinator) is not None:
+                self._check_coordinator(replica, coordinator)
+
+    def _check_coordinator(self, replica: Replica, coordinator: GroupCoordinator) -> None:
+        partition, epoch = replica.assignment.partition, coordinator._leader.leader_epoch
+        if self._serving.setdefault((partition, epoch), coordinator) is not coordinator:
+            raise InvariantError(f"two coordinators of {replica.where} in leader epoch {epoch}")
+        if epoch > self._newest_epoch.get(partition, 0):
+            self._newest_epoch[partition] = epoch
+        if not coordinator._is_loaded:
+            self._loaded_s.pop(coordinator, None)
+            return
+        self._loaded_s.setdefault(coordinator, self._cluster.world.now_s)
+        if coordinator._committed < coordinator._decided or coordinator._ended is not None:
+            return
+        seen = (coordinator._generation, coordinator._decided)
+        if self._checked.get(coordinator) == seen or epoch < self._newest_epoch[partition]:
+            return
+        self._checked[coordinator] = seen
+        for name, group in coordinator.state.groups.items():
+            truth = self._group(name)
+            for what, own, true in (
+                ("value", group.value, truth.value),
+                ("members", group.members, truth.members),
+                ("positions", group.offsets, truth.offsets),
+            ):
+                if own != true:
+                    raise InvariantError(
+                        f"the coordinator of {replica.where} in epoch {epoch} does not know the "
+                        f"{what} of group {name}: it has {own}, committed is {true}"
+                    )
+        missing = [
+            name
+            for name, truth in self._groups.items()
+            if (truth.members or truth.offsets) and name not in coordinator.state.groups
+        ]
+        if missing:
+            raise InvariantError(f"the coordinator of {replica.where} does not know {missing}")
+
+    def _check_beliefs(self, process: Process, consumer: AsyncConsumer) -> None:
+        core = consumer._core
+        member = None if core.group is None else core.group.member
+        if not process.alive or member is None or member._is_stopped:
+            return
+        seen = (self._version, member.epoch, member._granted, member.held)
+        if self._beliefs.get(process) == seen:
+            return
+        self._beliefs[process] = seen
+        group = self._group(member._coordinator.group)
+        known = group.members.get(member.member_id)
+        if known is None:
+            return  # It is out, and will hear of it.
+        believed = {
+            (of, place.partition) for place, of in {**member._granted, **member.held}.items()
+        }
+        if not believed <= known.owned:
+            others = {
+                at: other
+                for at in believed - known.owned
+                for other, one in group.members.items()
+                if at in one.owned
+            }
+            raise InvariantError(
+                f"{process.name} believes that it owns {sorted(believed)} in epoch "
+                f"{member.epoch}; committed is {known}; others have {others}"
+            )
+
+    # --- what clients were told -------------------------------------------------------------------
+
+    def owns(self, consumer: AsyncConsumer, places: set[TopicPartition]) -> bool:
+        """Whether, as far as is committed, these partitions are the consumer's member's."""
+        core = consumer._core
+        member = None if core.group is None else core.group.member
+        if member is None:
+            return False
+        known = self._group(member._coordinator.group).members.get(member.member_id)
+        owned = set() if known is None else {partition for _, partition in known.owned}
+        return owned >= {place.partition for place in places}
+
+    def highest(self, group: str, partition: int) -> int:
+        """The position that is committed, in the one topic that the group reads; 0 without any."""
+        return self._highest.get((group, partition), 0)

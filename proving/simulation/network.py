@@ -1,0 +1,345 @@
+"""An in-memory network: `environment.Network` between named hosts, with all that goes wrong.
+
+TCP as its users see it. Bytes on a cut link are held; the connection goes on when the link is
+healed in time, and both ends give up (each by itself, ETIMEDOUT) when it is not. A dead process's
+connections end or are reset; a host without power just says nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+from collections.abc import Callable, Iterable
+
+from proving.simulation.link import Link, NetworkHost
+from proving.simulation.loop import SimulationLoop
+from proving.simulation.owner import Owner
+from proving.simulation.streams import SimulatedTransport, Stream
+from rayq.environment import Accept
+
+SAME_HOST_S = (0.00001, 0.0001)
+OTHER_HOST_S = (0.0001, 0.002)
+"""Delays one way of a good network, at least and usually at most; one in 200 takes up to 20 times
+as long."""
+
+GIVE_UP_S = (8.0, 14.0)
+"""After so long without a working link the kernel ends a connection (keepalive, user timeout)."""
+
+CONNECT_TIMEOUT_S = (4.0, 10.0)
+"""After so long without an answer a connect fails."""
+
+SYN_RETRY_S = 1.0
+"""A connect that gets no answer asks again after so long."""
+
+FIRST_FREE_PORT = 40_000
+
+
+class SimulatedListener:
+    """`environment.Listener`."""
+
+    def __init__(
+        self,
+        network: SimulatedNetwork,
+        place: NetworkHost,
+        owner: Owner,
+        host: str,
+        port: int,
+        accept: Accept,
+    ) -> None:
+        self.host = host
+        self.port = port
+        self.place = place
+        self.owner = owner
+        self.accept = accept
+        self.context = owner.copy_context()
+        self._network = network
+
+    def close(self) -> None:
+        self.owner.check_alive()
+        self._network.remove_listener(self)
+
+
+class SimulatedNetwork:
+    """The network of all hosts. `ProcessNetwork` is what a process sees of it."""
+
+    def __init__(self, loop: SimulationLoop, rng: random.Random) -> None:
+        self.loop = loop
+        self.delay_s = OTHER_HOST_S
+        """Of the links between hosts that are not slow."""
+        self._rng = rng
+        self._hosts: dict[str, NetworkHost] = {}
+        self._links: dict[tuple[str, str], Link] = {}
+        self._listeners: dict[tuple[str, int], SimulatedListener] = {}
+        self._transports: dict[SimulatedTransport, NetworkHost] = {}
+        self._ports: dict[str, int] = {}
+
+    def add_host(self, host: NetworkHost) -> None:
+        self._hosts[host.name] = host
+
+    # --- for the test -----------------------------------------------------------------------------
+
+    def link(self, source: NetworkHost, target: NetworkHost) -> Link:
+        """The one-way link; its delays, rate and chunking may be set."""
+        key = source.name, target.name
+        if key not in self._links:
+            delay_s = SAME_HOST_S if source is target else self.delay_s
+            self._links[key] = Link(source, target, delay_s, self.loop, self._rng)
+        return self._links[key]
+
+    def cut(
+        self,
+        sources: Iterable[NetworkHost],
+        targets: Iterable[NetworkHost],
+        *,
+        both_ways: bool = True,
+    ) -> None:
+        """Cuts every link from one of `sources` to another host in `targets`."""
+        links = self._between(sources, targets, both_ways)
+        for link in links:
+            link.cut = True
+        self._note("cut", links)
+        self._lost_touch()
+
+    def heal(
+        self,
+        sources: Iterable[NetworkHost] | None = None,
+        targets: Iterable[NetworkHost] | None = None,
+    ) -> None:
+        """Ends cuts and slowness both ways between these hosts (None: all)."""
+        everyone = list(self._hosts.values())
+        links = self._between(
+            everyone if sources is None else sources, everyone if targets is None else targets, True
+        )
+        for link in links:
+            link.cut = False
+            link.delay_s, link.bytes_per_s = self.delay_s, None
+        self._note("healed", links)
+        self.links_are_back()
+
+    def slow(
+        self,
+        sources: Iterable[NetworkHost],
+        targets: Iterable[NetworkHost],
+        *,
+        delay_s: tuple[float, float],
+        bytes_per_s: float | None = None,
+    ) -> None:
+        """Makes the links both ways slow."""
+        links = self._between(sources, targets, True)
+        for link in links:
+            link.delay_s, link.bytes_per_s = delay_s, bytes_per_s
+        self._note("slow", links)
+
+    def reset(self, sources: Iterable[NetworkHost], targets: Iterable[NetworkHost]) -> int:
+        """Resets all connections between these hosts (within one host too when it is in both);
+        returns how many there were."""
+        ends = {host.name for host in sources}, {host.name for host in targets}
+        count = 0
+        for transport, host in list(self._transports.items()):
+            peer = transport.out.link.target
+            if host.name in ends[0] and peer.name in ends[1] and not transport.gone:
+                transport.out.break_off()
+                transport.send_reset()
+                transport.lose(ConnectionResetError(errno.ECONNRESET, "reset by the test"))
+                count += 1
+        self.loop.trace.note(f"{count} connections reset")
+        return count
+
+    # --- for hosts and processes ------------------------------------------------------------------
+
+    def process_died(self, owner: Owner, *, power_loss: bool) -> None:
+        """Closes what the process had open; at a power loss the peers hear nothing."""
+        for listener in list(self._listeners.values()):
+            if listener.owner is owner:
+                self.remove_listener(listener)
+        for transport in self._of(owner):
+            if power_loss:
+                transport.vanish()
+            else:
+                transport.process_died()
+
+    def host_went_down(self) -> None:
+        self._lost_touch()
+
+    def links_are_back(self) -> None:
+        """Sends again what was lost on links that work now."""
+        for transport in self._transports:
+            transport.out.link_is_back()
+
+    def remove_listener(self, listener: SimulatedListener) -> None:
+        self._listeners.pop((listener.place.name, listener.port), None)
+
+    async def connect(
+        self,
+        place: NetworkHost,
+        owner: Owner,
+        host: str,
+        port: int,
+        factory: Callable[[], asyncio.BaseProtocol],
+    ) -> asyncio.BaseProtocol:
+        target = self._resolve(place, host)
+        there, back = self.link(place, target), self.link(target, place)
+        deadline = self.loop.time() + self._rng.uniform(*CONNECT_TIMEOUT_S)
+        arrival = there.arrival(0)
+        while True:
+            await asyncio.sleep(arrival - self.loop.time())
+            if not there.is_cut() and not back.is_cut():
+                break
+            if self.loop.time() >= deadline:
+                self.loop.trace.note(f"{owner.name}: connect to {host}:{port} timed out")
+                raise TimeoutError(errno.ETIMEDOUT, f"Connect call failed ({host!r}, {port})")
+            arrival = min(deadline, self.loop.time() + SYN_RETRY_S)
+        listener = self._listeners.get((target.name, port))
+        if listener is None:
+            await asyncio.sleep(back.arrival(0) - self.loop.time())
+            raise ConnectionRefusedError(
+                errno.ECONNREFUSED, f"Connect call failed ({host!r}, {port})"
+            )
+        transport = self._establish(owner, listener, there, back)
+        try:
+            await asyncio.sleep(back.arrival(0) - self.loop.time())
+            if transport.gone:
+                raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+            protocol = factory()
+            transport.connect(protocol)
+        except BaseException:
+            transport.process_died()
+            raise
+        return protocol
+
+    def listen(
+        self,
+        place: NetworkHost,
+        owner: Owner,
+        host: str,
+        port: int,
+        accept: Accept,
+    ) -> SimulatedListener:
+        if self._resolve(place, host) is not place:
+            raise OSError(errno.EADDRNOTAVAIL, f"{host} is not an address of {place.name}")
+        port = port or self._free_port(place)
+        if (place.name, port) in self._listeners:
+            raise OSError(errno.EADDRINUSE, f"Port {port} of {place.name} is taken")
+        listener = SimulatedListener(self, place, owner, host, port, accept)
+        self._listeners[place.name, port] = listener
+        return listener
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _establish(
+        self, owner: Owner, listener: SimulatedListener, there: Link, back: Link
+    ) -> SimulatedTransport:
+        client_name = there.source.address, self._free_port(there.source)
+        server_name = there.target.address, listener.port
+        client = SimulatedTransport(
+            self.loop,
+            self._rng,
+            owner,
+            owner.copy_context(),
+            {"sockname": client_name, "peername": server_name},
+        )
+        server = SimulatedTransport(
+            self.loop,
+            self._rng,
+            listener.owner,
+            listener.context.copy(),
+            {"sockname": server_name, "peername": client_name},
+        )
+        client.out = server.into = Stream(client, server, there, back)
+        server.out = client.into = Stream(server, client, back, there)
+        self._transports = {
+            transport: place
+            for transport, place in self._transports.items()
+            if not (transport.gone and transport.out.receiver.gone)
+        }
+        self._transports[client] = there.source
+        self._transports[server] = there.target
+        self.loop.call_soon(self._accept, server, listener, context=listener.context.copy())
+        self.loop.trace.note(f"{owner.name} connects to {listener.owner.name}:{listener.port}")
+        return client
+
+    def _accept(self, transport: SimulatedTransport, listener: SimulatedListener) -> None:
+        if transport.gone:
+            return
+        host, _ = transport.get_extra_info("peername")
+        protocol = listener.accept(host, transport.abort)
+        if protocol is None:
+            transport.abort()
+        else:
+            transport.connect(protocol)
+
+    def _resolve(self, place: NetworkHost, host: str) -> NetworkHost:
+        if host in ("127.0.0.1", "localhost", "0.0.0.0"):
+            return place
+        for known in self._hosts.values():
+            if host in (known.address, known.name):
+                return known
+        raise OSError(errno.ENOENT, f"Name or service not known: {host!r}")
+
+    def _free_port(self, place: NetworkHost) -> int:
+        port = self._ports.get(place.name, FIRST_FREE_PORT)
+        self._ports[place.name] = port + 1
+        return port
+
+    def _between(
+        self, sources: Iterable[NetworkHost], targets: Iterable[NetworkHost], both_ways: bool
+    ) -> list[Link]:
+        targets = list(targets)
+        links = []
+        for source in sources:
+            for target in targets:
+                if source is not target:
+                    links.append(self.link(source, target))
+                    if both_ways:
+                        links.append(self.link(target, source))
+        return links
+
+    def _note(self, what: str, links: list[Link]) -> None:
+        names = ", ".join(f"{link.source.name}>{link.target.name}" for link in links)
+        self.loop.trace.note(f"{what}: {names}")
+
+    def _lost_touch(self) -> None:
+        """Sets each connection without a working link the time at which its ends give up."""
+        for transport in self._live():
+            if _is_cut(transport):
+                self.loop.call_later(
+                    self._rng.uniform(*GIVE_UP_S),
+                    self._give_up,
+                    transport,
+                    context=self.loop.root.context,
+                )
+
+    def _give_up(self, transport: SimulatedTransport) -> None:
+        if not transport.gone and (_is_cut(transport) or transport.out.receiver.gone):
+            transport.give_up()
+
+    def _live(self) -> list[SimulatedTransport]:
+        return [transport for transport in self._transports if not transport.gone]
+
+    def _of(self, owner: Owner) -> list[SimulatedTransport]:
+        return [transport for transport in self._live() if transport.owner is owner]
+
+
+def _is_cut(transport: SimulatedTransport) -> bool:
+    return transport.out.link.is_cut() or transport.into.link.is_cut()
+
+
+class ProcessNetwork:
+    """`environment.Network` for one process."""
+
+    def __init__(self, network: SimulatedNetwork, host: NetworkHost, owner: Owner) -> None:
+        self._network = network
+        self._host = host
+        self._owner = owner
+
+    async def connect(
+        self, host: str, port: int, protocol_factory: Callable[[], asyncio.BaseProtocol]
+    ) -> asyncio.BaseProtocol:
+        self._owner.check_alive()
+        return await self._network.connect(self._host, self._owner, host, port, protocol_factory)
+
+    async def listen(self, host: str, port: int, accept: Accept) -> SimulatedListener:
+        self._owner.check_alive()
+        return self._network.listen(self._host, self._owner, host, port, accept)

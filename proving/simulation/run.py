@@ -1,0 +1,178 @@
+"""One seed: a cluster, the ordinary workload, faults, healing, and the verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import random
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from proving.simulation.cluster import SimulatedCluster
+from proving.simulation.faults import Faults
+from proving.simulation.invariants import Invariants
+from proving.simulation.network import OTHER_HOST_S
+from proving.simulation.owner import ProcessDied
+from proving.simulation.workload import Workload
+from proving.simulation.workload_groups import GroupWorkload
+from proving.simulation.workload_moves import GroupMovesWorkload, MovesWorkload, Operators
+from proving.simulation.world import World
+from rayq.config import ClusterConfig
+from rayq.testing.checker import check
+
+RECORDS_MIN = 1_000
+FAULTS_MIN = 8
+RECOVERY_LIMIT_S = 60.0
+READ_LIMIT_S = 60.0
+VIRTUAL_LIMIT_S = 900.0
+PROBLEMS_MAX = 20
+
+
+@dataclass
+class Outcome:
+    """What became of a seed. `problems` is empty when all is well."""
+
+    seed: int
+    scenario: str = "ordinary"
+    problems: list[str] = field(default_factory=list)
+    acknowledged: int = 0
+    unknown: int = 0
+    failed: int = 0
+    polled: int = 0
+    elections: int = 0
+    moves: int = 0
+    cancels: int = 0
+    faults: list[str] = field(default_factory=list)
+    virtual_s: float = 0.0
+    events: int = 0
+    trace: str = ""
+
+
+SCENARIOS: dict[str, type[Workload]] = {
+    "ordinary": Workload,
+    "groups": GroupWorkload,
+    "moves": MovesWorkload,
+    "group-moves": GroupMovesWorkload,
+}
+
+
+def run_seed(seed: int, scenario: str = "ordinary") -> Outcome:
+    """Runs one seed of a scenario; never raises for what the cluster does wrong."""
+    kind = SCENARIOS[scenario]
+    outcome = Outcome(seed, scenario)
+    sys.unraisablehook = _hear_unraisable
+    with World(seed) as world:
+        rng = world.new_random("config")
+        config = ClusterConfig(
+            metadata_snapshot_records=rng.choice((20, 100, 10_000)),
+            flush_checkpoint_bytes=rng.choice((2_000, 20_000, 1 << 26)),
+            replicas_per_process=rng.choice((1, 1, 1, 4)),
+            replica_lag_time_max_ms=rng.choice((2_000, 10_000)),
+            **kind.cluster_options(rng),
+        )
+        cluster = SimulatedCluster(world, brokers=kind.broker_count(rng), config=config)
+        _choose_hardware(world, rng, kind.syncs_s)
+        workload = kind(cluster)
+        invariants = Invariants(cluster)
+        world.loop.observer = workload.observer(invariants)
+        try:
+            world.run(_script(outcome, cluster, workload, invariants), limit_s=VIRTUAL_LIMIT_S)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the seed's result
+            outcome.problems.append("".join(traceback.format_exception(error)))
+        for reported in world.errors[:PROBLEMS_MAX]:
+            text = f"at {reported.time_s:.3f} in {reported.owner}: {reported.message}"
+            if reported.exception is not None:
+                text += "\n" + "".join(traceback.format_exception(reported.exception))
+            outcome.problems.append(text)
+        _judge(outcome, workload)
+        outcome.elections = invariants.elections
+        if isinstance(workload, Operators):
+            outcome.moves, outcome.cancels = workload.moves.completed, workload.moves.cancelled
+        outcome.virtual_s = world.now_s
+        outcome.events = world.loop.events
+        outcome.trace = world.trace.digest()
+    gc.collect()  # A world is full of cycles; a thousand of them would not fit.
+    return outcome
+
+
+def _hear_unraisable(told: Any) -> None:
+    """What generators of dead processes try when they are collected is nobody's error."""
+    if not isinstance(told.exc_value, ProcessDied):
+        sys.__unraisablehook__(told)
+
+
+def _choose_hardware(
+    world: World, rng: random.Random, syncs_s: Sequence[tuple[float, float]]
+) -> None:
+    """Fast or slow: what is under way when something dies is what finds bugs."""
+    world.network.delay_s = rng.choice((OTHER_HOST_S, OTHER_HOST_S, (0.001, 0.02)))
+    sync_s = rng.choice(syncs_s)
+    for host in world.hosts:
+        host.disk.sync_s = sync_s
+        host.disk.writebacks = rng.choice((0.05, 0.5))
+
+
+def _judge(outcome: Outcome, workload: Workload) -> None:
+    verdict = check(workload.recorder.events)
+    outcome.acknowledged, outcome.unknown = verdict.acknowledged, verdict.unknown
+    outcome.failed, outcome.polled = verdict.failed, verdict.polled
+    if not outcome.problems:
+        if not verdict.is_clean:
+            outcome.problems.append(str(verdict))
+        outcome.problems.extend(workload.problems[:PROBLEMS_MAX])
+
+
+async def _script(
+    outcome: Outcome, cluster: SimulatedCluster, workload: Workload, invariants: Invariants
+) -> None:
+    world = cluster.world
+    await cluster.start()
+    await workload.create_topics()
+    begin_s = world.now_s
+    workload.start()
+    faults = Faults(
+        cluster,
+        workload.hosts,
+        lambda: workload.recorder.acknowledged,
+        topics=workload.topics_on_disk,
+        more=workload.more_faults,
+    )
+    outcome.faults = faults.log
+    await faults.inject(begin_s + workload.heals_at_s)
+    while faults.count < FAULTS_MIN:
+        await faults.inject(world.now_s + 5.0)
+    workload.calm_down()
+    await faults.heal()
+    await cluster.wait_until(
+        cluster.is_whole, "all replicas in sync after healing", limit_s=RECOVERY_LIMIT_S
+    )
+    before = dict(workload.acknowledged_by)
+    await cluster.wait_until(
+        lambda: all(now > before[name] for name, now in workload.acknowledged_by.items()),
+        "every producer to make progress after healing",
+        limit_s=RECOVERY_LIMIT_S,
+    )
+    await asyncio.sleep(max(0.0, begin_s + workload.lasts_s - world.now_s))
+    await cluster.wait_until(
+        lambda: workload.recorder.acknowledged >= RECORDS_MIN,
+        f"{RECORDS_MIN} acknowledged records",
+        limit_s=RECOVERY_LIMIT_S,
+    )
+    await workload.stop_sending()
+    await workload.read_all(READ_LIMIT_S)
+    await cluster.wait_until(
+        lambda: cluster.is_whole() and cluster.is_replicated(),
+        "every replica to have everything",
+        limit_s=RECOVERY_LIMIT_S,
+    )
+    invariants.check_ends()
+    await workload.stop_reading()
+
+
+def quiet() -> None:
+    """rayq logs what goes wrong around it; here that is what is meant to happen."""
+    logging.getLogger("rayq").setLevel(logging.CRITICAL + 1)

@@ -1,0 +1,264 @@
+"""The ordinary clients of a simulated cluster, and the history of what they did and saw.
+
+Three producers (acks="all", idempotent, keyed records) and two consumers, each a process on a host
+of its own. Consumers read all partitions from the beginning; the second begins anew now and then. A
+watcher asks where the partitions end: that never goes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+from proving.simulation.cluster import SimulatedCluster
+from proving.simulation.disk import SYNC_S
+from proving.simulation.faults import Injection
+from proving.simulation.invariants import Invariants
+from proving.simulation.owner import Owner
+from proving.simulation.process import Process
+from proving.simulation.world import Host
+from rayq.client.admin.admin import AsyncAdmin
+from rayq.client.client import Client
+from rayq.client.consuming.consumer import AsyncConsumer
+from rayq.client.producing.producer import AsyncProducer
+from rayq.config import ConsumerConfig, ProducerConfig
+from rayq.errors import DeliveryError, RayqError
+from rayq.records import RecordMetadata, TopicPartition
+from rayq.testing.checker import Recorder
+
+TOPICS = ("orders", "payments")
+PARTITIONS = 2
+PRODUCERS = 3
+CONSUMERS = 2
+KEYS = 5
+ROUND_S = 0.4
+"""A producer sends some records, then waits about so long."""
+ROUND_RECORDS_MAX = 8
+AGAIN_S = (8.0, 25.0)
+"""After so long the second consumer begins anew."""
+WATCH_S = 0.5
+"""The watcher asks about so often for the end of each partition."""
+DELIVERY_TIMEOUTS_MS = (4_000, 15_000, 120_000)
+Work = Callable[[str, Process, random.Random], Coroutine[Any, Any, None]]
+
+
+class Workload:
+    """See the module. `create_topics`, `start`, later `stop_sending`, then `read_all`."""
+
+    topics: tuple[str, ...] = TOPICS
+    """Those that the checker judges: values are unique, and every record stays."""
+    partitions = PARTITIONS
+    topics_on_disk: tuple[str, ...] = TOPICS
+    """Those whose disks fail."""
+    more_faults: Sequence[Injection] = ()
+    lasts_s = 60.0
+    """How long it runs, in virtual seconds; longer where recovery or the records take longer."""
+    syncs_s: Sequence[tuple[float, float]] = (SYNC_S, (0.005, 0.1), (0.02, 0.3))
+    """Disks of a seed: how long a sync takes."""
+    heals_at_s = 48.0
+    """Until then there are faults."""
+
+    def __init__(self, cluster: SimulatedCluster) -> None:
+        world = cluster.world
+        self.recorder = Recorder()
+        self.hosts: list[Host] = []
+        self._cluster = cluster
+        self._rng = world.new_random("workload")
+        self._is_sending = True
+        self._is_reading = True
+        self._tasks: list[tuple[Process, asyncio.Task[None]]] = []
+        self.acknowledged_by: dict[str, int] = {}
+        self.problems: list[str] = []
+        """What clients saw that must not be, besides what the checker finds in the history."""
+        self.topic_options: dict[str, Any] = {
+            "segment_bytes": self._rng.choice((4096, 16_384, 1 << 20)),
+            "index_interval_bytes": self._rng.choice((256, 4096)),
+        }
+
+    @classmethod
+    def cluster_options(cls, rng: random.Random) -> dict[str, Any]:
+        """More of the seed's `ClusterConfig`."""
+        return {}
+
+    @classmethod
+    def broker_count(cls, rng: random.Random) -> int:
+        """How many brokers the seed's cluster has."""
+        return 3
+
+    def observer(self, invariants: Invariants) -> Callable[[Owner], None]:
+        """What is called after each event."""
+        return invariants.observe
+
+    def calm_down(self) -> None:
+        """Clients stop to do what breaks things, for good."""
+
+    @property
+    def places(self) -> list[TopicPartition]:
+        numbers = range(self.partitions)
+        return [TopicPartition(one, number) for one in self.topics for number in numbers]
+
+    async def create_topics(self) -> None:
+        process = self._process("admin")
+
+        async def create() -> None:
+            client = self._client(process)
+            for topic in self.topics:
+                await AsyncAdmin(client).create_topic(
+                    topic, self.partitions, 3, **self.topic_options
+                )
+            client.close()
+
+        await process.run(create())
+
+    def start(self) -> None:
+        for number in range(PRODUCERS):
+            self._start(f"producer-{number}", self._produce)
+        for number in range(CONSUMERS):
+            self._start(f"consumer-{number}", self._consume)
+        self._start("watcher", self._watch_ends)
+
+    async def stop_sending(self) -> None:
+        """Returns once every record that was sent has an outcome."""
+        self._is_sending = False
+        await self._end("producer")
+
+    async def stop_reading(self) -> None:
+        self._is_reading = False
+        await self._end("consumer")
+        await self._end("watcher")
+
+    async def read_all(self, limit_s: float) -> int:
+        """One more consumer reads each partition up to its end; returns how many records. Raises
+        AssertionError when it takes longer."""
+        process = self._process("final-reader")
+        world = self._cluster.world
+
+        async def read() -> int:
+            client = self._client(process)
+            consumer = AsyncConsumer(client, ConsumerConfig(auto_offset_reset="earliest"))
+            await consumer.assign(self.places)
+            ends = await consumer.end_offsets(self.places)
+            count = 0
+            deadline_s = world.now_s + limit_s
+            for place in self.places:
+                self.recorder.assigned("final-reader", *place)
+            while any([await consumer.position(one) < ends[one] for one in self.places]):
+                assert world.now_s < deadline_s, f"the final read took more than {limit_s} s"
+                records = await consumer.poll(1.0)
+                self.recorder.polled("final-reader", records)
+                count += len(records)
+            await consumer.close()
+            client.close()
+            return count
+
+        return await process.run(read())
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _process(self, name: str) -> Process:
+        host = self._cluster.world.host(name)
+        self.hosts.append(host)
+        return host.process(name)
+
+    def _client(self, process: Process) -> Client:
+        cluster = self._cluster
+        endpoints = cluster.endpoints
+        self._rng.shuffle(endpoints)
+        return Client(process.environment, cluster.client_identity, endpoints, cluster.config)
+
+    def _start(self, name: str, work: Work) -> None:
+        process = self._process(name)
+        rng = self._cluster.world.new_random(name)
+        self._tasks.append((process, process.start(work(name, process, rng))))
+
+    async def _end(self, kind: str) -> None:
+        for process, task in self._tasks:
+            if process.name.startswith(kind) and process.alive:
+                await asyncio.wait([task])
+                task.result()
+
+    async def _produce(self, name: str, process: Process, rng: random.Random) -> None:
+        recorder = self.recorder
+        recorder.opened(name)
+        self.acknowledged_by[name] = 0
+        client = self._client(process)
+        producer = AsyncProducer(
+            client,
+            ProducerConfig(
+                delivery_timeout_ms=rng.choice(DELIVERY_TIMEOUTS_MS),
+                request_timeout_ms=rng.choice((2_000, 5_000)),
+                batch_size=rng.choice((512, 65_536)),
+                linger_ms=rng.choice((0, 5, 50)),
+            ),
+        )
+        count = 0
+        while self._is_sending:
+            for _ in range(rng.randint(1, ROUND_RECORDS_MAX)):
+                count += 1
+                topic = rng.choice(self.topics)
+                key = b"%s-%d" % (name.encode(), rng.randrange(KEYS))
+                value = b"%s/%d " % (name.encode(), count) + b"." * rng.randint(0, 200)
+                number = recorder.sending(name, topic, key, value)
+                try:
+                    future = await producer.send(topic, value, key=key)
+                except RayqError as error:
+                    recorder.not_delivered(name, number, error)
+                else:
+                    future.call_on_delivery(partial(self._note_delivery, name, number))
+            await asyncio.sleep(rng.uniform(0, 2 * ROUND_S))
+        try:
+            await producer.close()
+        except DeliveryError:
+            pass  # Each record's own outcome says so.
+        client.close()
+
+    def _note_delivery(
+        self,
+        name: str,
+        number: int,
+        metadata: RecordMetadata | None,
+        error: BaseException | None,
+    ) -> None:
+        if metadata is not None:
+            self.acknowledged_by[name] += 1
+            self.recorder.delivered(name, number, metadata)
+        else:
+            assert error is not None
+            self.recorder.not_delivered(name, number, error)
+
+    async def _consume(self, name: str, process: Process, rng: random.Random) -> None:
+        client = self._client(process)
+        world = self._cluster.world
+        consumer = AsyncConsumer(client, ConsumerConfig(auto_offset_reset="earliest"))
+        begins_anew = name.endswith("1")
+        again_s = 0.0
+        while self._is_reading:
+            if again_s == 0.0 or (begins_anew and world.now_s > again_s):
+                again_s = world.now_s + rng.uniform(*AGAIN_S)
+                await consumer.assign(self.places)
+                for place in self.places:
+                    self.recorder.assigned(name, *place)
+            self.recorder.polled(name, await consumer.poll(0.5))
+        await consumer.close()
+        client.close()
+
+    async def _watch_ends(self, name: str, process: Process, rng: random.Random) -> None:
+        client = self._client(process)
+        consumer = AsyncConsumer(client, ConsumerConfig())
+
+        async def watch(place: TopicPartition) -> None:
+            highest = 0
+            while self._is_reading:
+                with contextlib.suppress(RayqError):  # No leader for so long: asked again.
+                    end = (await consumer.end_offsets([place]))[place]
+                    assert end >= highest, f"the end of {place} goes back from {highest} to {end}"
+                    highest = end
+                await asyncio.sleep(rng.uniform(0, 2 * WATCH_S))
+
+        await asyncio.gather(*(watch(place) for place in self.places))
+        await consumer.close()
+        client.close()

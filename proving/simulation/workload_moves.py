@@ -1,0 +1,214 @@
+"""Partitions that move while everything else goes wrong.
+
+Two operators, each a client process, move partitions to any brokers, cancel, drain brokers and let
+them take replicas again, spread the load, change the order of replicas and their number. Whether a
+request of theirs is refused or times out does not matter; what it leads to is checked.
+
+- `MovesWorkload`: the ordinary clients, on four or five brokers;
+- `GroupMovesWorkload`: groups and compacted topics, so that `__consumer_offsets` moves too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable
+from typing import Any
+
+from proving.simulation.cluster import ROOT, SimulatedCluster
+from proving.simulation.files import Directory
+from proving.simulation.invariants import Invariants
+from proving.simulation.invariants_moves import MoveInvariants
+from proving.simulation.owner import Owner
+from proving.simulation.process import Process
+from proving.simulation.workload import Workload
+from proving.simulation.workload_groups import GroupWorkload
+from proving.simulation.world import Host
+from rayq.client.admin.admin import AsyncAdmin
+from rayq.client.client import Client
+from rayq.errors import RayqError
+from rayq.records import TopicPartition
+from rayq.storage.data_directory import QUARANTINE
+
+OPERATORS = 2
+REST_S = 2.5
+"""An operator does something, then rests about so long."""
+QUESTION_TIMEOUT_S = 6.0
+THROTTLES = (None, None, 3_000, 30_000)
+END_LIMIT_S = 60.0
+
+
+class Operators(Workload):
+    """What both have in common. At the end every move has to be over, and what is not placed on a
+    broker any more has to be gone from its disk."""
+
+    def __init__(self, cluster: SimulatedCluster) -> None:
+        super().__init__(cluster)
+        self.moves = MoveInvariants(cluster)
+        self._may_move = True
+
+    @classmethod
+    def broker_count(cls, rng: random.Random) -> int:
+        return rng.choice((4, 5))
+
+    @classmethod
+    def cluster_options(cls, rng: random.Random) -> dict[str, Any]:
+        return {
+            **super().cluster_options(rng),
+            "replica_rebuild_delay_ms": rng.choice((None, None, 4_000, 9_000)),
+        }
+
+    def observer(self, invariants: Invariants) -> Callable[[Owner], None]:
+        observe_others = super().observer(invariants)
+        self.moves.watch(invariants)
+
+        def observe(owner: Owner) -> None:
+            observe_others(owner)
+            self.moves.observe()
+
+        return observe
+
+    def start(self) -> None:
+        super().start()
+        for number in range(OPERATORS):
+            self._start(f"operator-{number}", self._operate)
+
+    def calm_down(self) -> None:
+        super().calm_down()
+        self._may_move = False
+
+    async def read_all(self, limit_s: float) -> int:
+        await self._end("operator")
+        await self._cluster.wait_until(
+            lambda: not self.moves.state.moving, "every move to be over", limit_s=END_LIMIT_S
+        )
+        await self._cluster.wait_until(
+            lambda: not self._left_behind(),
+            "disks to hold nothing that is placed elsewhere",
+            limit_s=END_LIMIT_S,
+        )
+        return await super().read_all(limit_s)
+
+    def _left_behind(self) -> list[str]:
+        state = self.moves.state
+        left = []
+        for number, host in enumerate(self._cluster.hosts):
+            placed = {
+                f"{topic.name}-{partition}" for topic, partition, _ in state.replicas_on(number)
+            }
+            path = f"{ROOT}/broker-{number}"
+            found = [one for one in _names(host, path) if one.rpartition("-")[2].isdecimal()]
+            left += [f"{path}/{one}" for one in found if one not in placed]
+            left += _names(host, f"{path}/{QUARANTINE}")
+        return left
+
+    # --- an operator ------------------------------------------------------------------------------
+
+    async def _operate(self, name: str, process: Process, rng: random.Random) -> None:
+        client = self._client(process)
+        admin = AsyncAdmin(client)
+        drained: list[int] = []
+        while self._may_move:
+            await asyncio.sleep(rng.expovariate(1 / REST_S))
+            what = rng.choice(
+                (
+                    *("move", "move", "move", "there and back", "cancel", "drain", "spread"),
+                    *("order", "factor"),
+                )
+            )
+            with contextlib.suppress(RayqError):
+                await self._act(what, client, admin, drained, rng)
+            if drained and rng.random() < 0.5:
+                with contextlib.suppress(RayqError):
+                    await admin.undrain_broker(drained.pop(), timeout_s=QUESTION_TIMEOUT_S)
+        client.close()
+
+    async def _act(
+        self,
+        what: str,
+        client: Client,
+        admin: AsyncAdmin,
+        drained: list[int],
+        rng: random.Random,
+    ) -> None:
+        response = await client.fetch_all(timeout_s=QUESTION_TIMEOUT_S)
+        replicas = {
+            TopicPartition(topic.name, one.partition): [replica.broker for replica in one.replicas]
+            for topic in response.topics
+            for one in topic.partitions
+        }
+        factors = {
+            TopicPartition(topic.name, one.partition): len(one.target or one.replicas)
+            for topic in response.topics
+            for one in topic.partitions
+        }
+        brokers = [broker.broker for broker in response.brokers]
+        if not replicas:
+            return  # Told by a broker that has just started.
+        places = rng.sample(sorted(replicas), min(len(replicas), rng.choice((1, 1, 2, 4))))
+        trace = self._cluster.world.trace
+        trace.note(f"OPERATOR {what} {places}")
+        if what == "move":
+            targets = {one: rng.sample(brokers, min(factors[one], len(brokers))) for one in places}
+            await self._move(admin, targets, rng)
+        elif what == "there and back":
+            # Whoever hosts a replica may not notice that it was away.
+            back = {one: replicas[one] for one in places if len(replicas[one]) == factors[one]}
+            away = {one: rng.sample(brokers, min(factors[one], len(brokers))) for one in back}
+            await self._move(admin, away, rng)
+            await asyncio.sleep(rng.choice((0.0, 0.1, 1.0)))
+            if rng.random() < 0.5:
+                await admin.cancel_reassignments(places, timeout_s=QUESTION_TIMEOUT_S)
+            await self._move(admin, back, rng)
+        elif what == "cancel":
+            await admin.cancel_reassignments(timeout_s=QUESTION_TIMEOUT_S)
+        elif what == "drain":
+            broker = rng.choice(brokers)
+            drained.append(broker)
+            await admin.drain_broker(
+                broker,
+                throttle_bytes_per_s=rng.choice(THROTTLES),
+                concurrency=rng.choice((1, 4)),
+                timeout_s=rng.uniform(1.0, 12.0),
+                on_progress=lambda _: None,
+            )
+            trace.note(f"OPERATOR drained {broker}")
+        elif what == "spread":
+            plan = await admin.plan_spread(timeout_s=QUESTION_TIMEOUT_S)
+            await self._move(admin, dict(plan), rng)
+        elif what == "factor":
+            # Not 1: a disk that is lost would take acknowledged records with it.
+            await admin.set_replication_factor(
+                places[0].topic,
+                rng.choice((2, 3, 4)),
+                throttle_bytes_per_s=rng.choice(THROTTLES),
+                wait=rng.random() < 0.5,
+                timeout_s=rng.uniform(0.5, 8.0),
+            )
+        else:
+            order = {one: rng.sample(replicas[one], len(replicas[one])) for one in places}
+            await self._move(admin, order, rng)
+
+    async def _move(
+        self, admin: AsyncAdmin, moves: dict[TopicPartition, list[int]], rng: random.Random
+    ) -> None:
+        await admin.reassign_partitions(
+            moves,
+            throttle_bytes_per_s=rng.choice(THROTTLES),
+            wait=rng.random() < 0.5,
+            timeout_s=rng.uniform(0.5, 8.0),
+        )
+
+
+def _names(host: Host, path: str) -> list[str]:
+    found = host.disk.find(path)
+    return sorted(found.entries) if isinstance(found, Directory) else []
+
+
+class MovesWorkload(Operators):
+    """See the module."""
+
+
+class GroupMovesWorkload(Operators, GroupWorkload):
+    """See the module."""

@@ -1,0 +1,1 @@
+"""A broker: one for each data directory."""

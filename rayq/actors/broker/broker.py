@@ -1,0 +1,518 @@
+"""A broker: one data directory, a copy of the metadata, the bootstrap port, the replicas' keeper.
+
+It registers with whoever is the controller and renews its session, answers clients' questions of
+metadata, forwards changes to the controller, and, as a voter, stands in for a silent one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Awaitable, Sequence
+from typing import cast
+
+import msgspec
+
+from rayq.actors.broker.replica_supervisor import ReplicaSupervisor
+from rayq.actors.controller.controller import ControllerHost
+from rayq.actors.hosting import Runtime
+from rayq.actors.metadata.metadata_keeper import MetadataKeeper
+from rayq.config import ClusterConfig, as_dict
+from rayq.core.cluster_state import Topic
+from rayq.core.metadata_records import MetadataRecord
+from rayq.core.topic_changes import offline_reason
+from rayq.environment import Environment
+from rayq.errors import (
+    ControllerUnavailableError,
+    NotControllerError,
+    ProtocolError,
+    RayqError,
+    StaleBrokerError,
+)
+from rayq.metrics import Sample
+from rayq.storage.data_directory import DataDirectory
+from rayq.storage.metadata_log import MetadataLog
+from rayq.wire import messages
+from rayq.wire.answer_room import ANSWER_BYTES_MAX, AnswerRoom
+from rayq.wire.authentication import Identity
+from rayq.wire.codec import ENCODER
+from rayq.wire.pool import ConnectionPool
+from rayq.wire.server import Peer, Result, Server
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 0.1
+FORWARD_TIMEOUT_S = 5.0
+STOP_GRACE_S = 0.2
+Endpoint = tuple[str, int]
+
+_FOR_CONTROLLER = (
+    messages.CreateTopic,
+    messages.EnsureOffsetsTopic,
+    messages.DeleteTopic,
+    messages.CreatePartitions,
+    messages.AlterTopicConfig,
+    messages.ElectLeaders,
+    messages.AlterReassignments,
+    messages.SetReplicationFactor,
+    messages.CordonBroker,
+    messages.RemoveBroker,
+    messages.AlterPartition,
+    messages.RegisterBroker,
+    messages.BrokerHeartbeat,
+    messages.RegisterReplicas,
+    messages.ReplicasFailed,
+    messages.BrokerStopped,
+    messages.AllocateProducerIds,
+    messages.PrepareStop,
+)
+
+
+class Broker:
+    """See the module. `start` returns when it listens; it serves until `stopped`.
+
+    `peers` are addresses of other brokers, where they were last known.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        config: ClusterConfig,
+        runtime: Runtime,
+        *,
+        cluster_name: str,
+        data_path: str,
+        host: str,
+        port: int,
+        node_id: str,
+        replicas_max: int,
+        peers: Sequence[Endpoint] = (),
+    ) -> None:
+        self._environment = environment
+        self._config = config
+        self._runtime = runtime
+        self._cluster_name = cluster_name
+        self._data_path = data_path
+        self._host = host
+        self._port = port
+        self._node_id = node_id
+        self._replicas_max = replicas_max
+        self._peers = list(peers)
+        self._incarnation = environment.new_id()
+        self._session_s = config.session_timeout_ms / 1000
+        self._registered_epoch: int | None = None
+        self._producer_ids = range(0)
+        self._producer_ids_lock = asyncio.Lock()
+        self._is_stopping = False
+        self._encoded_topics: dict[str, msgspec.Raw] = {}
+        self.stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def start(self) -> Endpoint:
+        """Opens and locks the directory, listens, and goes to work. Returns where it listens.
+        Raises DirectoryInUseError, WrongClusterError, UnsupportedFormatError, StorageError,
+        OSError; what was opened is closed again then, so that another object may try."""
+        self._directory = DataDirectory.open(self._environment, self._data_path)
+        with contextlib.ExitStack() as opened:
+            opened.callback(self._directory.close)
+            endpoint = await self._open(opened)
+            opened.pop_all()  # It succeeded: nothing of it is closed.
+        return endpoint
+
+    async def _open(self, opened: contextlib.ExitStack) -> Endpoint:
+        """The rest of `start`. What has to be closed where it fails half-way is put on `opened`."""
+        environment = self._environment
+        meta = self._directory.meta
+        identity = Identity(
+            role="server",
+            key=self._directory.secret,
+            cluster_id=meta.cluster_id,
+            broker=meta.broker,
+        )
+        self._pool = ConnectionPool(environment, identity, self._config)
+        opened.callback(self._pool.close)
+        self.metadata = MetadataKeeper(
+            environment,
+            self._directory,
+            MetadataLog.open(environment.disk, f"{self._data_path}/metadata"),
+            incarnation=self._incarnation,
+            snapshot_records=self._config.metadata_snapshot_records,
+            on_applied=self._on_metadata,
+        )
+        self._replicas = ReplicaSupervisor(
+            environment,
+            self._config,
+            self._runtime,
+            self._directory,
+            self.metadata,
+            self._pool,
+            cluster_name=self._cluster_name,
+            incarnation=self._incarnation,
+            ask_controller=self._ask_controller,
+        )
+        self._server = Server(environment, identity, self._handle, self._config)
+        opened.callback(self._server.close)
+        await self._server.start(self._host, self._port, first_free=True)
+        self.endpoint: Endpoint = (
+            self._config.advertised_host or self._server.host,
+            self._server.port,
+        )
+        self._directory.write_endpoint(self._server.host, self._server.port)
+        self.controller_host = ControllerHost(
+            environment,
+            self._pool,
+            self._config,
+            cluster_id=meta.cluster_id,
+            endpoint=self.endpoint,
+            silent_s=lambda: self.metadata.silent_s,
+            known_brokers=self._known_brokers,
+            may_host=self._is_voter,
+            is_preferred=False,
+        )
+        environment.metrics.label(cluster=self._cluster_name, broker=meta.broker)
+        environment.metrics.add_source(self._measure)
+        spawn = environment.tasks.spawn
+        spawn(self._keep_session(), "broker-session")
+        spawn(self._replicas.run(), "replica-supervisor")
+        spawn(self.controller_host.run(), "controller-host")
+        return self.endpoint
+
+    async def stop(self) -> None:
+        """A controlled stop: replicas first, their ends reported, then this process's server."""
+        if self._is_stopping:
+            return
+        self._is_stopping = True
+        ends = await self._replicas.stop()
+        try:
+            await self._ask_controller(
+                messages.BrokerStopped(self._directory.meta.broker, self._incarnation, ends)
+            )
+        except RayqError as error:
+            logger.warning("the ends of the logs could not be reported: %s", error)
+
+    def close(self) -> None:
+        """Lets go of everything; after `stop`, or where the process dies anyway."""
+        if self.controller_host.controller is not None:
+            self.controller_host.controller.end("its broker stops")
+        self._server.close()
+        self._pool.close()
+        self._directory.close()
+        if not self.stopped.done():
+            self.stopped.set_result(None)
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether the committed metadata here shows this process with a session."""
+        known = self.metadata.state.brokers.get(self._directory.meta.broker)
+        return (
+            known is not None
+            and known.live
+            and known.registration.incarnation == self._incarnation
+        )
+
+    def recovering_partitions(self) -> dict[str, str]:
+        """The partitions that are not what they will be once all live brokers' replicas are in
+        sync, by name, and why not."""
+        state = self.metadata.state
+        found = {}
+        for topic, number, partition in state.all_partitions():
+            value = partition.value
+            in_sync = {member.broker for member in value.isr}
+            behind = [
+                one
+                for one in value.origin or value.replicas
+                if state.is_live(one) and one not in in_sync
+            ]
+            if value.leader is None:
+                reason = offline_reason(state, topic, number)
+                found[f"{topic.name}-{number}"] = f"is offline: it {reason}"
+            elif behind:
+                found[f"{topic.name}-{number}"] = f"waits for brokers {behind} to catch up"
+        return found
+
+    def _measure(self) -> list[Sample]:
+        sample = self._environment.metrics.sample
+        samples = [
+            sample("rayq_metadata_version", self.metadata.version),
+            sample("rayq_failed_replicas", self._replicas.failed_count),
+        ]
+        try:
+            free_bytes = self._environment.disk.free_bytes(self._data_path)
+        except OSError as error:  # Said to be unknown, rather than 0.
+            logger.warning("the free space of %s is not known: %s", self._data_path, error)
+        else:
+            samples.append(sample("rayq_disk_free_bytes", free_bytes))
+        return samples
+
+    def _on_metadata(self, records: Sequence[MetadataRecord] | None) -> None:
+        self._encoded_topics.clear()
+        self._replicas.on_metadata(records)
+
+    def _known_brokers(self) -> list[Endpoint]:
+        return list(
+            dict.fromkeys([self.endpoint, *self.metadata.known_brokers(), *self._peers])
+        )
+
+    def _is_voter(self) -> bool:
+        meta = self._directory.meta
+        return not self._is_stopping and any(
+            (voter.broker, voter.directory_id) == (meta.broker, meta.directory_id)
+            for voter in self.metadata.voters()
+        )
+
+    # --- the session with the controller ----------------------------------------------------
+
+    async def _keep_session(self) -> None:
+        interval_s = self._config.heartbeat_interval_ms / 1000
+        broker = self._directory.meta.broker
+        while not self._is_stopping:
+            if self.metadata.trouble is not None:
+                # Others take over: here the replicas would lead on with metadata of long ago.
+                await asyncio.sleep(interval_s)
+                continue
+            try:
+                if self._registered_epoch is None:
+                    await self._register()
+                answer = await self._ask_controller(
+                    messages.BrokerHeartbeat(broker, self._incarnation)
+                )
+                assert isinstance(answer, messages.BrokerHeartbeatResponse)
+                self.metadata.note_heard()
+            except StaleBrokerError:
+                self._registered_epoch = None
+            except Exception as error:
+                if isinstance(error, RayqError):
+                    logger.debug("broker %d: %s", broker, error)
+                else:  # A bug or a failing disk: said loudly, but the session must be kept.
+                    logger.exception("broker %d could not renew its session", broker)
+                await self._find_controller()
+                await asyncio.sleep(RETRY_S)
+                continue
+            await asyncio.sleep(interval_s)
+
+    async def _register(self) -> None:
+        meta = self._directory.meta
+        host, port = self.endpoint
+        request = messages.RegisterBroker(
+            meta.cluster_id,
+            meta.broker,
+            meta.directory_id,
+            meta.start_counter,
+            self._incarnation,
+            host,
+            port,
+            self._node_id,
+            self._replicas_max,
+            self._replicas.held(),
+        )
+        try:
+            answer = await self._ask_controller(request)
+        except StaleBrokerError as error:
+            logger.error("broker %d: %s", meta.broker, error)
+            self._directory.renew_directory_id()
+            return
+        assert isinstance(answer, messages.RegisterBrokerResponse)
+        self._registered_epoch = answer.controller_epoch
+
+    async def _find_controller(self) -> None:
+        """Asks the other brokers, where no controller has told this one about itself."""
+        for at in self._known_brokers():
+            if at == self.endpoint:
+                continue
+            try:
+                answer, _ = await self._pool.request(
+                    *at, messages.FindController(), timeout_s=self._session_s / 2
+                )
+            except RayqError:
+                continue
+            assert isinstance(answer, messages.FindControllerResponse)
+            if answer.host is not None and answer.port is not None:
+                self.metadata.note_controller(answer.epoch, (answer.host, answer.port))
+
+    async def _ask_controller(self, request: messages.Request) -> messages.Response:
+        """Raises ControllerUnavailableError where none is known, else what the controller says."""
+        hosted = self.controller_host.controller
+        if hosted is not None:
+            return await hosted.handle(request)
+        controller = self.metadata.controller
+        if controller is None or controller == self.endpoint:
+            raise ControllerUnavailableError(
+                "No controller is known at present; the voters elect one within seconds."
+            )
+        answer: messages.Response
+        answer, _ = await self._pool.request(*controller, request, timeout_s=FORWARD_TIMEOUT_S)
+        return answer
+
+    # --- requests ---------------------------------------------------------------------------
+
+    def _handle(
+        self, peer: Peer, request: messages.Request, payload: memoryview
+    ) -> Result | Awaitable[Result]:
+        match request:
+            case messages.Metadata():
+                return self._metadata(request, peer.room)
+            case messages.AllocateProducerId():
+                return self._allocate_producer_id()
+            case messages.ReplicaHostHeartbeat():
+                return self._replicas.heartbeat(request)
+            case messages.AttachReplicaHost():
+                return self._replicas.attach(request)
+            case messages.AppendMetadata():
+                return self.metadata.append(request, payload)
+            case messages.InstallMetadataSnapshot():
+                return self.metadata.install(request, payload)
+            case messages.Prepare():
+                return self.metadata.prepare(request)
+            case messages.ReadMetadataLog():
+                return self.metadata.read(request)
+            case messages.FindController():
+                return self._controller_known()
+            case messages.StopBroker():
+                return self._stop_on_request()
+            case messages.DescribeMetrics():
+                return messages.DescribeMetricsResponse(self._environment.metrics.collect())
+        if isinstance(request, _FOR_CONTROLLER):
+            return self._forward(peer, request)
+        raise ProtocolError(f"A broker does not answer {type(request).__name__}.")
+
+    async def _forward(self, peer: Peer, request: messages.Request) -> messages.Response:
+        """Changes are the controller's. Only clients and this node's own replica processes are
+        forwarded, so that two brokers that each take the other for it cannot send in circles."""
+        is_ours = peer.role == "client" or peer.broker == self._directory.meta.broker
+        if self.controller_host.controller is None and not is_ours:
+            raise NotControllerError(
+                f"Broker {self._directory.meta.broker} does not host the controller."
+            )
+        try:
+            return await self._ask_controller(request)
+        except NotControllerError as error:
+            raise ControllerUnavailableError(f"The controller is changing: {error}") from error
+
+    def _controller_known(self) -> messages.FindControllerResponse:
+        host, port = self.metadata.controller or (None, None)
+        return messages.FindControllerResponse(
+            self.metadata.controller_epoch, host, port, self.metadata.heard_ms_ago
+        )
+
+    async def _stop_on_request(self) -> messages.Done:
+        await self.stop()
+
+        async def close_soon() -> None:
+            await asyncio.sleep(STOP_GRACE_S)  # The answer leaves first.
+            self.close()
+
+        self._environment.tasks.spawn(close_soon(), "close")
+        return messages.Done()
+
+    async def _allocate_producer_id(self) -> messages.AllocateProducerIdResponse:
+        async with self._producer_ids_lock:
+            if not self._producer_ids:
+                answer = await self._ask_controller(
+                    messages.AllocateProducerIds(self._directory.meta.broker, self._incarnation)
+                )
+                assert isinstance(answer, messages.AllocateProducerIdsResponse)
+                self._producer_ids = range(answer.first, answer.first + answer.count)
+            producer_id = self._producer_ids[0]
+            self._producer_ids = self._producer_ids[1:]
+        return messages.AllocateProducerIdResponse(producer_id, 0)
+
+    async def _metadata(
+        self, request: messages.Metadata, room: AnswerRoom
+    ) -> messages.MetadataResponse:
+        asked = None if request.topics is None else set(request.topics)
+        metadata = self.metadata
+        if metadata.version < request.version_min and request.wait_ms:
+            await metadata.changed.wait_until(
+                lambda: metadata.version >= request.version_min, request.wait_ms / 1000
+            )
+        async with room.take(ANSWER_BYTES_MAX):  # One at a time for each client,
+            answer = self._metadata_page(asked, request.after)
+            await asyncio.sleep(0)  # and others have their turn before its next.
+            return answer
+
+    def _metadata_page(
+        self, asked: set[str] | None, after: str
+    ) -> messages.MetadataResponse:
+        metadata, state = self.metadata, self.metadata.state
+        names = state.topic_ids.keys() if asked is None else asked & state.topic_ids.keys()
+        left = deque(sorted(name for name in names if name > after))
+        topics: list[messages.TopicMetadata] = []
+        partitions = 0
+        while left and partitions < messages.METADATA_PARTITIONS_MAX:
+            after = left.popleft()
+            topic = state.topics[state.topic_ids[after]]
+            topics.append(self._described(topic))
+            partitions += len(topic.partitions)
+        # Until its own registration is committed here, what this broker knows may be from long ago.
+        controller = metadata.controller if self.is_registered else None
+        return messages.MetadataResponse(
+            self._directory.meta.cluster_id,
+            metadata.version,
+            metadata.controller_epoch,
+            None if controller is None else f"{controller[0]}:{controller[1]}",
+            [voter.broker for voter in state.voters],
+            [
+                messages.BrokerEndpoint(
+                    number,
+                    broker.registration.host,
+                    broker.registration.port,
+                    broker.registration.node_id,
+                    broker.live,
+                    broker.cordoned,
+                )
+                for number, broker in sorted(state.brokers.items())
+            ],
+            topics,
+            after if left else None,
+        )
+
+    def _described(self, topic: Topic) -> messages.TopicMetadata:
+        """A topic as it is told to clients, encoded once for all who ask until metadata change."""
+        encoded = self._encoded_topics.get(topic.name)
+        if encoded is None:
+            encoded = msgspec.Raw(ENCODER.encode(self._describe(topic)))
+            self._encoded_topics[topic.name] = encoded
+        return cast("messages.TopicMetadata", encoded)
+
+    def _describe(self, topic: Topic) -> messages.TopicMetadata:
+        partitions = []
+        for number, partition in sorted(topic.partitions.items()):
+            value = partition.value
+            replicas = []
+            for broker in value.replicas:
+                process = partition.processes.get(broker)
+                replicas.append(
+                    messages.ReplicaEndpoint(
+                        broker,
+                        None if process is None else process.host,
+                        None if process is None else process.port,
+                    )
+                )
+            partitions.append(
+                messages.PartitionMetadata(
+                    number,
+                    value.leader,
+                    value.leader_epoch,
+                    value.partition_epoch,
+                    [member.broker for member in value.isr],
+                    replicas,
+                    offline_reason(self.metadata.state, topic, number),
+                    list(value.target),
+                    list(value.origin),
+                    value.throttle_bytes_per_s,
+                )
+            )
+        return messages.TopicMetadata(
+            topic.name, topic.topic_id, as_dict(topic.config), partitions
+        )
+
+
+def replicas_max(config: ClusterConfig, memory_bytes: int, brokers_on_node: int) -> int:
+    """How many replicas a broker may carry: as configured, else by the node's memory."""
+    if config.max_replicas_per_broker is not None:
+        return config.max_replicas_per_broker
+    bytes_per_process = 100 * 1024**2
+    processes = max(1, memory_bytes // bytes_per_process // max(1, brokers_on_node))
+    return processes * config.replicas_per_process
+

@@ -1,0 +1,1 @@
+"""The controller: decides, and commits what it decides to the metadata log."""

@@ -1,0 +1,580 @@
+"""The controller: decides every change of the cluster's metadata, for one controller epoch.
+
+Its hard state is the metadata log (`Quorum`): a handler decides on the state, appends the records
+it returns, replays them at once, and answers when they are committed. Its soft state is who was
+heard when; a new controller rebuilds it within one session. It ends for good when its epoch does:
+its memory may then hold what never was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from rayq.actors.controller.metrics import ControllerMetrics, reason_of
+from rayq.actors.metadata.quorum import Endpoint, Quorum
+from rayq.config import ClusterConfig
+from rayq.core import broker_changes, reassignment, topic_changes
+from rayq.core.broker_changes import ReplicaReport
+from rayq.core.cluster_state import ClusterState
+from rayq.core.metadata_records import (
+    BrokerRegistered,
+    BrokerRemoved,
+    MetadataRecord,
+    PartitionChanged,
+    PartitionValue,
+    RequestDone,
+    VotersChanged,
+    encode_records,
+)
+from rayq.environment import Environment
+from rayq.errors import (
+    ControllerUnavailableError,
+    ProtocolError,
+    RayqError,
+    StaleBrokerError,
+    WrongClusterError,
+)
+from rayq.logs import log_event
+from rayq.metrics import Sample
+from rayq.wire import messages
+from rayq.wire.pool import ConnectionPool
+
+logger = logging.getLogger(__name__)
+
+SILENT_HEARTBEATS = 2
+"""A voter that heard a controller within so many heartbeats is not asked for its vote."""
+BALANCE_INTERVAL_S = 10.0
+REBUILD_INTERVAL_S = 1.0
+CLUSTER_STOP_PATIENCE_S = 5.0
+"""While the whole cluster stops, brokers are told so at once, and one that stops sends no more
+heartbeats. One that comes so long after the last stop: whoever stopped the cluster has died."""
+OFFLINE_PATIENCE_S = 30.0
+"""How long after a controller's start partitions without a leader are no warning: after a start of
+the whole cluster its brokers and replicas are still coming back."""
+FOUND_PATIENCE_S = 5.0
+"""How long a new partition, one of whose replicas runs, waits for the others to start."""
+
+
+class Controller:
+    """See the module. Start with `take_over`; `ended` is then awaited by the host."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        pool: ConnectionPool,
+        config: ClusterConfig,
+        *,
+        cluster_id: str,
+        endpoint: Endpoint,
+    ) -> None:
+        self._environment = environment
+        self._config = config
+        self._cluster_id = cluster_id
+        self._session_s = config.session_timeout_ms / 1000
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._quorum = Quorum(
+            environment,
+            pool,
+            config,
+            cluster_id=cluster_id,
+            endpoint=endpoint,
+            on_end=self._on_quorum_end,
+        )
+        self.state = ClusterState()
+        self._heard_s: dict[int, float] = {}
+        self._gone_since_s: dict[int, float] = {}
+        """Since when brokers have had no session, as far as this controller has seen it."""
+        self._unfounded_since_s: dict[tuple[str, int], float] = {}
+        self._started_s = 0.0
+        self._stop_expected_until_s: float | None = None
+        """When the next broker should have stopped. While the whole cluster stops nobody is
+        elected, leaders stay where they are, and nothing is moved."""
+        self._cluster_starts = True
+        """Until `OFFLINE_PATIENCE_S` after the start of this epoch."""
+        self._watch: asyncio.Task[None] | None = None
+        self._metrics: ControllerMetrics | None = None
+
+    @property
+    def epoch(self) -> int:
+        return self._quorum.epoch
+
+    async def take_over(self, known: Sequence[Endpoint]) -> None:
+        """Wins the log. Raises ControllerUnavailableError, FencedEpochError, NotControllerError."""
+        silent_s_min = SILENT_HEARTBEATS * self._config.heartbeat_interval_ms / 1000
+        for record in await self._quorum.take_over(known, silent_s_min=silent_s_min):
+            self.state.replay(record)
+        self._started_s = self._environment.clock.monotonic()
+        for number, broker in self.state.brokers.items():
+            registered = broker.registration
+            self._quorum.add_peer(
+                number, registered.directory_id, (registered.host, registered.port)
+            )
+        self._metrics = ControllerMetrics(self._environment, self.state)
+        log_event(logger, logging.INFO, "controller_started", controller_epoch=self.epoch)
+        self._watch = self._environment.tasks.spawn(self._watch_sessions(), "controller-sessions")
+
+    def end(self, reason: str) -> None:
+        self._quorum.end(reason)
+
+    async def handle(self, request: messages.Request) -> messages.Response:
+        """Answers once what was decided, or seen, is committed. Raises the errors of `core`, and
+        NotControllerError: the outcome of a change is then unknown."""
+        index = before_index = self._quorum.last_index
+        request_id = request.request_id if isinstance(request, messages.Change) else None
+        try:
+            if request_id is not None and request_id in self.state.requests_done:
+                await self._quorum.committed(index)
+                return messages.ChangeResponse(index)
+            answer, records = self._decide(request)
+            index = self._append(records, reason_of(request))
+            if request_id is not None and index > before_index:
+                # Last: while a part of the change is missing it is not done.
+                index = self._append([RequestDone(request_id)], reason_of(request))
+        except RayqError:
+            # What the refusal is based on may not be committed yet.
+            await self._quorum.committed(self._quorum.last_index)
+            raise
+        await self._quorum.committed(index)
+        return messages.ChangeResponse(index) if answer is None else answer
+
+    # --- deciding ---------------------------------------------------------------------------
+
+    def _decide(
+        self, request: messages.Request
+    ) -> tuple[messages.Response | None, list[MetadataRecord]]:
+        state = self.state
+        match request:
+            case messages.BrokerHeartbeat():
+                broker_changes.check_broker(state, request.broker, request.incarnation)
+                self._end_cluster_stop_that_died()
+                is_news = request.broker not in self._heard_s
+                is_news = is_news or not state.is_live(request.broker)
+                self._heard_s[request.broker] = self._environment.clock.monotonic()
+                return (
+                    messages.BrokerHeartbeatResponse(self.epoch),
+                    broker_changes.hear_broker(state, request.broker, self._heard())
+                    if is_news
+                    else [],
+                )
+            case messages.RegisterBroker():
+                return self._register_broker(request)
+            case messages.RegisterReplicas():
+                self._check_heard(request.broker, request.incarnation)
+                reports = [_report(one) for one in request.replicas]
+                return None, broker_changes.register_replicas(
+                    state, request.broker, reports, self._heard()
+                )
+            case messages.ReplicasFailed():
+                self._check_heard(request.broker, request.incarnation)
+                log_event(
+                    logger,
+                    logging.WARNING,
+                    "replicas_gone",
+                    broker=request.broker,
+                    replicas=len(request.replicas),
+                    reason=request.reason,
+                )
+                return None, broker_changes.fail_replicas(
+                    state, request.broker, request.replicas, self._heard()
+                )
+            case messages.AlterPartition():
+                changed = broker_changes.alter_partition(
+                    state,
+                    topic_id=request.topic_id,
+                    partition=request.partition,
+                    broker=request.broker,
+                    incarnation=request.incarnation,
+                    leader_epoch=request.leader_epoch,
+                    partition_epoch=request.partition_epoch,
+                    isr=request.isr,
+                )
+                if (request.topic_id, request.partition) not in state.moving:
+                    return None, changed
+                self._append(changed, reason_of(request))
+                self._complete_moves()
+                return None, []
+            case messages.PrepareStop():
+                self._expect_stops()
+                return messages.Done(), []
+            case messages.BrokerStopped():
+                broker_changes.check_broker(state, request.broker, request.incarnation)
+                ends = [_report(one) for one in request.replicas]
+                if self._cluster_stops:
+                    self._expect_stops()
+                return None, broker_changes.stop_broker(
+                    state,
+                    request.broker,
+                    ends,
+                    self._heard(),
+                    cluster_stops=self._cluster_stops,
+                )
+            case messages.AllocateProducerIds():
+                broker_changes.check_broker(state, request.broker, request.incarnation)
+                answer = messages.AllocateProducerIdsResponse(
+                    state.next_producer_id, broker_changes.PRODUCER_ID_BLOCK
+                )
+                return answer, broker_changes.allocate_producer_ids(state)
+            case messages.CreateTopic():
+                return None, topic_changes.create_topic(
+                    state,
+                    topic_id=self._environment.new_id(),
+                    name=request.name,
+                    partitions=request.partitions,
+                    replication_factor=request.replication_factor,
+                    options=request.config,
+                )
+            case messages.EnsureOffsetsTopic():
+                return None, topic_changes.ensure_offsets_topic(
+                    state,
+                    topic_id=self._environment.new_id(),
+                    partitions=self._config.offsets_topic_partitions,
+                )
+            case messages.DeleteTopic():
+                return None, topic_changes.delete_topic(state, request.name)
+            case messages.CreatePartitions():
+                return None, topic_changes.create_partitions(state, request.name, request.total)
+            case messages.AlterTopicConfig():
+                changes = topic_changes.alter_topic_config(state, request.name, request.changes)
+                self._append(changes, reason_of(request))
+                return None, topic_changes.settle_after_config_change(
+                    state, request.name, self._heard()
+                )
+            case messages.ElectLeaders():
+                return None, topic_changes.elect_leaders(
+                    state, request.name, request.partitions, unclean=request.unclean
+                )
+            case messages.AlterReassignments():
+                return None, reassignment.alter_reassignments(
+                    state, request.moves, request.throttle_bytes_per_s, self._heard()
+                )
+            case messages.SetReplicationFactor():
+                return None, reassignment.set_replication_factor(
+                    state, request.name, request.replication_factor, request.throttle_bytes_per_s
+                )
+            case messages.CordonBroker():
+                return None, reassignment.cordon_broker(state, request.broker, request.cordoned)
+            case messages.RemoveBroker():
+                return None, self._remove_broker(request.broker)
+        raise ProtocolError(f"{type(request).__name__} is not a request to the controller.")
+
+    def _remove_broker(self, broker: int) -> list[MetadataRecord]:
+        records = reassignment.remove_broker(self.state, broker)
+        changes_voters = any(isinstance(record, VotersChanged) for record in records)
+        if changes_voters and self._quorum.commit_index < self._quorum.last_index:
+            raise ControllerUnavailableError(
+                f"Broker {broker} has a vote, and the voters change one at a time: other changes "
+                "are being committed. Try again."
+            )
+        return records
+
+    def _register_broker(
+        self, request: messages.RegisterBroker
+    ) -> tuple[messages.Response, list[MetadataRecord]]:
+        if request.cluster_id != self._cluster_id:
+            raise WrongClusterError(
+                f"Broker {request.broker} belongs to cluster {request.cluster_id}, this is "
+                f"cluster {self._cluster_id}."
+            )
+        registration = BrokerRegistered(
+            request.broker,
+            request.directory_id,
+            request.start_counter,
+            request.incarnation,
+            request.host,
+            request.port,
+            request.node_id,
+            request.replicas_max,
+        )
+        if self._cluster_stops:
+            self._end_cluster_stop(f"broker {request.broker} started in the middle of a stop")
+        records = broker_changes.register_broker(
+            self.state, registration, request.held, self._heard()
+        )
+        self._heard_s[request.broker] = self._environment.clock.monotonic()
+        self._quorum.add_peer(request.broker, request.directory_id, (request.host, request.port))
+        return messages.RegisterBrokerResponse(self.epoch), records
+
+    def _check_heard(self, broker: int, incarnation: str) -> None:
+        broker_changes.check_broker(self.state, broker, incarnation)
+        if not self.state.is_live(broker):
+            raise StaleBrokerError(f"The session of broker {broker} ended: send a heartbeat first.")
+
+    def _append(self, records: Sequence[MetadataRecord], reason: str) -> int:
+        """Adds to the log and to the state at once: what is decided next builds on it. `reason` is
+        for whoever reads the log lines of what changed."""
+        if not records:
+            return self._quorum.last_index
+        index = self._quorum.append(records)
+        for record in records:
+            if isinstance(record, PartitionChanged):
+                self._log_move(record)
+            before = self._value_before(record)
+            self.state.replay(record)
+            if isinstance(record, PartitionChanged) and self._metrics is not None:
+                topic = self.state.topics[record.topic_id]
+                self._metrics.changed(
+                    topic,
+                    record.partition,
+                    before,
+                    reason,
+                    brokers_come_or_go=self._cluster_stops or self._cluster_starts,
+                )
+            elif isinstance(record, BrokerRemoved):
+                self._quorum.remove_peer(record.broker)
+                self._heard_s.pop(record.broker, None)
+        return index
+
+    def _log_move(self, record: PartitionChanged) -> None:
+        partition = self.state.partition(record.topic_id, record.partition)
+        if partition is None or partition.value.replicas == record.value.replicas:
+            return
+        before, value = partition.value, record.value
+        if value.target:
+            what = f"begins to move from {list(value.origin)} to {list(value.target)}"
+        elif before.target == value.replicas:
+            what = f"has moved from {list(before.origin)} to {list(value.replicas)}"
+        elif before.target:
+            what = f"moves to {list(before.target)} no more, it stays on {list(value.replicas)}"
+        else:
+            what = f"has its replicas in the order {list(value.replicas)}"
+        topic = self.state.topics[record.topic_id].name
+        log_event(
+            logger,
+            logging.INFO,
+            "partition_moves",
+            topic=topic,
+            partition=record.partition,
+            epoch=value.leader_epoch,
+            what=what,
+        )
+
+    def _value_before(self, record: MetadataRecord) -> PartitionValue | None:
+        if not isinstance(record, PartitionChanged):
+            return None
+        known = self.state.partition(record.topic_id, record.partition)
+        return None if known is None else known.value
+
+    # --- the stop of the whole cluster ------------------------------------------------------
+
+    @property
+    def _cluster_stops(self) -> bool:
+        return self._stop_expected_until_s is not None
+
+    def _expect_stops(self) -> None:
+        now_s = self._environment.clock.monotonic()
+        self._stop_expected_until_s = now_s + CLUSTER_STOP_PATIENCE_S
+
+    def _end_cluster_stop_that_died(self) -> None:
+        until_s = self._stop_expected_until_s
+        if until_s is not None and self._environment.clock.monotonic() > until_s:
+            self._end_cluster_stop("the stop of the cluster died half-way")
+
+    def _end_cluster_stop(self, reason: str) -> None:
+        """The cluster goes on: what was not elected meanwhile is elected now."""
+        self._stop_expected_until_s = None
+        self._append(broker_changes.settle_everything(self.state, self._heard()), reason)
+
+    # --- sessions ---------------------------------------------------------------------------
+
+    def _heard(self) -> set[int]:
+        return set(self._heard_s)
+
+    def _found_late(self, now_s: float) -> None:
+        """New partitions that have waited long enough for a replica that does not start."""
+        waiting = {
+            (topic.topic_id, number)
+            for topic, number, partition in self.state.all_partitions()
+            if partition.value.leader_epoch == 0 and partition.processes
+        }
+        for key in [key for key in self._unfounded_since_s if key not in waiting]:
+            del self._unfounded_since_s[key]
+        for topic_id, number in sorted(waiting):
+            since_s = self._unfounded_since_s.setdefault((topic_id, number), now_s)
+            if now_s - since_s > FOUND_PATIENCE_S:
+                topic = self.state.topics[topic_id]
+                self._append(
+                    broker_changes.found_partition(self.state, topic, number, self._heard()),
+                    "those of its replicas that started do not wait for the others any longer",
+                )
+
+    def _warn_of_offline(self, now_s: float) -> None:
+        if self._cluster_starts and now_s > self._started_s + OFFLINE_PATIENCE_S:
+            self._cluster_starts = False
+            if self._metrics is not None and not self._cluster_stops:
+                self._metrics.warn_of_offline("nobody came to lead it since the controller started")
+
+    def _complete_moves(self) -> None:
+        if not self._cluster_stops:
+            self._append(
+                reassignment.complete_moves(self.state, self._heard()),
+                "all replicas of a move are in sync",
+            )
+
+    def _rebuild(self, now_s: float) -> None:
+        """Moves the replicas of brokers that have been gone for too long."""
+        delay_ms = self._config.replica_rebuild_delay_ms
+        away = {number for number, broker in self.state.brokers.items() if not broker.live}
+        self._gone_since_s = {one: self._gone_since_s.get(one, now_s) for one in sorted(away)}
+        if delay_ms is None:
+            return
+        gone = {
+            one for one, at_s in self._gone_since_s.items() if now_s - at_s > delay_ms / 1000
+        }
+        if gone:
+            self._append(
+                reassignment.rebuild(self.state, gone),
+                f"brokers {sorted(gone)} have been away for replica_rebuild_delay_ms",
+            )
+
+    async def _watch_sessions(self) -> None:
+        """Ends sessions of silent brokers. A pass that comes late (this process was paused, or the
+        machine is busy) gives everyone that much longer."""
+        interval_s = self._config.heartbeat_interval_ms / 1000 / 2
+        clock = self._environment.clock
+        last_s = clock.monotonic()
+        balance_s = last_s + BALANCE_INTERVAL_S
+        rebuild_s = last_s
+        while True:
+            await asyncio.sleep(interval_s)
+            now_s = clock.monotonic()
+            late_s = max(0.0, now_s - last_s - interval_s)
+            last_s = now_s
+            if late_s > interval_s:
+                self._started_s += late_s
+                if self._stop_expected_until_s is not None:
+                    self._stop_expected_until_s += late_s
+                self._gone_since_s = {one: at + late_s for one, at in self._gone_since_s.items()}
+                self._heard_s = {one: at_s + late_s for one, at_s in self._heard_s.items()}
+            elif not self._quorum.has_majority() and now_s > self._started_s + self._session_s:
+                self.end("no majority of the voters answered for a session")
+                return
+            for number, broker in list(self.state.brokers.items()):
+                heard_s = self._heard_s.get(number, self._started_s)
+                if broker.live and now_s - heard_s > self._session_s:
+                    silent_s = now_s - heard_s
+                    log_event(
+                        logger, logging.WARNING, "session_ended", broker=number, silent_s=silent_s
+                    )
+                    self._append(
+                        broker_changes.fence_broker(self.state, number, self._heard()),
+                        f"broker {number} was silent for {silent_s:.1f} s",
+                    )
+            self._found_late(now_s)
+            self._warn_of_offline(now_s)
+            self._complete_moves()
+            if now_s > rebuild_s and not self._cluster_stops:
+                rebuild_s = now_s + REBUILD_INTERVAL_S
+                self._rebuild(now_s)
+            if self._quorum.commit_index == self._quorum.last_index:
+                voters = broker_changes.next_voters(self.state, self._heard())
+                if voters:
+                    self._append(voters, "the voters are completed")
+                elif self._quorum.entry_count > self._config.metadata_snapshot_records:
+                    self._quorum.compact(encode_records(self.state.snapshot()))
+            if now_s > balance_s and not self._cluster_stops:
+                balance_s = now_s + BALANCE_INTERVAL_S
+                self._append(
+                    broker_changes.balance_leaders(self.state),
+                    "the preferred replica is in sync again",
+                )
+
+    def _on_quorum_end(self, reason: str) -> None:
+        log_event(
+            logger, logging.INFO, "controller_ended", controller_epoch=self.epoch, reason=reason
+        )
+        if self._metrics is not None:
+            self._metrics.end()
+        if self._watch is not None:
+            self._watch.cancel()
+        if not self.ended.done():
+            self.ended.set_result(reason)
+
+
+def _report(registration: messages.ReplicaRegistration) -> ReplicaReport:
+    return ReplicaReport(
+        registration.topic_id,
+        registration.partition,
+        registration.incarnation,
+        registration.host,
+        registration.port,
+        registration.last_epoch,
+        registration.flushed,
+        registration.partition_epoch,
+    )
+
+
+class ControllerHost:
+    """Hosts a controller in this process whenever the cluster needs one (PROTOCOL 5).
+
+    `silent_s()` says for how long no controller was heard. The preferred host has no patience at
+    its start (the voters have: see `Quorum.take_over`); a stand-in waits
+    `controller_patience_ms` plus up to half of it at random, so that stand-ins seldom race each
+    other.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        pool: ConnectionPool,
+        config: ClusterConfig,
+        *,
+        cluster_id: str,
+        endpoint: Endpoint,
+        silent_s: Callable[[], float],
+        known_brokers: Callable[[], Sequence[Endpoint]],
+        may_host: Callable[[], bool],
+        is_preferred: bool,
+    ) -> None:
+        self._environment = environment
+        self._pool = pool
+        self._config = config
+        self._cluster_id = cluster_id
+        self._endpoint = endpoint
+        self._silent_s = silent_s
+        self._known_brokers = known_brokers
+        self._may_host = may_host
+        self._is_preferred = is_preferred
+        self.controller: Controller | None = None
+        environment.metrics.add_source(self._measure)
+
+    async def run(self) -> None:
+        """Waits for silence, takes over, hosts until the epoch ends; for ever."""
+        patience_s = 0.0 if self._is_preferred else self._patience_s()
+        while True:
+            if patience_s > 0 and (not self._may_host() or self._silent_s() < patience_s):
+                await asyncio.sleep(self._config.heartbeat_interval_ms / 1000 / 2)
+                continue
+            controller = Controller(
+                self._environment,
+                self._pool,
+                self._config,
+                cluster_id=self._cluster_id,
+                endpoint=self._endpoint,
+            )
+            try:
+                await controller.take_over(self._known_brokers())
+            except Exception as error:
+                controller.end(f"could not take over: {error}")
+                if isinstance(error, RayqError):
+                    logger.info("controller: %s", error)
+                else:  # A bug of ours: said loudly, but the cluster must not lose its stand-ins.
+                    logger.exception("the controller could not start")
+                # Short and random: two that race must not meet again and again.
+                await asyncio.sleep(self._environment.random.uniform(0.05, 0.5))
+                if self._is_preferred:
+                    patience_s = SILENT_HEARTBEATS * self._config.heartbeat_interval_ms / 1000
+                continue
+            self.controller = controller
+            await controller.ended
+            self.controller = None
+            patience_s = self._patience_s()
+
+    def _measure(self) -> list[Sample]:
+        is_here = self.controller is not None
+        return [self._environment.metrics.sample("rayq_active_controller", int(is_here))]
+
+    def _patience_s(self) -> float:
+        patience_s = self._config.controller_patience_ms / 1000
+        return patience_s + self._environment.random.uniform(0, patience_s / 2)

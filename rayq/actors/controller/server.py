@@ -1,0 +1,151 @@
+"""The controller's own process: the preferred host of the controller (`rayq:<name>:controller`)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Sequence
+
+from rayq.actors.controller.controller import ControllerHost
+from rayq.config import ClusterConfig
+from rayq.environment import Environment
+from rayq.errors import ControllerUnavailableError, NotControllerError, RayqError
+from rayq.wire import messages
+from rayq.wire.authentication import Identity
+from rayq.wire.pool import ConnectionPool
+from rayq.wire.server import Peer, Result, Server
+
+logger = logging.getLogger(__name__)
+
+ASK_TIMEOUT_S = 5.0
+Endpoint = tuple[str, int]
+
+
+class ControllerServer:
+    """Serves the controller while it is hosted here, and watches for silence while it is not.
+
+    It has no disk: the log is on the voters. `brokers` are addresses to find them at.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        config: ClusterConfig,
+        *,
+        cluster_id: str,
+        secret: bytes,
+        host: str,
+        brokers: Sequence[Endpoint],
+    ) -> None:
+        environment.metrics.label(broker="controller")
+        self._environment = environment
+        self._config = config
+        self._cluster_id = cluster_id
+        self._host = host
+        self._brokers = list(brokers)
+        identity = Identity(role="server", key=secret, cluster_id=cluster_id, broker=None)
+        self._pool = ConnectionPool(environment, identity, config)
+        self._server = Server(environment, identity, self._handle, config)
+        self._heard_s = environment.clock.monotonic()
+        self.controller_host: ControllerHost
+
+    async def start(self) -> Endpoint:
+        await self._server.start(self._host, 0)
+        self.endpoint: Endpoint = (
+            self._config.advertised_host or self._server.host,
+            self._server.port,
+        )
+        clock = self._environment.clock
+        self.controller_host = ControllerHost(
+            self._environment,
+            self._pool,
+            self._config,
+            cluster_id=self._cluster_id,
+            endpoint=self.endpoint,
+            silent_s=lambda: clock.monotonic() - self._heard_s,
+            known_brokers=lambda: self._brokers,
+            may_host=lambda: True,
+            is_preferred=True,
+        )
+        self._environment.tasks.spawn(self.controller_host.run(), "controller-host")
+        self._environment.tasks.spawn(self._listen_for_another(), "listen-for-another")
+        return self.endpoint
+
+    async def broker_nodes(self) -> dict[int, str]:
+        """The node of each broker, as it registered last. Raises ControllerUnavailableError."""
+        controller = self.controller_host.controller
+        if controller is not None:
+            known = controller.state.brokers
+            return {number: one.registration.node_id for number, one in known.items()}
+        for at in self._brokers:
+            try:
+                answer, _ = await self._pool.request(
+                    *at, messages.Metadata(topics=[]), timeout_s=ASK_TIMEOUT_S
+                )
+            except RayqError:
+                continue
+            assert isinstance(answer, messages.MetadataResponse)
+            return {one.broker: one.node_id for one in answer.brokers}
+        raise ControllerUnavailableError("No broker answers, and the controller is not here.")
+
+    async def prepare_stop(self) -> None:
+        """Tells the controller, wherever it is, that the whole cluster is about to stop: see
+        `messages.PrepareStop`. Raises ControllerUnavailableError."""
+        controller = self.controller_host.controller
+        if controller is not None:
+            await controller.handle(messages.PrepareStop())
+            return
+
+        async def is_told(at: Endpoint) -> bool:
+            try:
+                await self._pool.request(*at, messages.PrepareStop(), timeout_s=ASK_TIMEOUT_S)
+            except RayqError:  # Most of them do not host it.
+                return False
+            return True
+
+        if not any(await asyncio.gather(*map(is_told, self._brokers))):
+            raise ControllerUnavailableError("No broker hosts the controller, nor is it here.")
+
+    def close(self) -> None:
+        if self.controller_host.controller is not None:
+            self.controller_host.controller.end("its process stops")
+        self._environment.tasks.cancel_all()
+        self._server.close()
+        self._pool.close()
+
+    def _handle(
+        self, peer: Peer, request: messages.Request, payload: memoryview
+    ) -> Result | Awaitable[Result]:
+        if isinstance(request, messages.DescribeMetrics):
+            return messages.DescribeMetricsResponse(self._environment.metrics.collect())
+        controller = self.controller_host.controller
+        if controller is None:
+            raise NotControllerError("The controller is not hosted in this process now.")
+        return controller.handle(request)
+
+    async def _listen_for_another(self) -> None:
+        """Keeps the brokers' addresses up to date, and asks them whether a controller is heard."""
+        interval_s = self._config.heartbeat_interval_ms / 1000
+        clock = self._environment.clock
+        while True:
+            await asyncio.sleep(interval_s)
+            controller = self.controller_host.controller
+            if controller is not None:
+                self._heard_s = clock.monotonic()
+                known = [
+                    (one.registration.host, one.registration.port)
+                    for one in controller.state.brokers.values()
+                ]
+                self._brokers = list(dict.fromkeys([*known, *self._brokers]))[:1000]
+                continue
+            for at in self._brokers:
+                try:
+                    answer, _ = await self._pool.request(
+                        *at, messages.FindController(), timeout_s=interval_s
+                    )
+                except RayqError:
+                    continue
+                assert isinstance(answer, messages.FindControllerResponse)
+                if answer.heard_ms_ago is not None:
+                    heard_s = clock.monotonic() - answer.heard_ms_ago / 1000
+                    self._heard_s = max(self._heard_s, heard_s)

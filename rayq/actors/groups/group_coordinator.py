@@ -1,0 +1,731 @@
+"""The coordinator of the groups of one `__consumer_offsets` partition: it lives with the leader.
+
+Its hard state is that partition's log: a decision's records are replayed here at once and appended
+in batches (group commit, acks=all), and every answer waits until all it was based on is committed.
+So what a deposed coordinator says or writes is never acknowledged. It begins by reading the whole
+log; should an append fail, it drops its state and begins anew.
+
+Its soft state is who was heard when: after a start every member has a full session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, NamedTuple, TypeVar
+
+from rayq.actors.clock_watch import ClockWatch
+from rayq.actors.replica.leader import Leader
+from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.actors.signal import Signal
+from rayq.config import MIB
+from rayq.core import group_changes
+from rayq.core.assignors import load_assignors
+from rayq.core.group_changes import Beat, Commit
+from rayq.core.group_records import (
+    GroupRecord,
+    GroupValue,
+    MemberRecord,
+    MemberValue,
+    OffsetValue,
+    Partitions,
+    Record,
+    decode,
+    encode,
+    partition_of_group,
+)
+from rayq.core.group_state import Group, GroupState, TopicInfo
+from rayq.core.topic_changes import OFFSETS_TOPIC
+from rayq.errors import (
+    CoordinatorLoadingError,
+    CorruptBatchError,
+    InvalidRequestError,
+    NotEnoughReplicasError,
+    NotLeaderError,
+    RayqError,
+    StorageError,
+    UnsupportedFormatError,
+)
+from rayq.logs import log_event
+from rayq.metrics import Sample
+from rayq.storage.batch import decode_columns, encode_batch, split_batches
+from rayq.wire import messages
+from rayq.wire.messages import TopicPartitionId
+from rayq.wire.metadata_pages import all_pages
+from rayq.wire.server import Peer
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+TICK_S = 0.1
+"""How often sessions are looked at."""
+LOADING_WAIT_S = 0.5
+"""How long a request waits for the coordinator to begin before it is told to try again."""
+RETRY_S = 0.1
+READ_BYTES = MIB
+BATCH_BYTES = MIB
+"""Decisions are appended together up to this size; one about members is never split."""
+OFFSETS_PER_BATCH_MAX = 1000
+APPEND_TIMEOUT_MS = 3_600_000
+"""An append is waited for until its fate is known: at the latest when the role ends."""
+TOPICS_WAIT_MS = 2_000
+TOPICS_INTERVAL_S = 0.05
+"""Between two looks at the topics, however fast the metadata changes."""
+TOPICS_TIMEOUT_S = 5.0
+OFFSETS_CHECK_INTERVAL_S = 60.0
+
+Key = tuple[str, str]
+"""`(group, member)`"""
+
+
+class _Waiter(NamedTuple):
+    """Someone who waits until so many decisions are committed."""
+
+    decided: int
+    future: asyncio.Future[None]
+
+
+class GroupCoordinator:
+    """See the module. Ends with its leader's role."""
+
+    def __init__(
+        self,
+        replica_log: ReplicaLog,
+        leader: Leader,
+        assignment: messages.PartitionAssignment,
+        *,
+        ask_broker: Callable[[messages.Request], Awaitable[messages.Response]],
+        metadata_version: int,
+        clock_watch: ClockWatch,
+    ) -> None:
+        """`ask_broker` asks the broker of this node, whose metadata was at `metadata_version` when
+        this replica was told to lead."""
+        self._replica_log = replica_log
+        self._leader = leader
+        self._environment = replica_log.environment
+        self._config = replica_log.config
+        self._topic_id = assignment.topic_id
+        self._partition = assignment.partition
+        self._ask_broker = ask_broker
+        self._version = metadata_version
+        self._clock_watch = clock_watch
+        self._assignors = load_assignors(self._config.group_assignors)
+        self._state = GroupState(self._assignors)
+        self._is_loaded = False
+        self._has_topics = False
+        self._failure: str | None = None
+        self._ended: RayqError | None = None
+        self._ready = Signal()
+        self._pending: deque[list[Record]] = deque()
+        self._decided = 0
+        self._committed = 0
+        self._is_writing = False
+        self._is_write_scheduled = False
+        self._generation = 0
+        self._waiters: deque[_Waiter] = deque()
+        self._held: dict[Key, asyncio.Future[None]] = {}
+        self._latest: dict[Key, Beat] = {}
+        """The newest heartbeat of each member, while it is under way: only that one is held."""
+        self._connections: dict[Key, asyncio.Future[None]] = {}
+        self._requests_waiting = 0
+        self._topics_wanted = Signal()
+        self._reset_wanted = Signal()
+        self.where = replica_log.where
+        self._forget_source = self._environment.metrics.add_source(self._measure)
+        spawn = self._environment.tasks.spawn
+        self._tasks = [
+            spawn(self._guarded(self._run), f"groups of {self.where}"),
+            spawn(self._guarded(self._watch_topics), f"topics for {self.where}"),
+        ]
+
+    async def _guarded(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        await self._replica_log.guard(work)
+
+    @property
+    def state(self) -> GroupState:
+        """For invariants of tests: what is decided, committed or not."""
+        return self._state
+
+    def _measure(self) -> list[Sample]:
+        sample = self._environment.metrics.sample
+        return [
+            sample("rayq_consumergroup_members", len(group.members), group=name)
+            for name, group in self._state.groups.items()
+        ]
+
+    def end(self, reason: str) -> None:
+        """Another coordinates: whoever waits is told."""
+        self._forget_source()
+        for group in self._state.groups:
+            self._environment.metrics.forget(group=group)
+        self._ended = NotLeaderError(
+            f"Broker {self._replica_log.broker} coordinates the groups of {self.where} no more "
+            f"({reason}): ask for new metadata."
+        )
+        for task in self._tasks:
+            task.cancel()
+        self._fail_all(self._ended)
+        self._ready.notify()
+
+    # --- members ----------------------------------------------------------------------------
+
+    async def heartbeat(
+        self, peer: Peer, request: messages.GroupHeartbeat
+    ) -> messages.GroupHeartbeatResponse:
+        """See `messages.GroupHeartbeat`."""
+        await self._begin(request.group, is_write=True, needs_topics=True)
+        if request.member_epoch < 0:
+            return await self._leave(request)
+        clock = self._environment.clock
+        key = (request.group, request.member)
+        beat = Beat(
+            request.member,
+            request.member_epoch,
+            request.instance,
+            request.client,
+            tuple(request.topics),
+            request.pattern,
+            request.assignor,
+            request.session_timeout_ms,
+            request.max_poll_interval_ms,
+            frozenset(request.owned),
+        )
+        records = await self._decide(
+            lambda: group_changes.heartbeat(
+                self._state,
+                request.group,
+                beat,
+                now_s=clock.monotonic(),
+                now_ms=clock.wall_ms(),
+            )
+        )
+        self._append(records)
+        self._watch(key, peer)
+        self._latest[key] = beat
+        self._release(key)
+        try:
+            return await self._hold(key, request, beat)
+        finally:
+            if self._latest.get(key) is beat:
+                del self._latest[key]
+
+    async def _hold(
+        self, key: Key, request: messages.GroupHeartbeat, beat: Beat
+    ) -> messages.GroupHeartbeatResponse:
+        """Answers when there is news for the member, or a newer heartbeat, or the time is up."""
+        loop = asyncio.get_running_loop()
+        wait_ms = min(request.wait_ms, request.session_timeout_ms // 2)
+        deadline_s = loop.time() + wait_ms / 1000
+        generation = self._generation
+        value = self._member(key, request)
+        while (
+            self._latest.get(key) is beat
+            and value.member_epoch == request.member_epoch
+            and loop.time() < deadline_s
+        ):
+            held = self._held[key] = loop.create_future()
+            timer = loop.call_at(deadline_s, _wake, held)
+            try:
+                await held
+            finally:
+                timer.cancel()
+                if self._held.get(key) is held:
+                    del self._held[key]
+            self._check(generation)
+            value = await self._decide(lambda: self._member(key, request))
+        answer = messages.GroupHeartbeatResponse(value.member_epoch, self._named(value.assigned))
+        await self._until_committed()
+        return answer
+
+    async def _leave(self, request: messages.GroupHeartbeat) -> messages.GroupHeartbeatResponse:
+        clock = self._environment.clock
+        if request.member_epoch == messages.MEMBER_EPOCH_LEAVE_STATIC:
+            records = group_changes.leave_static(
+                self._state,
+                request.group,
+                request.member,
+                now_s=clock.monotonic(),
+                now_ms=clock.wall_ms(),
+            )
+        else:
+            records = group_changes.leave(
+                self._state,
+                request.group,
+                request.member,
+                request.reason,
+                now_ms=clock.wall_ms(),
+            )
+        self._append(records)
+        self._release((request.group, request.member))
+        await self._until_committed()
+        return messages.GroupHeartbeatResponse(0, [])
+
+    def _member(self, key: Key, request: messages.GroupHeartbeat) -> MemberValue:
+        return group_changes.find_member(self._state, *key, request.instance)
+
+    def _named(self, partitions: Partitions) -> list[TopicPartitionId]:
+        name_of = self._state.name_of_topic
+        return sorted(
+            (TopicPartitionId(name_of(topic_id), topic_id, one) for topic_id, one in partitions),
+            key=lambda one: (one.topic, one.topic_id, one.partition),
+        )
+
+    def _release(self, key: Key) -> None:
+        """Lets the member's held heartbeat look again whether it is to be answered."""
+        held = self._held.pop(key, None)
+        if held is not None:
+            _wake(held)
+
+    def _watch(self, key: Key, peer: Peer) -> None:
+        """Learns when the connection of the member's last heartbeat ends."""
+        if self._connections.get(key) is not peer.closed:
+            if peer.closed not in self._connections.values():
+                peer.closed.add_done_callback(self._disconnected)
+            self._connections[key] = peer.closed
+
+    def _disconnected(self, closed: asyncio.Future[None]) -> None:
+        now_s = self._environment.clock.monotonic()
+        for key in [key for key, one in self._connections.items() if one is closed]:
+            del self._connections[key]
+            group_changes.disconnected(self._state, *key, now_s=now_s)
+
+    # --- offsets ----------------------------------------------------------------------------
+
+    async def commit(self, request: messages.CommitOffsets) -> messages.CommitOffsetsResponse:
+        """See `messages.CommitOffsets`."""
+        await self._begin(request.group, is_write=True)
+        records, refused = await self._decide(
+            lambda: group_changes.commit(
+                self._state,
+                request.group,
+                member=request.member,
+                member_epoch=request.member_epoch,
+                sequence=request.sequence,
+                offsets=[Commit(*one) for one in request.offsets],
+                now_ms=self._environment.clock.wall_ms(),
+            )
+        )
+        self._append(records)
+        await self._until_committed()
+        return messages.CommitOffsetsResponse(refused)
+
+    async def fetch_committed(
+        self, request: messages.FetchCommitted
+    ) -> messages.FetchCommittedResponse:
+        """See `messages.FetchCommitted`."""
+        await self._begin(request.group, is_write=True)
+        group = self._state.groups.get(request.group)
+        # A record that changes nothing: once it is committed, no newer coordinator had begun.
+        self._append([GroupRecord(request.group, None if group is None else group.value)])
+        found = {} if group is None else group.offsets
+        wanted = sorted(found) if request.partitions is None else request.partitions
+        answer = messages.FetchCommittedResponse(
+            [_committed(*at, found[at]) for at in wanted if at in found]
+        )
+        await self._until_committed()
+        return answer
+
+    async def set_offsets(self, request: messages.SetGroupOffsets) -> messages.Done:
+        """See `messages.SetGroupOffsets`."""
+        await self._begin(request.group, is_write=True)
+        offsets = [
+            Commit(topic_id, partition, offset, None, "")
+            for topic_id, partition, offset in request.offsets
+        ]
+        records = await self._decide(
+            lambda: group_changes.set_offsets(
+                self._state, request.group, offsets, now_ms=self._environment.clock.wall_ms()
+            )
+        )
+        self._append(records)
+        await self._until_committed()
+        return messages.Done()
+
+    # --- groups -----------------------------------------------------------------------------
+
+    async def list_groups(self, request: messages.ListGroups) -> messages.ListGroupsResponse:
+        """See `messages.ListGroups`."""
+        await self._begin(None, is_write=False)
+        answer = messages.ListGroupsResponse(
+            [
+                messages.GroupSummary(name, group.name_of_state, len(group.members))
+                for name, group in sorted(self._state.groups.items())
+            ]
+        )
+        await self._until_committed()
+        return answer
+
+    async def describe(self, request: messages.DescribeGroup) -> messages.DescribeGroupResponse:
+        """See `messages.DescribeGroup`."""
+        await self._begin(request.group, is_write=False, needs_topics=True)
+        group = await self._decide(lambda: group_changes.find_group(self._state, request.group))
+        answer = self._description(request.group, group)
+        await self._until_committed()
+        return answer
+
+    def _description(self, name: str, group: Group) -> messages.DescribeGroupResponse:
+        return messages.DescribeGroupResponse(
+            name,
+            group.name_of_state,
+            group.value.epoch,
+            group.value.assignor,
+            [
+                messages.GroupMemberDescription(
+                    member,
+                    one.instance,
+                    one.client,
+                    one.member_epoch,
+                    self._named(one.assigned),
+                    self._named(one.revoking),
+                )
+                for member, one in sorted(group.members.items())
+            ],
+            [_committed(*at, one) for at, one in sorted(group.offsets.items())],
+            group.value.reason,
+            group.value.rebalance_time_ms,
+        )
+
+    async def delete(self, request: messages.DeleteGroup) -> messages.Done:
+        """See `messages.DeleteGroup`."""
+        await self._begin(request.group, is_write=True)
+        self._append(
+            await self._decide(lambda: group_changes.delete_group(self._state, request.group))
+        )
+        await self._until_committed()
+        return messages.Done()
+
+    # --- before and after a decision --------------------------------------------------------
+
+    async def _begin(
+        self, group: str | None, *, is_write: bool, needs_topics: bool = False
+    ) -> None:
+        """Returns when a request may be decided. Raises NotLeaderError, CoordinatorLoadingError,
+        NotEnoughReplicasError, InvalidRequestError."""
+        if not self._is_loaded or (needs_topics and not self._has_topics):
+            self._requests_waiting += 1
+            self._topics_wanted.notify()
+            try:
+                await self._ready.wait_until(
+                    lambda: self._ended is not None
+                    or (self._is_loaded and (self._has_topics or not needs_topics)),
+                    LOADING_WAIT_S,
+                )
+            finally:
+                self._requests_waiting -= 1
+        self._check(None)
+        if not self._is_loaded or (needs_topics and not self._has_topics):
+            raise CoordinatorLoadingError(
+                f"The coordinator of {self.where} is starting"
+                f"{'' if self._failure is None else f' and failed so far: {self._failure}'}: try "
+                "again."
+            )
+        if is_write and self._leader.state.is_under_min_isr:
+            raise NotEnoughReplicasError(
+                f"{self.where} has too few in-sync replicas: groups wait for more brokers."
+            )
+        if group is not None:
+            self._check_is_here(group)
+
+    def _check_is_here(self, group: str) -> None:
+        own = self._state.topics.get(OFFSETS_TOPIC)
+        if own is not None and partition_of_group(group, own.partitions) != self._partition:
+            raise InvalidRequestError(
+                f"Group {group!r} belongs to partition "
+                f"{partition_of_group(group, own.partitions)} of {OFFSETS_TOPIC}, not to "
+                f"{self._partition}."
+            )
+
+    def _check(self, generation: int | None) -> None:
+        """Raises NotLeaderError once another may coordinate, CoordinatorLoadingError where the
+        state of `generation` was dropped."""
+        if self._ended is not None:
+            raise self._ended
+        self._leader.check()
+        if generation is not None and generation != self._generation:
+            raise CoordinatorLoadingError(
+                f"The coordinator of {self.where} begins anew: try again."
+            )
+
+    async def _decide(self, decide: Callable[[], T]) -> T:
+        """A refusal leaves only when what it is based on is committed."""
+        try:
+            return decide()
+        except RayqError:
+            await self._until_committed()
+            raise
+
+    def _append(self, records: list[Record]) -> None:
+        """A decision: takes effect here at once, and is on its way to the log."""
+        if not records:
+            return
+        for record in records:
+            if isinstance(record, GroupRecord):
+                if record.value is None:
+                    self._environment.metrics.forget(group=record.group)
+                else:
+                    self._log_rebalance(record.group, record.value)
+            self._state.replay(record)
+            if isinstance(record, MemberRecord):
+                key = (record.group, record.member)
+                self._release(key)
+                if record.value is None:
+                    self._connections.pop(key, None)
+        if any(isinstance(record, MemberRecord) for record in records):
+            self._pending.append(records)
+            self._decided += 1
+        else:  # Positions do not depend on each other.
+            for start in range(0, len(records), OFFSETS_PER_BATCH_MAX):
+                self._pending.append(records[start : start + OFFSETS_PER_BATCH_MAX])
+                self._decided += 1
+        if not self._is_writing and not self._is_write_scheduled:
+            # At the end of the turn: requests that came together are written together.
+            self._is_write_scheduled = True
+            asyncio.get_running_loop().call_soon(self._write)
+
+    def _log_rebalance(self, group: str, value: GroupValue) -> None:
+        known = self._state.groups.get(group)
+        before = GroupValue() if known is None else known.value
+        if (value.rebalance_time_ms, value.reason) != (before.rebalance_time_ms, before.reason):
+            self._environment.metrics.counter(
+                "rayq_consumergroup_rebalances_total", group=group
+            ).value += 1
+            log_event(
+                logger,
+                logging.INFO,
+                "group_rebalanced",
+                group=group,
+                epoch=value.epoch,
+                members=0 if known is None else len(known.members),
+                reason=value.reason,
+            )
+
+    async def _until_committed(self) -> None:
+        """Returns when all that is decided by now is committed, and this still coordinates."""
+        if self._committed < self._decided:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(_Waiter(self._decided, future))
+            await future
+        self._check(None)
+
+    # --- the log ----------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        """Appends what is pending, one batch at a time."""
+        self._is_write_scheduled = False
+        if self._is_writing or not self._pending or self._ended is not None:
+            return
+        keys: list[bytes | None] = []
+        values: list[bytes | None] = []
+        decisions = size_bytes = 0
+        while self._pending and size_bytes < BATCH_BYTES:
+            decisions += 1
+            for record in self._pending.popleft():
+                key, value = encode(record)
+                keys.append(key)
+                values.append(value)
+                size_bytes += len(key) + len(value or b"")
+        batch = encode_batch(values, keys, timestamps_ms=self._environment.clock.wall_ms())
+        request = messages.Produce(
+            self._topic_id, self._partition, self._leader.leader_epoch, -1, APPEND_TIMEOUT_MS
+        )
+        try:
+            outcome = self._leader.produce(request, memoryview(batch))
+        except RayqError as error:
+            self._reset(error)
+            return
+        index, generation = self._committed + decisions, self._generation
+        if isinstance(outcome, messages.ProduceResponse):
+            self._written(index)
+            return
+        self._is_writing = True
+
+        def done(future: asyncio.Future[messages.ProduceResponse]) -> None:
+            error = future.exception()
+            if generation != self._generation or self._ended is not None:
+                return
+            self._is_writing = False
+            if error is None:
+                self._written(index)
+            else:
+                assert isinstance(error, RayqError)
+                self._reset(error)
+
+        outcome.add_done_callback(done)
+
+    def _written(self, index: int) -> None:
+        self._committed = index
+        waiters = self._waiters
+        while waiters and waiters[0].decided <= index:
+            future = waiters.popleft().future
+            if not future.done():
+                future.set_result(None)
+        self._write()
+
+    def _reset(self, error: RayqError) -> None:
+        """An append failed: what was decided may never be. Begins anew from the log."""
+        logger.warning("the coordinator of %s begins anew: %s", self.where, error)
+        self._is_loaded = self._has_topics = self._is_writing = False
+        self._fail_all(error)
+        self._reset_wanted.notify()
+
+    def _fail_all(self, error: RayqError) -> None:
+        self._generation += 1
+        self._pending.clear()
+        self._committed = self._decided
+        waiters, self._waiters = self._waiters, deque()
+        for waiter in waiters:
+            if not waiter.future.done():
+                waiter.future.set_exception(error)
+        for key in list(self._held):
+            self._release(key)
+        for closed in dict.fromkeys(self._connections.values()):
+            closed.remove_done_callback(self._disconnected)
+        self._connections.clear()
+
+    async def _load(self) -> None:
+        """Replays the log up to its end of now, once all of it is committed."""
+        replica_log = self._replica_log
+        end = replica_log.log.end_offset
+        while not self._leader.state.may_serve or replica_log.high_watermark < end:
+            await replica_log.committed.wait(RETRY_S)
+        state = GroupState(self._assignors)
+        offset = replica_log.log.start_offset
+        count = 0
+        while offset < end:
+            data, next_offset = await replica_log.read(offset, end, READ_BYTES)
+            try:
+                for position, header in split_batches(data):
+                    columns = decode_columns(data, position, header)
+                    keys = columns.keys or [None] * len(columns.values)
+                    for key, value in zip(keys, columns.values, strict=True):
+                        state.replay(decode(key, value))
+                        count += 1
+            except CorruptBatchError:
+                # Where the disk is the reason this replica ends, and a sound one takes over.
+                await replica_log.verify(offset)
+                raise
+            offset = next_offset
+            await asyncio.sleep(0)  # The process leads other partitions, too.
+        self._state = state
+        self._is_loaded = True
+        self._failure = None
+        self._ready.notify()
+        self._topics_wanted.notify()
+        logger.info(
+            "%s: %d groups, %d members from %d records",
+            self.where,
+            len(state.groups),
+            sum(1 for _ in state.all_members()),
+            count,
+        )
+
+    # --- background -------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._load()
+            except (CorruptBatchError, StorageError, UnsupportedFormatError) as error:
+                if self._failure is None:
+                    logger.error("%s cannot be read: %s", self.where, error)
+                self._failure = str(error)
+                await asyncio.sleep(1.0)
+                continue
+            await self._keep_sessions()
+            await asyncio.sleep(RETRY_S)
+
+    async def _keep_sessions(self) -> None:
+        """Until the state is dropped."""
+        clock = self._environment.clock
+        generation = self._generation
+        last_s = clock.monotonic()
+        offsets_interval_s = min(
+            OFFSETS_CHECK_INTERVAL_S, self._config.offsets_retention_ms / 1000 / 4
+        )
+        offsets_s = last_s + offsets_interval_s
+        while generation == self._generation:
+            await self._reset_wanted.wait(TICK_S)
+            if generation != self._generation:
+                return
+            now_s, now_ms = clock.monotonic(), clock.wall_ms()
+            late_s, last_s = now_s - last_s - TICK_S, now_s
+            if not self._may_be_heard():
+                group_changes.prolong_sessions(self._state, late_s + TICK_S)
+                continue
+            if late_s > TICK_S:
+                group_changes.prolong_sessions(self._state, late_s)
+            self._append(
+                group_changes.end_sessions(
+                    self._state,
+                    now_s=now_s,
+                    now_ms=now_ms,
+                    disconnect_grace_ms=self._config.group_disconnect_grace_ms,
+                )
+            )
+            if now_s >= offsets_s:
+                offsets_s = now_s + offsets_interval_s
+                self._append(
+                    group_changes.expire_offsets(
+                        self._state,
+                        now_ms=self._clock_watch.now_ms(),
+                        retention_ms=self._config.offsets_retention_ms,
+                    )
+                )
+                if self._has_topics:
+                    self._append(group_changes.forget_topics(self._state, now_s=now_s))
+
+    def _may_be_heard(self) -> bool:
+        """Whether heartbeats are not refused just now."""
+        try:
+            self._leader.check()
+        except NotLeaderError:
+            return False
+        return not self._leader.state.is_under_min_isr
+
+    async def _ask_for_metadata(self, request: messages.Metadata) -> messages.MetadataResponse:
+        answer = await self._ask_broker(request)
+        assert isinstance(answer, messages.MetadataResponse)
+        return answer
+
+    async def _watch_topics(self) -> None:
+        """Keeps the topics fresh while there are groups."""
+        clock = self._environment.clock
+        while True:
+            if not self._is_loaded or not (self._state.groups or self._requests_waiting):
+                self._has_topics = False
+                await self._topics_wanted.wait(TOPICS_TIMEOUT_S)
+                continue
+            wanted = self._version + 1 if self._has_topics else self._version
+            try:
+                answer = await all_pages(
+                    self._ask_for_metadata, messages.Metadata(None, wanted, TOPICS_WAIT_MS)
+                )
+            except RayqError as error:
+                logger.info("%s: no metadata for the groups: %s", self.where, error)
+                await asyncio.sleep(RETRY_S)
+                continue
+            if answer.version >= wanted and self._is_loaded:
+                self._version = answer.version
+                topics = {
+                    one.name: TopicInfo(one.topic_id, len(one.partitions))
+                    for one in answer.topics
+                }
+                self._append(
+                    group_changes.set_topics(self._state, topics, now_ms=clock.wall_ms())
+                )
+                self._has_topics = True
+                self._ready.notify()
+            await asyncio.sleep(TOPICS_INTERVAL_S)
+
+
+def _committed(topic_id: str, partition: int, one: OffsetValue) -> messages.CommittedOffset:
+    return messages.CommittedOffset(
+        topic_id, partition, one.offset, one.last_epoch, one.metadata, one.commit_time_ms
+    )
+
+
+def _wake(held: asyncio.Future[None]) -> None:
+    if not held.done():
+        held.set_result(None)

@@ -1,0 +1,300 @@
+"""A broker's copy of the metadata log: it promises, accepts, and applies what is committed.
+
+Every broker keeps the log; the voters' copies make the majority. Nothing is acted upon before it
+is committed: `state` holds committed records only, `version` is the commit index applied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from rayq.actors.metadata.quorum import Entry, decode_entries, encode_entries
+from rayq.actors.signal import Signal
+from rayq.core.cluster_state import ClusterState
+from rayq.core.metadata_records import (
+    BrokerRegistered,
+    MetadataRecord,
+    Voter,
+    VotersChanged,
+    decode_record,
+    decode_records,
+    encode_records,
+)
+from rayq.environment import Environment
+from rayq.errors import FencedEpochError, StalePartitionError, StorageError, WrongClusterError
+from rayq.storage.data_directory import DataDirectory
+from rayq.storage.metadata_log import MetadataLog
+from rayq.wire import messages
+
+logger = logging.getLogger(__name__)
+
+REOPEN_INTERVAL_S = 1.0
+"""How often a log that has failed is opened again: that reads and writes all of it."""
+Endpoint = tuple[str, int]
+
+
+class MetadataKeeper:
+    """See the module. `on_applied(records)` is called after each batch of committed records;
+    None stands for "everything may have changed" (a snapshot)."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        directory: DataDirectory,
+        log: MetadataLog,
+        *,
+        incarnation: str,
+        snapshot_records: int,
+        on_applied: Callable[[Sequence[MetadataRecord] | None], None],
+    ) -> None:
+        self._environment = environment
+        self._directory = directory
+        self._log = log
+        self._incarnation = incarnation
+        self._snapshot_records = snapshot_records
+        self._on_applied = on_applied
+        # The log's methods block on the disk, so they run in threads, one at a time.
+        self._lock = asyncio.Lock()
+        self._reopen_from_s = 0.0
+        self.trouble: str | None = None
+        """Why the last records, or an epoch, could not be taken: what is known here gets old. It
+        is tried again as often as a controller sends them."""
+        self.state = ClusterState()
+        self.version = 0
+        self.changed = Signal()
+        self.controller: Endpoint | None = None
+        self.controller_epoch = 0
+        self._started_s = environment.clock.monotonic()
+        self._heard_s: float | None = None
+        self._voters: tuple[Voter, ...] = ()
+        self._hints: dict[int, Endpoint] = {}
+        if log.snapshot_index is not None:
+            self._restore(log.snapshot_index, log.snapshot_data or b"")
+        self._look_at_tail()
+
+    def known_brokers(self) -> list[Endpoint]:
+        """Where brokers listened when last heard of: hints, committed or not."""
+        known = {
+            number: (broker.registration.host, broker.registration.port)
+            for number, broker in self.state.brokers.items()
+        }
+        return list((known or self._hints).values())
+
+    def note_heard(self) -> None:
+        """The controller answered."""
+        self._heard_s = self._environment.clock.monotonic()
+
+    @property
+    def heard_ms_ago(self) -> int | None:
+        """None: no controller was heard since this broker started."""
+        if self._heard_s is None:
+            return None
+        return int((self._environment.clock.monotonic() - self._heard_s) * 1000)
+
+    @property
+    def silent_s(self) -> float:
+        """For how long no controller was heard, at most since the start."""
+        since_s = self._started_s if self._heard_s is None else self._heard_s
+        return self._environment.clock.monotonic() - since_s
+
+    def note_controller(self, epoch: int, controller: Endpoint) -> None:
+        """Another broker says who the controller is."""
+        if epoch >= self.controller_epoch:
+            self.controller_epoch, self.controller = epoch, controller
+
+    def voters(self) -> tuple[Voter, ...]:
+        """The last voter set in this log, committed or not (as in Raft, the newest counts)."""
+        return self._voters
+
+    def _look_at_tail(self) -> None:
+        """Takes note of what uncommitted records say. Kept aside, because the log may be in the
+        hands of a thread when somebody asks."""
+        self._voters = self.state.voters
+        for _, _, data in self._log.read(max(self.version + 1, self._log.first_index), 1 << 30):
+            record = decode_record(data)
+            if isinstance(record, VotersChanged):
+                self._voters = record.voters
+            elif isinstance(record, BrokerRegistered):
+                self._hints[record.broker] = (record.host, record.port)
+
+    # --- requests of controllers ------------------------------------------------------------
+
+    async def prepare(self, request: messages.Prepare) -> messages.PrepareResponse:
+        """Raises WrongClusterError, FencedEpochError."""
+        meta = self._directory.meta
+        if request.cluster_id != meta.cluster_id:
+            raise WrongClusterError(
+                f"Broker {meta.broker} belongs to cluster {meta.cluster_id}, not to "
+                f"{request.cluster_id}."
+            )
+        async with self._lock:
+            if not request.is_probe:
+                if request.epoch <= self._log.promised_epoch:
+                    raise self._fenced(request.epoch)
+                await self._write(lambda log: log.promise(request.epoch))
+            voters = [(voter.broker, voter.directory_id) for voter in self.voters()]
+            return messages.PrepareResponse(
+                meta.broker,
+                meta.directory_id,
+                meta.start_counter,
+                self._incarnation,
+                self._log.promised_epoch,
+                self._log.last_epoch,
+                self._log.last_index,
+                voters,
+                self.heard_ms_ago,
+            )
+
+    async def read(
+        self, request: messages.ReadMetadataLog
+    ) -> tuple[messages.ReadMetadataLogResponse, bytes]:
+        """Raises FencedEpochError."""
+        async with self._lock:
+            if request.epoch != self._log.promised_epoch:
+                raise self._fenced(request.epoch)
+            first_index = request.first_index
+            entries: list[Entry] = []
+            snapshot_index = snapshot_epoch = None
+            if self._log.snapshot_index is not None and first_index <= self._log.snapshot_index:
+                snapshot_index, snapshot_epoch = self._log.snapshot_index, self._log.snapshot_epoch
+                assert snapshot_epoch is not None
+                entries.append((snapshot_index, snapshot_epoch, self._log.snapshot_data or b""))
+                first_index = snapshot_index + 1
+            entries.extend(self._log.read(first_index, request.bytes_max))
+            last_index = entries[-1][0] if entries else self._log.last_index
+            answer = messages.ReadMetadataLogResponse(
+                snapshot_index, snapshot_epoch, last_index >= self._log.last_index
+            )
+            return answer, encode_entries(entries)
+
+    async def append(
+        self, request: messages.AppendMetadata, payload: memoryview
+    ) -> messages.AppendMetadataResponse:
+        """Raises FencedEpochError, StalePartitionError (the previous record is not there),
+        StorageError."""
+        entries = decode_entries(payload)
+        async with self._lock, self._noting_trouble():
+            await self._accept_epoch(request.epoch)
+            self.note_heard()
+            self.note_controller(request.epoch, (request.host, request.port))
+            snapshot_index = self._log.snapshot_index or 0
+            if request.previous_index >= snapshot_index:
+                held = 0 if request.previous_index == 0 else self._epoch_at(request.previous_index)
+                if held != request.previous_epoch:
+                    raise StalePartitionError(
+                        f"The metadata log of broker {self._directory.meta.broker} does not hold "
+                        f"record {request.previous_index} of epoch {request.previous_epoch}."
+                    )
+            new = [entry for entry in entries if entry[0] > snapshot_index]
+            if new:
+                await self._write(lambda log: log.append(new))
+                self._look_at_tail()
+            agreed_index = max(
+                request.previous_index + len(entries), min(snapshot_index, self.version)
+            )
+            await self._apply(min(request.commit_index, agreed_index))
+        return messages.AppendMetadataResponse(self._directory.meta.directory_id, agreed_index)
+
+    async def install(
+        self, request: messages.InstallMetadataSnapshot, payload: memoryview
+    ) -> messages.AppendMetadataResponse:
+        """Raises FencedEpochError, StorageError."""
+        async with self._lock, self._noting_trouble():
+            await self._accept_epoch(request.epoch)
+            self.note_heard()
+            data = bytes(payload)
+            if request.last_index > self.version:
+                await self._write(
+                    lambda log: log.install_snapshot(request.last_index, request.last_epoch, data)
+                )
+                self._restore(request.last_index, data)
+                self._look_at_tail()
+                self._on_applied(None)
+                self.changed.notify()
+        return messages.AppendMetadataResponse(
+            self._directory.meta.directory_id, request.last_index
+        )
+
+    # --- inside -----------------------------------------------------------------------------
+
+    async def _write(self, job: Callable[[MetadataLog], None]) -> None:
+        """Changes the log. One that a failed write has ended is opened anew before: then what the
+        disk holds counts, whatever became of that write. Raises StorageError."""
+        if self._log.failure is not None:
+            now_s = self._environment.clock.monotonic()
+            if now_s < self._reopen_from_s:
+                raise StorageError(self._log.failure)
+            self._reopen_from_s = now_s + REOPEN_INTERVAL_S
+            path = f"{self._directory.path}/metadata"
+            self._log.close()
+            self._log = await self._environment.threads.run(
+                MetadataLog.open, self._environment.disk, path
+            )
+            logger.warning("%s was opened again after a failed write", path)
+        await self._environment.threads.run(job, self._log)
+
+    @contextlib.asynccontextmanager
+    async def _noting_trouble(self) -> AsyncIterator[None]:
+        """Whatever keeps this broker from following the metadata, a refusal apart."""
+        try:
+            yield
+        except (FencedEpochError, StalePartitionError):
+            raise
+        except Exception as error:
+            if self.trouble is None:
+                logger.error(
+                    "broker %d cannot follow the metadata, and gives up its session until it can: "
+                    "%s",
+                    self._directory.meta.broker,
+                    error,
+                )
+            self.trouble = str(error)
+            raise
+        self.trouble = None
+
+    async def _accept_epoch(self, epoch: int) -> None:
+        if epoch < self._log.promised_epoch:
+            raise self._fenced(epoch)
+        if epoch > self._log.promised_epoch:
+            await self._write(lambda log: log.promise(epoch))
+
+    def _fenced(self, epoch: int) -> FencedEpochError:
+        return FencedEpochError(
+            f"Broker {self._directory.meta.broker} promised controller epoch "
+            f"{self._log.promised_epoch}; epoch {epoch} is refused."
+        )
+
+    def _epoch_at(self, index: int) -> int | None:
+        if index == self._log.snapshot_index:
+            return self._log.snapshot_epoch
+        return self._log.epoch_at(index)
+
+    async def _apply(self, commit_index: int) -> None:
+        if commit_index <= self.version:
+            return
+        applied: list[MetadataRecord] = []
+        while self.version < commit_index:
+            for index, _, data in self._log.read(self.version + 1, 1 << 20):
+                if index > commit_index:
+                    break
+                record = decode_record(data)
+                self.state.replay(record)
+                applied.append(record)
+                self.version = index
+        self._on_applied(applied)
+        self.changed.notify()
+        if self.version - self._log.first_index >= self._snapshot_records:
+            epoch = self._epoch_at(self.version)
+            assert epoch is not None
+            version = self.version
+            data = encode_records(self.state.snapshot())
+            await self._write(lambda log: log.compact(version, epoch, data))
+
+    def _restore(self, index: int, data: bytes) -> None:
+        state = ClusterState()
+        for record in decode_records(data):
+            state.replay(record)
+        self.state, self.version = state, index

@@ -1,0 +1,1 @@
+"""Replicas of partitions: the process, the roles, the log."""

@@ -1,0 +1,354 @@
+"""The follower's part: pull from the leader, truncate where the logs diverge, flush, acknowledge.
+
+One object follows one leader in one epoch; newer metadata replaces it. What it acknowledges is what
+its disk holds (PROTOCOL 7).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.actors.signal import Signal
+from rayq.config import KIB
+from rayq.core.fetch_size import FetchSize
+from rayq.errors import (
+    CorruptBatchError,
+    DivergedLogError,
+    RayqError,
+    StorageError,
+    TimeoutError,
+)
+from rayq.logs import log_event
+from rayq.wire import messages
+from rayq.wire.connection import Connection
+from rayq.wire.pool import ConnectionPool
+
+logger = logging.getLogger(__name__)
+
+FETCH_WAIT_MS = 500
+FETCH_TIMEOUT_S = 3.0
+"""How long nothing may come from the leader."""
+FETCH_PATIENCE_S = 300.0
+"""How long an answer may take while bytes come: many partitions may share a slow link."""
+RETRY_S = 0.02
+RETRY_MAX_S = 0.5
+THROTTLE_PERIOD_S = 0.5
+"""A throttled follower asks for what it may copy in about so long, then waits."""
+THROTTLED_FETCH_BYTES_MIN = 16 * KIB
+THROTTLE_PAUSE_MAX_S = 5.0
+"""However large a batch is: a longer silence would count as lagging."""
+
+
+class Follower:
+    """See the module. `start` once, `end` once."""
+
+    def __init__(
+        self,
+        replica_log: ReplicaLog,
+        pool: ConnectionPool,
+        assignment: messages.PartitionAssignment,
+    ) -> None:
+        self._replica_log = replica_log
+        self._pool = pool
+        self._assignment = assignment
+        self._bytes_in = replica_log.environment.metrics.counter(
+            "rayq_replication_bytes_in_total",
+            topic=assignment.topic,
+            partition=assignment.partition,
+        )
+        self._leader_high_watermark = 0
+        self._fetch_size = FetchSize()
+        self._news = Signal()
+        """Newer metadata came."""
+        self._connection: Connection | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_stopped = False
+        self._is_known_whole = False
+        self._copied_horizon = 0
+        """See `messages.ReplicaFetch`. Not kept over a restart, or a change of leader: then a log
+        that was half copied is copied from its start again."""
+        self._agrees = False
+        """The leader found no divergence: from then on, what is flushed here is flushed of its log.
+        A notice from before could arrive late, by a connection that was given up, and would count
+        for records that were cut off meanwhile."""
+
+    def is_for(self, assignment: messages.PartitionAssignment) -> bool:
+        """Whether this already follows the leader of that assignment."""
+        mine = self._assignment
+        return (mine.leader_epoch, mine.leader_incarnation, mine.leader_host, mine.leader_port) == (
+            assignment.leader_epoch,
+            assignment.leader_incarnation,
+            assignment.leader_host,
+            assignment.leader_port,
+        )
+
+    def committed(self, assignment: messages.PartitionAssignment) -> None:
+        """Newer metadata of the partition, under the same leader."""
+        self._assignment = assignment
+        self._news.notify()
+
+    def start(self) -> None:
+        self._task = self._replica_log.environment.tasks.spawn(
+            self._replica_log.guard(self._follow_for_ever),
+            f"follow {self._replica_log.where}",
+        )
+
+    def end(self, reason: str) -> None:
+        """Another leads, or this process stops."""
+        self._is_stopped = True
+        if self._task is not None:
+            self._task.cancel()
+
+    @property
+    def lag(self) -> int:
+        """Records that were committed at the last fetch and are not here."""
+        return max(self._leader_high_watermark - self._replica_log.log.end_offset, 0)
+
+    def flushed(self, flushed_offset: int) -> None:
+        """The follower's disk holds everything below: tell the leader at once."""
+        if self._connection is None or self._connection.closed or self._is_stopped:
+            return
+        if not self._agrees:
+            return  # Some of it may have to be cut off yet.
+        replica, assignment = self._replica_log, self._assignment
+        self._connection.send(
+            messages.ReplicaFlushed(
+                assignment.topic_id,
+                assignment.partition,
+                replica.broker,
+                replica.incarnation,
+                assignment.leader_epoch,
+                flushed_offset,
+            )
+        )
+
+    async def _follow_for_ever(self) -> None:
+        retry_s = RETRY_S
+        while True:
+            try:
+                copied = await self._fetch()
+                self._replica_log.trouble = None
+                retry_s = RETRY_S
+                await self._pause_after(copied)
+            except DivergedLogError as error:
+                self._replica_log.fail(error)
+                return
+            except StorageError as error:
+                # A full disk heals, and the leader's disk is the leader's; ours is the end.
+                log_failure = self._replica_log.log.failure
+                if log_failure is not None:
+                    self._replica_log.fail(error)
+                    return
+                logger.warning("follower of %s: %s", self._replica_log.where, error)
+                self._replica_log.trouble = str(error)
+                await asyncio.sleep(RETRY_MAX_S)
+            except RayqError as error:
+                logger.debug("follower of %s: %s", self._replica_log.where, error)
+                await asyncio.sleep(retry_s)
+                retry_s = min(2 * retry_s, RETRY_MAX_S)
+
+    async def _pause_after(self, copied_bytes: int) -> None:
+        """As long as the throttle wants it. Once it is in sync writers wait for this replica, so
+        the metadata that says so ends the pause."""
+        throttle = self._throttle
+        if copied_bytes and throttle is not None:
+            pause_s = min(copied_bytes / throttle, THROTTLE_PAUSE_MAX_S)
+            await self._news.wait_until(lambda: self._throttle != throttle, pause_s)
+
+    @property
+    def _throttle(self) -> int | None:
+        """Bytes per second while a move has this replica copy the log; None: no limit."""
+        replica, assignment = self._replica_log, self._assignment
+        if (replica.broker, replica.incarnation) in assignment.isr:
+            return None
+        return assignment.throttle_bytes_per_s
+
+    @property
+    def _fetch_bytes_max(self) -> int:
+        throttle, bytes_max = self._throttle, self._fetch_size.bytes_max
+        if throttle is None:
+            return bytes_max
+        at_once = max(THROTTLED_FETCH_BYTES_MIN, int(throttle * THROTTLE_PERIOD_S))
+        return min(bytes_max, at_once)
+
+    async def _fetch(self) -> int:
+        """One fetch, and what follows from it. Returns how many bytes of the log came."""
+        replica, assignment = self._replica_log, self._assignment
+        assert assignment.leader_host is not None and assignment.leader_port is not None
+        log = replica.log
+        # The leader takes a log start that it hears for durable: a full disk may have kept it back.
+        await replica.advance_log_start(log.start_offset)
+        connection = await self._pool.get(assignment.leader_host, assignment.leader_port)
+        self._connection = connection
+        if not self._is_known_whole:
+            await self._begin_anew_unless_whole()
+            self._is_known_whole = True
+        was_empty = log.end_offset == log.start_offset
+        request = messages.ReplicaFetch(
+            assignment.topic_id,
+            assignment.partition,
+            replica.broker,
+            replica.incarnation,
+            assignment.leader_epoch,
+            log.end_offset,
+            log.flushed_offset,
+            log.start_offset,
+            log.last_epoch,
+            self._fetch_bytes_max,
+            FETCH_WAIT_MS,
+            0 if was_empty else self._copied_horizon,
+        )
+        clock = replica.environment.clock
+        sent_s = clock.monotonic()
+        try:
+            answer, payload = await connection.request(
+                request, timeout_s=FETCH_TIMEOUT_S, patience_s=FETCH_PATIENCE_S
+            )
+        except TimeoutError:
+            self._fetch_size.timed_out()
+            raise
+        self._fetch_size.answered(len(payload), clock.monotonic() - sent_s)
+        assert isinstance(answer, messages.ReplicaFetchResponse)
+        if answer.diverging_end is not None:
+            await self._truncate(answer.diverging_epoch, answer.diverging_end)
+            return 0
+        if answer.reset_to is not None:
+            await self._reset()
+            return 0
+        self._agrees = True
+        self._leader_high_watermark = answer.high_watermark
+        if len(payload):
+            if was_empty:
+                self._copied_horizon = answer.tombstone_horizon
+            if request.offset < max(answer.cleaned_offset, answer.tombstone_horizon):
+                await replica.learn(
+                    request.offset, answer.cleaned_offset, answer.tombstone_horizon
+                )
+            try:
+                await self._append(payload)
+            except CorruptBatchError as error:
+                logger.error("leader of %s sent a damaged batch: %s", replica.where, error)
+                await connection.request(
+                    messages.CheckRange(
+                        assignment.topic_id, assignment.partition, request.offset
+                    ),
+                    timeout_s=FETCH_TIMEOUT_S,
+                )
+                raise
+            self._bytes_in.value += len(payload)
+            replica.wake_flusher()
+        replica.high_watermark = max(
+            replica.high_watermark, min(answer.high_watermark, log.end_offset)
+        )
+        if answer.log_start_offset > log.start_offset:
+            await replica.advance_log_start(answer.log_start_offset)
+        return len(payload)
+
+    async def _append(self, payload: memoryview) -> None:
+        """An empty log may begin anew at the first batch: no flush and no swap is under way then,
+        whose checkpoint would be about the log before."""
+        replica = self._replica_log
+        if replica.log.size_bytes:
+            replica.log.append_as_follower(payload)
+            return
+        async with replica.files_lock, replica.flush_lock:
+            replica.log.append_as_follower(payload)
+
+    @property
+    def _may_lose(self) -> bool:
+        """Whether an unclean election since the log's last record may have taken away what it knew
+        to be committed."""
+        unclean, last_epoch = self._assignment.last_unclean_epoch, self._replica_log.log.last_epoch
+        return unclean is not None and (last_epoch is None or last_epoch < unclean)
+
+    async def _begin_anew_unless_whole(self) -> None:
+        """A log that was being copied from a compacted one lacks, up to its leader's cleaned
+        offset, what had a later record there. Every leader that was elected cleanly has that
+        record; after an unclean election it may be gone, and only the new leader's log is whole."""
+        log = self._replica_log.log
+        if log.end_offset < log.cleaned_offset and self._may_lose:
+            await self._reset()
+
+    async def _truncate(self, epoch: int | None, end_offset: int) -> None:
+        """Cuts what the leader does not have: down to where the last common epoch ends, here or
+        there (KIP-279)."""
+        replica, assignment = self._replica_log, self._assignment
+        log = replica.log
+        mine = log.end_offset
+        cut = end_offset
+        if epoch is None:
+            cut = min(end_offset, mine)
+        else:
+            own_epoch, own_end = log.epochs.end_for(epoch, mine)
+            cut = min(end_offset, own_end if own_epoch is not None else log.start_offset)
+        # The log start moves over committed records only.
+        committed = max(
+            replica.high_watermark, log.persisted_high_watermark, log.start_offset
+        )
+        if cut < committed and not self._may_lose:
+            raise DivergedLogError(
+                f"{replica.where} on broker {replica.broker} holds committed records up to "
+                f"{committed}, its leader (broker {assignment.leader}, epoch "
+                f"{assignment.leader_epoch}) agrees only up to {cut}, and was elected cleanly. "
+                "Nothing was cut. A disk was changed from outside or this is a bug: keep both "
+                "data directories and report it."
+            )
+        if cut < max(log.cleaned_offset, log.start_offset):
+            # Only after an unclean election. What the records to be cut had superseded is gone
+            # here and is the latest again there; or the leader ends below all that is left here.
+            await self._reset()
+            return
+        log_event(
+            logger,
+            logging.INFO,
+            "log_truncated",
+            topic=assignment.topic,
+            partition=assignment.partition,
+            epoch=assignment.leader_epoch,
+            broker=replica.broker,
+            from_offset=mine,
+            to_offset=cut,
+        )
+        async with replica.files_lock, replica.flush_lock:
+            log.truncate(cut)
+            replica.high_watermark = min(replica.high_watermark, log.end_offset)
+
+    async def _reset(self) -> None:
+        """This log lies below the leader's start or its tombstone horizon: begin anew at that
+        start, with the leader's producer state and epochs below it.
+
+        No acknowledged record is lost by that. What was acknowledged is on the disks of at least
+        min_insync members of the ISR and the ELR, and of all that were in the ISR then; each of
+        them reaches to the high watermark, below which both the log start and the horizon lie. So
+        a replica that ends below either is none of them, and nothing was ever promised on its
+        account. (The leader refuses to say so to a member of its ISR.)
+
+        After an unclean election it is also the way out for a log that has nothing in common with
+        the new leader's, because it begins above where that one ends.
+        """
+        replica, assignment = self._replica_log, self._assignment
+        assert self._connection is not None
+        answer, payload = await self._connection.request(
+            messages.ReplicaSnapshot(
+                assignment.topic_id, assignment.partition, assignment.leader_epoch
+            ),
+            timeout_s=FETCH_TIMEOUT_S,
+            patience_s=FETCH_PATIENCE_S,
+        )
+        assert isinstance(answer, messages.ReplicaSnapshotResponse)
+        log_event(
+            logger,
+            logging.INFO,
+            "log_restarted",
+            topic=assignment.topic,
+            partition=assignment.partition,
+            epoch=assignment.leader_epoch,
+            broker=replica.broker,
+            offset=answer.log_start_offset,
+        )
+        self._copied_horizon = 0
+        async with replica.files_lock, replica.flush_lock:
+            replica.log.reset(answer.log_start_offset, answer.epochs, bytes(payload))
+            replica.high_watermark = answer.log_start_offset

@@ -1,0 +1,340 @@
+"""One replica of one partition: it takes the role that the committed metadata gives it.
+
+`Leader` and `Follower` are the roles, `ReplicaLog` is what they share. A replica serves only while
+its process holds a lease: its broker was heard within a session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from rayq.actors.clock_watch import ClockWatch
+from rayq.actors.groups.group_coordinator import GroupCoordinator
+from rayq.actors.hosting import RunCleaner
+from rayq.actors.replica.compactor import Compactor, cleaner_in_steps
+from rayq.actors.replica.follower import Follower
+from rayq.actors.replica.leader import Leader
+from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.config import ClusterConfig
+from rayq.core.topic_changes import OFFSETS_TOPIC
+from rayq.environment import Environment
+from rayq.errors import (
+    DiskFullError,
+    FencedEpochError,
+    InvalidRequestError,
+    NotLeaderError,
+    UnknownEpochError,
+)
+from rayq.logs import log_event
+from rayq.metrics import Sample
+from rayq.storage.data_directory import PartitionDirectory
+from rayq.wire import messages
+from rayq.wire.pool import ConnectionPool
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.1
+
+
+class Replica:
+    """See the module. `open` first, then `apply` each newer assignment, at last `close` or
+    `abandon`."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        config: ClusterConfig,
+        pool: ConnectionPool,
+        assignment: messages.PartitionAssignment,
+        *,
+        broker: int,
+        incarnation: str,
+        has_lease: Callable[[], bool],
+        propose: Callable[[messages.AlterPartition], Awaitable[None]],
+        on_failure: Callable[[], None],
+        ask_broker: Callable[[messages.Request], Awaitable[messages.Response]],
+        metadata_version: Callable[[], int],
+        run_cleaner: RunCleaner | None = None,
+    ) -> None:
+        """`propose` sends a new in-sync set to the controller; `on_failure()` is called when the
+        replica stops for good, with the reason in its status. `ask_broker` asks this node's broker,
+        whose metadata this process knows up to `metadata_version()`. Without `run_cleaner` logs are
+        compacted by threads of this process."""
+        self._environment = environment
+        self._config = config
+        self._pool = pool
+        self._has_lease = has_lease
+        self._propose = propose
+        self._on_failure = on_failure
+        self._ask_broker = ask_broker
+        self._metadata_version = metadata_version
+        self.assignment = assignment
+        self._replica_log = ReplicaLog(
+            environment,
+            config,
+            assignment,
+            broker=broker,
+            incarnation=incarnation,
+            on_flushed=self._flushed,
+            on_failure=self._failed,
+            is_alone=self._is_alone,
+        )
+        self.where = self._replica_log.where
+        self._role: Leader | Follower | None = None
+        self._coordinator: GroupCoordinator | None = None
+        self._ticker: asyncio.Task[None] | None = None
+        self._clock_watch = ClockWatch(environment.clock)
+        self._forget_source = environment.metrics.add_source(self._measure)
+        self._compactor = Compactor(
+            self._replica_log, run_cleaner or cleaner_in_steps(environment), self._clock_watch
+        )
+
+    # --- life -------------------------------------------------------------------------------
+
+    async def open(self, directory: PartitionDirectory) -> None:
+        """Recovers the log. Raises StorageError, UnsupportedFormatError."""
+        await self._replica_log.open(directory)
+        self._replica_log.trouble = None
+        if not self._replica_log.is_open:
+            return  # The topic was deleted meanwhile.
+        newest_ms = self._replica_log.log.last_append_time_ms
+        if newest_ms is not None:
+            self._clock_watch.doubt(newest_ms)
+        self._ticker = self._environment.tasks.spawn(
+            self._replica_log.guard(self._tick_for_ever), f"tick {self.where}"
+        )
+
+    def status(self) -> messages.ReplicaStatus:
+        last_epoch, flushed = self._replica_log.ends()
+        return messages.ReplicaStatus(
+            self.assignment.topic_id,
+            self.assignment.partition,
+            last_epoch,
+            flushed,
+            self._replica_log.failure,
+            self._replica_log.is_damaged,
+        )
+
+    def fail(self, error: BaseException, *, is_damage: bool = False) -> None:
+        """The replica stops for good: its directory cannot be used. See `ReplicaLog.fail`."""
+        self._replica_log.fail(error, is_damage=is_damage)
+
+    def note_trouble(self, error: BaseException) -> None:
+        """It cannot go on for now; whoever describes the replica is told why."""
+        self._replica_log.trouble = str(error)
+
+    async def close(self) -> messages.ReplicaStatus:
+        """A controlled stop: serves no more, flushes, and says exactly where the log ends."""
+        self._stop("it is stopping")
+        await self._replica_log.close()
+        return self.status()
+
+    def abandon(self) -> None:
+        """Stops at once, the disk stays as it is: the topic was deleted, or the process ends."""
+        self._stop("it is gone")
+        self._replica_log.abandon()
+
+    def _stop(self, reason: str) -> None:
+        self._forget_source()
+        assignment = self.assignment
+        self._environment.metrics.forget(
+            topic=assignment.topic, partition=assignment.partition
+        )
+        self._end_role(reason)
+        self._compactor.stop()
+        if self._ticker is not None:
+            self._ticker.cancel()
+
+    def _is_alone(self) -> bool:
+        return isinstance(self._role, Leader) and len(self._role.state.isr) == 1
+
+    def _failed(self) -> None:
+        self._end_role(self._replica_log.failure or "it failed")
+        self._on_failure()
+
+    # --- role -------------------------------------------------------------------------------
+
+    def apply(self, assignment: messages.PartitionAssignment) -> None:
+        """Takes a committed assignment; an older one than the last is passed over."""
+        if assignment.partition_epoch < self.assignment.partition_epoch:
+            return
+        before, self.assignment = self.assignment, assignment
+        if assignment.config != before.config:
+            self._replica_log.configure(assignment.config)
+        if not self._replica_log.is_open:
+            return
+        leads = (assignment.leader, assignment.leader_incarnation) == (
+            self._replica_log.broker,
+            self._replica_log.incarnation,
+        )
+        role = self._role
+        if leads:
+            if not isinstance(role, Leader) or role.leader_epoch != assignment.leader_epoch:
+                self._end_role(f"epoch {assignment.leader_epoch} begins")
+                self._role = role = Leader(
+                    self._replica_log,
+                    assignment,
+                    propose=self._propose,
+                    has_lease=self._has_lease,
+                )
+            role.committed(assignment)
+            if assignment.topic == OFFSETS_TOPIC and self._coordinator is None:
+                self._coordinator = GroupCoordinator(
+                    self._replica_log,
+                    role,
+                    assignment,
+                    ask_broker=self._ask_broker,
+                    metadata_version=self._metadata_version(),
+                    clock_watch=self._clock_watch,
+                )
+        elif not isinstance(role, Follower) or not role.is_for(assignment):
+            self._end_role(
+                f"broker {assignment.leader} leads {self.where} in epoch {assignment.leader_epoch}"
+            )
+            if assignment.leader_host is not None:
+                self._role = Follower(self._replica_log, self._pool, assignment)
+                self._role.start()
+        else:
+            role.committed(assignment)
+
+    def _end_role(self, reason: str) -> None:
+        coordinator, self._coordinator = self._coordinator, None
+        if coordinator is not None:
+            coordinator.end(reason)
+        role, self._role = self._role, None
+        if role is not None:
+            role.end(reason)
+
+    def leader(self, leader_epoch: int) -> Leader:
+        """The leader's role, for a request in that epoch. Raises NotLeaderError, FencedEpochError,
+        UnknownEpochError."""
+        role = self._role
+        if not isinstance(role, Leader):
+            failure = self._replica_log.failure
+            because = "" if failure is None else f" (it stopped: {failure})"
+            raise NotLeaderError(
+                f"Broker {self._replica_log.broker} does not lead {self.where}{because}: ask for "
+                "new metadata."
+            )
+        role.check()
+        if leader_epoch < role.leader_epoch:
+            raise FencedEpochError(
+                f"{self.where} is in leader epoch {role.leader_epoch}, the request in "
+                f"{leader_epoch}: ask for new metadata."
+            )
+        if leader_epoch > role.leader_epoch:
+            raise UnknownEpochError(
+                f"Broker {self._replica_log.broker} knows leader epoch {role.leader_epoch} of "
+                f"{self.where}, the request is in {leader_epoch}: try again."
+            )
+        return role
+
+    def coordinator(self, leader_epoch: int) -> GroupCoordinator:
+        """The groups' coordinator, for a request in that epoch. Raises what `leader` raises, and
+        InvalidRequestError for a topic that has none."""
+        self.leader(leader_epoch)
+        if self._coordinator is None:
+            raise InvalidRequestError(
+                f"{self.where} coordinates no groups: that is for partitions of {OFFSETS_TOPIC}."
+            )
+        return self._coordinator
+
+    # --- what any replica answers -----------------------------------------------------------
+
+    async def check_range(self, request: messages.CheckRange) -> messages.Done:
+        """Re-reads what a reader found damaged; damage here ends this replica."""
+        await self._replica_log.verify(request.offset)
+        return messages.Done()
+
+    def describe(self) -> messages.DescribeReplicaResponse:
+        log = self._replica_log.log
+        return messages.DescribeReplicaResponse(
+            self._replica_log.broker,
+            self._environment.pid,
+            self.assignment.leader_epoch,
+            isinstance(self._role, Leader),
+            log.start_offset,
+            self._replica_log.high_watermark,
+            log.end_offset,
+            log.flushed_offset,
+            log.size_bytes,
+            trouble=self._replica_log.trouble,
+            disk_free_bytes=self._disk_free_bytes(),
+        )
+
+    def _disk_free_bytes(self) -> int | None:
+        try:
+            return self._environment.disk.free_bytes(self._replica_log.log.directory)
+        except OSError:
+            return None
+
+    def _measure(self) -> list[Sample]:
+        replica_log, sample = self._replica_log, self._environment.metrics.sample
+        if not replica_log.is_open:
+            return []
+        log = replica_log.log
+        at = {"topic": self.assignment.topic, "partition": self.assignment.partition}
+        samples = [
+            sample("rayq_log_size_bytes", log.size_bytes, **at),
+            sample("rayq_log_end_offset", log.end_offset, **at),
+        ]
+        if replica_log.topic_config.is_compacted:
+            unreadable = self._compactor.unreadable_batches
+            samples.append(sample("rayq_log_unreadable_batches", unreadable, **at))
+        if isinstance(self._role, Follower):
+            samples.append(sample("rayq_replica_lag", self._role.lag, **at))
+        elif isinstance(self._role, Leader) and self._has_lease():
+            state = self._role.state
+            samples += [
+                sample("rayq_partition_latest_offset", replica_log.high_watermark, **at),
+                sample("rayq_partition_earliest_offset", log.start_offset, **at),
+                sample("rayq_partition_in_sync_replicas", len(state.isr), **at),
+                sample("rayq_partition_replicas", len(self.assignment.replicas), **at),
+            ]
+        return samples
+
+    # --- background -------------------------------------------------------------------------
+
+    def _flushed(self, flushed_offset: int) -> None:
+        if self._role is not None:
+            self._role.flushed(flushed_offset)
+
+    async def _tick_for_ever(self) -> None:
+        clock = self._environment.clock
+        isr_s = retention_s = clock.monotonic()
+        while True:
+            await asyncio.sleep(TICK_S)
+            role, now_s = self._role, clock.monotonic()
+            self._clock_watch.look()
+            self._compactor.tick(now_s)
+            if not isinstance(role, Leader) or not self._replica_log.is_open:
+                continue
+            role.expire_waiters(now_s)
+            if now_s - isr_s >= self._config.heartbeat_interval_ms / 1000:
+                isr_s = now_s
+                role.propose_isr()
+            if now_s - retention_s >= self._config.retention_check_interval_ms / 1000:
+                retention_s = now_s
+                await self._keep_retention()
+
+    async def _keep_retention(self) -> None:
+        replica_log = self._replica_log
+        log = replica_log.log
+        start = log.retention_start(self._clock_watch.now_ms(), replica_log.high_watermark)
+        if start > log.start_offset:
+            log_event(
+                logger,
+                logging.INFO,
+                "retention",
+                topic=self.assignment.topic,
+                partition=self.assignment.partition,
+                epoch=self.assignment.leader_epoch,
+                log_start_offset=start,
+            )
+            try:
+                await replica_log.advance_log_start(start)
+            except DiskFullError as error:
+                logger.warning("%s", error)
+            replica_log.appended.notify()  # Followers hear of it with their next fetch.

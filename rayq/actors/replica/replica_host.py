@@ -1,0 +1,381 @@
+"""A replica process: a server, a lease from its broker, and the replicas it hosts.
+
+The broker of the same node tells it by heartbeat what to host and what the metadata says of it.
+Without a broker for a session it stops serving, and goes on when one is back; the replicas keep
+their logs open meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from typing import Any
+
+from rayq.actors.groups.group_coordinator import GroupCoordinator
+from rayq.actors.hosting import ReplicaHostSpec, RunCleaner
+from rayq.actors.replica.leader import Leader
+from rayq.actors.replica.replica import Replica
+from rayq.actors.signal import Signal
+from rayq.config import ClusterConfig
+from rayq.core.topic_changes import check_not_internal
+from rayq.environment import Environment
+from rayq.errors import (
+    DirectoryInUseError,
+    DiskFullError,
+    InvalidRequestError,
+    OpenFilesLimitError,
+    RayqError,
+    StaleBrokerError,
+    StorageError,
+    UnknownTopicError,
+)
+from rayq.storage.data_directory import DataDirectory, PartitionDirectory, read_meta, read_secret
+from rayq.wire import messages
+from rayq.wire.authentication import Identity
+from rayq.wire.connection import Connection
+from rayq.wire.pool import ConnectionPool
+from rayq.wire.server import Peer, Result, Server
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 0.05
+DISK_FULL_RETRY_S = 1.0
+FAILURE_RETRY_S = 0.5
+STOP_GRACE_S = 0.2
+BROKER_TIMEOUT_S = 5.0
+"""For a question that the broker may hold for a while."""
+
+Key = tuple[str, int]
+ToLeader = (
+    messages.Produce
+    | messages.Fetch
+    | messages.ReplicaFetch
+    | messages.ReplicaFlushed
+    | messages.ListOffsets
+    | messages.DescribeOffset
+    | messages.DeleteRecords
+    | messages.DescribeProducers
+    | messages.ReplicaSnapshot
+)
+ToCoordinator = (
+    messages.GroupHeartbeat
+    | messages.CommitOffsets
+    | messages.FetchCommitted
+    | messages.ListGroups
+    | messages.DescribeGroup
+    | messages.DeleteGroup
+    | messages.SetGroupOffsets
+)
+
+
+class ReplicaHost:
+    """See the module. `run` serves until it is stopped, then returns."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        config: ClusterConfig,
+        spec: ReplicaHostSpec,
+        *,
+        host: str,
+        pid_start_time: int,
+        run_cleaner: RunCleaner | None = None,
+    ) -> None:
+        self._environment = environment
+        self._config = config
+        self._spec = spec
+        self._pid_start_time = pid_start_time
+        self._run_cleaner = run_cleaner
+        environment.metrics.label(cluster=spec.cluster_name, broker=spec.broker)
+        meta = read_meta(environment.disk, spec.data_path)
+        assert meta is not None, spec.data_path
+        secret = read_secret(environment.disk, spec.data_path)
+        identity = Identity(
+            role="server", key=secret, cluster_id=meta.cluster_id, broker=spec.broker
+        )
+        self._pool = ConnectionPool(environment, identity, config)
+        self._server = Server(environment, identity, self._handle, config)
+        self._host = host
+        self._replicas: dict[Key, Replica] = {}
+        self._opening: set[Key] = set()
+        self._let_go: set[Key] = set()
+        """Closed because the broker said so: their directories may be removed and made anew, and
+        this incarnation stands for what was in them."""
+        self._version = 0
+        self._lease_until_s = 0.0
+        self._urgent = Signal()
+        self._stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> None:
+        await self._server.start(self._host, 0)
+        heartbeats = self._environment.tasks.spawn(self._heartbeat_for_ever(), "replica-heartbeat")
+        await self._stopped
+        heartbeats.cancel()
+        await asyncio.sleep(STOP_GRACE_S)  # The answer to the stop request leaves first.
+        self._server.close()
+        self._pool.close()
+
+    def abort(self) -> None:
+        """Drops everything as it is, as the end of the process would."""
+        for replica in self._replicas.values():
+            replica.abandon()
+        self._server.close()
+        self._pool.close()
+
+    def has_lease(self) -> bool:
+        return self._environment.clock.monotonic() < self._lease_until_s
+
+    # --- the broker -------------------------------------------------------------------------
+
+    async def _heartbeat_for_ever(self) -> None:
+        is_attached = False
+        connection: Connection | None = None
+        while not self._stopped.done():
+            try:
+                if connection is None or connection.closed:
+                    is_attached = False
+                    connection = await self._connect()
+                if not is_attached:
+                    await self._attach(connection)
+                    is_attached = True
+                await self._heartbeat(connection)
+            except StaleBrokerError:
+                is_attached = False  # A new broker process: present ourselves again.
+                await asyncio.sleep(RETRY_S)
+            except RayqError as error:
+                logger.debug("replica process of broker %d: %s", self._spec.broker, error)
+                await asyncio.sleep(RETRY_S)
+            except Exception:
+                # A lack of descriptors, a disk, a bug: nothing may end this, or its replicas serve
+                # nobody for ever.
+                logger.exception("replica process of broker %d: no heartbeat", self._spec.broker)
+                await asyncio.sleep(FAILURE_RETRY_S)
+
+    async def _connect(self) -> Connection:
+        endpoint = DataDirectory.read_endpoint(self._environment.disk, self._spec.data_path)
+        if endpoint is None:
+            raise StaleBrokerError(f"Broker {self._spec.broker} has not said where it listens.")
+        return await self._pool.get(*endpoint)
+
+    async def _attach(self, connection: Connection) -> None:
+        await connection.request(
+            messages.AttachReplicaHost(
+                self._spec.incarnation,
+                self._environment.pid,
+                self._pid_start_time,
+                self._server.host,
+                self._server.port,
+                self._statuses(),
+                sorted(self._let_go),
+            ),
+            timeout_s=self._session_s,
+        )
+
+    async def _heartbeat(self, connection: Connection) -> None:
+        clock = self._environment.clock
+        sent_s = clock.monotonic()
+        request = messages.ReplicaHostHeartbeat(
+            self._spec.incarnation,
+            self._version,
+            self._statuses(),
+            self._config.heartbeat_interval_ms,
+        )
+        answer_task = connection.request(request, timeout_s=self._session_s)
+        # Something of ours may change while the broker holds the request: then say so at once.
+        urgent = asyncio.ensure_future(self._urgent.wait(self._session_s))
+        try:
+            waiting: set[asyncio.Future[Any]] = {answer_task, urgent}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if not answer_task.done():
+                await connection.request(
+                    messages.ReplicaHostHeartbeat(
+                        self._spec.incarnation, self._version, self._statuses(), 0
+                    ),
+                    timeout_s=self._session_s,
+                )
+            answer, _ = await answer_task
+        finally:
+            urgent.cancel()
+            answer_task.cancel()
+        assert isinstance(answer, messages.ReplicaHostHeartbeatResponse)
+        self._lease_until_s = max(self._lease_until_s, sent_s + self._session_s)
+        for topic_id, partition in answer.removed:
+            self._let_go.add((topic_id, partition))
+            replica = self._replicas.pop((topic_id, partition), None)
+            if replica is not None:
+                replica.abandon()
+        for assignment in answer.assignments:
+            try:
+                self._apply(assignment)
+            except RayqError as error:  # Of this partition; the others must not wait for it.
+                logger.error("assignment of %s: %s", assignment.topic, error)
+        self._version = max(self._version, answer.version)
+
+    @property
+    def _session_s(self) -> float:
+        return self._config.session_timeout_ms / 1000
+
+    def _statuses(self) -> list[messages.ReplicaStatus]:
+        return [replica.status() for replica in self._replicas.values()]
+
+    # --- replicas ---------------------------------------------------------------------------
+
+    def _apply(self, assignment: messages.PartitionAssignment) -> None:
+        key = (assignment.topic_id, assignment.partition)
+        replica = self._replicas.get(key)
+        if replica is not None:
+            replica.apply(assignment)
+            return
+        if key in self._let_go:
+            raise InvalidRequestError("it was closed for good in this process.")
+        replica = Replica(
+            self._environment,
+            self._config,
+            self._pool,
+            assignment,
+            broker=self._spec.broker,
+            incarnation=self._spec.incarnation,
+            has_lease=self.has_lease,
+            propose=self._propose,
+            on_failure=self._urgent.notify,
+            run_cleaner=self._run_cleaner,
+            ask_broker=self._ask_broker,
+            metadata_version=lambda: self._version,
+        )
+        self._replicas[key] = replica
+        self._environment.tasks.spawn(self._open(replica), f"open {replica.where}")
+
+    async def _open(self, replica: Replica) -> None:
+        key = (replica.assignment.topic_id, replica.assignment.partition)
+        is_open = False
+        while not is_open:
+            if self._replicas.get(key) is not replica:
+                return  # The topic was deleted meanwhile, or the replica moved away.
+            try:
+                await replica.open(self._lock_directory(replica.assignment))
+                is_open = True
+            except DirectoryInUseError as error:
+                # The process of before, which the broker has killed or is about to.
+                logger.info("%s", error)
+                await asyncio.sleep(RETRY_S)
+            except DiskFullError as error:  # It heals when space returns.
+                logger.warning("%s", error)
+                replica.note_trouble(error)
+                await asyncio.sleep(DISK_FULL_RETRY_S)
+            except (RayqError, OSError) as error:
+                # A disk that fails names an OSError as the cause; otherwise what it holds is wrong.
+                is_damage = isinstance(error, StorageError) and not isinstance(
+                    error.__cause__, OSError
+                )
+                replica.fail(error, is_damage=is_damage)
+                return
+        replica.apply(replica.assignment)
+        self._urgent.notify()
+
+    def _lock_directory(self, assignment: messages.PartitionAssignment) -> PartitionDirectory:
+        """Raises OpenFilesLimitError where clients could not reach this process any more."""
+        if not self._environment.has_descriptors_for_replica():
+            raise OpenFilesLimitError(
+                f"{assignment.topic}-{assignment.partition} is not opened: what is left of the "
+                "files and connections that this process may have is for clients. Raise the limit "
+                "(ulimit -n), or host fewer replicas in it; it is tried again."
+            )
+        return PartitionDirectory.open(
+            self._environment,
+            DataDirectory.path_of_partition(
+                self._spec.data_path, assignment.topic, assignment.partition
+            ),
+            topic=assignment.topic,
+            topic_id=assignment.topic_id,
+            partition=assignment.partition,
+            incarnation=self._spec.incarnation,
+            pid_start_time=self._pid_start_time,
+        )
+
+    async def _propose(self, request: messages.AlterPartition) -> None:
+        connection = await self._connect()
+        await connection.request(request, timeout_s=self._session_s)
+
+    async def _ask_broker(self, request: messages.Request) -> messages.Response:
+        connection = await self._connect()
+        response: messages.Response
+        response, _ = await connection.request(request, timeout_s=BROKER_TIMEOUT_S)
+        return response
+
+    # --- requests ---------------------------------------------------------------------------
+
+    def _handle(self, peer: Peer, request: messages.Request, payload: memoryview) -> Result | (
+        Awaitable[Result]
+    ):
+        match request:
+            case messages.Produce():
+                return self._writable(request).produce(request, payload)
+            case messages.Fetch():
+                return self._leader(request).fetch(request, peer.room)
+            case messages.ReplicaFetch():
+                return self._leader(request).replica_fetch(request)
+            case messages.ReplicaFlushed():
+                self._leader(request).replica_flushed(request)
+                return None
+            case messages.ListOffsets():
+                return self._leader(request).list_offsets(request)
+            case messages.DescribeOffset():
+                return self._leader(request).describe_offset(request)
+            case messages.DeleteRecords():
+                return self._writable(request).delete_records(request)
+            case messages.ReplicaSnapshot():
+                return self._leader(request).replica_snapshot(request)
+            case messages.DescribeProducers():
+                return self._leader(request).describe_producers(request)
+            case messages.DescribeReplica():
+                return self._replica(request.topic_id, request.partition).describe()
+            case messages.CheckRange():
+                return self._replica(request.topic_id, request.partition).check_range(request)
+            case messages.GroupHeartbeat():
+                return self._coordinator(request).heartbeat(peer, request)
+            case messages.CommitOffsets():
+                return self._coordinator(request).commit(request)
+            case messages.FetchCommitted():
+                return self._coordinator(request).fetch_committed(request)
+            case messages.ListGroups():
+                return self._coordinator(request).list_groups(request)
+            case messages.DescribeGroup():
+                return self._coordinator(request).describe(request)
+            case messages.DeleteGroup():
+                return self._coordinator(request).delete(request)
+            case messages.SetGroupOffsets():
+                return self._coordinator(request).set_offsets(request)
+            case messages.DescribeMetrics():
+                return messages.DescribeMetricsResponse(self._environment.metrics.collect())
+            case messages.StopReplicaHost():
+                return self._stop()
+        raise UnknownTopicError(f"A replica process does not answer {type(request).__name__}.")
+
+    def _leader(self, request: ToLeader) -> Leader:
+        return self._replica(request.topic_id, request.partition).leader(request.leader_epoch)
+
+    def _writable(self, request: messages.Produce | messages.DeleteRecords) -> Leader:
+        replica = self._replica(request.topic_id, request.partition)
+        check_not_internal(replica.assignment.topic)
+        return replica.leader(request.leader_epoch)
+
+    def _coordinator(self, request: ToCoordinator) -> GroupCoordinator:
+        replica = self._replica(request.topic_id, request.partition)
+        return replica.coordinator(request.leader_epoch)
+
+    def _replica(self, topic_id: str, partition: int) -> Replica:
+        replica = self._replicas.get((topic_id, partition))
+        if replica is None:
+            raise UnknownTopicError(
+                f"This process hosts no partition {partition} of a topic with id {topic_id}: it "
+                "was deleted, or moved. Ask for new metadata."
+            )
+        return replica
+
+    async def _stop(self) -> messages.StopReplicaHostResponse:
+        statuses = [await replica.close() for replica in list(self._replicas.values())]
+        if not self._stopped.done():
+            self._stopped.set_result(None)
+        return messages.StopReplicaHostResponse(statuses)
+

@@ -1,0 +1,1 @@
+"""Reading and writing by jobs of many tasks: Spark, Ray Data."""

@@ -1,0 +1,354 @@
+"""Sends batches whose numbers the caller chose, so that whoever sends them again is recognised.
+
+An ordinary producer draws a producer id of its own; one that starts anew is another producer. Here
+the id and the sequence numbers come from the job and the rows, so a second attempt at the same work
+sends the same batches under the same numbers, and the leader appends each of them once.
+
+A leader recognises the last five batches of a producer. What it takes for out of order may be older
+than that: then the partition is read from where the job began, and the numbers found there tell.
+Whatever was there already is compared with what was to be sent, by CRC, before it counts as sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rayq.batch.offset_ranges import check_topic_id
+from rayq.client.client import Client
+from rayq.client.metadata import Leader
+from rayq.config import MIB
+from rayq.errors import (
+    LogTruncatedError,
+    OffsetOutOfRangeError,
+    OutcomeUnknownError,
+    OutOfOrderSequenceError,
+    PartitionOfflineError,
+    RayqError,
+    RewriteMismatchError,
+    TimeoutError,
+    UnknownProducerError,
+    UnknownServerError,
+)
+from rayq.records import OffsetRange, TopicPartition
+from rayq.storage.batch import BatchHeader, read_header, split_batches
+from rayq.wire.messages import EARLIEST, Fetch, ListOffsets, Produce, Request
+
+logger = logging.getLogger(__name__)
+
+WAITING_MAX = 4
+"""Encoded batches of one partition that wait for their turn; then the caller waits."""
+ATTEMPT_TIMEOUT_S = 10.0
+"""How long one request waits for its answer before it is repeated."""
+SCAN_BYTES = 4 * MIB
+
+
+class NumberedBatch(NamedTuple):
+    """An encoded batch and its numbers."""
+
+    payload: bytearray
+    header: BatchHeader
+
+    @property
+    def base_sequence(self) -> int:
+        assert self.header.base_sequence is not None
+        return self.header.base_sequence
+
+    @property
+    def next_sequence(self) -> int:
+        return self.base_sequence + self.header.record_count
+
+
+def numbered(payload: bytearray) -> NumberedBatch:
+    return NumberedBatch(payload, read_header(payload))
+
+
+class _Known(NamedTuple):
+    """A batch of this producer in the log."""
+
+    next_sequence: int
+    base_offset: int
+    body_crc: int
+    is_whole: bool
+    """Compaction did not take records out."""
+
+
+class NumberedSender:
+    """One producer id in one partition. Belongs to the client's loop.
+
+    Batches go one at a time, in the order of their numbers, which start at 0. `on_change` is called
+    whenever a batch is done and when the sender failed.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        place: TopicPartition,
+        topic_id: str,
+        producer_id: int,
+        scan_from: int,
+        *,
+        scan_first: bool,
+        timeout_s: float,
+        on_change: Callable[[], None],
+    ) -> None:
+        """Earlier attempts wrote nothing below the offset `scan_from`. `scan_first`: look for what
+        they wrote before anything is sent, because the leader may have forgotten them. `timeout_s`
+        is for each batch, from its turn to its acknowledgement."""
+        self._client = client
+        self._place = place
+        self._topic_id = topic_id
+        self._producer_id = producer_id
+        self._timeout_s = timeout_s
+        self._on_change = on_change
+        self._waiting: deque[NumberedBatch] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._known: dict[int, _Known] = {}
+        self._known_next = 0
+        """The sequence after the last one found in the log."""
+        self._scanned_to = scan_from
+        self._scan_first = scan_first
+        self._may_have_gaps = False
+        """Retention or compaction may have taken batches out of what was looked at."""
+        self.failure: RayqError | None = None
+        self.ranges: list[OffsetRange] = []
+        self.repeated = 0
+        """Records that were there from an earlier attempt."""
+        self._ends_in_repeat = False
+        self._next_sequence = 0
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._waiting) < WAITING_MAX
+
+    @property
+    def is_idle(self) -> bool:
+        return self._task is None
+
+    def put(self, batch: NumberedBatch) -> None:
+        """The next batch of the sequence."""
+        self._waiting.append(batch)
+        if self._task is None and self.failure is None:
+            topic, partition = self._place
+            self._task = self._client.env.tasks.spawn(self._run(), f"write to {topic}-{partition}")
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        try:
+            if self._scan_first:
+                await self._scan()
+                self._scan_first = False
+            while self._waiting:
+                await self._send(self._waiting[0])
+                self._waiting.popleft()
+                self._on_change()
+        except RayqError as error:
+            self.failure = error
+        except Exception as error:
+            logger.exception("writing to %s failed", self._place)
+            self.failure = UnknownServerError(f"The writer failed: {error!r}.")
+        finally:
+            self._task = None
+            self._on_change()
+
+    async def check_end(self) -> None:
+        """After the last batch. Raises RewriteMismatchError where an earlier attempt had more: its
+        batches would stand behind the last of these."""
+        if not self._ends_in_repeat:
+            return
+        if self.ranges:
+            self._scanned_to = max(self._scanned_to, self.ranges[-1].end)
+        await self._scan()
+        if self._known_next > self._next_sequence:
+            raise self._mismatch(self._next_sequence)
+
+    # --- one batch ------------------------------------------------------------------------------
+
+    async def _send(self, batch: NumberedBatch) -> None:
+        while batch.next_sequence > self._known_next:
+            known_before = self._known_next
+            try:
+                await self._produce(batch)
+                return
+            except (OutOfOrderSequenceError, UnknownProducerError):
+                # Perhaps another attempt is ahead, by more than the leader recognises.
+                await self._scan()
+                if batch.base_sequence < self._known_next < batch.next_sequence:
+                    raise self._mismatch(batch.base_sequence) from None
+                if self._known_next == known_before:
+                    raise
+        self._is_there(batch)
+
+    async def _produce(self, batch: NumberedBatch) -> None:
+        topic, partition = self._place
+
+        def build(topic_id: str, leader: Leader) -> Request:
+            check_topic_id(topic, self._topic_id, topic_id)
+            return Produce(
+                topic_id=topic_id,
+                partition=partition,
+                leader_epoch=leader.epoch,
+                acks=-1,
+                timeout_ms=int(ATTEMPT_TIMEOUT_S * 1000),
+            )
+
+        try:
+            answer, _ = await self._client.exchange_with_leader(
+                topic,
+                partition,
+                build,
+                batch.payload,
+                timeout_s=self._timeout_s,
+                attempt_timeout_s=ATTEMPT_TIMEOUT_S,
+                not_retried=(OutOfOrderSequenceError, UnknownProducerError),
+            )
+        except TimeoutError as error:
+            is_offline = isinstance(error.__cause__, PartitionOfflineError)
+            raise (PartitionOfflineError if is_offline else OutcomeUnknownError)(
+                f"A batch for {topic}-{partition} was not acknowledged within "
+                f"{self._timeout_s:g} s and may or may not be written: {error} Running the same "
+                "task of the same job again finds out."
+            ) from error
+        if answer.is_repeat:
+            await self._compare(batch, answer.base_offset)
+        self._done(batch, is_repeat=answer.is_repeat)
+        self._written(answer.base_offset, batch.header.record_count)
+
+    def _done(self, batch: NumberedBatch, *, is_repeat: bool) -> None:
+        self._next_sequence = batch.next_sequence
+        self._ends_in_repeat = is_repeat
+        if is_repeat:
+            self.repeated += batch.header.record_count
+
+    def _written(self, base_offset: int, count: int) -> None:
+        start = base_offset
+        if self.ranges and self.ranges[-1].end == base_offset:
+            start = self.ranges.pop().start
+        self.ranges.append(OffsetRange(*self._place, start, base_offset + count))
+
+    # --- what an earlier attempt left -----------------------------------------------------------
+
+    def _is_there(self, batch: NumberedBatch) -> None:
+        """Counts the batch as sent. Raises RewriteMismatchError where another one has its place."""
+        known = self._known.get(batch.base_sequence)
+        if known is None:
+            if not self._may_have_gaps:
+                raise self._mismatch(batch.base_sequence)
+        else:
+            same_numbers = known.next_sequence == batch.next_sequence
+            if not same_numbers or (known.is_whole and known.body_crc != batch.header.body_crc):
+                raise self._mismatch(batch.base_sequence)
+            self._written(known.base_offset, batch.header.record_count)
+        self._done(batch, is_repeat=True)
+
+    async def _compare(self, batch: NumberedBatch, offset: int) -> None:
+        """The leader says that the batch is at `offset` already: so it was sent before, by this
+        attempt or another."""
+        try:
+            headers, _ = await self._fetch(offset)
+        except OffsetOutOfRangeError as error:
+            await self._start_above(offset, error)
+            return  # it expired in between: nothing to compare with
+        for header in headers:
+            if header.base_offset == offset:
+                self._remember(header)
+        known = self._known.get(batch.base_sequence)
+        if known is not None and known.is_whole and known.body_crc != batch.header.body_crc:
+            raise self._mismatch(batch.base_sequence)
+
+    def _mismatch(self, sequence: int) -> RewriteMismatchError:
+        topic, partition = self._place
+        return RewriteMismatchError(
+            f"An earlier attempt at this task wrote other records to {topic}-{partition} than this "
+            f"one makes, from the task's record {sequence} there on: its rows or their order "
+            "changed between the attempts. What is in the topic may lack rows or hold them twice. "
+            "Make the task repeatable: sort its rows within partitions, or persist what is written "
+            "before the write."
+        )
+
+    async def _scan(self) -> None:
+        """Looks for what this producer wrote, from where the job began to the end."""
+        while True:
+            try:
+                headers, next_offset = await self._fetch(self._scanned_to)
+            except OffsetOutOfRangeError as error:
+                self._scanned_to = await self._start_above(self._scanned_to, error)
+                self._may_have_gaps = True
+                continue
+            for header in headers:
+                self._remember(header)
+            if next_offset <= self._scanned_to:
+                return
+            self._scanned_to = next_offset
+
+    def _remember(self, header: BatchHeader) -> None:
+        if header.base_sequence is None or header.producer_id != self._producer_id:
+            return
+        next_sequence = header.base_sequence + header.last_offset_delta + 1
+        self._known[header.base_sequence] = _Known(
+            next_sequence,
+            header.base_offset,
+            header.body_crc,
+            header.record_count == header.last_offset_delta + 1,
+        )
+        self._known_next = max(self._known_next, next_sequence)
+
+    # --- reading --------------------------------------------------------------------------------
+
+    async def _fetch(self, offset: int) -> tuple[list[BatchHeader], int]:
+        """The headers of committed batches from `offset` on, and where to go on."""
+        topic, partition = self._place
+
+        def build(topic_id: str, leader: Leader) -> Request:
+            check_topic_id(topic, self._topic_id, topic_id)
+            return Fetch(
+                topic_id=topic_id,
+                partition=partition,
+                leader_epoch=leader.epoch,
+                offset=offset,
+                last_epoch=None,
+                bytes_max=SCAN_BYTES,
+                wait_ms=0,
+            )
+
+        answer, payload = await self._client.exchange_with_leader(
+            topic,
+            partition,
+            build,
+            timeout_s=self._timeout_s,
+            attempt_timeout_s=ATTEMPT_TIMEOUT_S,
+        )
+        if answer.cleaned_offset > offset:
+            self._may_have_gaps = True
+        return [header for _, header in split_batches(payload)], answer.next_offset
+
+    async def _start_above(self, offset: int, error: OffsetOutOfRangeError) -> int:
+        """The log start, if that is why `offset` is gone. Raises LogTruncatedError."""
+        start = await self._log_start()
+        if start <= offset:
+            raise LogTruncatedError(
+                f"{error} Yet it was there: an unclean election cut it off, and perhaps records of "
+                "this task with it."
+            )
+        return start
+
+    async def _log_start(self) -> int:
+        answer = await self._client.ask_leader(
+            *self._place,
+            lambda topic_id, leader: ListOffsets(
+                topic_id=topic_id,
+                partition=self._place.partition,
+                leader_epoch=leader.epoch,
+                timestamp_ms=EARLIEST,
+            ),
+            timeout_s=self._timeout_s,
+            attempt_timeout_s=ATTEMPT_TIMEOUT_S,
+        )
+        start: int = answer.offset
+        return start

@@ -1,0 +1,549 @@
+"""What a batch job reads: ranges of offsets, fixed once on the driver and cut into splits.
+
+A job that looks for "latest" in each of its tasks reads no state that ever was. Here `snapshot`
+asks for every bound once; what it returns are plain values, so that tasks, retries of tasks and a
+checkpoint all mean the same records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import operator
+import re
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Literal, NamedTuple, SupportsIndex, TypeVar
+
+from rayq.client.client import Client
+from rayq.client.cluster import Cluster
+from rayq.client.consuming.group_consumer import pattern_text
+from rayq.client.metadata import Leader
+from rayq.client.timeouts import seconds
+from rayq.core import topic_pattern
+from rayq.errors import (
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    PartitionOfflineError,
+    RayqError,
+    TimeoutError,
+    UnknownTopicError,
+)
+from rayq.records import OffsetRange, TopicPartition
+from rayq.wire.messages import (
+    EARLIEST,
+    LATEST,
+    ListOffsets,
+    Request,
+    TopicMetadata,
+)
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+PartitionOffset = int | Literal["earliest", "latest"]
+Offsets = (
+    Literal["earliest", "latest"]
+    | Mapping[TopicPartition, PartitionOffset]
+    | Mapping[str, Mapping[int, PartitionOffset] | Mapping[str, PartitionOffset]]
+)
+"""A bound: one word for all partitions, or a value for each, by `TopicPartition` or nested as
+`{topic: {partition: value}}`. Partitions may be decimal strings, as JSON has them."""
+
+Time = int | datetime
+"""Unix time in milliseconds, or a datetime with a time zone."""
+Times = Mapping[TopicPartition, Time] | Mapping[str, Mapping[int, Time] | Mapping[str, Time]]
+
+_DIGITS = re.compile("[0-9]{1,9}")
+
+ATTEMPT_TIMEOUT_S = 10.0
+"""How long one question to a leader waits for its answer before it is repeated."""
+
+
+class Split(NamedTuple):
+    """Records of one partition with offsets `start <= offset < end`, of the topic of this id: one
+    that was deleted and created anew under the same name is another topic."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    start: int
+    end: int
+
+    @property
+    def place(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+    @property
+    def range(self) -> OffsetRange:
+        return OffsetRange(self.topic, self.partition, self.start, self.end)
+
+    @property
+    def offsets(self) -> int:
+        """How many; in a compacted log fewer of them may hold a record."""
+        return self.end - self.start
+
+    @property
+    def is_empty(self) -> bool:
+        return self.start >= self.end
+
+
+# --- the snapshot ---------------------------------------------------------------------------------
+
+
+def snapshot(
+    cluster: Cluster | None,
+    topics: str | Iterable[str] = (),
+    *,
+    pattern: str | re.Pattern[str] | None = None,
+    starting_offsets: Offsets = "earliest",
+    ending_offsets: Offsets = "latest",
+    starting_timestamp: Time | None = None,
+    starting_timestamps: Times | None = None,
+    ending_timestamp: Time | None = None,
+    ending_timestamps: Times | None = None,
+    new_partitions: Literal["error", "earliest"] = "error",
+    fail_on_data_loss: bool = True,
+    timeout_s: float = 60.0,
+) -> list[Split]:
+    """What there is to read now: one `Split` for every partition of the topics (empty ones too,
+    `start == end`), sorted by topic and partition. Call it once for each job, on the driver.
+
+    `topics` by name, or those whose whole name `pattern` matches (see `Consumer.subscribe`).
+    "latest" is the high watermark as it is now. A mapping of offsets or times has to name every
+    partition; with `new_partitions="earliest"` those missing in `starting_offsets` begin at their
+    log start. A time stands for the first record that is at or after it, and where there is none so
+    late, for the end; an end in time that lies before a start by offset, or the other way round, is
+    an empty range. `cluster`: None means the process's current one.
+
+    An offset below the log start (expired, or deleted) or above the end is an
+    `OffsetOutOfRangeError`; with `fail_on_data_loss=False` it is logged, and what is left is read.
+
+    Raises InvalidRequestError (nothing to read from, two kinds of start or end, an end before its
+    start, a partition that is missing in a mapping or does not exist), UnknownTopicError (also for
+    a pattern that matches nothing), PartitionOfflineError and TimeoutError (a leader could not be
+    asked for `timeout_s` seconds).
+    """
+    if new_partitions not in ("error", "earliest"):
+        raise InvalidRequestError(
+            f'new_partitions is "error" or "earliest", not {new_partitions!r}.'
+        )
+    if type(fail_on_data_loss) is not bool:  # "false" would count as True
+        raise InvalidRequestError(f"fail_on_data_loss is a bool, not {fail_on_data_loss!r}.")
+    if type(timeout_s) not in (int, float) or not timeout_s > 0:
+        raise InvalidRequestError(f"timeout_s is a number of seconds above 0, not {timeout_s!r}.")
+    timeout_s = seconds(timeout_s)
+    names = [topics] if isinstance(topics, str) else list(topics)
+    if bool(names) == (pattern is not None):
+        raise InvalidRequestError("Give the topics to read by name, or a pattern; one of the two.")
+    start = _Bound(
+        "starting", starting_offsets, "earliest", starting_timestamp, starting_timestamps
+    )
+    end = _Bound("ending", ending_offsets, "latest", ending_timestamp, ending_timestamps)
+    client, background = (cluster or Cluster.current()).shared_client()
+    return background.run(
+        _snapshot(
+            _Question(client, timeout_s),
+            names,
+            None if pattern is None else pattern_text(pattern),
+            start,
+            end,
+            new_partitions == "earliest",
+            fail_on_data_loss,
+        )
+    )
+
+
+class _At(NamedTuple):
+    """One bound of one partition: an offset, a word, or a time."""
+
+    offset: PartitionOffset | None
+    timestamp_ms: int | None = None
+
+    def __str__(self) -> str:
+        if self.timestamp_ms is not None:
+            return f"time {self.timestamp_ms} ms"
+        return f"offset {self.offset}" if isinstance(self.offset, int) else repr(self.offset)
+
+
+class _Bound:
+    """Where ranges start, or where they end, as the caller gave it."""
+
+    def __init__(
+        self,
+        side: str,
+        offsets: Offsets,
+        default: str,
+        timestamp: Time | None,
+        timestamps: Times | None,
+    ) -> None:
+        given = [offsets != default, timestamp is not None, timestamps is not None]
+        if sum(given) > 1:
+            raise InvalidRequestError(
+                f"Give one of {side}_offsets, {side}_timestamp and {side}_timestamps."
+            )
+        self.side = side
+        self._everywhere: _At | None = None
+        self._values: dict[TopicPartition, _At] | None = None
+        if timestamp is not None:
+            self._everywhere = _At(None, _time_ms(f"{side}_timestamp", timestamp))
+        elif timestamps is not None:
+            what = f"{side}_timestamps"
+            self._values = {
+                place: _At(None, _time_ms(what, value))
+                for place, value in _flat(what, timestamps).items()
+            }
+        elif isinstance(offsets, str):
+            self._everywhere = self._at(offsets)
+        else:
+            flat = _flat(f"{side}_offsets", offsets)
+            self._values = {place: self._at(value) for place, value in flat.items()}
+
+    def _at(self, value: Any) -> _At:
+        words = ("earliest", "latest") if self.side == "starting" else ("latest",)
+        if value in words or (type(value) is int and 0 <= value < 2**62):
+            return _At(value)
+        raise InvalidRequestError(
+            f"{self.side}_offsets takes {' or '.join(map(repr, words))} or offsets from 0, not "
+            f"{value!r}."
+        )
+
+    def of(
+        self, places: Sequence[TopicPartition], default: _At | None = None
+    ) -> dict[TopicPartition, _At]:
+        """The bound of each; `default` for partitions that a mapping leaves out."""
+        if self._everywhere is not None:
+            return dict.fromkeys(places, self._everywhere)
+        assert self._values is not None
+        unknown = sorted(self._values.keys() - set(places))
+        if unknown:
+            raise InvalidRequestError(
+                f"The {self.side} bounds name {_names(unknown)}, which the topics to read do not "
+                "have."
+            )
+        missing = [place for place in places if place not in self._values]
+        if missing and default is None:
+            hint = ""
+            if self.side == "starting":
+                hint = ', or say new_partitions="earliest" to read those from their start'
+            raise InvalidRequestError(
+                f"The {self.side} bounds leave out {_names(missing)}: name every partition{hint}."
+            )
+        return {place: self._values.get(place, default) for place in places}  # type: ignore[misc]
+
+
+def _flat(what: str, given: object) -> dict[TopicPartition, Any]:
+    """`{TopicPartition: value}` of either kind of mapping."""
+    found: dict[TopicPartition, Any] = {}
+    if not isinstance(given, Mapping):
+        raise InvalidRequestError(f"{what} cannot be {given!r}.")
+
+    def add(topic: str, partition: object, value: object) -> None:
+        place = TopicPartition(topic, _partition(what, partition))
+        if place in found:
+            raise InvalidRequestError(f"{what} names {_names([place])} twice.")
+        found[place] = value
+
+    for key, value in given.items():
+        if isinstance(key, str) and isinstance(value, Mapping):
+            for partition, one in value.items():
+                add(key, partition, one)
+        elif isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], str):
+            add(*key, value)
+        else:
+            raise InvalidRequestError(
+                f"{what} maps TopicPartition(topic, partition) to a value, or a topic to a mapping "
+                f"of its partitions; {key!r} is neither."
+            )
+    return found
+
+
+def _partition(what: str, given: object) -> int:
+    """A partition's number, from an int (of any kind) or the digits that a key of JSON is."""
+    if isinstance(given, str) and _DIGITS.fullmatch(given):
+        return int(given)
+    if isinstance(given, SupportsIndex) and not isinstance(given, bool):
+        number = operator.index(given)
+        if number >= 0:
+            return number
+    raise InvalidRequestError(
+        f"{what} names partitions by numbers from 0, or by their digits, not by {given!r}."
+    )
+
+
+def _time_ms(what: str, value: object) -> int:
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        value = int(value.timestamp() * 1000)
+    if type(value) is not int or value < 0:
+        raise InvalidRequestError(
+            f"{what} takes Unix time in milliseconds or a datetime with a time zone, not {value!r}."
+        )
+    return value
+
+
+def _names(places: Iterable[TopicPartition], shown_max: int = 10) -> str:
+    shown = [f"{topic}-{partition}" for topic, partition in places]
+    more = f" and {len(shown) - shown_max} more" if len(shown) > shown_max else ""
+    return ", ".join(shown[:shown_max]) + more
+
+
+async def _snapshot(
+    ask: _Question,
+    names: list[str],
+    pattern: str | None,
+    start: _Bound,
+    end: _Bound,
+    new_from_start: bool,
+    fail_on_data_loss: bool,
+) -> list[Split]:
+    if pattern is not None:
+        names = await ask.names_matching(pattern)
+    found = {name: await ask.topic(name) for name in sorted(set(names))}
+    places = [
+        TopicPartition(name, number)
+        for name, topic in found.items()
+        for number in range(len(topic.partitions))
+    ]
+    starts = start.of(places, _At("earliest") if new_from_start else None)
+    ends = end.of(places)
+    for place in places:
+        _check_order(place, starts[place], ends[place])
+    return await together(
+        _resolve(
+            ask, place, found[place.topic].topic_id, starts[place], ends[place], fail_on_data_loss
+        )
+        for place in places
+    )
+
+
+def _check_order(place: TopicPartition, start: _At, end: _At) -> None:
+    """What is wrong whatever the log holds."""
+    pairs = ((start.offset, end.offset), (start.timestamp_ms, end.timestamp_ms))
+    for first, last in pairs:
+        if isinstance(first, int) and isinstance(last, int) and last < first:
+            raise InvalidRequestError(
+                f"The range of {place.topic}-{place.partition} ends before it starts: from {start} "
+                f"to {end}."
+            )
+
+
+async def _resolve(
+    ask: _Question,
+    place: TopicPartition,
+    topic_id: str,
+    start: _At,
+    end: _At,
+    fail_on_data_loss: bool,
+) -> Split:
+    low, high = await together(
+        [ask.offset(place, topic_id, EARLIEST), ask.offset(place, topic_id, LATEST)]
+    )
+    assert low is not None and high is not None, "a log has a beginning and an end"
+    log = _LogBounds(place, low, high, fail_on_data_loss)
+    if start.timestamp_ms is not None:
+        found = await ask.offset(place, topic_id, start.timestamp_ms)
+        first = high if found is None else found
+    else:
+        first = log.offset_of(start, "starts at")
+    if end.timestamp_ms is not None:
+        found = await ask.offset(place, topic_id, end.timestamp_ms)
+        last = high if found is None else found
+    else:
+        last = log.offset_of(end, "ends at")
+    first, last = min(first, high), min(last, high)  # records appended meanwhile are not part
+    if last < first and start.offset == "latest":
+        raise InvalidRequestError(
+            f"The range of {place.topic}-{place.partition} ends before it starts: from "
+            f"'latest', which is offset {first} now, to {end}."
+        )
+    return Split(place.topic, topic_id, place.partition, first, max(first, last))
+
+
+class _LogBounds(NamedTuple):
+    place: TopicPartition
+    low: int
+    high: int
+    fail_on_data_loss: bool
+
+    def offset_of(self, at: _At, side: str) -> int:
+        """Raises OffsetOutOfRangeError, or clips, where the log does not hold the offset."""
+        if at.offset == "earliest":
+            return self.low
+        if at.offset == "latest":
+            return self.high
+        assert isinstance(at.offset, int)
+        if self.low <= at.offset <= self.high:
+            return at.offset
+        name = f"{self.place.topic}-{self.place.partition}"
+        if at.offset < self.low:
+            reason = (
+                f"below the log start {self.low}: retention, or delete_records, removed the records"
+            )
+        else:
+            reason = (
+                f"past the end {self.high}: it was never there, or the topic is another one by now"
+            )
+        message = f"The range of {name} {side} offset {at.offset}, {reason}."
+        if self.fail_on_data_loss:
+            raise OffsetOutOfRangeError(
+                f"{message} Give offsets from {self.low} to {self.high}, or "
+                "fail_on_data_loss=False to read what is left."
+            )
+        logger.warning("%s Reading what is left (fail_on_data_loss=False).", message)
+        return min(max(at.offset, self.low), self.high)
+
+
+class _Question(NamedTuple):
+    """Questions to the servers within one time limit each."""
+
+    client: Client
+    timeout_s: float
+
+    async def names_matching(self, pattern: str) -> list[str]:
+        response = await self.client.fetch_all(timeout_s=self.timeout_s)
+        names = topic_pattern.matches(pattern, [topic.name for topic in response.topics])
+        if not names:
+            raise UnknownTopicError(
+                f"No topic's name matches the pattern {pattern!r}. It has to match the whole name."
+            )
+        return sorted(names)
+
+    async def topic(self, name: str) -> TopicMetadata:
+        return await self.client.topic(name, timeout_s=self.timeout_s, age_max_s=0.0)
+
+    async def offset(self, place: TopicPartition, topic_id: str, timestamp_ms: int) -> int | None:
+        """The first offset at or after a time; or EARLIEST, LATEST. None: nothing is so late."""
+        response = await self.leader(
+            place,
+            topic_id,
+            lambda leader: ListOffsets(
+                topic_id=topic_id,
+                partition=place.partition,
+                leader_epoch=leader.epoch,
+                timestamp_ms=timestamp_ms,
+            ),
+        )
+        offset: int | None = response.offset
+        return offset
+
+    async def leader(self, place: TopicPartition, topic_id: str, build: Any) -> Any:
+        """One question to a partition's leader, of the topic of this id."""
+
+        def build_for(known_id: str, leader: Leader) -> Request:
+            check_topic_id(place.topic, topic_id, known_id)
+            request: Request = build(leader)
+            return request
+
+        try:
+            return await self.client.ask_leader(
+                *place,
+                build_for,
+                timeout_s=self.timeout_s,
+                attempt_timeout_s=ATTEMPT_TIMEOUT_S,
+            )
+        except TimeoutError as error:
+            raise _why(error) from error
+
+
+async def find_topic(client: Client, topic: str, topic_id: str, *, timeout_s: float) -> None:
+    """Loads the topic of this id. Raises UnknownTopicError where it is another one by now."""
+    found = await client.topic(topic, timeout_s=timeout_s)
+    if found.topic_id != topic_id:  # perhaps it is the cache that is out of date
+        found = await client.topic(topic, timeout_s=timeout_s, age_max_s=0.0)
+    check_topic_id(topic, topic_id, found.topic_id)
+
+
+def check_topic_id(topic: str, wanted_id: str, known_id: str) -> None:
+    """Raises UnknownTopicError."""
+    if known_id != wanted_id:
+        raise UnknownTopicError(
+            f"Topic {topic!r} was deleted and created anew: it is not the one that was to be used. "
+            "Start the job anew."
+        )
+
+
+def _why(error: TimeoutError) -> RayqError:
+    """A partition that stayed offline is not just slow."""
+    cause = error.__cause__
+    return (
+        PartitionOfflineError(error.message) if isinstance(cause, PartitionOfflineError) else error
+    )
+
+
+async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Results in order; the first error cancels the others."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+# --- arithmetic of ranges -------------------------------------------------------------------------
+
+
+def start_offsets(ranges: Iterable[Split]) -> dict[TopicPartition, int]:
+    return {one.place: one.start for one in ranges}
+
+
+def end_offsets(ranges: Iterable[Split]) -> dict[TopicPartition, int]:
+    """Where to go on: `starting_offsets` of the next snapshot."""
+    return {one.place: one.end for one in ranges}
+
+
+def split_ranges(ranges: Iterable[Split], min_partitions: int | None = None) -> list[Split]:
+    """The ranges that are not empty, in their order. With `min_partitions` the largest are cut, by
+    offsets into equal parts, until there are at least so many (or every offset stands alone)."""
+    if min_partitions is not None and (type(min_partitions) is not int or min_partitions < 1):
+        raise InvalidRequestError(
+            f"min_partitions has to be a positive int or None, not {min_partitions!r}."
+        )
+    filled = [one for one in ranges if not one.is_empty]
+    parts = [1] * len(filled)
+    # The largest part first; those that cannot be cut further leave the heap.
+    heap: list[tuple[float, int]] = [
+        (-one.offsets, index) for index, one in enumerate(filled) if one.offsets > 1
+    ]
+    heapq.heapify(heap)
+    for _ in range(len(filled), min_partitions or 0):
+        if not heap:
+            break
+        _, index = heapq.heappop(heap)
+        parts[index] += 1
+        if parts[index] < filled[index].offsets:
+            heapq.heappush(heap, (-filled[index].offsets / parts[index], index))
+    return [
+        one._replace(
+            start=one.start + one.offsets * part // count,
+            end=one.start + one.offsets * (part + 1) // count,
+        )
+        for one, count in zip(filled, parts, strict=True)
+        for part in range(count)
+    ]
+
+
+def limit_ranges(ranges: Iterable[Split], offsets_max: int) -> list[Split]:
+    """The same ranges, cut at their ends so that they hold at most `offsets_max` offsets together:
+    each in proportion to its size, and at least one offset of each that has any, the largest first,
+    while that lasts."""
+    if type(offsets_max) is not int or offsets_max < 1:
+        raise InvalidRequestError(f"offsets_max has to be a positive int, not {offsets_max!r}.")
+    given = list(ranges)
+    total = sum(one.offsets for one in given)
+    if total <= offsets_max:
+        return given
+    shares = [max(offsets_max * one.offsets // total, min(one.offsets, 1)) for one in given]
+    by_size = sorted(range(len(given)), key=lambda index: -given[index].offsets)
+    excess = sum(shares) - offsets_max
+    for least in (1, 0):  # those of only one offset give it up last, the smallest ranges first
+        for index in by_size if least else reversed(by_size):
+            taken = min(max(shares[index] - least, 0), max(excess, 0))
+            shares[index] -= taken
+            excess -= taken
+    for index in by_size:  # what rounding down left over: less than one offset for each
+        if excess < 0 and shares[index] < given[index].offsets:
+            shares[index] += 1
+            excess += 1
+    return [one._replace(end=one.start + share) for one, share in zip(given, shares, strict=True)]

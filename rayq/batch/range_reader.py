@@ -1,0 +1,296 @@
+"""Reads one range of offsets of one partition into Arrow, all of it or an error. Needs the extra
+`arrow`.
+
+The fetching, the retries and the search for a leader that moved are the consumer's; what differs is
+the end: reading stops at an offset, and it fails once there was no progress for some time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from rayq.batch.offset_ranges import Split, find_topic
+from rayq.client.background import BackgroundLoop
+from rayq.client.client import Client
+from rayq.client.cluster import Cluster
+from rayq.client.consuming.arrow import binary_column, headers_column, int64_column, load_pyarrow
+from rayq.client.consuming.fetcher import Fetcher
+from rayq.client.consuming.subscription import Assigned, Slice, Stream, Subscription
+from rayq.client.timeouts import takes_timeout
+from rayq.client.waiting import Wakeup
+from rayq.config import MIB, ConsumerConfig
+from rayq.errors import (
+    CorruptBatchError,
+    InvalidRequestError,
+    LogTruncatedError,
+    OffsetOutOfRangeError,
+    PartitionOfflineError,
+    RayqError,
+    TimeoutError,
+)
+
+logger = logging.getLogger(__name__)
+
+COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp")
+"""What is read by default, in this order. There is one more column, `headers`."""
+
+BATCH_RECORDS = 65_536
+"""Default of `read_range(batch_records=...)`."""
+BATCH_BYTES = 64 * MIB
+"""A record batch is handed out at this size, however few records it has."""
+STEP_RECORDS = 4096
+STEP_BYTES = 8 * MIB
+"""Records are turned into Arrow by so many at a time, while they are in the processor's cache."""
+FETCH_BUFFER_BYTES = 16 * MIB
+"""What is fetched ahead of the reader, at most; a process may read many splits at once."""
+
+
+def read_schema(columns: Sequence[str] = COLUMNS) -> Any:
+    """The `pyarrow.Schema` of what `read_range` yields, with the types of Spark's Kafka source: key
+    and value binary, topic string, partition int32, offset int64, timestamp in microseconds (UTC),
+    headers a list of structs of key and value, never null. Raises InvalidRequestError,
+    MissingExtraError."""
+    pa = load_pyarrow()
+    header = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+    kinds = {
+        "key": pa.binary(),
+        "value": pa.binary(),
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+        "headers": pa.list_(header),
+    }
+    unknown = [name for name in columns if name not in kinds]
+    if unknown or not columns or len(set(columns)) < len(columns):
+        raise InvalidRequestError(
+            f"The columns of records are {', '.join(kinds)}, each at most once; not "
+            f"{', '.join(map(repr, unknown or columns)) or 'none'}."
+        )
+    return pa.schema([pa.field(name, kinds[name]) for name in columns])
+
+
+@takes_timeout
+def read_range(
+    cluster: Cluster | None,
+    split: Split,
+    *,
+    columns: Sequence[str] = COLUMNS,
+    batch_records: int = BATCH_RECORDS,
+    fail_on_data_loss: bool = True,
+    timeout_s: float = 60.0,
+) -> Iterator[Any]:
+    """The records of the split, in order, as `pyarrow.RecordBatch`es of at most `batch_records`
+    records and about 64 MiB.
+
+    Exactly the records with offsets `split.start <= offset < split.end` that the log holds (a
+    compacted log has gaps), never fewer: leaders that move are followed, failures are tried again,
+    and without any progress for `timeout_s` seconds it raises. All readers of a process share their
+    connections. `cluster`: None means the process's current one. Closing the generator stops
+    fetching.
+
+    Raises PartitionOfflineError or TimeoutError (no progress), UnknownTopicError (the topic was
+    deleted meanwhile, or is another one of that name by now), OffsetOutOfRangeError (records of the
+    split expired meanwhile) and LogTruncatedError (an unclean election took them back); with
+    `fail_on_data_loss=False` the last two are logged, and what is left is read. Also
+    CorruptBatchError (records of the split cannot be read; it has their `offset` and the
+    `next_offset`, to read the rest as a split of its own), InvalidRequestError, MissingExtraError.
+    """
+    schema = read_schema(columns)
+    if type(batch_records) is not int or batch_records < 1:
+        raise InvalidRequestError(f"batch_records has to be a positive int, not {batch_records!r}.")
+    client, background = (cluster or Cluster.current()).shared_client()
+    return _batches(client, background, split, schema, batch_records, fail_on_data_loss, timeout_s)
+
+
+def _batches(
+    client: Client,
+    background: BackgroundLoop,
+    split: Split,
+    schema: Any,
+    batch_records: int,
+    fail_on_data_loss: bool,
+    timeout_s: float,
+) -> Iterator[Any]:
+    if split.is_empty:
+        return
+    pa = load_pyarrow()
+    reader = _Reader(client, split, "none" if fail_on_data_loss else "earliest", timeout_s)
+    background.run(reader.open())
+    try:
+        steps: list[Any] = []
+        records = size_bytes = 0
+        while slices := reader.next_slices(batch_records - records):
+            step = _batch_of(slices, schema)
+            steps.append(step)
+            records += step.num_rows
+            size_bytes += step.nbytes
+            if records >= batch_records or size_bytes >= BATCH_BYTES:
+                yield _joined(pa, steps)
+                steps, records, size_bytes = [], 0, 0
+                reader.made_progress()
+        if steps:
+            yield _joined(pa, steps)
+    finally:
+        background.call_soon(reader.close)
+
+
+def _joined(pa: Any, steps: list[Any]) -> Any:
+    if len(steps) == 1:
+        return steps[0]
+    (batch,) = pa.Table.from_batches(steps).combine_chunks().to_batches()
+    return batch
+
+
+def _batch_of(slices: list[Slice], schema: Any) -> Any:
+    """One record batch of slices of one partition."""
+    pa = load_pyarrow()
+    counts = [len(part.values) for part in slices]
+    count = sum(counts)
+    made: list[Any] = []
+    for field in schema:
+        if field.name in ("key", "value"):
+            parts = [part.keys if field.name == "key" else part.values for part in slices]
+            made.append(binary_column(pa, parts, counts))
+        elif field.name == "topic":
+            made.append(pa.repeat(slices[0].topic, count))
+        elif field.name == "partition":
+            made.append(pa.repeat(pa.scalar(slices[0].partition, pa.int32()), count))
+        elif field.name == "offset":
+            made.append(int64_column(pa, [part.offsets for part in slices], pa.int64()))
+        elif field.name == "timestamp":
+            kind = pa.timestamp("ms", tz="UTC")
+            times = int64_column(pa, [part.timestamps_ms for part in slices], kind)
+            made.append(times.cast(field.type))
+        else:
+            made.append(headers_column(pa, [part.headers for part in slices], counts, field.type))
+    return pa.RecordBatch.from_arrays(made, schema=schema)
+
+
+class _Reader:
+    """A stream with an end, and whoever fills it. `next_slices` is for one thread; the rest belongs
+    to the client's loop."""
+
+    def __init__(
+        self,
+        client: Client,
+        split: Split,
+        reset: Literal["none", "earliest"],
+        timeout_s: float,
+    ) -> None:
+        self._client = client
+        self._split = split
+        self._timeout_s = timeout_s
+        self._news = Wakeup()
+        self._config = ConsumerConfig(
+            auto_offset_reset=reset, fetch_buffer_bytes=FETCH_BUFFER_BYTES
+        )
+        self._assigned = Assigned(self._stream_from(split.start))
+        self._fetcher: Fetcher | None = None
+        self._progress_at = 0.0
+        self._received_bytes = 0
+
+    def _stream_from(self, offset: int) -> Stream:
+        split = self._split
+        return Stream(split.place, offset, topic_id=split.topic_id, end=split.end)
+
+    # --- the loop -------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        split = self._split
+        await find_topic(self._client, split.topic, split.topic_id, timeout_s=self._timeout_s)
+        subscription = Subscription()
+        subscription.assigned = {split.place: self._assigned}
+        self._fetcher = Fetcher(self._client, self._config, subscription)
+        self._fetcher.add_listener(self._news.set)
+        self._fetcher.start([self._assigned.stream])
+        self.made_progress()
+
+    def close(self) -> None:
+        if self._fetcher is not None:
+            self._fetcher.close()
+
+    # --- the reading thread ---------------------------------------------------------------------
+
+    def made_progress(self) -> None:
+        self._progress_at = self._client.env.clock.monotonic()
+
+    def next_slices(self, records_max: int) -> list[Slice]:
+        """The next records, up to so many; waits for the first. [] once all were handed out."""
+        while not self._assigned.stream.is_finished:
+            self._news.clear()
+            if slices := self._take(min(records_max, STEP_RECORDS)):
+                self.made_progress()
+                return slices
+            stream = self._assigned.stream
+            if stream.is_finished:
+                break
+            if stream.error is not None and not stream.has_records:
+                self._ended_by(stream.error)
+                break
+            self._wait(stream)
+        return []
+
+    def _take(self, records_max: int) -> list[Slice]:
+        assert self._fetcher is not None
+        taken: list[Slice] = []
+        size_bytes = 0
+        while records_max > 0 and size_bytes < STEP_BYTES:
+            stream = self._assigned.stream
+            try:
+                found = stream.peek_batch(records_max, self._config.check_crcs)
+            except CorruptBatchError as error:
+                if not taken and error.crc_matches:
+                    self._ended_by(error)
+                if not taken:
+                    self._fetch_again(stream, error)
+                break
+            if found is None:
+                break
+            batch, part = found
+            taken.append(part)
+            stream.consume(batch, len(part.values))
+            records_max -= len(part.values)
+            size_bytes += sum(map(len, filter(None, part.values)))
+        self._fetcher.has_room()
+        return taken
+
+    def _fetch_again(self, stream: Stream, error: CorruptBatchError) -> None:
+        assert self._fetcher is not None and stream.position is not None
+        fresh = self._stream_from(stream.position)
+        self._assigned.stream = fresh
+        self._fetcher.replace_corrupt(stream, fresh, stream.position, error)
+
+    def _ended_by(self, error: RayqError) -> None:
+        """Raises it, unless it is a loss that the caller puts up with."""
+        if self._config.auto_offset_reset == "none" or not isinstance(error, LogTruncatedError):
+            raise error.with_message(self._told(error))
+        logger.warning("%s Reading what is left (fail_on_data_loss=False).", self._told(error))
+
+    def _told(self, error: RayqError) -> str:
+        split = self._split
+        hint = ""
+        if isinstance(error, OffsetOutOfRangeError):
+            hint = " Records of it are gone; fail_on_data_loss=False reads the rest."
+        return (
+            f"Reading {split.topic}-{split.partition} from offset {split.start} to {split.end} "
+            f"stopped at {self._assigned.stream.position}: {error}{hint}"
+        )
+
+    def _wait(self, stream: Stream) -> None:
+        """Until there is news. Raises when there was no progress for too long."""
+        if stream.received_bytes != self._received_bytes:
+            self._received_bytes = stream.received_bytes
+            self.made_progress()
+        left_s = self._progress_at + self._timeout_s - self._client.env.clock.monotonic()
+        if left_s > 0:
+            self._news.wait(left_s)
+            return
+        trouble = stream.trouble
+        kind = PartitionOfflineError if isinstance(trouble, PartitionOfflineError) else TimeoutError
+        reason = trouble or "its leader answers, but has no such records (yet)"
+        raise kind(
+            self._told(kind(f"no progress for {self._timeout_s:g} s. The last reason: {reason}"))
+        )

@@ -1,0 +1,541 @@
+"""Batch writes that a retried or speculative task does not repeat. Needs the extra `arrow`.
+
+`begin_write` on the driver makes a `WriteJob`: which topic (by id), its ends now, one time stamp
+and a range of producer ids. Task `n` of the job writes as producer `first_producer_id + n`, and
+cuts its batches by its rows alone: not by time, and not by how the rows arrive. So every attempt at
+the task sends the same batches under the same numbers, and the leader appends each once, also when
+two attempts run at the same time.
+
+How far this goes, without transactions:
+
+- Exactly once for tasks whose rows, and their order, are the same in every attempt. Where they are
+  not, the attempt fails with `RewriteMismatchError` as soon as it meets a batch of an earlier one
+  that differs; it never skips rows because others have their numbers. `finish_write`, on the driver
+  after the last task, finds what attempts wrote elsewhere: to partitions that the last attempt at a
+  task did not write to, or as tasks that there no longer are.
+- A job that fails leaves what its tasks had written. The next `begin_write` is another job. A
+  `WriteJob` that was kept (in a checkpoint, say) makes writing again a repetition. Leaders forget a
+  producer a day after its last append; of an older job, what is still in the log is recognised, and
+  a task that was cut short then cannot be finished (`UnknownProducerError`). A partition's leader
+  knows 100,000 producers; each task that writes to it is one.
+- Readers see records as soon as they are committed, also those of a job that fails later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from rayq.batch.numbered_sender import (
+    ATTEMPT_TIMEOUT_S,
+    NumberedBatch,
+    NumberedSender,
+    numbered,
+)
+from rayq.batch.offset_ranges import check_topic_id, find_topic, snapshot, together
+from rayq.client.client import Client
+from rayq.client.cluster import Cluster
+from rayq.client.consuming.arrow import load_pyarrow
+from rayq.client.metadata import Leader
+from rayq.client.producing.accumulator import (
+    BATCH_OVERHEAD_BYTES,
+    HEADER_OVERHEAD_BYTES,
+    RECORD_OVERHEAD_BYTES,
+)
+from rayq.client.timeouts import takes_timeout
+from rayq.config import HOUR_MS, TopicConfig, parse
+from rayq.errors import InvalidRequestError, RecordTooLargeError, RewriteMismatchError
+from rayq.records import Headers, OffsetRange, TopicPartition
+from rayq.storage.batch import SEQUENCE_COUNT, encode_batch
+from rayq.wire.messages import DescribeProducers
+
+COLUMNS = ("key", "value", "partition", "timestamp", "headers")
+"""What may be written. Only `value` has to be there."""
+
+BATCH_BYTES = 512 * 1024
+"""Bytes of keys, values and headers that close a batch, where `max_message_bytes` allows."""
+BATCH_RECORDS = 8192
+ROWS_AT_A_TIME = 8192
+"""Rows that are turned from Arrow into Python objects at once."""
+KEYLESS_RUN = 4096
+"""Rows without a key and a partition go to one partition after another, so many at a time."""
+TASKS_MAX = 2**20
+CHOSEN_IDS_FIRST = 2**62
+"""Producer ids from here on are chosen by jobs, at random; those below are handed out in turn."""
+JOB_BITS = 41
+YOUNG_JOB_MS = HOUR_MS
+"""Leaders still know the producers of a job that is younger (they do so for a day)."""
+
+
+class WriteJob(NamedTuple):
+    """One batch write, whichever process writes. Plain values: it pickles, and `WriteJob(*list)`
+    takes it back from JSON."""
+
+    topic: str
+    topic_id: str
+    start_offsets: list[int]
+    """The end of each partition when the job began."""
+    first_producer_id: int
+    timestamp_ms: int
+    """Of records without a time of their own."""
+    batch_bytes: int
+    append_time: bool
+    """Whether the topic's records carry the leader's time (`message_timestamp_type`)."""
+
+
+class TaskWritten(NamedTuple):
+    """What became of a task's records: `repeated` of them were there already, sent by an earlier
+    attempt or by a try whose answer was lost. `partitions` are those that got records of the task,
+    `ranges` are by partition, in order."""
+
+    task: int
+    records: int
+    repeated: int
+    partitions: list[int]
+    ranges: list[OffsetRange]
+
+
+@takes_timeout
+def begin_write(cluster: Cluster | None, topic: str, *, timeout_s: float = 60.0) -> WriteJob:
+    """Once for each job, on the driver. `cluster`: None means the process's current one. Raises
+    UnknownTopicError, PartitionOfflineError, TimeoutError."""
+    found = cluster or Cluster.current()
+    ranges = snapshot(found, topic, starting_offsets="latest", timeout_s=timeout_s)
+    client, background = found.shared_client()
+
+    async def config() -> TopicConfig:
+        return parse(TopicConfig, (await client.topic(topic, timeout_s=timeout_s)).config)
+
+    topic_config = background.run(config())
+    room_bytes = max(topic_config.max_message_bytes - BATCH_OVERHEAD_BYTES, 1)
+    return WriteJob(
+        topic=topic,
+        topic_id=ranges[0].topic_id,
+        start_offsets=[one.end for one in ranges],
+        first_producer_id=CHOSEN_IDS_FIRST + client.env.random.getrandbits(JOB_BITS) * TASKS_MAX,
+        timestamp_ms=client.env.clock.wall_ms(),
+        batch_bytes=min(BATCH_BYTES, room_bytes),
+        append_time=topic_config.message_timestamp_type == "append",
+    )
+
+
+def job_for(
+    cluster: Cluster, topic: str, kept: WriteJob | None, *, timeout_s: float
+) -> WriteJob:
+    """The job that the caller kept, else a new one. Raises InvalidRequestError for one of another
+    topic, and what `begin_write` raises."""
+    if kept is None:
+        return begin_write(cluster, topic, timeout_s=timeout_s)
+    if kept.topic != topic:
+        raise InvalidRequestError(f"The job is one of topic {kept.topic!r}, not {topic!r}.")
+    return kept
+
+
+@takes_timeout
+def write_task(
+    cluster: Cluster | None,
+    job: WriteJob,
+    task: int,
+    batches: Iterable[Any],
+    *,
+    timeout_s: float = 120.0,
+) -> TaskWritten:
+    """Writes the rows of one task; returns once every in-sync replica has them all.
+
+    `task` numbers the task within the job, from 0, the same for each attempt at it. `batches` are
+    `pyarrow.RecordBatch`es or tables with the columns value (binary or string; null is a tombstone)
+    and, where wanted, key (binary or string), partition (int; else by the key's crc32 as a producer
+    does, without a key in runs over all partitions), timestamp (a timestamp, or milliseconds; else
+    the job's time) and headers (a list of structs of key, or name, and value).
+
+    Raises InvalidRequestError (other columns or types, a partition that does not exist),
+    RewriteMismatchError (see above), OutcomeUnknownError or PartitionOfflineError (a batch was not
+    acknowledged for `timeout_s` seconds), UnknownTopicError (the topic was deleted meanwhile),
+    RecordTooLargeError, NullKeyError, InvalidTimestampError, DiskFullError, MissingExtraError.
+    """
+    if type(task) is not int or not 0 <= task < TASKS_MAX:
+        raise InvalidRequestError(f"Tasks are numbered from 0 to {TASKS_MAX - 1}, not {task!r}.")
+    client, background = (cluster or Cluster.current()).shared_client()
+    writing = _Writing(client, job, job.first_producer_id + task, timeout_s)
+    cutter = _Cutter(job, task)
+    records = 0
+    try:
+        for rows in _rows_of(batches):
+            records += len(rows.values)
+            for partition, batch in cutter.cut(rows):
+                background.run(writing.put(partition, batch))
+        for partition, batch in cutter.rest():
+            background.run(writing.put(partition, batch))
+        background.run(writing.finish())
+    finally:
+        background.call_soon(writing.close)
+    senders = [writing.senders[partition] for partition in sorted(writing.senders)]
+    return TaskWritten(
+        task,
+        records,
+        sum(sender.repeated for sender in senders),
+        sorted(writing.senders),
+        [written for sender in senders for written in sender.ranges],
+    )
+
+
+@takes_timeout
+def finish_write(
+    cluster: Cluster | None,
+    job: WriteJob,
+    written: Iterable[tuple[int, Iterable[int]]],
+    *,
+    timeout_s: float = 60.0,
+) -> None:
+    """Once for each job, on the driver, after its last task. `written` are the tasks, each with the
+    partitions that got its records.
+
+    A task compares what it writes with what an earlier attempt wrote, in the partitions it writes
+    to. What is left to find out is what nobody wrote this time: an attempt whose rows went to other
+    partitions, a job that was divided into more tasks. Leaders remember who wrote, for a day.
+
+    Raises RewriteMismatchError, UnknownTopicError, PartitionOfflineError, TimeoutError.
+    """
+    tasks: defaultdict[int, set[int]] = defaultdict(set)
+    for task, partitions in written:
+        for partition in partitions:
+            tasks[partition].add(task)
+    client, background = (cluster or Cluster.current()).shared_client()
+
+    async def check(partition: int) -> None:
+        def build(topic_id: str, leader: Leader) -> DescribeProducers:
+            check_topic_id(job.topic, job.topic_id, topic_id)
+            return DescribeProducers(
+                topic_id=topic_id,
+                partition=partition,
+                leader_epoch=leader.epoch,
+                first_producer_id=job.first_producer_id,
+                producer_id_count=TASKS_MAX,
+            )
+
+        answer = await client.ask_leader(
+            job.topic, partition, build, timeout_s=timeout_s, attempt_timeout_s=ATTEMPT_TIMEOUT_S
+        )
+        found = {producer_id - job.first_producer_id for producer_id in answer.producer_ids}
+        unknown = sorted(found - tasks[partition])
+        if unknown:
+            raise RewriteMismatchError(
+                f"An earlier attempt at task {unknown[0]} of this job wrote to "
+                f"{job.topic}-{partition}, and the last one did not: its rows changed, or the job "
+                "was divided into other tasks. The topic holds rows twice, or rows that are none "
+                "of the result. Make the job repeatable: persist what is written before the write."
+            )
+
+    background.run(together(check(partition) for partition in range(len(job.start_offsets))))
+
+
+class _Writing:
+    """The senders of one attempt, by partition. Belongs to the client's loop."""
+
+    def __init__(self, client: Client, job: WriteJob, producer_id: int, timeout_s: float) -> None:
+        self._client = client
+        self._job = job
+        self._producer_id = producer_id
+        self._timeout_s = timeout_s
+        self._changed = asyncio.Event()
+        self.senders: dict[int, NumberedSender] = {}
+
+    async def put(self, partition: int, payload: bytearray) -> None:
+        """Waits while the partition has enough to do."""
+        job = self._job
+        sender = self.senders.get(partition)
+        if sender is None:
+            await find_topic(self._client, job.topic, job.topic_id, timeout_s=self._timeout_s)
+            sender = self.senders[partition] = NumberedSender(
+                self._client,
+                TopicPartition(job.topic, partition),
+                job.topic_id,
+                self._producer_id,
+                job.start_offsets[partition],
+                scan_first=self._client.env.clock.wall_ms() - job.timestamp_ms > YOUNG_JOB_MS,
+                timeout_s=self._timeout_s,
+                on_change=self._changed.set,
+            )
+        batch: NumberedBatch = numbered(payload)
+        await self._until(lambda: sender.has_room)
+        sender.put(batch)
+
+    async def finish(self) -> None:
+        senders = self.senders.values()
+        await self._until(lambda: all(sender.is_idle for sender in senders))
+        await asyncio.gather(*(sender.check_end() for sender in senders))
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        while True:
+            self._changed.clear()
+            for sender in self.senders.values():
+                if sender.failure is not None:
+                    raise sender.failure
+            if holds():
+                return
+            await self._changed.wait()
+
+    def close(self) -> None:
+        for sender in self.senders.values():
+            sender.close()
+
+
+# --- from rows to numbered batches ----------------------------------------------------------------
+
+
+class _Rows(NamedTuple):
+    """Some rows, column by column; None where a column is missing."""
+
+    values: list[bytes | None]
+    keys: list[bytes | None] | None
+    partitions: list[int | None] | None
+    timestamps_ms: list[int | None] | None
+    headers: list[Headers | None] | None
+
+
+class _Open:
+    """The rows of one partition that wait until a batch of them is full."""
+
+    def __init__(self) -> None:
+        self.values: list[bytes | None] = []
+        self.keys: list[bytes | None] = []
+        self.timestamps_ms: list[int] = []
+        self.headers: list[Headers | None] = []
+        self.sizes: list[int] = []
+        self.next_sequence = 0
+
+
+class _Cutter:
+    """Divides rows by partition and cuts them into batches, by nothing but the rows."""
+
+    def __init__(self, job: WriteJob, task: int) -> None:
+        self._job = job
+        self._task = task
+        self._open: defaultdict[int, _Open] = defaultdict(_Open)
+        self._row = 0
+
+    def cut(self, rows: _Rows) -> Iterator[tuple[int, bytearray]]:
+        """The batches that these rows fill, with their partitions."""
+        for partition, some in self._divide(rows):
+            open_ = self._open[partition]
+            self._add(open_, some)
+            yield from ((partition, batch) for batch in self._full(open_))
+
+    def rest(self) -> Iterator[tuple[int, bytearray]]:
+        """What is left at the end."""
+        for partition in sorted(self._open):
+            open_ = self._open[partition]
+            if open_.values:
+                yield partition, self._batch(open_, len(open_.values))
+
+    # --- by partition ---------------------------------------------------------------------------
+
+    def _divide(self, rows: _Rows) -> Iterator[tuple[int, _Rows]]:
+        places = self._places(rows)
+        self._row += len(places)
+        distinct = dict.fromkeys(places)
+        if len(distinct) <= 1:
+            yield from ((partition, rows) for partition in distinct)
+            return
+        members: dict[int, list[int]] = {partition: [] for partition in distinct}
+        for index, partition in enumerate(places):
+            members[partition].append(index)
+        for partition, chosen in members.items():
+            yield partition, _Rows(*(_taken(column, chosen) for column in rows))
+
+    def _places(self, rows: _Rows) -> list[int]:
+        """The partition of each row."""
+        count = len(self._job.start_offsets)
+        length = len(rows.values)
+        if rows.partitions is None and rows.keys is None:
+            return [self._keyless(index, count) for index in range(self._row, self._row + length)]
+        keys: Sequence[bytes | None] = rows.keys or [None] * length
+        if rows.partitions is None:
+            given: Sequence[int | None] = [None] * length
+        else:
+            given = rows.partitions
+            for partition in set(given):
+                if partition is not None and not 0 <= partition < count:
+                    raise InvalidRequestError(
+                        f"Topic {self._job.topic!r} has partitions 0 to {count - 1}, not "
+                        f"{partition}, which the column partition names."
+                    )
+        return [
+            partition
+            if partition is not None
+            else (crc32(key) % count if key is not None else self._keyless(row, count))
+            for row, (partition, key) in enumerate(zip(given, keys, strict=True), self._row)
+        ]
+
+    def _keyless(self, row: int, count: int) -> int:
+        return (self._task + row // KEYLESS_RUN) % count
+
+    # --- into batches ---------------------------------------------------------------------------
+
+    def _add(self, open_: _Open, rows: _Rows) -> None:
+        count = len(rows.values)
+        default_ms = self._job.timestamp_ms
+        keys = rows.keys or [None] * count
+        headers = rows.headers or [None] * count
+        times = rows.timestamps_ms
+        open_.values += rows.values
+        open_.keys += keys
+        open_.headers += headers
+        open_.timestamps_ms += (
+            [default_ms] * count
+            if times is None
+            else [default_ms if time is None else time for time in times]
+        )
+        open_.sizes += [
+            RECORD_OVERHEAD_BYTES + len(value or b"") + len(key or b"")
+            for value, key in zip(rows.values, keys, strict=True)
+        ]
+        if rows.headers is not None:
+            first = len(open_.sizes) - count
+            for index, some in enumerate(rows.headers, first):
+                for name, value in some or ():
+                    open_.sizes[index] += HEADER_OVERHEAD_BYTES + len(name.encode()) + len(value)
+
+    def _full(self, open_: _Open) -> Iterator[bytearray]:
+        """A batch is full when the row after it would not fit in; one row always does."""
+        while True:
+            ends = list(accumulate(open_.sizes[: BATCH_RECORDS + 1]))
+            fitting = max(bisect_right(ends, self._job.batch_bytes), 1)
+            fitting = min(fitting, BATCH_RECORDS)
+            if fitting >= len(open_.sizes):
+                return
+            yield self._batch(open_, fitting)
+
+    def _batch(self, open_: _Open, count: int) -> bytearray:
+        if open_.next_sequence + count > SEQUENCE_COUNT:
+            raise RecordTooLargeError(
+                f"One task writes at most {SEQUENCE_COUNT} records to a partition: use more tasks."
+            )
+        producer = self._job.first_producer_id + self._task
+        batch = encode_batch(
+            open_.values[:count],
+            open_.keys[:count],
+            open_.headers[:count],
+            open_.timestamps_ms[:count],
+            producer_id=producer,
+            base_sequence=open_.next_sequence,
+            append_time=self._job.append_time,
+        )
+        open_.next_sequence += count
+        for column in (open_.values, open_.keys, open_.headers, open_.timestamps_ms, open_.sizes):
+            del column[:count]
+        return batch
+
+
+def _taken(column: list[Any] | None, chosen: Sequence[int]) -> Any:
+    return None if column is None else [column[index] for index in chosen]
+
+
+# --- from Arrow to rows ---------------------------------------------------------------------------
+
+
+def _rows_of(batches: Iterable[Any]) -> Iterator[_Rows]:
+    pa = load_pyarrow()
+    for given in batches:
+        if not isinstance(given, (pa.RecordBatch, pa.Table)):
+            raise InvalidRequestError(
+                f"What is written are pyarrow RecordBatches or Tables, not {type(given).__name__}."
+            )
+        names = given.schema.names
+        unknown = [name for name in names if name not in COLUMNS]
+        if "value" not in names or unknown or len(set(names)) < len(names):
+            raise InvalidRequestError(
+                f"The columns to write are value and, where wanted, key, partition, timestamp and "
+                f"headers; not {', '.join(names) or 'none'}. Select or rename columns first."
+            )
+        for start in range(0, given.num_rows, ROWS_AT_A_TIME):
+            some = given.slice(start, ROWS_AT_A_TIME)
+            columns = {name: some.column(name) for name in names}
+            yield _Rows(
+                bytes_of("value", columns["value"]),
+                bytes_of("key", columns["key"]) if "key" in columns else None,
+                _partitions(pa, columns["partition"]) if "partition" in columns else None,
+                _times_ms(pa, columns["timestamp"]) if "timestamp" in columns else None,
+                headers_of(columns["headers"]) if "headers" in columns else None,
+            )
+
+
+def _wrong_type(name: str, kind: Any, wanted: str) -> InvalidRequestError:
+    return InvalidRequestError(f"The column {name} has type {kind}; it has to be {wanted}.")
+
+
+def bytes_of(name: str, column: Any) -> list[bytes | None]:
+    """A binary or string column; raises InvalidRequestError for another one."""
+    pa = load_pyarrow()
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column = column.cast(kind.value_type)
+        kind = column.type
+    if pa.types.is_string(kind):
+        column = column.cast(pa.binary())
+    elif pa.types.is_large_string(kind):
+        column = column.cast(pa.large_binary())
+    elif not (
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+        or pa.types.is_null(kind)
+    ):
+        raise _wrong_type(name, kind, "binary or string")
+    found: list[bytes | None] = column.to_pylist()
+    return found
+
+
+def _partitions(pa: Any, column: Any) -> list[int | None]:
+    if not (pa.types.is_integer(column.type) or pa.types.is_null(column.type)):
+        raise _wrong_type("partition", column.type, "an integer")
+    found: list[int | None] = column.to_pylist()
+    return found
+
+
+def _times_ms(pa: Any, column: Any) -> list[int | None]:
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        in_ms = column.cast(pa.timestamp("ms", tz=kind.tz), safe=False)
+        column = in_ms.cast(pa.int64())
+    elif not (pa.types.is_integer(kind) or pa.types.is_null(kind)):
+        raise _wrong_type("timestamp", kind, "a timestamp, or an integer of milliseconds")
+    found: list[int | None] = column.to_pylist()
+    if any(time is not None and time < 0 for time in found):
+        raise InvalidRequestError("The column timestamp has a time before 1970.")
+    return found
+
+
+def headers_of(column: Any) -> list[Headers | None]:
+    """A column of headers as `write_task` takes it; raises InvalidRequestError for another one."""
+    pa = load_pyarrow()
+    kind = column.type
+    wanted = "a list of structs of key (or name) and value"
+    if pa.types.is_null(kind):
+        return [None] * len(column)
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if is_list and pa.types.is_null(kind.value_type):
+        return [None] * len(column)  # what Arrow makes of lists that are all empty
+    if not is_list or not pa.types.is_struct(kind.value_type):
+        raise _wrong_type("headers", kind, wanted)
+    fields = [field.name for field in kind.value_type]
+    names = [name for name in ("key", "name") if name in fields]
+    if len(fields) != 2 or len(names) != 1 or "value" not in fields:
+        raise _wrong_type("headers", kind, wanted)
+    (name,) = names
+    found: list[Headers | None] = []
+    for some in column.to_pylist():
+        pairs = [(one[name], one["value"]) for one in some or ()]
+        for key, value in pairs:
+            if not isinstance(key, str) or not isinstance(value, bytes):
+                raise InvalidRequestError(
+                    f"A header is a pair of str and bytes, neither of them null, not "
+                    f"{(key, value)!r}."
+                )
+        found.append(pairs or None)
+    return found

@@ -1,0 +1,7 @@
+"""How `rayq` ends; docs/command.md tells users."""
+
+from __future__ import annotations
+
+OK, FAILED, USAGE, UNHEALTHY = 0, 1, 2, 3
+INTERRUPTED, BROKEN_PIPE, TERMINATED = 130, 141, 143
+"""As a shell reports programs that ended by SIGINT, SIGPIPE and SIGTERM."""

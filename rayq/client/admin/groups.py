@@ -1,0 +1,350 @@
+"""What the admin does with groups: list, describe, set offsets, delete."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rayq.client.arguments import as_partition, by_partition, shown
+from rayq.client.client import Client, check_partition
+from rayq.client.consuming.coordinator import Coordinator, offsets_partitions
+from rayq.client.consuming.group_consumer import check_group
+from rayq.config import ConsumerConfig
+from rayq.core.topic_changes import OFFSETS_TOPIC
+from rayq.errors import (
+    GroupNotEmptyError,
+    InvalidRequestError,
+    OutcomeUnknownError,
+    RayqError,
+    UnknownGroupError,
+)
+from rayq.records import (
+    GroupInfo,
+    GroupListing,
+    GroupMemberInfo,
+    GroupOffset,
+    TopicPartition,
+)
+from rayq.wire.messages import (
+    EARLIEST,
+    LATEST,
+    CommittedOffset,
+    DeleteGroup,
+    DescribeGroup,
+    DescribeGroupResponse,
+    FetchCommitted,
+    FetchCommittedResponse,
+    ListGroups,
+    ListGroupsResponse,
+    ListOffsets,
+    SetGroupOffsets,
+    TopicPartitionId,
+)
+
+Target = str | int | Mapping[TopicPartition, int]
+"""Where to set offsets: "earliest", "latest", an offset, or one for each partition."""
+
+ATTEMPT_TIMEOUT_S = 10.0
+END_OFFSET_TIMEOUT_S = 5.0
+"""A partition whose leader has not said by then where it ends is shown without lag."""
+
+
+class GroupAdmin:
+    """Belongs to the loop; `timeout_s` is of each call."""
+
+    def __init__(self, client: Client, timeout_s: float) -> None:
+        self._client = client
+        self._timeout_s = timeout_s
+        self._deadline = client.now + timeout_s
+
+    @property
+    def _left_s(self) -> float:
+        return max(self._deadline - self._client.now, 0.001)
+
+    def _coordinator(self, group: str) -> Coordinator:
+        return Coordinator(self._client, check_group(group), ConsumerConfig())
+
+    async def _check_any_group(self, group: str) -> None:
+        """Raises UnknownGroupError where no group was ever used."""
+        check_group(group)
+        count = await offsets_partitions(self._client, create=False, timeout_s=self._left_s)
+        if count == 0:
+            raise UnknownGroupError(f"There is no group {group!r}: no group was used so far.")
+
+    # --- looking --------------------------------------------------------------------------------
+
+    async def list_groups(self) -> list[GroupListing]:
+        client = self._client
+        count = await offsets_partitions(client, create=False, timeout_s=self._left_s)
+        answers: list[ListGroupsResponse] = await asyncio.gather(
+            *(
+                client.ask_leader(
+                    OFFSETS_TOPIC,
+                    partition,
+                    lambda topic_id, leader, partition=partition: ListGroups(  # type: ignore[misc]
+                        topic_id=topic_id, partition=partition, leader_epoch=leader.epoch
+                    ),
+                    timeout_s=self._left_s,
+                    attempt_timeout_s=ATTEMPT_TIMEOUT_S,
+                )
+                for partition in range(count)
+            )
+        )
+        return sorted(
+            (
+                GroupListing(one.group, one.state, one.members)
+                for answer in answers
+                for one in answer.groups
+            ),
+            key=lambda one: one.group,
+        )
+
+    async def describe_group(self, group: str) -> GroupInfo:
+        await self._check_any_group(group)
+        response: DescribeGroupResponse = await self._coordinator(group).ask(
+            lambda topic, number, epoch: DescribeGroup(topic, number, epoch, group),
+            timeout_s=self._left_s,
+        )
+        names = await self._topic_names()
+        members = [
+            GroupMemberInfo(
+                member=one.member,
+                client=one.client,
+                instance=one.instance,
+                member_epoch=one.member_epoch,
+                assigned=_places(one.assigned),
+                revoking=_places(one.revoking),
+            )
+            for one in response.members
+        ]
+        owner = {place: one.member for one in members for place in (*one.revoking, *one.assigned)}
+        committed = _named(response.offsets, names)
+        places = sorted({*owner, *committed})
+        ends = await asyncio.gather(*(self._end_offset(place) for place in places))
+        return GroupInfo(
+            group=response.group,
+            state=response.state,
+            epoch=response.epoch,
+            assignor=response.assignor,
+            members=members,
+            partitions={
+                place: _progress(committed.get(place), end, owner.get(place))
+                for place, end in zip(places, ends, strict=True)
+            },
+            rebalance_reason=response.rebalance_reason,
+            rebalance_time_ms=response.rebalance_time_ms,
+        )
+
+    async def _topic_names(self) -> dict[str, str]:
+        response = await self._client.fetch_all(timeout_s=self._left_s)
+        return {topic.topic_id: topic.name for topic in response.topics}
+
+    async def _end_offset(self, place: TopicPartition) -> int | None:
+        try:
+            return await self._list_offset(place, LATEST, min(END_OFFSET_TIMEOUT_S, self._left_s))
+        except RayqError:
+            return None
+
+    async def _list_offset(
+        self, place: TopicPartition, timestamp_ms: int, timeout_s: float
+    ) -> int | None:
+        response = await self._client.ask_leader(
+            place.topic,
+            place.partition,
+            lambda topic_id, leader: ListOffsets(
+                topic_id=topic_id,
+                partition=place.partition,
+                leader_epoch=leader.epoch,
+                timestamp_ms=timestamp_ms,
+            ),
+            timeout_s=timeout_s,
+            attempt_timeout_s=ATTEMPT_TIMEOUT_S,
+        )
+        found: int | None = response.offset
+        return found
+
+    # --- changing -------------------------------------------------------------------------------
+
+    async def delete_group(self, group: str) -> None:
+        await self._check_any_group(group)
+        coordinator = self._coordinator(group)
+        await coordinator.ask(
+            lambda topic, number, epoch: DescribeGroup(topic, number, epoch, group),
+            timeout_s=self._left_s,
+        )
+        # It was there a moment ago. Who finds it gone now repeats a request that has deleted it and
+        # whose answer was lost, or somebody else was faster.
+        with contextlib.suppress(UnknownGroupError):
+            await coordinator.ask(
+                lambda topic, number, epoch: DeleteGroup(topic, number, epoch, group),
+                timeout_s=self._left_s,
+            )
+
+    async def set_group_offsets(
+        self,
+        group: str,
+        topics: str | Iterable[str | TopicPartition] | None,
+        *,
+        to: Target | None,
+        timestamp_ms: int | None,
+        shift: int | None,
+        dry_run: bool,
+    ) -> dict[TopicPartition, int]:
+        if sum(one is not None for one in (to, timestamp_ms, shift)) != 1:
+            raise InvalidRequestError(
+                "set_group_offsets takes one of to=, timestamp_ms= and shift=."
+            )
+        committed = await self._committed(group)
+        if isinstance(to, Mapping):
+            if topics is not None:
+                raise InvalidRequestError("to={partition: offset} names the partitions already.")
+            offsets = by_partition(to, "an offset")
+            wanted = {place: _offset(offset) for place, offset in offsets.items()}
+            places = list(wanted)
+            await self._check_places(places)
+        else:
+            wanted = {}
+            places = await self._places(topics, committed)
+        found = await asyncio.gather(
+            *(
+                self._new_offset(
+                    place, wanted.get(place, to), timestamp_ms, shift, committed.get(place)
+                )
+                for place in places
+            )
+        )
+        offsets = dict(zip(places, found, strict=True))
+        if offsets and not dry_run:
+            await self._set_offsets(group, offsets)
+        return offsets
+
+    async def _set_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        topics_known = self._client.metadata.topics
+        attempts = 0
+
+        def build(topic: str, number: int, epoch: int) -> SetGroupOffsets:
+            nonlocal attempts
+            attempts += 1
+            positions = [
+                (topics_known[place.topic].topic_id, place.partition, offset)
+                for place, offset in offsets.items()
+            ]
+            return SetGroupOffsets(topic, number, epoch, group, positions)
+
+        try:
+            await self._coordinator(group).ask(build, timeout_s=self._left_s)
+        except GroupNotEmptyError as error:
+            if attempts == 1:
+                raise
+            raise OutcomeUnknownError(
+                f"The positions of group {group!r} may be set: an answer was lost, and when they "
+                "were to be set again the group had members, which may have begun there. See "
+                "describe_group."
+            ) from error
+
+    async def _committed(self, group: str) -> dict[TopicPartition, CommittedOffset]:
+        response: FetchCommittedResponse = await self._coordinator(group).ask(
+            lambda topic, number, epoch: FetchCommitted(topic, number, epoch, group, None),
+            timeout_s=self._left_s,
+        )
+        return _named(response.offsets, await self._topic_names())
+
+    async def _places(
+        self,
+        topics: str | Iterable[str | TopicPartition] | None,
+        committed: Mapping[TopicPartition, CommittedOffset],
+    ) -> list[TopicPartition]:
+        if topics is None:
+            return sorted(committed)
+        if not isinstance(topics, Iterable):
+            raise TypeError(
+                "topics is a name, or a list of names and partitions, not " f"{shown(topics)}."
+            )
+        places: list[TopicPartition] = []
+        for one in [topics] if isinstance(topics, str | TopicPartition) else topics:
+            if isinstance(one, str):
+                topic = await self._client.topic(one, timeout_s=self._left_s)
+                places += [TopicPartition(one, number) for number in range(len(topic.partitions))]
+            else:
+                places.append(as_partition(one))
+        await self._check_places(places)
+        return places
+
+    async def _check_places(self, places: Iterable[TopicPartition]) -> None:
+        for topic, partition in places:
+            check_partition(await self._client.topic(topic, timeout_s=self._left_s), partition)
+
+    async def _new_offset(
+        self,
+        place: TopicPartition,
+        to: Any,
+        timestamp_ms: int | None,
+        shift: int | None,
+        committed: CommittedOffset | None,
+    ) -> int:
+        """Inside the log as it is now."""
+        first = await self._list_offset(place, EARLIEST, self._left_s)
+        end = await self._list_offset(place, LATEST, self._left_s)
+        assert first is not None and end is not None, "a log has a beginning and an end"
+        if timestamp_ms is not None:
+            if type(timestamp_ms) is not int or timestamp_ms < 0:
+                raise InvalidRequestError(
+                    f"timestamp_ms is Unix time in milliseconds, not {timestamp_ms!r}."
+                )
+            found = await self._list_offset(place, timestamp_ms, self._left_s)
+            return end if found is None else found
+        if shift is not None:
+            if type(shift) is not int:
+                raise TypeError(f"shift is an int, not {type(shift).__name__}.")
+            if committed is None:
+                raise InvalidRequestError(
+                    f"{place.topic}-{place.partition} has no committed offset to shift: set it "
+                    "with to= or timestamp_ms=."
+                )
+            return min(max(committed.offset + shift, first), end)
+        if to == "earliest":
+            return first
+        if to == "latest":
+            return end
+        return min(max(_offset(to), first), end)
+
+
+def _offset(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 2**62:
+        raise InvalidRequestError(
+            'to is "earliest", "latest", an offset from 0, or {partition: offset}, not '
+            f"{value!r}."
+        )
+    return value
+
+
+def _places(partitions: Iterable[TopicPartitionId]) -> list[TopicPartition]:
+    return sorted(TopicPartition(one.topic, one.partition) for one in partitions)
+
+
+def _named(
+    offsets: Iterable[CommittedOffset], names: Mapping[str, str]
+) -> dict[TopicPartition, CommittedOffset]:
+    """By partition; those of topics that are gone are left out."""
+    return {
+        TopicPartition(names[one.topic_id], one.partition): one
+        for one in offsets
+        if one.topic_id in names
+    }
+
+
+def _progress(
+    committed: CommittedOffset | None, end: int | None, member: str | None
+) -> GroupOffset:
+    if committed is None:
+        return GroupOffset(None, end, None, "", None, member)
+    return GroupOffset(
+        offset=committed.offset,
+        end_offset=end,
+        lag=None if end is None else max(end - committed.offset, 0),
+        metadata=committed.metadata,
+        commit_time_ms=committed.commit_time_ms,
+        member=member,
+    )

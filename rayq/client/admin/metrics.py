@@ -1,0 +1,244 @@
+"""The figures of a whole cluster: every server process is asked, and how far groups are behind is
+worked out. What `Cluster.metrics` answers, and what the controller's process hands to Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from rayq.client.client import Address, Client
+from rayq.client.consuming.coordinator import Coordinator, offsets_partitions
+from rayq.config import ConsumerConfig
+from rayq.core.topic_changes import OFFSETS_TOPIC
+from rayq.errors import RayqError
+from rayq.metrics import CATALOGUE, Sample, merged
+from rayq.records import TopicPartition
+from rayq.wire.messages import (
+    LATEST,
+    CommittedOffset,
+    DescribeGroup,
+    DescribeGroupResponse,
+    DescribeMetrics,
+    DescribeMetricsResponse,
+    DescribeOffset,
+    DescribeOffsetResponse,
+    ListGroups,
+    ListGroupsResponse,
+    ListOffsets,
+    ListOffsetsResponse,
+    MetadataResponse,
+    Request,
+)
+
+PROCESS_TIMEOUT_S = 3.0
+"""How long one process may take to tell its figures."""
+ATTEMPT_TIMEOUT_S = 3.0
+AT_ONCE_MAX = 64
+"""Questions under way at a time."""
+
+T = TypeVar("T")
+Position = tuple[str, TopicPartition]
+"""`(group, partition)`"""
+
+
+async def collect_metrics(client: Client, *, timeout_s: float) -> list[Sample]:
+    """Of every process of the cluster and of every group, in order of name. A process that does not
+    answer has `rayq_process_up` 0; a lag that cannot be found out now is missing. Raises
+    TimeoutError when no broker answers."""
+    deadline = client.now + timeout_s
+    response = await client.fetch_all(timeout_s=timeout_s)
+    addresses = _processes(response)
+    limit = min(PROCESS_TIMEOUT_S, timeout_s)
+    answers = await _all(_asking(client, address, limit) for address in addresses)
+    samples = [one for answer in answers for one in answer or ()]
+    name = next((one.labels["cluster"] for one in samples if one.labels.get("cluster")), "")
+    for (host, port), answer in zip(addresses, answers, strict=True):
+        labels = {"cluster": name, "process": f"{host}:{port}"}
+        samples.append(Sample("rayq_process_up", labels, float(answer is not None)))
+    with contextlib.suppress(RayqError):  # One hung process may have taken all the time.
+        lag = GroupLag(client, name)
+        samples += await lag.collect(timeout_s=max(deadline - client.now, 0.001))
+    return merged(samples)
+
+
+def _processes(response: MetadataResponse) -> list[Address]:
+    """Where the cluster's processes listen: brokers, replicas, the controller."""
+    found = [(one.host, one.port) for one in response.brokers if one.live]
+    if response.controller is not None:
+        host, _, port = response.controller.rpartition(":")
+        found.append((host, int(port)))
+    found += [
+        (replica.host, replica.port)
+        for topic in response.topics
+        for partition in topic.partitions
+        for replica in partition.replicas
+        if replica.host is not None and replica.port is not None
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _asking(
+    client: Client, address: Address, timeout_s: float
+) -> Callable[[], Awaitable[list[Sample] | None]]:
+    async def ask() -> list[Sample] | None:
+        try:
+            answer, _ = await client.ask(address, DescribeMetrics(), timeout_s=timeout_s)
+        except RayqError:
+            return None
+        assert isinstance(answer, DescribeMetricsResponse)
+        return answer.samples
+
+    return ask
+
+
+async def _all(questions: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
+    """Their answers in order, a limited number under way at a time."""
+    free = asyncio.Semaphore(AT_ONCE_MAX)
+
+    async def one(ask: Callable[[], Awaitable[T]]) -> T:
+        async with free:
+            return await ask()
+
+    return await asyncio.gather(*(one(ask) for ask in questions))
+
+
+class GroupLag:
+    """How far the groups of a cluster are behind, in records and in seconds.
+
+    Seconds are the age of the record at the committed offset: the leader says when it appended
+    that. It is exact, needs no history of offsets, and does not depend on the timestamps that
+    producers give.
+    """
+
+    def __init__(self, client: Client, cluster_name: str) -> None:
+        self._client = client
+        self._cluster_name = cluster_name
+        self._deadline = 0.0
+
+    async def collect(self, *, timeout_s: float) -> list[Sample]:
+        """Of every group with commits. A partition whose leader does not answer in time is left
+        out, and so is a coordinator's groups. Raises RayqError where no broker answers."""
+        client = self._client
+        self._deadline = client.now + timeout_s
+        count = await offsets_partitions(client, create=False, timeout_s=timeout_s)
+        listed: Sequence[ListGroupsResponse | None] = await _all(
+            self._to_leader(TopicPartition(OFFSETS_TOPIC, number), _list_groups(number))
+            for number in range(count)
+        )
+        groups = [one.group for answer in listed if answer is not None for one in answer.groups]
+        described = await _all(self._describing(group) for group in groups)
+        names = {
+            topic.topic_id: topic.name for topic in (await self._topics() if groups else ())
+        }
+        committed: dict[Position, CommittedOffset] = {
+            (answer.group, TopicPartition(names[one.topic_id], one.partition)): one
+            for answer in described
+            if answer is not None
+            for one in answer.offsets
+            if one.topic_id in names
+        }
+        places = sorted({place for _, place in committed})
+        found = await _all(self._to_leader(place, _latest(place)) for place in places)
+        ends = dict(zip(places, found, strict=True))
+        return await self._samples(committed, ends)
+
+    async def _samples(
+        self,
+        committed: dict[Position, CommittedOffset],
+        ends: dict[TopicPartition, ListOffsetsResponse | None],
+    ) -> list[Sample]:
+        lags: dict[Position, int] = {}
+        for (group, place), one in committed.items():
+            answer = ends[place]
+            if answer is not None and answer.offset is not None:
+                lags[group, place] = max(answer.offset - one.offset, 0)
+        behind = [at for at, lag in lags.items() if lag]
+        found: Sequence[DescribeOffsetResponse | None] = await _all(
+            self._to_leader(at[1], _age(at[1], committed[at].offset)) for at in behind
+        )
+        seconds = {at: 0.0 for at, lag in lags.items() if not lag}
+        for at, age in zip(behind, found, strict=True):
+            if age is not None:
+                seconds[at] = (age.age_ms or 0) / 1000
+        samples = [
+            *(self._sample("offset", at, one.offset) for at, one in committed.items()),
+            *(self._sample("lag", at, lag) for at, lag in lags.items()),
+            *(self._sample("lag_seconds", at, age_s) for at, age_s in seconds.items()),
+        ]
+        for group in dict.fromkeys(group for group, _ in lags):
+            own = [lag for at, lag in lags.items() if at[0] == group]
+            own_seconds = [age_s for at, age_s in seconds.items() if at[0] == group]
+            samples.append(self._sample("max_lag", (group, None), max(own)))
+            samples.append(self._sample("sum_lag", (group, None), sum(own)))
+            if own_seconds:
+                worst = max(own_seconds)
+                samples.append(self._sample("max_lag_seconds", (group, None), worst))
+        return samples
+
+    def _sample(
+        self, name: str, at: tuple[str, TopicPartition | None], value: float
+    ) -> Sample:
+        group, place = at
+        labels = {"cluster": self._cluster_name, "group": group}
+        if place is not None:
+            labels.update(topic=place.topic, partition=str(place.partition))
+        metric = CATALOGUE[f"rayq_consumergroup_group_{name}"]
+        assert set(labels) == set(metric.labels), metric.name
+        return Sample(metric.name, labels, value)
+
+    # --- asking ---------------------------------------------------------------------------------
+
+    @property
+    def _left_s(self) -> float:
+        return max(self._deadline - self._client.now, 0.001)
+
+    async def _topics(self) -> Sequence[Any]:
+        return (await self._client.fetch_all(timeout_s=self._left_s)).topics
+
+    def _to_leader(
+        self, place: TopicPartition, build: Callable[[str, int], Request]
+    ) -> Callable[[], Awaitable[Any]]:
+        """Asks the leader of a partition; None where it does not answer or the topic is gone."""
+
+        async def ask() -> Any:
+            timeout_s = min(ATTEMPT_TIMEOUT_S, self._left_s)
+            try:
+                return await self._client.ask_leader(
+                    *place,
+                    lambda topic_id, leader: build(topic_id, leader.epoch),
+                    timeout_s=timeout_s,
+                    attempt_timeout_s=timeout_s,
+                )
+            except RayqError:
+                return None
+
+        return ask
+
+    def _describing(self, group: str) -> Callable[[], Awaitable[DescribeGroupResponse | None]]:
+        coordinator = Coordinator(self._client, group, ConsumerConfig())
+
+        async def ask() -> DescribeGroupResponse | None:
+            try:
+                answer: DescribeGroupResponse = await coordinator.ask(
+                    lambda topic, number, epoch: DescribeGroup(topic, number, epoch, group),
+                    timeout_s=min(ATTEMPT_TIMEOUT_S, self._left_s),
+                )
+            except RayqError:
+                return None
+            return answer
+
+        return ask
+
+
+def _list_groups(number: int) -> Callable[[str, int], Request]:
+    return lambda topic_id, epoch: ListGroups(topic_id, number, epoch)
+
+
+def _latest(place: TopicPartition) -> Callable[[str, int], Request]:
+    return lambda topic_id, epoch: ListOffsets(topic_id, place.partition, epoch, LATEST)
+
+
+def _age(place: TopicPartition, offset: int) -> Callable[[str, int], Request]:
+    return lambda topic_id, epoch: DescribeOffset(topic_id, place.partition, epoch, offset)

@@ -1,0 +1,1 @@
+"""From the leaders' logs to `poll`, alone or in a group."""

@@ -1,0 +1,759 @@
+"""Consumers: `AsyncConsumer` on the caller's event loop, `Consumer` for a thread.
+
+Fetching runs ahead on the client's loop, and so do the heartbeats of a group's member; records are
+decoded, and partitions taken and given up, by the thread that polls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import concurrent.futures
+import contextlib
+import inspect
+import re
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from rayq.client.arguments import as_partitions, by_partition
+from rayq.client.background import BackgroundLoop
+from rayq.client.client import Client
+from rayq.client.consuming.arrow import load_pyarrow, table_of
+from rayq.client.consuming.consumer_core import ConsumerCore
+from rayq.client.consuming.group_consumer import Call, Callback, Callbacks, Offsets, Steps
+from rayq.client.consuming.until_end import UNTIL_END_TIMEOUT_S, UntilEnd
+from rayq.client.no_pickle import no_pickle_error
+from rayq.client.timeouts import takes_timeout
+from rayq.client.waiting import Wakeup
+from rayq.config import ConsumerConfig
+from rayq.errors import ConcurrentUseError, InvalidRequestError
+from rayq.records import (
+    GroupMembership,
+    KeyT_co,
+    OffsetAndMetadata,
+    OfValueAndKey,
+    Record,
+    TopicPartition,
+    ValueT_co,
+)
+from rayq.wire.messages import EARLIEST, LATEST
+
+T = TypeVar("T")
+
+ARROW_RECORDS_MAX = 100_000
+"""Default of `poll_arrow(max_records=...)`."""
+
+
+class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
+    """Consumes on the running event loop; made by `cluster.async_consumer(*topics, **config)`. The
+    methods of `Consumer`, as coroutines."""
+
+    def __init__(
+        self,
+        client: Client,
+        config: ConsumerConfig,
+        topics: tuple[str, ...] = (),
+        on_close: Callable[[], None] = lambda: None,
+        *,
+        group: str | None = None,
+        pattern: str | re.Pattern[str] | None = None,
+        callbacks: Callbacks | None = None,
+    ) -> None:
+        self.config = config
+        self._core = ConsumerCore(client, config, on_close, group)
+        self._topics = topics
+        self._pattern = pattern
+        self._callbacks = callbacks or Callbacks()
+        self._core.check_callbacks(self._callbacks)
+        self._starting = asyncio.Lock()
+        self._news = asyncio.Event()
+        self._core.fetcher.add_listener(self._news.set)
+
+    def __repr__(self) -> str:
+        return f"<AsyncConsumer {self._core.describe(self._topics, self._pattern)}>"
+
+    @property
+    def core(self) -> ConsumerCore:
+        """For those who look after it."""
+        return self._core
+
+    async def _start(self) -> ConsumerCore:
+        """Subscribes to the topics it was made with, before anything else is done."""
+        if self._topics or self._pattern is not None:
+            async with self._starting:
+                if self._topics or self._pattern is not None:
+                    await self._core.subscribe(self._topics, self._pattern)
+                    self._topics, self._pattern = (), None
+        self._core.check_open()
+        return self._core
+
+    async def subscribe(
+        self,
+        topics: str | Iterable[str] = (),
+        *,
+        pattern: str | re.Pattern[str] | None = None,
+        on_assigned: Callback | None = None,
+        on_revoked: Callback | None = None,
+        on_lost: Callback | None = None,
+    ) -> None:
+        callbacks = Callbacks(on_assigned, on_revoked, on_lost)
+        self._core.check_callbacks(callbacks)
+        self._callbacks = callbacks.or_those_of(self._callbacks)
+        self._topics, self._pattern = (), None
+        await self._core.subscribe(topics, pattern)
+
+    async def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        wanted = as_partitions(partitions)
+        self._topics, self._pattern = (), None
+        if self._core.group is not None:
+            await self._carry_out(self._core.group.give_up_steps())
+        await self._core.assign_by_hand(wanted)
+
+    async def assignment(self) -> set[TopicPartition]:
+        core = await self._start()
+        core.look_for_new_partitions()
+        return set(core.subscription.assigned)
+
+    async def group_membership(self) -> GroupMembership:
+        return (await self._start()).committing_group().membership()
+
+    async def _carry_out(self, steps: Steps) -> None:
+        with contextlib.closing(steps):
+            for step in steps:
+                if not isinstance(step, Call):
+                    await step
+                elif (callback := getattr(self._callbacks, step.callback)) is not None:
+                    waiting = callback(step.partitions)
+                    if waiting is not None:
+                        await waiting
+
+    async def _wait(self, take: Callable[[], T], timeout_s: float) -> T:
+        group = self._core.group
+        if group is None:
+            return await self._wait_for_records(take, timeout_s)
+        group.poll_began()
+        try:
+            return await self._wait_for_records(take, timeout_s)
+        finally:
+            group.poll_ended()
+
+    async def _wait_for_records(self, take: Callable[[], T], timeout_s: float) -> T:
+        loop = asyncio.get_running_loop()
+        group = self._core.group
+        deadline = loop.time() + timeout_s
+        while True:
+            self._news.clear()
+            if group is not None and group.is_due:
+                await self._carry_out(group.poll_steps())
+            if taken := take():
+                return taken
+            left_s = deadline - loop.time()
+            if left_s <= 0:
+                self._core.raise_held()
+                return taken
+            patience_s = self._core.patience_s(left_s)
+            if group is not None:
+                patience_s = group.patience_s(patience_s)
+            try:
+                async with asyncio.timeout(patience_s):
+                    await self._news.wait()
+            except builtins.TimeoutError:
+                continue
+
+    @takes_timeout
+    async def poll(
+        self, timeout_s: float = 1.0, max_records: int | None = None
+    ) -> list[Record[ValueT_co, KeyT_co]]:
+        core = await self._start()
+        await asyncio.sleep(0)  # whoever polls in a loop lets others run, also with a timeout of 0
+        records_max = core.records_max(max_records)
+        return await self._wait(lambda: core.take_records(records_max), timeout_s)
+
+    @takes_timeout
+    async def poll_arrow(self, timeout_s: float = 1.0, max_records: int = ARROW_RECORDS_MAX) -> Any:
+        load_pyarrow()
+        core = await self._start()
+        await asyncio.sleep(0)
+        records_max = core.records_max(max_records)
+        table = await self._wait(lambda: core.take_table(records_max), timeout_s)
+        return table_of([], []) if table is None else table
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Record[ValueT_co, KeyT_co]:
+        record = await self._next(await self._start(), None)
+        assert record is not None, "without an end there is a next one"
+        return record
+
+    @takes_timeout
+    def until_end(
+        self, timeout_s: float = UNTIL_END_TIMEOUT_S
+    ) -> AsyncIterator[Record[ValueT_co, KeyT_co]]:
+        return self._until_end(timeout_s)
+
+    async def _until_end(self, timeout_s: float) -> AsyncIterator[Record[ValueT_co, KeyT_co]]:
+        core = await self._start()
+        until = UntilEnd(core, timeout_s)
+        while (record := await self._next(core, until)) is not None:
+            yield record
+
+    async def _next(
+        self, core: ConsumerCore, until: UntilEnd | None
+    ) -> Record[ValueT_co, KeyT_co] | None:
+        if until is not core.ahead_until and until is not None:
+            core.give_back()
+        if core.group is not None and core.ahead:
+            core.group.poll_began()
+            try:
+                if core.group.is_due:
+                    await self._carry_out(core.group.poll_steps())
+            finally:
+                core.group.poll_ended()
+        while not core.ahead:
+            records = await (self.poll() if until is None else self._poll_until(core, until))
+            if until is not None and not records:
+                return None
+            core.ahead.extend(records)
+            core.ahead_until = until
+        return core.ahead.popleft()
+
+    async def _poll_until(
+        self, core: ConsumerCore, until: UntilEnd
+    ) -> list[Record[ValueT_co, KeyT_co]]:
+        await asyncio.sleep(0)
+        until.made_progress()
+        while not (until.has_question and await until.is_over()):
+            patience_s = until.patience_s()
+            await self._wait(lambda: until.take(core.config.max_poll_records), patience_s)
+            if until.records:
+                return until.records
+        return []
+
+    async def seek(self, partition: TopicPartition, offset: int) -> None:
+        (await self._start()).seek(partition, offset)
+
+    async def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+        (await self._start()).seek_to(partitions, EARLIEST)
+
+    async def seek_to_end(self, *partitions: TopicPartition) -> None:
+        core = await self._start()
+        await core.resolved(core.seek_to(partitions, LATEST))
+
+    async def seek_to_last(self, count: int, *partitions: TopicPartition) -> None:
+        await (await self._start()).seek_to_last(count, partitions)
+
+    async def position(self, partition: TopicPartition) -> int:
+        return await (await self._start()).position(partition)
+
+    async def commit(self, offsets: Offsets | None = None) -> None:
+        group = (await self._start()).committing_group()
+        await group.commit(*group.wanted(offsets))
+
+    async def committed(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, int | None]:
+        found = await self.committed_with_metadata(partitions)
+        return {place: None if one is None else one.offset for place, one in found.items()}
+
+    async def committed_with_metadata(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        wanted = as_partitions(partitions)
+        return await (await self._start()).committing_group().committed(wanted)
+
+    async def pause(self, *partitions: TopicPartition) -> None:
+        (await self._start()).set_paused(partitions, True)
+
+    async def resume(self, *partitions: TopicPartition) -> None:
+        (await self._start()).set_paused(partitions, False)
+
+    async def lag(self) -> dict[TopicPartition, int]:
+        return await (await self._start()).lag()
+
+    async def beginning_offsets(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        return await self._core.beginning_offsets(as_partitions(partitions))
+
+    async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        return await self._core.end_offsets(as_partitions(partitions))
+
+    async def offsets_for_times(
+        self, times: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int | None]:
+        return await self._core.offsets(by_partition(times, "a time"), by_time=True)
+
+    @takes_timeout
+    async def close(self, timeout_s: float | None = None) -> None:
+        await self._close(timeout_s, may_commit=True)
+
+    async def _close(self, timeout_s: float | None, *, may_commit: bool) -> None:
+        group = self._core.group
+        if self._core.is_closed:
+            return
+        try:
+            if group is not None:
+                try:
+                    await self._carry_out(
+                        group.give_up_steps(may_commit=may_commit, timeout_s=timeout_s)
+                    )
+                finally:
+                    await group.leave(timeout_s)
+        finally:
+            self._core.close()
+
+    def __reduce__(self) -> str:
+        raise no_pickle_error(self, "a consumer")
+
+    async def __aenter__(self) -> Self:
+        await self._start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        await self._close(None, may_commit=kind is None)
+
+
+class _OneThread:
+    """Lets in one thread at a time, as often as that one likes (from a callback, for example)."""
+
+    __slots__ = ("_asking", "_lock")
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._asking = threading.RLock()
+
+    def __enter__(self) -> None:
+        if self._lock.acquire(blocking=False):
+            return
+        with self._asking:  # Now nobody has it who only asks.
+            if not self._lock.acquire(blocking=False):
+                raise concurrent_use_error()
+
+    @contextlib.contextmanager
+    def if_free(self) -> Iterator[bool]:
+        """Whether nobody was in: then the caller is, and whoever comes waits for it instead of
+        being refused. For what takes no time."""
+        with self._asking:
+            is_free = self._lock.acquire(blocking=False)
+            try:
+                yield is_free
+            finally:
+                if is_free:
+                    self._lock.release()
+
+    def __exit__(self, *_error: object) -> None:
+        self._lock.release()
+
+
+class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
+    """Consumes in one thread at a time; made by `cluster.consumer(*topics, group=..., **config)`.
+    Another one meanwhile gets ConcurrentUseError, except from what only asks (`assignment`,
+    `committed`, `beginning_offsets`, `end_offsets`, `offsets_for_times`, `group_membership`).
+
+    In a group it shares the partitions of its topics with the group's other members: each is read
+    by one of them, from the last commit on. Partitions come and go only inside `poll` (iterating
+    polls) and `close`. Without a group it reads every partition of its topics (or those of
+    `assign`), and keeps its positions itself. Iterating yields records for ever.
+
+    `Consumer[Order, str]` is one whose deserializers make an `Order` of each value and a str of
+    each key; they are bytes (or None) where nothing is said.
+    """
+
+    def __init__(
+        self, core: ConsumerCore, background: BackgroundLoop, callbacks: Callbacks
+    ) -> None:
+        self.config = core.config
+        self._callbacks = callbacks
+        self._core = core
+        self._background = background
+        self._use = _OneThread()
+        self._is_polling = False
+        self._news = Wakeup()
+        core.fetcher.add_listener(self._news.set)
+        background.on_fork(self._forked)
+
+    def __repr__(self) -> str:
+        return f"<Consumer {self._core.describe()}>"
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._background.run(work)
+
+    def subscribe(
+        self,
+        topics: str | Iterable[str] = (),
+        *,
+        pattern: str | re.Pattern[str] | None = None,
+        on_assigned: Callback | None = None,
+        on_revoked: Callback | None = None,
+        on_lost: Callback | None = None,
+    ) -> None:
+        """Reads these topics instead of what was read before, also partitions that are added later.
+
+        In a group: its share of them, and of all topics whose whole name matches `pattern`, now or
+        later. The callbacks are called inside `poll` and `close` with a set of partitions:
+        `on_assigned` before their first record (`seek` works there), `on_revoked` while they can
+        still be committed, `on_lost` when it is too late for that, because the member was out of
+        its group. One that is not given stays as it was.
+
+        Without a group: all partitions of the topics (added ones from their beginning). Raises
+        UnknownTopicError, InvalidRequestError.
+        """
+        callbacks = Callbacks(on_assigned, on_revoked, on_lost)
+        check_callbacks(callbacks)
+        with self._use:
+            self._core.check_callbacks(callbacks)
+            self._callbacks = callbacks.or_those_of(self._callbacks)
+            self._run(self._core.subscribe(topics, pattern))
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        """Reads exactly these partitions; those that were read before keep their position. With a
+        group: begins at its commits, and commits without being a member, while it has none. Raises
+        UnknownTopicError, InvalidRequestError (no such partition)."""
+        wanted = as_partitions(partitions)
+        with self._use:
+            self._core.check_open()
+            if self._core.group is not None:
+                self._carry_out(self._core.group.give_up_steps())
+            self._run(self._core.assign_by_hand(wanted))
+
+    def assignment(self) -> set[TopicPartition]:
+        """The partitions that are read now."""
+        self._core.check_open()
+        with self._use.if_free() as is_free:
+            if is_free:  # else who polls looks for them
+                self._core.look_for_new_partitions()
+        return set(self._core.subscription.assigned)
+
+    def group_membership(self) -> GroupMembership:
+        """Who this consumer is in its group: member id and epoch. Raises InvalidRequestError
+        without a group."""
+        return self._core.committing_group().membership()
+
+    def _carry_out(self, steps: Steps) -> None:
+        with contextlib.closing(steps):
+            for step in steps:
+                if not isinstance(step, Call):
+                    self._run(step)
+                elif (callback := getattr(self._callbacks, step.callback)) is not None:
+                    callback(step.partitions)
+
+    def _wait(self, take: Callable[[], T], timeout_s: float) -> T:
+        with self._use:
+            self._background.check_callable()
+            if self._is_polling:
+                raise InvalidRequestError(
+                    "This consumer is polled already, further up in this thread: a callback, or a "
+                    "signal handler that interrupted poll, cannot poll it too. Commit, seek or "
+                    "close there."
+                )
+            self._is_polling = True
+            group = self._core.group
+            try:
+                if group is None:
+                    return self._wait_for_records(take, timeout_s)
+                group.poll_began()
+                try:
+                    return self._wait_for_records(take, timeout_s)
+                finally:
+                    group.poll_ended()
+            finally:
+                self._is_polling = False
+
+    def _wait_for_records(self, take: Callable[[], T], timeout_s: float) -> T:
+        group = self._core.group
+        now = self._core.client.env.clock.monotonic
+        deadline = now() + timeout_s
+        while True:
+            self._news.clear()
+            if group is not None and group.is_due:
+                self._carry_out(group.poll_steps())
+            if taken := take():
+                return taken
+            left_s = deadline - now()
+            if left_s <= 0:
+                self._core.raise_held()
+                return taken
+            patience_s = self._core.patience_s(left_s)
+            self._news.wait(patience_s if group is None else group.patience_s(patience_s))
+
+    @takes_timeout
+    def poll(
+        self, timeout_s: float = 1.0, max_records: int | None = None
+    ) -> list[Record[ValueT_co, KeyT_co]]:
+        """The next records, as soon as there is one; [] after `timeout_s` seconds without any.
+
+        At most `max_records` (default `max_poll_records`). Raises OffsetOutOfRangeError (a position
+        that is not in the log, or none at all, and auto_offset_reset is "none"), LogTruncatedError
+        (records read before are gone: seek to go on), UnknownTopicError (the topic was deleted),
+        CorruptBatchError (records that cannot be read, with `offset` and `next_offset`: seek there
+        to go on, or consume with on_corrupt="skip"), RecordTooLargeError (a batch larger than
+        `fetch_buffer_bytes`), DeserializationError (a deserializer raised; the error has the record
+        as it was sent, and `next_offset`: seek there to go on), ClosedError. Each stands for one
+        partition, which stays where it is, while the others are read; polled on it is raised again
+        after a second, or when `timeout_s` is over. In a group also MaxPollIntervalError (too long
+        since the last poll; the next one goes on), FencedMemberError (another process took over the
+        `group_instance_id`), UnknownAssignorError, and what a callback raises. ConcurrentUseError
+        while another thread uses the consumer; InvalidRequestError in a callback, or in a signal
+        handler that interrupted a poll.
+        """
+        records_max = self._core.records_max(max_records)
+        return self._wait(lambda: self._core.take_records(records_max), timeout_s)
+
+    @takes_timeout
+    def poll_arrow(self, timeout_s: float = 1.0, max_records: int = ARROW_RECORDS_MAX) -> Any:
+        """As `poll`, as a `pyarrow.Table` of the columns topic (dictionary), partition (int32),
+        offset (int64), timestamp (milliseconds, UTC), key, value (binary: deserializers are not
+        asked), headers (list of name and value). Raises MissingExtraError without pyarrow."""
+        load_pyarrow()
+        records_max = self._core.records_max(max_records)
+        table = self._wait(lambda: self._core.take_table(records_max), timeout_s)
+        return table_of([], []) if table is None else table
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Record[ValueT_co, KeyT_co]:
+        """Waits for the next record, for ever. `position` counts only what was yielded."""
+        record = self._next(None)
+        assert record is not None, "without an end there is a next one"
+        return record
+
+    @takes_timeout
+    def until_end(
+        self, timeout_s: float = UNTIL_END_TIMEOUT_S
+    ) -> Iterator[Record[ValueT_co, KeyT_co]]:
+        """Yields every record from the positions on that is there now, then ends.
+
+        What "now" is: the ends of all partitions that are read, asked for when the iteration
+        begins; a partition that a group assigns later has its end of then. Nothing before these
+        ends is left out, and nothing behind them is yielded: the next poll, or `until_end`, goes
+        on there. A fresh consumer begins where `auto_offset_reset` says, and "latest" has nothing
+        to yield: use "earliest", or seek first. `position` and `commit` count only what was
+        yielded. Paused partitions are left out.
+
+        In a group it reads this member's share, and ends once the group is not being rebalanced;
+        whoever joins later takes over partitions as in `poll`. Raises TimeoutError when it came no
+        further for `timeout_s` seconds (`math.inf`: never), such as while a partition has no
+        leader, and else what `poll` raises: it has ended only when the loop ends without an error.
+        """
+        return self._until_end(timeout_s)
+
+    def _until_end(self, timeout_s: float) -> Iterator[Record[ValueT_co, KeyT_co]]:
+        until = self.begin_until_end(timeout_s)
+        while (record := self._next(until)) is not None:
+            yield record
+
+    @takes_timeout
+    def begin_until_end(self, timeout_s: float) -> UntilEnd:
+        """For `poll_until`."""
+        with self._use:
+            return UntilEnd(self._core, timeout_s)
+
+    def poll_until(
+        self, until: UntilEnd, max_records: int | None = None
+    ) -> list[Record[ValueT_co, KeyT_co]]:
+        """As `until_end`, of what one poll returns at a time: [] when all was read."""
+        records_max = self._core.records_max(max_records)
+        with self._use:
+            until.made_progress()
+            while not (until.has_question and self._run(until.is_over())):
+                self._wait(lambda: until.take(records_max), until.patience_s())
+                if until.records:
+                    return until.records
+            return []
+
+    def _next(self, until: UntilEnd | None) -> Record[ValueT_co, KeyT_co] | None:
+        """The next record; None at the end."""
+        core = self._core
+        ahead, group = core.ahead, core.group
+        if until is not core.ahead_until and until is not None:
+            with self._use:
+                core.give_back()
+        if group is not None and ahead:
+            with self._use:
+                group.poll_began()
+                try:
+                    if group.is_due:
+                        self._carry_out(group.poll_steps())
+                finally:
+                    group.poll_ended()
+        while not ahead:
+            with self._use:
+                records = self.poll() if until is None else self.poll_until(until)
+                if until is not None and not records:
+                    return None
+                ahead.extend(records)
+                core.ahead_until = until
+        try:
+            return ahead.popleft()
+        except IndexError:
+            raise concurrent_use_error() from None
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """The next poll of the partition begins at `offset`; where the log does not hold it (it may
+        end just before), where `auto_offset_reset` says. Raises InvalidRequestError."""
+        with self._use:
+            self._core.seek(partition, offset)
+
+    def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+        """To the log start; of all partitions when none are given."""
+        with self._use:
+            self._core.seek_to(partitions, EARLIEST)
+
+    def seek_to_end(self, *partitions: TopicPartition) -> None:
+        """To the end as it is now; of all partitions when none are given."""
+        with self._use:
+            self._run(self._core.resolved(self._core.seek_to(partitions, LATEST)))
+
+    def seek_to_last(self, count: int, *partitions: TopicPartition) -> None:
+        """To where the last `count` records begin, of each partition; of all partitions when none
+        are given. Records are counted, not offsets: in a compacted topic, whose offsets have gaps,
+        too. Where there are fewer: the log start. Raises InvalidRequestError, TimeoutError."""
+        with self._use:
+            self._run(self._core.seek_to_last(count, partitions))
+
+    def position(self, partition: TopicPartition) -> int:
+        """The offset of the next record. Raises InvalidRequestError (not assigned),
+        OffsetOutOfRangeError (there is none, and auto_offset_reset is "none"), TimeoutError."""
+        with self._use:
+            return self._run(self._core.position(partition))
+
+    def commit(self, offsets: Offsets | None = None) -> None:
+        """Commits where the group goes on after this consumer: the given offsets (of the *next*
+        record; `OffsetAndMetadata(offset, metadata)` keeps a text with it), by default the
+        positions of all its partitions, which follow the last record that `poll` returned (or that
+        iteration yielded). That the log holds them is not checked: a reader from there follows its
+        `auto_offset_reset` if it does not. Returns once they are on the disks of the in-sync
+        replicas; without anything new, at once.
+
+        Retries while the group's coordinator moves, up to `default_api_timeout_ms`, then raises
+        TimeoutError. Raises CommitRefusedError (partitions are no longer this member's: another may
+        have gone on from the last commit), GroupNotEmptyError (partitions assigned by hand, and the
+        group has members), InvalidRequestError (no group).
+        """
+        with self._use:
+            group = self._core.committing_group()
+            wanted, generation = group.wanted(offsets)
+            if wanted:
+                self._run(group.commit(wanted, generation))
+
+    def commit_async(self, offsets: Offsets | None = None) -> concurrent.futures.Future[None]:
+        """As `commit`, without waiting: the future raises what `commit` raises. Commits take effect
+        in the order of the calls. `close` waits for them."""
+        with self._use:
+            group = self._core.committing_group()
+            return self._background.submit(group.commit(*group.wanted(offsets)))
+
+    def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
+        """What the group has committed, whoever did it: the offset of the next record, None where
+        there is no commit. Raises InvalidRequestError without a group."""
+        found = self.committed_with_metadata(partitions)
+        return {place: None if one is None else one.offset for place, one in found.items()}
+
+    def committed_with_metadata(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """As `committed`, with the text that was committed along."""
+        wanted = as_partitions(partitions)
+        return self._run(self._core.committing_group().committed(wanted))
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        """Polls return nothing of these until `resume`; what was fetched already is kept."""
+        with self._use:
+            self._core.set_paused(partitions, True)
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        with self._use:
+            self._core.set_paused(partitions, False)
+
+    def lag(self) -> dict[TopicPartition, int]:
+        """How many offsets each assigned partition is behind its end."""
+        with self._use:
+            return self._run(self._core.lag())
+
+    def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The log start of each."""
+        return self._run(self._core.beginning_offsets(as_partitions(partitions)))
+
+    def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The offset after the last record that may be read (the high watermark) of each."""
+        return self._run(self._core.end_offsets(as_partitions(partitions)))
+
+    def offsets_for_times(
+        self, times: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int | None]:
+        """The first offset whose record is at or after a time (Unix, milliseconds); None where no
+        record is so late."""
+        return self._run(self._core.offsets(by_partition(times, "a time"), by_time=True))
+
+    @takes_timeout
+    def close(self, timeout_s: float | None = None) -> None:
+        """Stops reading. Idempotent. In a group: commits first with `enable_auto_commit` (but not
+        when an exception ends a `with` block: who knows what was dealt with), calls `on_revoked`,
+        and leaves at once, so that others go on (a static member keeps its partitions until its
+        session ends). The commit gets `timeout_s` (group_session_timeout_ms), then telling the
+        coordinator does (5 s): what is not confirmed by then is tried on in the background, while
+        the cluster is open here, and told by the end of the session at last."""
+        self._close(timeout_s, may_commit=True)
+
+    def _close(self, timeout_s: float | None, *, may_commit: bool) -> None:
+        if self._core.is_closed:
+            return
+        with self._use:
+            self._background.check_callable()
+            try:
+                if self._core.group is not None:
+                    self._carry_out(
+                        self._core.group.give_up_steps(may_commit=may_commit, timeout_s=timeout_s)
+                    )
+            finally:
+                self._run(self._core.leave(timeout_s))
+
+    def abandon(self) -> None:
+        """Ends it from any thread, also while another polls, which then raises ClosedError. Commits
+        nothing and calls no callbacks; the group is told."""
+        if not self._core.is_closed:
+            self._run(self._core.leave(None))
+
+    def _forked(self) -> None:
+        self._core.is_closed = True
+        self._use = _OneThread()  # it may be another thread's, which is not here
+
+    def __reduce__(self) -> str:
+        raise no_pickle_error(self, "a consumer")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self._close(None, may_commit=kind is None)
+
+
+def concurrent_use_error() -> ConcurrentUseError:
+    return ConcurrentUseError(
+        "Another thread uses this consumer at the moment; together they would miss records and see "
+        "others twice. Give each thread a consumer of its own (in a group they share the "
+        "partitions), or hand this one over between two calls."
+    )
+
+
+def check_callbacks(callbacks: Callbacks) -> None:
+    """Of a consumer for threads. Raises TypeError."""
+    if any(inspect.iscoroutinefunction(callback) for callback in callbacks.given):
+        raise TypeError(
+            "The callbacks of a synchronous consumer are plain functions; async_consumer() takes "
+            "coroutines too."
+        )

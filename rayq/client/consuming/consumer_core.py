@@ -1,0 +1,626 @@
+"""What both consumers do: the assignment, taking records out of streams, asking for offsets."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import logging
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from itertools import repeat
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from rayq.client.arguments import as_partition, shown, topic_names
+from rayq.client.client import Client, check_partition
+from rayq.client.consuming.arrow import load_pyarrow, table_of
+from rayq.client.consuming.deserializing import Deserializers
+from rayq.client.consuming.fetcher import Fetcher, tell_skipped
+from rayq.client.consuming.group_consumer import Callbacks, GroupConsumer, check_group, pattern_text
+from rayq.client.consuming.group_member import Interest
+from rayq.client.consuming.last_records import LastRecords, check_count
+from rayq.client.consuming.subscription import (
+    START_OF_NEW_PARTITIONS,
+    Assigned,
+    Slice,
+    Start,
+    Stream,
+    Subscription,
+)
+from rayq.config import MIB, ConsumerConfig, check_group_keys
+from rayq.errors import (
+    ClosedError,
+    CorruptBatchError,
+    DeserializationError,
+    InvalidRequestError,
+    RayqError,
+    RecordTooLargeError,
+    TimeoutError,
+    UnsupportedFormatError,
+)
+from rayq.records import Headers, Record, TopicPartition
+from rayq.storage.batch import Columns
+from rayq.wire.messages import EARLIEST, LATEST
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+ARROW_STEP_RECORDS = 4096
+"""Records are turned into Arrow by so many at a time, while they are in the processor's cache."""
+
+UNPACK_BYTES_MIN = 16 * MIB
+"""A poll unpacks so much in any case, however small `fetch_buffer_bytes` is."""
+
+ERROR_PAUSE_S = 1.0
+"""An error that stands in a partition's way is not raised again sooner than this, unless the poll's
+own time is up: a loop that polls on after errors does not spin."""
+
+START_PATIENCE_S = 5.0
+"""How long `subscribe` waits to learn where "latest" is. A consumer then reads what is produced
+after it was made; without an answer it finds out later, in the background."""
+
+
+class _Piece(NamedTuple):
+    """Records about to be handed out."""
+
+    stream: Stream
+    batch: Any
+    records: Slice
+
+
+class ConsumerCore:
+    """What both consumers do without waiting."""
+
+    def __init__(
+        self,
+        client: Client,
+        config: ConsumerConfig,
+        on_close: Callable[[], None],
+        group: str | None = None,
+    ) -> None:
+        self.client = client
+        self.config = config
+        self.subscription = Subscription()
+        self.fetcher = Fetcher(client, config, self.subscription)
+        self.group: GroupConsumer | None = None
+        if group is None:
+            check_group_keys(config)
+        else:
+            self.group = GroupConsumer(self, client, config, check_group(group))
+        self.is_closed = False
+        self.loop = asyncio.get_running_loop()
+        self.ahead: deque[Record[Any, Any]] = deque()
+        """Records that iteration has taken and not yet yielded."""
+        self.ahead_until: object | None = None
+        """Which iteration with an end has taken them; None: one that goes on for ever."""
+        self._deserializers = Deserializers.of(config)
+        self._taken: list[tuple[TopicPartition, Columns]] = []
+        """With deserializers: the batches that the last poll took records of, as they were."""
+        self._on_close = on_close
+        self._seen_version = -1
+        self._unpack_bytes_max = max(config.fetch_buffer_bytes, UNPACK_BYTES_MIN)
+        self._raised: dict[TopicPartition, tuple[object, float]] = {}
+        """The last error of each partition that was raised, and when."""
+        self._held: tuple[TopicPartition, RayqError] | None = None
+        """An error that was raised a moment ago, and is to be raised again at the end of the
+        poll."""
+        self._held_until_s = 0.0
+
+    def describe(self, topics: Iterable[str] = (), pattern: object = None) -> str:
+        """What it reads, for a repr; `topics` and `pattern`: what it is to subscribe to."""
+        topics = (*topics, *(self.subscription.topics or ()))
+        parts = []
+        if self.group is not None:
+            parts.append(f"group {self.group.group!r}")
+            if self.group.member is not None:
+                interest = self.group.member.interest
+                topics, pattern = (*topics, *interest.topics), pattern or interest.pattern
+        if pattern is not None:
+            parts.insert(0, f"pattern {getattr(pattern, 'pattern', pattern)!r}")
+        if topics:
+            parts.insert(0, ", ".join(map(repr, topics)))
+        parts.append(f"{len(self.subscription.assigned)} partitions assigned")
+        parts.append("closed" if self.is_closed else "open")
+        return ", ".join(parts)
+
+    def check_open(self) -> None:
+        if self.is_closed:
+            raise ClosedError("The consumer is closed: make a new one from the cluster.")
+
+    def close(self) -> None:
+        """On the loop."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        if self.group is not None:
+            self.group.close()
+        self.fetcher.close()
+        for topic in self.subscription.topics or ():
+            self.client.drop_interest(topic)
+        self._on_close()
+
+    async def leave(self, timeout_s: float | None) -> None:
+        """Leaves the group, without a commit: who knows what was dealt with. Then closes."""
+        try:
+            if self.group is not None:
+                await self.group.leave(timeout_s)
+        finally:
+            self.close()
+
+    def loop_has_ended(self) -> None:
+        self.is_closed = True
+        self._on_close()
+
+    def unsent_count(self) -> int:
+        return 0
+
+    # --- what is read ---------------------------------------------------------------------------
+
+    def assign(
+        self,
+        partitions: Iterable[TopicPartition],
+        start: Start = None,
+        topic_ids: Mapping[TopicPartition, str] | None = None,
+    ) -> list[Stream]:
+        """From now on these are read; those that are read already go on as they are."""
+        self.give_back()
+        fresh = self.subscription.replace(partitions, start, topic_ids)
+        self.fetcher.stop_stale()
+        self.fetcher.start(fresh)
+        return fresh
+
+    def partitions_of(self, topics: Iterable[str]) -> list[TopicPartition]:
+        known = self.client.metadata.topics
+        return [
+            TopicPartition(topic, partition.partition)
+            for topic in topics
+            if topic in known
+            for partition in known[topic].partitions
+        ]
+
+    def look_for_new_partitions(self) -> None:
+        """Partitions added to a subscribed topic join the assignment."""
+        topics = self.subscription.topics
+        version = self.client.metadata.version
+        if topics is None or version == self._seen_version:
+            return
+        self._seen_version = version
+        known = self.subscription.assigned
+        added = [one for one in self.partitions_of(topics) if one not in known]
+        if added:
+            logger.info("new partitions: %s", added)
+            self.assign([*known, *added], START_OF_NEW_PARTITIONS)
+
+    def restart(self, partition: TopicPartition, start: Start) -> Stream:
+        self.give_back()
+        topic_id = self.subscription.get(partition).stream.topic_id
+        fresh = Stream(partition, start, topic_id=topic_id)
+        self.subscription.restart(partition, fresh)
+        self.fetcher.stop_stale()
+        self.fetcher.start([fresh])
+        return fresh
+
+    def set_paused(self, partitions: Iterable[TopicPartition], is_paused: bool) -> None:
+        self.check_open()
+        self.give_back()
+        for assigned in [self.subscription.get(as_partition(one)) for one in partitions]:
+            assigned.is_paused = is_paused
+        self.fetcher.has_room()
+
+    # --- records --------------------------------------------------------------------------------
+
+    def collect(
+        self,
+        records_max: int,
+        deserializers: Deserializers | None = None,
+        ends: Mapping[TopicPartition, int] | None = None,
+    ) -> list[_Piece]:
+        """Records that are here, up to so many; they are handed out by `advance`. With `ends`: only
+        of those partitions, and below their ends. Raises the error of a partition when there is
+        nothing else, once in a while; see `raise_held`."""
+        self.check_open()
+        self.look_for_new_partitions()
+        self._held = None
+        pieces: list[_Piece] = []
+        failed: dict[TopicPartition, RayqError] = {}
+        bytes_left = self._unpack_bytes_max
+        for assigned in self.subscription.in_turn():
+            if ends is not None and assigned.partition not in ends:
+                continue
+            below = None if ends is None else ends[assigned.partition]
+            stream = assigned.stream
+            if not stream.has_records:
+                if stream.error is not None:
+                    failed[assigned.partition] = stream.error
+                continue
+            try:
+                found = self._peek(assigned, records_max, below)
+            except (CorruptBatchError, UnsupportedFormatError, RecordTooLargeError) as error:
+                failed[assigned.partition] = error
+                continue
+            if deserializers is not None:
+                found, failure = deserializers.apply_all(found)
+                if failure is not None and not found:
+                    failed[assigned.partition] = failure
+            for batch, records in found:
+                pieces.append(_Piece(stream, batch, records))
+                records_max -= len(records.values)
+                bytes_left -= batch.size_bytes
+            if records_max <= 0 or bytes_left <= 0:
+                break
+        if failed and not pieces:
+            self._fail(failed)
+        return pieces
+
+    def _peek(
+        self, assigned: Assigned, records_max: int, below: int | None
+    ) -> list[tuple[Any, Slice]]:
+        """Raises what keeps the partition from going on."""
+        stream = assigned.stream
+        while True:
+            try:
+                return stream.peek(
+                    records_max, self.config.check_crcs, self._unpack_bytes_max, below
+                )
+            except CorruptBatchError as error:
+                if error.crc_matches:  # Nobody has better bytes.
+                    if self.config.on_corrupt == "raise":
+                        raise
+                    tell_skipped(error)
+                    stream.skip_batch()
+                    continue
+                offset = stream.position
+                assert offset is not None
+                fresh = Stream(stream.partition, offset, stream.position_epoch, stream.topic_id)
+                assigned.stream = fresh
+                self.fetcher.replace_corrupt(stream, fresh, offset, error)
+                return []
+
+    def _fail(self, failed: Mapping[TopicPartition, RayqError]) -> None:
+        """Raises the first error that was not raised just now, else holds one."""
+        now_s = self.client.env.clock.monotonic()
+        for place, error in failed.items():
+            known, raised_s = self._raised.get(place, (None, now_s))
+            until_s = raised_s + ERROR_PAUSE_S if known == _identity(error) else now_s
+            if until_s <= now_s:
+                self._raise(place, error)
+            if self._held is None or until_s < self._held_until_s:
+                self._held, self._held_until_s = (place, error), until_s
+
+    def _raise(self, place: TopicPartition, error: RayqError) -> None:
+        self._held = None
+        self._raised[place] = (_identity(error), self.client.env.clock.monotonic())
+        raise error.with_message(error.message) from error.__cause__
+
+    def raise_held(self) -> None:
+        """At the end of a poll that found nothing: not without the error that is the reason."""
+        if self._held is not None:
+            self._raise(*self._held)
+
+    def patience_s(self, left_s: float) -> float:
+        """How long a poll may wait for news: until the error that it holds is to be raised."""
+        if self._held is None:
+            return left_s
+        return min(left_s, max(self._held_until_s - self.client.env.clock.monotonic(), 0.0))
+
+    def advance(self, pieces: list[_Piece]) -> None:
+        """These records are handed out now. The last step of a poll: an interrupt before it loses
+        nothing."""
+        for stream, batch, records in pieces:
+            stream.consume(batch, len(records.values))
+        self.fetcher.has_room()
+
+    def take_records(
+        self, records_max: int, ends: Mapping[TopicPartition, int] | None = None
+    ) -> list[Record[Any, Any]]:
+        if self.ahead:
+            self.give_back()
+        pieces = self.collect(records_max, self._deserializers, ends)
+        records: list[Record[Any, Any]] = []
+        for piece in pieces:
+            records += records_of(piece.records)
+        if self._deserializers is not None:
+            self._taken = [(piece.stream.partition, piece.batch.columns) for piece in pieces]
+        self.advance(pieces)
+        return records
+
+    def take_table(self, records_max: int) -> Any:
+        """None when there are no records."""
+        if self.ahead:
+            self.give_back()
+        topics = sorted({topic for topic, _ in self.subscription.assigned})
+        tables: list[Any] = []
+        begun: dict[TopicPartition, int | None] = {}
+        bytes_left = self._unpack_bytes_max
+        try:
+            while records_max > 0 and bytes_left > 0:
+                try:
+                    pieces = self.collect(min(records_max, ARROW_STEP_RECORDS))
+                except RayqError:
+                    if tables:
+                        break  # told by the next poll
+                    raise
+                if not pieces:
+                    break
+                tables.append(table_of([piece.records for piece in pieces], topics))
+                for piece in pieces:
+                    begun.setdefault(piece.stream.partition, piece.stream.position)
+                self.advance(pieces)
+                records_max -= tables[-1].num_rows
+                bytes_left -= tables[-1].nbytes
+        except BaseException:  # an interrupt half-way: what was taken is read once more
+            for place, position in begun.items():
+                self.restart(place, position)
+            raise
+        return load_pyarrow().concat_tables(tables) if tables else None
+
+    def give_back(self) -> None:
+        """Records that iteration took ahead, and has not yielded, come first again."""
+        self.ahead_until = None
+        by_partition: dict[TopicPartition, list[Record[Any, Any]]] = {}
+        while self.ahead:
+            record = self.ahead.popleft()
+            place = TopicPartition(record.topic, record.partition)
+            by_partition.setdefault(place, []).append(record)
+        for place, records in by_partition.items():
+            if self._deserializers is not None and not self._as_they_were(place, records):
+                self.restart(place, records[0].offset)  # Fetched anew.
+                continue
+            columns = Columns(
+                [record.offset for record in records],
+                [record.timestamp_ms for record in records],
+                [record.key for record in records],
+                [record.value for record in records],
+                [record.headers for record in records],
+            )
+            self.subscription.get(place).stream.give_back(columns)
+
+    def _as_they_were(self, place: TopicPartition, records: list[Record[Any, Any]]) -> bool:
+        """Gives records the keys and values back that they had before they were deserialized. False
+        where these are not known any more: something else polled meanwhile."""
+        raw: dict[int, tuple[bytes | None, bytes | None]] = {}
+        for taken, columns in self._taken:
+            if taken == place:
+                keys = columns.keys or repeat(None)
+                pairs = zip(keys, columns.values, strict=False)
+                raw.update(zip(columns.offsets, pairs, strict=True))
+        if any(record.offset not in raw for record in records):
+            return False
+        for index, record in enumerate(records):
+            key, value = raw[record.offset]
+            records[index] = msgspec.structs.replace(record, key=key, value=value)
+        return True
+
+    def positions(self) -> dict[TopicPartition, tuple[int, int | None]]:
+        """Where each partition is that has a position, and the leader epoch of the record before.
+        What iteration has taken and not yielded does not count."""
+        ahead: dict[tuple[str, int], int] = {}
+        for record in self.ahead:
+            ahead.setdefault((record.topic, record.partition), record.offset)
+        found: dict[TopicPartition, tuple[int, int | None]] = {}
+        for place, assigned in self.subscription.assigned.items():
+            offset = ahead.get(place, assigned.stream.position)
+            if offset is not None:
+                found[place] = (offset, assigned.stream.position_epoch)
+        return found
+
+    def records_max(self, given: int | None) -> int:
+        if given is None:
+            return self.config.max_poll_records
+        if type(given) is not int or given <= 0:
+            raise InvalidRequestError(f"max_records has to be a positive int, not {given!r}.")
+        return given
+
+    # --- answers over the network ---------------------------------------------------------------
+
+    async def subscribe(
+        self,
+        topics: str | Iterable[str],
+        pattern: str | re.Pattern[str] | None = None,
+    ) -> None:
+        self.check_open()
+        wanted = topic_names(topics)
+        if self.group is None and pattern is not None:
+            raise InvalidRequestError("A pattern needs a group: consumer(group=...).")
+        text = None if pattern is None else pattern_text(pattern)
+        timeout_s = self.config.default_api_timeout_ms / 1000
+        for topic in wanted:
+            await self.client.topic(topic, timeout_s=timeout_s)
+        if self.group is not None:
+            if self.group.member is None:
+                self.assign([])  # what was assigned by hand
+            self.group.subscribe(Interest(wanted, text))
+            return
+        for topic in wanted:
+            self.client.add_interest(topic)
+        for topic in self.subscription.topics or ():
+            self.client.drop_interest(topic)
+        self.subscription.topics = wanted
+        self._seen_version = self.client.metadata.version
+        await self._started(self.assign(self.partitions_of(wanted)))
+
+    def check_callbacks(self, callbacks: Callbacks) -> None:
+        """Raises InvalidRequestError without a group, TypeError."""
+        for callback in callbacks.given:
+            if not callable(callback):
+                raise TypeError(f"A callback is a function, not {shown(callback)}.")
+        if callbacks.given and self.group is None:
+            raise InvalidRequestError(
+                "on_assigned, on_revoked and on_lost need a group: consumer(group=...)."
+            )
+
+    async def assign_by_hand(self, wanted: list[TopicPartition]) -> None:
+        self.check_open()
+        timeout_s = self.config.default_api_timeout_ms / 1000
+        for topic, partition in wanted:
+            check_partition(await self.client.topic(topic, timeout_s=timeout_s), partition)
+        if self.group is not None:
+            await self.group.leave()
+        for topic in self.subscription.topics or ():
+            self.client.drop_interest(topic)
+        self.subscription.topics = None
+        await self._started(self.assign(dict.fromkeys(wanted)))
+
+    async def _started(self, streams: list[Stream]) -> None:
+        """A consumer without a group reads what is produced from now on; in a group there may be a
+        commit to begin at."""
+        if self.config.auto_offset_reset == "latest" and self.group is None:
+            await self.resolved(streams)
+
+    async def resolved(self, streams: list[Stream]) -> None:
+        """Waits until "latest" is a number, for as long as that is reasonable."""
+        await self.when(
+            lambda: all(s.fetch_offset is not None or s.error is not None for s in streams),
+            START_PATIENCE_S,
+        )
+
+    async def when(self, holds: Callable[[], bool], timeout_s: float) -> bool:
+        """Waits for news of the fetcher until `holds()`; False when the time was up first."""
+        news = asyncio.Event()
+        self.fetcher.add_listener(news.set)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not holds():
+                    news.clear()
+                    await news.wait()
+        except builtins.TimeoutError:
+            return holds()
+        finally:
+            self.fetcher.remove_listener(news.set)
+        return True
+
+    async def position(self, partition: TopicPartition) -> int:
+        self.check_open()
+        self.give_back()
+        assigned = self.subscription.get(as_partition(partition))
+        stream = assigned.stream
+        timeout_s = self.config.default_api_timeout_ms / 1000
+        await self.when(lambda: stream.position is not None or stream.error is not None, timeout_s)
+        if stream.position is not None:
+            return stream.position
+        if stream.error is not None:
+            raise stream.error.with_message(stream.error.message)
+        raise TimeoutError(
+            f"{tuple(partition)!r} has no position after {timeout_s:g} s "
+            "(default_api_timeout_ms): its leader could not be asked where to start."
+        )
+
+    async def offsets(
+        self,
+        times: Mapping[TopicPartition, int],
+        *,
+        by_time: bool,
+        timeout_s: float | None = None,
+    ) -> dict[TopicPartition, int | None]:
+        """Within `timeout_s`, by default `default_api_timeout_ms`."""
+        self.check_open()
+        for timestamp_ms in times.values():
+            if by_time and (type(timestamp_ms) is not int or timestamp_ms < 0):
+                raise InvalidRequestError(
+                    f"A time is Unix time in milliseconds, at least 0, not {timestamp_ms!r}."
+                )
+        if timeout_s is None:
+            timeout_s = self.config.default_api_timeout_ms / 1000
+        for topic in {topic for topic, _ in times}:  # once for all its partitions
+            await self.client.topic(topic, timeout_s=timeout_s)
+        answers = await asyncio.gather(
+            *(
+                self.fetcher.list_offset(one, time_ms, timeout_s=timeout_s)
+                for one, time_ms in times.items()
+            )
+        )
+        return dict(zip(times, answers, strict=True))
+
+    async def end_offsets(
+        self, partitions: Iterable[TopicPartition], *, timeout_s: float | None = None
+    ) -> dict[TopicPartition, int]:
+        ends = dict.fromkeys(partitions, LATEST)
+        found = await self.offsets(ends, by_time=False, timeout_s=timeout_s)
+        return _all_known(found)
+
+    async def beginning_offsets(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        found = await self.offsets(dict.fromkeys(partitions, EARLIEST), by_time=False)
+        return _all_known(found)
+
+    async def lag(self) -> dict[TopicPartition, int]:
+        self.check_open()
+        assigned = list(self.subscription.assigned)
+        ends = await self.end_offsets(assigned)
+        return {one: max(ends[one] - await self.position(one), 0) for one in assigned}
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        self.check_open()
+        place = as_partition(partition)
+        self.subscription.get(place)
+        if type(offset) is not int:
+            raise TypeError(f"An offset is an int, not {type(offset).__name__}.")
+        if not 0 <= offset < 2**62:
+            raise InvalidRequestError(
+                f"Offsets count from 0: {offset} is none. See seek_to_beginning and seek_to_end."
+            )
+        self.restart(place, offset)
+
+    def seek_to(self, partitions: Iterable[TopicPartition], start: int) -> list[Stream]:
+        """EARLIEST or LATEST; of all partitions when none are given."""
+        self.check_open()
+        places = [as_partition(one) for one in partitions] or list(self.subscription.assigned)
+        for place in places:
+            self.subscription.get(place)
+        return [self.restart(place, start) for place in places]
+
+    async def seek_to_last(self, count: int, partitions: Iterable[TopicPartition]) -> None:
+        self.check_open()
+        count = check_count(count)
+        places = [as_partition(one) for one in partitions] or list(self.subscription.assigned)
+        for place in places:
+            self.subscription.get(place)
+        last = LastRecords(self.client, self.config, self.fetcher)
+        starts = await asyncio.gather(*(last.offset(place, count) for place in places))
+        for place, start in zip(places, starts, strict=True):
+            self.restart(place, start)
+
+    def committing_group(self) -> GroupConsumer:
+        """Raises InvalidRequestError without a group."""
+        self.check_open()
+        if self.group is not None:
+            return self.group
+        raise InvalidRequestError(
+            "This consumer has no group, so there is nowhere to commit to. Keep positions of your "
+            "own with position() and seek()."
+        )
+
+
+def _identity(error: RayqError) -> object:
+    """Equal for an error that is met again. (What a deserializer says of a record may change.)"""
+    return error.offset if isinstance(error, DeserializationError) else error.message
+
+
+def records_of(part: Slice) -> list[Record]:
+    """One Record for each; each has a list of headers of its own."""
+    headers: Iterable[Headers]
+    if part.headers is None:
+        headers = iter(list, None)
+    else:
+        headers = [found or [] for found in part.headers]
+    return list(
+        map(
+            Record,
+            repeat(part.topic),
+            repeat(part.partition),
+            part.offsets,
+            part.timestamps_ms,
+            repeat(None) if part.keys is None else part.keys,
+            part.values,
+            headers,
+        )
+    )
+
+
+def _all_known(found: Mapping[TopicPartition, int | None]) -> dict[TopicPartition, int]:
+    known = {place: offset for place, offset in found.items() if offset is not None}
+    assert len(known) == len(found), "a log has a beginning and an end"
+    return known

@@ -1,0 +1,109 @@
+"""Calls the deserializers of users, and says where one failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from rayq.client.consuming.subscription import Slice
+from rayq.client.user_functions import name_of, told
+from rayq.config import ConsumerConfig, Deserializer
+from rayq.errors import DeserializationError
+from rayq.records import Record, TopicPartition
+
+Batch = TypeVar("Batch")
+
+
+class Deserializers:
+    """Those of a consumer, one at least. None is never given to them: it is a tombstone, or no
+    key."""
+
+    def __init__(self, of_key: Deserializer | None, of_value: Deserializer | None) -> None:
+        self._of_key = of_key
+        self._of_value = of_value
+
+    @classmethod
+    def of(cls, config: ConsumerConfig) -> Deserializers | None:
+        """None where there are none."""
+        if config.key_deserializer is None and config.value_deserializer is None:
+            return None
+        return cls(config.key_deserializer, config.value_deserializer)
+
+    def apply_all(
+        self, parts: Iterable[tuple[Batch, Slice]]
+    ) -> tuple[list[tuple[Batch, Slice]], DeserializationError | None]:
+        """As `apply`, of slices that follow on each other, each with its batch."""
+        read: list[tuple[Batch, Slice]] = []
+        for batch, part in parts:
+            found, failure = self.apply(part)
+            if found.values:
+                read.append((batch, found))
+            if failure is not None:
+                return read, failure
+        return read, None
+
+    def apply(self, part: Slice) -> tuple[Slice, DeserializationError | None]:
+        """The records up to the first that cannot be read, with keys and values as users see them;
+        and why that one cannot, None if all can."""
+        keys, key_error = _deserialized(self._of_key, part.keys or [])
+        values, value_error = _deserialized(
+            self._of_value, part.values if key_error is None else part.values[: len(keys)]
+        )
+        count = len(part.values)
+        failure: DeserializationError | None = None
+        if value_error is not None:
+            count = len(values)
+            failure = _failure("value", self._of_value, part, count, value_error)
+        elif key_error is not None:
+            count = len(keys)
+            failure = _failure("key", self._of_key, part, count, key_error)
+        read = part._replace(keys=None if part.keys is None else keys[:count], values=values)
+        if failure is not None:
+            headers = part.headers
+            read = read._replace(
+                offsets=part.offsets[:count],
+                timestamps_ms=part.timestamps_ms[:count],
+                headers=None if headers is None else headers[:count],
+            )
+        return read, failure
+
+
+def _deserialized(
+    deserializer: Deserializer | None, column: list[bytes | None]
+) -> tuple[list[Any], Exception | None]:
+    """As far as it goes, and what it ended with."""
+    if deserializer is None:
+        return column, None
+    read: list[Any] = []
+    add = read.append
+    try:
+        for data in column:
+            add(None if data is None else deserializer(data))
+    except Exception as error:  # noqa: BLE001 - a user's function may raise anything
+        return read, error
+    return read, None
+
+
+def _failure(
+    what: str, deserializer: Deserializer | None, part: Slice, index: int, cause: Exception
+) -> DeserializationError:
+    offset = part.offsets[index]
+    raw = Record(
+        part.topic,
+        part.partition,
+        offset,
+        part.timestamps_ms[index],
+        None if part.keys is None else part.keys[index],
+        part.values[index],
+        list((part.headers and part.headers[index]) or ()),
+    )
+    error = DeserializationError(
+        f"{what}_deserializer {name_of(deserializer)} was given the {what} of offset {offset} of "
+        f"{part.topic}-{part.partition} and raised {told(cause)} The record is as it was sent in "
+        f"`error.record`; seek to {offset + 1} to go on without it."
+    )
+    error.topic_partition = TopicPartition(part.topic, part.partition)
+    error.offset, error.next_offset = offset, offset + 1
+    error.record = raw
+    error.__cause__ = cause
+    return error

@@ -1,0 +1,411 @@
+"""Fetches ahead of the consumer: one task and one fetch at a time for each partition.
+
+Memory is bounded by shares: with `n` partitions each asks for at most `fetch_buffer_bytes / 2n`
+bytes, and only while it holds less than that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+
+from rayq.client.client import LEADER_PATIENCE_S, Backoff, Client, epoch_of, may_retry
+from rayq.client.consuming.subscription import Fetched, Start, Stream, Subscription
+from rayq.client.metadata import Leader
+from rayq.config import ConsumerConfig
+from rayq.errors import (
+    CorruptBatchError,
+    LogTruncatedError,
+    OffsetOutOfRangeError,
+    RayqError,
+    StorageError,
+    TimeoutError,
+    UnknownServerError,
+    UnknownTopicError,
+)
+from rayq.records import TopicPartition
+from rayq.storage.batch import split_batches
+from rayq.wire.messages import EARLIEST, LATEST, CheckRange, CommittedOffset, Fetch, ListOffsets
+
+logger = logging.getLogger(__name__)
+
+FETCH_BYTES_MIN = 1024
+"""Each partition asks for at least so much, however many there are."""
+FIRST_FETCH_BYTES = 128 * 1024
+"""What a stream with an end asks for at first: it may be short, and tells how long records are."""
+BACKOFF_MAX_S = 1.0
+TOPIC_WAIT_S = 0.2
+"""Between two looks for a partition that a group's coordinator granted and the metadata lacks."""
+Lookup = Callable[[TopicPartition, str], Awaitable[CommittedOffset | None]]
+"""Where a group is in a partition of the topic of that id."""
+CORRUPT_TRIES_MAX = 5
+"""So often in a row may one batch arrive with a wrong CRC before the consumer is told."""
+
+
+class Fetcher:
+    """Belongs to the loop; the methods under "any thread" may be called from the
+    consumer's."""
+
+    def __init__(self, client: Client, config: ConsumerConfig, subscription: Subscription) -> None:
+        self._client = client
+        self._config = config
+        self._subscription = subscription
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._listeners: dict[Callable[[], None], None] = {}
+        self._waiting: dict[Stream, asyncio.Future[None]] = {}
+        """Streams that wait for room, or are paused."""
+        self._corrupt: dict[TopicPartition, tuple[int, int]] = {}
+        """`(offset, tries)` of the last batch with a wrong CRC."""
+        self._streams: dict[Stream, None] = {}
+        """A set with an order."""
+        self._closed = False
+        self.committed: Lookup | None = None
+        """Where streams without a start begin if there is a commit; of a group."""
+        self.is_member: Callable[[], bool] = lambda: False
+        """Whether a group's coordinator says what is read."""
+
+    # --- any thread -----------------------------------------------------------------------------
+
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        """Called on the loop whenever records, an error or a start have arrived."""
+        self._listeners[listener] = None
+
+    def remove_listener(self, listener: Callable[[], None]) -> None:
+        self._listeners.pop(listener, None)
+
+    def start(self, streams: list[Stream]) -> None:
+        """Begins to fetch for these streams."""
+        self._on_loop(lambda: self._start(streams))
+
+    def has_room(self) -> None:
+        """The consumer took records, or resumed a partition."""
+        if self._waiting:
+            self._on_loop(self._wake)
+
+    def stop_stale(self) -> None:
+        """Streams that were replaced or are no longer assigned stop."""
+        self._on_loop(self._stop_stale)
+
+    def replace_corrupt(
+        self, stream: Stream, fresh: Stream, offset: int, error: CorruptBatchError
+    ) -> None:
+        """The consumer found a wrong CRC in `stream`, and put `fresh` in its place: the leader
+        looks at its disk, then that one starts."""
+        self._on_loop(lambda: self._replace_corrupt(stream, fresh, offset, error))
+
+    def _on_loop(self, action: Callable[[], None]) -> None:
+        if threading.get_ident() == self._loop_thread:
+            action()
+        else:
+            self._loop.call_soon_threadsafe(action)
+
+    # --- the loop -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        self._closed = True
+        for stream in list(self._streams):
+            self._stop(stream)
+        self.tell()
+
+    def _start(self, streams: list[Stream]) -> None:
+        if self._closed:
+            return
+        for stream in streams:
+            self._streams[stream] = None
+            topic, partition = stream.partition
+            stream.task = self._client.env.tasks.spawn(
+                self._run(stream), f"fetch {topic}-{partition}"
+            )
+
+    def _stop(self, stream: Stream) -> None:
+        self._streams.pop(stream, None)
+        self._waiting.pop(stream, None)
+        if stream.task is not None:
+            stream.task.cancel()
+
+    def _stop_stale(self) -> None:
+        for stream in list(self._streams):
+            if not self._subscription.is_current(stream):
+                self._stop(stream)
+
+    def _wake(self) -> None:
+        for stream, waiting in list(self._waiting.items()):
+            if self._may_fetch(stream) and not waiting.done():
+                waiting.set_result(None)
+
+    def tell(self) -> None:
+        """Whoever waits looks again."""
+        for listener in list(self._listeners):
+            listener()
+
+    @property
+    def _bytes_max(self) -> int:
+        share_bytes = self._config.fetch_buffer_bytes // (2 * max(len(self._streams), 1))
+        return min(self._config.fetch_max_bytes, max(share_bytes, FETCH_BYTES_MIN))
+
+    def _bytes_wanted(self, stream: Stream) -> int:
+        """What one fetch asks for: not much beyond the end of a stream that has one."""
+        if stream.end is None or stream.fetch_offset is None or stream.start is None:
+            return self._bytes_max
+        wanted = FIRST_FETCH_BYTES
+        if stream.received_bytes and stream.fetch_offset > stream.start:
+            bytes_per_offset = stream.received_bytes / (stream.fetch_offset - stream.start)
+            wanted += int(bytes_per_offset * (stream.end - stream.fetch_offset))
+        return min(self._bytes_max, wanted)
+
+    def _may_fetch(self, stream: Stream) -> bool:
+        is_paused = self._subscription.is_paused(stream)
+        return not is_paused and stream.buffered_bytes < self._bytes_max
+
+    async def _run(self, stream: Stream) -> None:
+        """Reads one partition until the stream is replaced or cannot go on."""
+        while stream.error is None and not stream.is_fetched:
+            try:
+                await self._fetch_for_ever(stream)
+            except UnknownTopicError as error:
+                if self.is_member():
+                    await self._wait_for_topic(stream, error)
+                else:
+                    stream.error = error
+            except RayqError as error:
+                stream.error = error
+            except Exception as error:
+                logger.exception("fetching %s failed", stream.partition)
+                stream.error = UnknownServerError(f"The fetcher failed: {error!r}.")
+        self.tell()
+
+    async def _wait_for_topic(self, stream: Stream, error: UnknownTopicError) -> None:
+        """The coordinator granted the partition: either it takes it back, for the topic is gone, or
+        the metadata seen here is older than what it saw."""
+        logger.info("%s is granted, but not known: %s", stream.partition, error)
+        await asyncio.sleep(TOPIC_WAIT_S)
+        try:
+            await self._client.refresh([stream.partition.topic], timeout_s=BACKOFF_MAX_S)
+        except RayqError as failure:
+            logger.info("no metadata of %s: %s", stream.partition.topic, failure)
+
+    async def _fetch_for_ever(self, stream: Stream) -> None:
+        topic = stream.topic_id or await self._topic_id(stream)
+        backoff = Backoff(self._client.env, self._config.retry_backoff_ms / 1000, BACKOFF_MAX_S)
+        if stream.fetch_offset is None:
+            await self._begin(stream, topic)
+            self.tell()
+        while not stream.is_fetched:
+            while not self._may_fetch(stream):
+                waiting = self._waiting[stream] = self._loop.create_future()
+                if self._may_fetch(stream):  # room was made before anybody could see us waiting
+                    break
+                await waiting
+            self._waiting.pop(stream, None)
+            leader = self._client.metadata.leader(*self._place(stream, topic))
+            try:
+                if leader is None:
+                    raise self._client.no_leader_error(*self._place(stream, topic))
+                await self._fetch(stream, topic, leader)
+                backoff.reset()
+            except OffsetOutOfRangeError as error:
+                await self._reset(stream, error)
+            except RayqError as error:
+                await self._recover(stream, topic, leader, error, backoff.next_s())
+
+    async def _reset(self, stream: Stream, error: OffsetOutOfRangeError) -> None:
+        """Goes on where `auto_offset_reset` says."""
+        if self._config.auto_offset_reset == "none":
+            if stream.end is not None:  # Its reader knows what to do.
+                raise error
+            raise error.with_message(
+                f'{error} auto_offset_reset is "none": seek to an offset that is in the log.'
+            )
+        logger.warning("%s: %s", stream.partition, error)
+        offset = await self._resolve(stream, None)
+        assert stream.fetch_offset is not None
+        if stream.end is not None and offset < stream.fetch_offset:
+            # Ranges are made of offsets that were there.
+            raise LogTruncatedError(f"{error} Yet it was there: an unclean election cut it off.")
+        stream.jump(offset)
+
+    async def _begin(self, stream: Stream, topic_id: str) -> None:
+        """Finds out where reading begins."""
+        if stream.start is not None and stream.start >= 0:
+            stream.offset_known(stream.start)
+            return
+        if stream.start is None and self.committed is not None:
+            found = await self.committed(stream.partition, topic_id)
+            if found is not None:
+                stream.offset_known(found.offset, found.last_epoch)
+                return
+        stream.offset_known(await self._resolve(stream, stream.start))
+
+    def _place(self, stream: Stream, topic_id: str) -> tuple[str, str, int]:
+        return stream.partition.topic, topic_id, stream.partition.partition
+
+    async def _topic_id(self, stream: Stream) -> str:
+        timeout_s = self._config.default_api_timeout_ms / 1000
+        while True:
+            try:
+                found = await self._client.topic(stream.partition.topic, timeout_s=timeout_s)
+                return found.topic_id
+            except TimeoutError as error:
+                logger.warning("no metadata of %s yet: %s", stream.partition.topic, error)
+
+    async def _resolve(self, stream: Stream, start: Start) -> int:
+        """The offset where reading begins. Retries for as long as nobody can tell."""
+        if start is None:
+            start = self._reset_to(stream.partition)
+        while True:
+            try:
+                offset = await self.list_offset(stream.partition, start)
+                if offset is not None:
+                    return offset
+                start = LATEST  # no record is so late
+            except TimeoutError as error:
+                logger.warning("no offset of %s yet: %s", stream.partition, error)
+
+    def _reset_to(self, partition: TopicPartition) -> int:
+        """What `auto_offset_reset` says, as a timestamp to list offsets by."""
+        reset = self._config.auto_offset_reset
+        if isinstance(reset, timedelta):
+            ago_ms = reset // timedelta(milliseconds=1)
+            return max(self._client.env.clock.wall_ms() - ago_ms, 0)
+        if reset == "none":
+            raise OffsetOutOfRangeError(
+                f"{partition.topic}-{partition.partition} has no position, and "
+                'auto_offset_reset is "none": seek to an offset first.'
+            )
+        return EARLIEST if reset == "earliest" else LATEST
+
+    async def list_offset(
+        self, partition: TopicPartition, timestamp_ms: int, *, timeout_s: float | None = None
+    ) -> int | None:
+        """The first offset at or after a time; or EARLIEST, LATEST. None: nothing is so late."""
+        if timeout_s is None:
+            timeout_s = self._config.default_api_timeout_ms / 1000
+        response = await self._client.ask_leader(
+            partition.topic,
+            partition.partition,
+            lambda topic_id, leader: ListOffsets(
+                topic_id=topic_id,
+                partition=partition.partition,
+                leader_epoch=leader.epoch,
+                timestamp_ms=timestamp_ms,
+            ),
+            timeout_s=timeout_s,
+            attempt_timeout_s=self._config.request_timeout_ms / 1000,
+            retry_backoff_s=self._config.retry_backoff_ms / 1000,
+        )
+        offset: int | None = response.offset
+        return offset
+
+    async def _fetch(self, stream: Stream, topic_id: str, leader: Leader) -> None:
+        config = self._config
+        assert stream.fetch_offset is not None
+        request = Fetch(
+            topic_id=topic_id,
+            partition=stream.partition.partition,
+            leader_epoch=leader.epoch,
+            offset=stream.fetch_offset,
+            last_epoch=stream.last_epoch,
+            bytes_max=self._bytes_wanted(stream),
+            wait_ms=config.fetch_max_wait_ms,
+        )
+        response, payload = await self._client.ask_while_leader(
+            *self._place(stream, topic_id),
+            leader,
+            request,
+            timeout_s=(config.fetch_max_wait_ms + config.request_timeout_ms) / 1000,
+            patience_s=config.fetch_max_wait_ms / 1000 + LEADER_PATIENCE_S,
+        )
+        try:
+            batches = list(split_batches(payload))
+        except CorruptBatchError as error:
+            await self._check_leader(stream, stream.fetch_offset, error)
+            raise
+        next_offset = max(response.next_offset, stream.fetch_offset)
+        is_news = bool(batches) or next_offset > stream.fetch_offset
+        if is_news:
+            stream.received(Fetched(payload, batches, next_offset), response.high_watermark)
+            self.tell()
+        else:
+            is_first = stream.high_watermark is None
+            stream.high_watermark = response.high_watermark
+            stream.trouble = None
+            if is_first:  # The position is in the log.
+                self.tell()
+
+    async def _recover(
+        self,
+        stream: Stream,
+        topic_id: str,
+        leader: Leader | None,
+        error: RayqError,
+        wait_s: float,
+    ) -> None:
+        """Waits before the next fetch, or raises what no retry mends."""
+        if not may_retry(error):
+            raise error
+        metadata = self._client.metadata
+        if metadata.partition(*self._place(stream, topic_id)) is None:
+            raise UnknownTopicError(
+                f"{stream.partition.topic}-{stream.partition.partition} is gone: the topic was "
+                "deleted (and perhaps created anew). Subscribe or assign again."
+            )
+        logger.info("fetching %s again: %s", stream.partition, error)
+        stream.trouble = error
+        if error.stale_metadata or isinstance(error, StorageError):
+            self._client.suspect(*self._place(stream, topic_id), epoch_of(leader))
+        await self._client.wait_for_leader(*self._place(stream, topic_id), leader, wait_s)
+
+    # --- wrong CRCs -----------------------------------------------------------------------------
+
+    def _replace_corrupt(
+        self, stream: Stream, fresh: Stream, offset: int, error: CorruptBatchError
+    ) -> None:
+        known_offset, tries = self._corrupt.get(stream.partition, (offset, 0))
+        tries = tries + 1 if known_offset == offset else 1
+        self._corrupt[stream.partition] = (offset, tries)
+        self._stop(stream)
+        if tries >= CORRUPT_TRIES_MAX and self._config.on_corrupt == "raise":
+            fresh.error = error
+            self.tell()
+            return
+        if tries >= CORRUPT_TRIES_MAX:
+            assert error.next_offset is not None
+            tell_skipped(error)
+            fresh.jump(error.next_offset)
+        self._streams[fresh] = None
+        fresh.task = self._client.env.tasks.spawn(
+            self._start_anew(fresh, offset, error, tries), f"refetch {stream.partition}"
+        )
+
+    async def _start_anew(
+        self, fresh: Stream, offset: int, error: CorruptBatchError, tries: int
+    ) -> None:
+        await self._check_leader(fresh, offset, error)
+        await asyncio.sleep(tries * self._config.retry_backoff_ms / 1000)
+        await self._run(fresh)
+
+    async def _check_leader(self, stream: Stream, offset: int, error: CorruptBatchError) -> None:
+        """Makes the leader compare its disk with the CRC; what it finds is its own business."""
+        topic, partition = stream.partition
+        logger.warning("%s-%d at offset %d: %s", topic, partition, offset, error)
+        try:
+            await self._client.ask_leader(
+                topic,
+                partition,
+                lambda topic_id, _leader: CheckRange(
+                    topic_id=topic_id, partition=partition, offset=offset
+                ),
+                timeout_s=self._config.request_timeout_ms / 1000,
+                attempt_timeout_s=self._config.request_timeout_ms / 1000,
+            )
+        except RayqError as failure:
+            logger.warning("the leader did not check offset %d: %s", offset, failure)
+
+
+def tell_skipped(error: CorruptBatchError) -> None:
+    """Each batch that is passed over under on_corrupt="skip" leaves a line in the log."""
+    logger.warning("passed over, as on_corrupt='skip' says: %s", error)

@@ -1,0 +1,447 @@
+"""The consumer's half of a group: what happens inside `poll`, `commit` and `close`.
+
+Runs in the consumer's thread. Both consumers share it, though one waits by blocking and the other
+by awaiting: what takes time or calls the user is a *step*, which a generator yields and the
+consumer carries out in its own way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from typing import Any, Literal, NamedTuple, Protocol
+
+from rayq.client.arguments import as_partition
+from rayq.client.client import Client, check_partition
+from rayq.client.consuming.coordinator import Coordinator
+from rayq.client.consuming.fetcher import Fetcher
+from rayq.client.consuming.group_member import LEAVE_TIMEOUT_S, GroupMember, Interest, Partitions
+from rayq.client.consuming.group_offsets import (
+    METADATA_CHARACTERS_MAX,
+    GroupOffsets,
+    Position,
+    refusal,
+)
+from rayq.client.consuming.subscription import Start, Subscription
+from rayq.config import ConsumerConfig, is_unicode
+from rayq.core.topic_pattern import check_pattern
+from rayq.errors import InvalidRequestError, RayqError
+from rayq.records import GroupMembership, OffsetAndMetadata, TopicPartition
+from rayq.wire.messages import MEMBER_EPOCH_JOIN, DescribeGroup, DescribeGroupResponse
+
+logger = logging.getLogger(__name__)
+
+Callback = Callable[[set[TopicPartition]], Awaitable[None] | None]
+"""Told partitions, inside poll or close. The async consumer awaits what it returns."""
+Offsets = Mapping[TopicPartition, int | OffsetAndMetadata]
+
+GROUP_NAME_MAX = 249
+
+
+class Call(NamedTuple):
+    """A step: tell the user, by the callback of that name (see `Callbacks`), if there is one. The
+    consumer has it: from here, which the loop holds, it must not be reached, for it may hold the
+    consumer."""
+
+    callback: Literal["on_assigned", "on_revoked", "on_lost"]
+    partitions: set[TopicPartition]
+
+
+Step = Call | Coroutine[Any, Any, None]
+Steps = Generator[Step, None, None]
+
+
+class Callbacks(NamedTuple):
+    """What a user wants to be told."""
+
+    on_assigned: Callback | None = None
+    on_revoked: Callback | None = None
+    on_lost: Callback | None = None
+
+    def or_those_of(self, other: Callbacks) -> Callbacks:
+        return Callbacks(*(mine or theirs for mine, theirs in zip(self, other, strict=True)))
+
+    @property
+    def given(self) -> list[Callback]:
+        return [callback for callback in self if callback is not None]
+
+
+class _Wanted(NamedTuple):
+    """A position to commit, perhaps of a topic whose id has to be looked up."""
+
+    topic_id: str | None
+    offset: int
+    last_epoch: int | None
+    metadata: str
+    tenure: int
+
+
+Wanted = dict[TopicPartition, _Wanted]
+
+
+class Reader(Protocol):
+    """What reads the partitions that the group assigns."""
+
+    @property
+    def fetcher(self) -> Fetcher: ...
+    @property
+    def subscription(self) -> Subscription: ...
+    def assign(
+        self,
+        partitions: Iterable[TopicPartition],
+        start: Start = None,
+        topic_ids: Mapping[TopicPartition, str] | None = None,
+    ) -> object: ...
+    def positions(self) -> dict[TopicPartition, tuple[int, int | None]]: ...
+
+
+class GroupConsumer:
+    """See the module."""
+
+    def __init__(
+        self, reader: Reader, client: Client, config: ConsumerConfig, group: str
+    ) -> None:
+        self.group = group
+        self.member: GroupMember | None = None
+        """None: partitions are assigned by hand, or nothing is subscribed to yet."""
+        self._reader = reader
+        self._client = client
+        self._config = config
+        self._coordinator = Coordinator(client, group, config)
+        self._offsets = GroupOffsets(self._coordinator, config)
+        reader.fetcher.committed = self._offsets.lookup
+        reader.fetcher.is_member = lambda: self.member is not None
+        self._generation = 0
+        """Of the member, when what is read now was assigned."""
+        self._commit_due = client.now + config.auto_commit_interval_ms / 1000
+        self._is_busy = False
+        self._is_in_poll = False
+
+    # --- who it is ------------------------------------------------------------------------------
+
+    def subscribe(self, interest: Interest) -> None:
+        """On the loop."""
+        if self.member is not None:
+            self.member.subscribe(interest)
+            return
+        self.member = self._offsets.member = GroupMember(
+            self._coordinator, self._config, interest, self._reader.fetcher.tell
+        )
+        self._generation = 0
+
+    def membership(self) -> GroupMembership:
+        instance = self._config.group_instance_id
+        if self.member is None:
+            return GroupMembership(self.group, "", 0, instance)
+        return GroupMembership(self.group, self.member.member_id, self.member.epoch, instance)
+
+    async def is_settled(self, *, timeout_s: float) -> bool:
+        """On the loop. Whether what is read now is this member's share: the group is not being
+        rebalanced, and it has taken all that it was given."""
+        member = self.member
+        if member is None:  # assigned by hand
+            return True
+        if member.epoch == MEMBER_EPOCH_JOIN or member.has_news:
+            return False
+        response: DescribeGroupResponse = await self._coordinator.ask(
+            lambda topic, number, epoch: DescribeGroup(topic, number, epoch, self.group),
+            timeout_s=timeout_s,
+        )
+        given = next(
+            (one.assigned for one in response.members if one.member == member.member_id), None
+        )
+        return (
+            response.state == "stable"
+            and given is not None
+            and {TopicPartition(one.topic, one.partition) for one in given} == member.held.keys()
+        )
+
+    async def leave(self, timeout_s: float | None = None) -> None:
+        """On the loop, after `give_up_steps`: the member leaves its group."""
+        member = self.member
+        if member is not None:
+            try:
+                await self._offsets.settle(LEAVE_TIMEOUT_S if timeout_s is None else timeout_s)
+                await member.leave(timeout_s)
+            finally:
+                self.member = self._offsets.member = None
+                member.stop()
+
+    def close(self) -> None:
+        """On the loop, at the very end. Without `leave` before it, the end of the session tells."""
+        if self.member is not None:
+            self.member.stop()
+        self._offsets.close()
+
+    # --- polls ----------------------------------------------------------------------------------
+
+    def poll_began(self) -> None:
+        if self._is_busy:
+            raise InvalidRequestError("A callback of a consumer cannot poll it: commit or seek.")
+        self._is_in_poll = True
+        if self.member is not None:
+            self.member.poll_began()
+
+    def poll_ended(self) -> None:
+        self._is_in_poll = False
+        if self.member is not None:
+            self.member.poll_ended()
+
+    @property
+    def is_due(self) -> bool:
+        """There are steps to take before records are handed out."""
+        member = self.member
+        return (member is not None and member.has_news) or self._commit_is_due()
+
+    def patience_s(self, left_s: float) -> float:
+        """How long a poll may wait until there may be steps again."""
+        if not self._config.enable_auto_commit:
+            return left_s
+        return min(left_s, max(self._commit_due - self._client.now, 0.001))
+
+    def poll_steps(self) -> Steps:
+        """Gives up and takes partitions, commits what earlier polls returned."""
+        self._is_busy = True
+        try:
+            while self.member is not None and self.member.has_news:
+                yield from self._follow(self.member)
+            if self._commit_is_due():
+                self._commit_due = self._client.now + self._config.auto_commit_interval_ms / 1000
+                wanted = self._new_positions()
+                if wanted:
+                    yield self._commit_in_background(wanted, self._generation)
+        finally:
+            self._is_busy = False
+
+    def _follow(self, member: GroupMember) -> Steps:
+        """Does what the coordinator says."""
+        loss, self._generation = member.take_loss()
+        if loss is not None:
+            yield from self._lost(loss.partitions)
+            if loss.is_late:
+                raise member.late_error()
+        if member.failure is not None:
+            raise type(member.failure)(member.failure.message)
+        member.come_back()
+        while revoked := member.revoked():
+            places = set(revoked)
+            yield from self._commit_before_revocation(places)
+            try:
+                yield from self._call("on_revoked", places)
+            finally:
+                self._forget(revoked)
+                member.gave_up(revoked)
+        if added := member.take_added():
+            self._take(added)
+            yield from self._call("on_assigned", added)
+
+    def _lost(self, partitions: Partitions) -> Steps:
+        self._forget(partitions)
+        yield from self._call("on_lost", partitions)
+
+    def _commit_before_revocation(
+        self, places: set[TopicPartition], timeout_s: float | None = None
+    ) -> Steps:
+        if self._config.enable_auto_commit and (wanted := self._new_positions(places)):
+            yield self._commit_if_possible(wanted, self._generation, timeout_s)
+
+    def _call(
+        self,
+        callback: Literal["on_assigned", "on_revoked", "on_lost"],
+        places: Iterable[TopicPartition],
+    ) -> Steps:
+        """Tells the user, whose time counts towards `max_poll_interval_ms`."""
+        partitions = set(places)
+        if not partitions:
+            return
+        if self.member is not None and self._is_in_poll:
+            self.member.poll_ended()
+        yield Call(callback, partitions)
+        if self.member is not None and self._is_in_poll:
+            self.member.poll_began()
+
+    def _take(self, added: Partitions) -> None:
+        assigned = self._reader.subscription.assigned
+        for place in added:
+            self._offsets.known.pop(place, None)
+        self._reader.assign([*assigned, *added], topic_ids=added)
+
+    def _forget(self, partitions: Partitions) -> None:
+        assigned = self._reader.subscription.assigned
+        if any(place in assigned for place in partitions):
+            self._reader.assign([place for place in assigned if place not in partitions])
+        for place in partitions:
+            self._offsets.forget(place)
+
+    def give_up_steps(
+        self, *, may_commit: bool = True, timeout_s: float | None = None
+    ) -> Steps:
+        """Before a consumer closes or assigns by hand; `leave` is the end of it. `may_commit`:
+        automatically, in `timeout_s`. Out of a callback: nothing, it is being told already."""
+        if self._is_busy:
+            return
+        self._is_busy = True
+        try:
+            member = self.member
+            places = set(self._reader.subscription.assigned)
+            if member is not None:
+                loss, self._generation = member.take_loss()
+                if loss is not None:
+                    yield from self._lost(loss.partitions)
+                    places.difference_update(loss.partitions)
+            if may_commit:
+                yield from self._commit_before_revocation(places, timeout_s)
+            if member is not None:
+                yield from self._call("on_revoked", places)
+        finally:
+            self._is_busy = False
+
+    # --- commits --------------------------------------------------------------------------------
+
+    def _commit_is_due(self) -> bool:
+        return self._config.enable_auto_commit and self._client.now >= self._commit_due
+
+    def _new_positions(self, among: Iterable[TopicPartition] | None = None) -> Wanted:
+        """Positions that are not committed yet."""
+        known = self._offsets.known
+        assigned = self._reader.subscription.assigned
+        places = assigned if among is None else set(among)
+        wanted: Wanted = {}
+        for place, (offset, epoch) in self._reader.positions().items():
+            if place in places and known.get(place) != offset:
+                wanted[place] = _Wanted(
+                    assigned[place].stream.topic_id, offset, epoch, "", self._offsets.tenure(place)
+                )
+        return wanted
+
+    def wanted(self, offsets: Offsets | None) -> tuple[Wanted, int]:
+        """What a commit is about, and the generation it belongs to. Raises CommitRefusedError for
+        partitions that this member does not own."""
+        if offsets is None:
+            return self._new_positions(), self._generation
+        if not isinstance(offsets, Mapping):
+            raise TypeError(f"commit takes {{partition: offset}}, not {offsets!r}.")
+        member = self.member
+        assigned = self._reader.subscription.assigned
+        positions = self._reader.positions()
+        refused: dict[TopicPartition, str] = {}
+        wanted: Wanted = {}
+        for given, value in offsets.items():
+            place = as_partition(given)
+            offset, metadata = _checked(value)
+            topic_id: str | None = None
+            epoch: int | None = None
+            if place in assigned:
+                topic_id = assigned[place].stream.topic_id
+                known_offset, known_epoch = positions.get(place, (None, None))
+                epoch = known_epoch if known_offset == offset else None
+            elif member is not None:
+                refused[place] = "this member does not own it"
+            tenure = self._offsets.tenure(place)
+            wanted[place] = _Wanted(topic_id, offset, epoch, metadata, tenure)
+        if refused:
+            raise refusal(refused)
+        return wanted, self._generation
+
+    async def commit(self, wanted: Wanted, generation: int) -> None:
+        """On the loop. Raises CommitRefusedError, GroupNotEmptyError, TimeoutError."""
+        if not wanted:
+            return
+        timeout_s = self._config.default_api_timeout_ms / 1000
+        positions: dict[TopicPartition, Position] = {}
+        for place, one in wanted.items():
+            topic_id = one.topic_id
+            if topic_id is None:
+                topic = await self._client.topic(place.topic, timeout_s=timeout_s)
+                check_partition(topic, place.partition)
+                topic_id = topic.topic_id
+            positions[place] = Position(
+                topic_id, one.offset, one.last_epoch, one.metadata, one.tenure
+            )
+        await self._offsets.submit(positions, generation)
+
+    async def _commit_if_possible(
+        self, wanted: Wanted, generation: int, timeout_s: float | None = None
+    ) -> None:
+        """Of partitions that are given up: without it records are only handled twice. Within a
+        session unless `timeout_s` is given."""
+        if timeout_s is None:
+            timeout_s = self._config.group_session_timeout_ms / 1000
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.commit(wanted, generation)
+        except (RayqError, TimeoutError) as error:
+            logger.warning("positions in group %r were not committed: %s", self.group, error)
+
+    async def _commit_in_background(self, wanted: Wanted, generation: int) -> None:
+        self._client.env.tasks.spawn(
+            self._commit_if_possible(wanted, generation), f"auto commit of group {self.group}"
+        )
+
+    async def committed(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """On the loop: what the group has committed, whoever did it."""
+        timeout_s = self._config.default_api_timeout_ms / 1000
+        keys: dict[TopicPartition, tuple[str, int]] = {}
+        for place in partitions:
+            topic = await self._client.topic(place.topic, timeout_s=timeout_s)
+            check_partition(topic, place.partition)
+            keys[place] = (topic.topic_id, place.partition)
+        found = await self._offsets.fetch(keys.values()) if keys else {}
+        return {
+            place: OffsetAndMetadata(found[key].offset, found[key].metadata)
+            if key in found
+            else None
+            for place, key in keys.items()
+        }
+
+
+def check_group(group: object) -> str:
+    """Raises TypeError, InvalidRequestError."""
+    if not isinstance(group, str):
+        raise TypeError(f"A group is named by a str, not {type(group).__name__}.")
+    if not 0 < len(group) <= GROUP_NAME_MAX:
+        raise InvalidRequestError(
+            f"The name of a group has 1 to {GROUP_NAME_MAX} characters, not {len(group)}."
+        )
+    if not is_unicode(group):
+        raise InvalidRequestError(f"The name of a group is Unicode text, which {group!r} is not.")
+    return group
+
+
+def pattern_text(pattern: str | re.Pattern[str]) -> str:
+    """A pattern as the coordinator takes it. Raises TypeError, InvalidRequestError."""
+    text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
+    if not isinstance(text, str):
+        raise TypeError(f"A pattern is a str or re.compile(str), not {pattern!r}.")
+    if isinstance(pattern, re.Pattern) and pattern.flags & ~re.UNICODE:
+        raise InvalidRequestError(
+            f"The pattern {text!r} has flags ({re.RegexFlag(pattern.flags & ~re.UNICODE)}), which "
+            "a group's coordinator does not know: say it without, such as [Aa] for a."
+        )
+    check_pattern(text)
+    return text
+
+
+def _checked(value: int | OffsetAndMetadata) -> OffsetAndMetadata:
+    found = value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
+    if type(found.offset) is not int or not isinstance(found.metadata, str):
+        raise TypeError(
+            "What is committed for a partition is an int (the offset of the next record) or "
+            f"OffsetAndMetadata(offset, metadata), not {value!r}."
+        )
+    if not 0 <= found.offset < 2**62:
+        raise InvalidRequestError(f"Offsets count from 0: {found.offset} is none.")
+    if len(found.metadata) > METADATA_CHARACTERS_MAX:
+        raise InvalidRequestError(
+            f"Commit metadata has up to {METADATA_CHARACTERS_MAX} characters, not "
+            f"{len(found.metadata)}."
+        )
+    if not is_unicode(found.metadata):
+        raise InvalidRequestError(
+            f"Commit metadata is Unicode text, which {found.metadata!r} is not."
+        )
+    return found

@@ -1,0 +1,347 @@
+"""What a group has committed: asking for it, and committing, in the order of the calls.
+
+One commit of a consumer is under way at a time. What is to be committed meanwhile is put together:
+the newest position of each partition goes with the next request. So positions never overtake each
+other, and a consumer that commits often sends few requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from rayq.client.client import Backoff
+from rayq.client.consuming.coordinator import Coordinator
+from rayq.client.consuming.group_member import GroupMember
+from rayq.config import ConsumerConfig
+from rayq.errors import (
+    ClosedError,
+    CommitRefusedError,
+    FencedMemberError,
+    RayqError,
+    TimeoutError,
+    UnknownMemberError,
+    from_wire,
+)
+from rayq.records import TopicPartition
+from rayq.wire.messages import (
+    CommitOffsets,
+    CommitOffsetsResponse,
+    CommittedOffset,
+    FetchCommitted,
+    FetchCommittedResponse,
+)
+
+logger = logging.getLogger(__name__)
+
+BACKOFF_MAX_S = 0.5
+"""Between two tries of a commit that met a rebalance."""
+METADATA_CHARACTERS_MAX = 4096
+
+
+class Position(NamedTuple):
+    """A position to commit."""
+
+    topic_id: str
+    offset: int
+    last_epoch: int | None
+    metadata: str
+    tenure: int
+    """`GroupOffsets.tenure` when the position was taken."""
+
+
+class _Commit(NamedTuple):
+    positions: Mapping[TopicPartition, Position]
+    member: GroupMember | None
+    generation: int
+    done: asyncio.Future[None]
+
+
+class _MovedOnError(CommitRefusedError):
+    """Ends the attempts of a commit: the member is out, or has given up some of its partitions."""
+
+
+class GroupOffsets:
+    """Belongs to the loop. `member` is None for a consumer whose partitions are assigned by
+    hand."""
+
+    def __init__(self, coordinator: Coordinator, config: ConsumerConfig) -> None:
+        self.member: GroupMember | None = None
+        self.known: dict[TopicPartition, int | None] = {}
+        """What is committed, as far as this consumer has seen. Also read by its thread."""
+        self._tenures: dict[TopicPartition, int] = {}
+        self._coordinator = coordinator
+        self._client = coordinator.client
+        self._config = config
+        self._sequence = 0
+        self._waiting: deque[_Commit] = deque()
+        self._sender: asyncio.Task[None] | None = None
+        self._lookups: dict[tuple[str, int], asyncio.Future[CommittedOffset | None]] = {}
+        self._is_closed = False
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._sender is not None:
+            self._sender.cancel()
+        self._fail_waiting(ClosedError("The consumer was closed before this was committed."))
+
+    def tenure(self, place: TopicPartition) -> int:
+        """How often the partition was given up before. A position of an earlier tenure must not be
+        committed in a later one: others have gone on meanwhile."""
+        return self._tenures.get(place, 0)
+
+    def forget(self, place: TopicPartition) -> None:
+        """The partition is given up or lost. Called by the consumer's thread."""
+        self.known.pop(place, None)
+        self._tenures[place] = self.tenure(place) + 1
+
+    # --- committing -----------------------------------------------------------------------------
+
+    def submit(
+        self, positions: Mapping[TopicPartition, Position], generation: int
+    ) -> asyncio.Future[None]:
+        """Commits after all that was submitted before. `generation` is the member's when the
+        positions were taken: once the member has lost its partitions since, they are refused."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._is_closed:
+            done.set_exception(ClosedError("The consumer is closed: nothing was committed."))
+            return done
+        self._waiting.append(_Commit(positions, self.member, generation, done))
+        if self._sender is None:
+            self._sender = self._client.env.tasks.spawn(
+                self._send_all(), f"commit of group {self._coordinator.group}"
+            )
+        return done
+
+    async def _send_all(self) -> None:
+        try:
+            while self._waiting:
+                first = self._waiting[0]
+                together: list[_Commit] = []
+                while self._waiting and self._waiting[0][1:3] == first[1:3]:
+                    together.append(self._waiting.popleft())
+                try:
+                    await self._send(together, first.member, first.generation)
+                finally:
+                    for commit in together:
+                        if not commit.done.done():  # we are being cancelled
+                            commit.done.cancel()
+        finally:
+            self._sender = None
+
+    async def settle(self, timeout_s: float) -> None:
+        """Waits until nothing is under way."""
+        if self._sender is not None:
+            await asyncio.wait([self._sender], timeout=timeout_s)
+
+    async def _send(
+        self, commits: list[_Commit], member: GroupMember | None, generation: int
+    ) -> None:
+        positions: dict[TopicPartition, Position] = {}
+        for commit in commits:
+            positions.update(commit.positions)
+        refused: dict[TopicPartition, str] = {}
+        failure: RayqError | None = None
+        try:
+            refused = await self._commit(positions, member, generation)
+        except RayqError as error:
+            failure = error
+        for commit in commits:
+            of_this = {place: refused[place] for place in commit.positions if place in refused}
+            if commit.done.done():
+                continue
+            if failure is not None:
+                commit.done.set_exception(type(failure)(failure.message))
+            elif of_this:
+                commit.done.set_exception(refusal(of_this))
+            else:
+                commit.done.set_result(None)
+
+    async def _commit(
+        self,
+        positions: dict[TopicPartition, Position],
+        member: GroupMember | None,
+        generation: int,
+    ) -> dict[TopicPartition, str]:
+        """Commits with retries; answers what was refused, and why."""
+        client = self._client
+        self._sequence += 1
+        sequence = self._sequence
+        timeout_s = self._config.default_api_timeout_ms / 1000
+        deadline = client.now + timeout_s
+        backoff = Backoff(client.env, self._config.retry_backoff_ms / 1000, BACKOFF_MAX_S)
+        left = dict(positions)
+        refused: dict[TopicPartition, str] = {}
+        while True:
+            if member is not None and member.generation != generation:
+                return refused | dict.fromkeys(left, member.loss_reason)
+            for place in self._given_up(left, member):
+                refused[place] = "this member gave it up before it was committed"
+                del left[place]
+            if not left:
+                return refused
+
+            def build(topic_id: str, partition: int, leader_epoch: int) -> CommitOffsets:
+                # Each attempt is under the member's epoch of now, so that it must still be about
+                # what the member has owned since.
+                if member is not None and (
+                    member.generation != generation or self._given_up(left, member)
+                ):
+                    raise _MovedOnError("The partitions were taken or given up meanwhile.")
+                return CommitOffsets(
+                    topic_id=topic_id,
+                    partition=partition,
+                    leader_epoch=leader_epoch,
+                    group=self._coordinator.group,
+                    member="" if member is None else member.member_id,
+                    member_epoch=0 if member is None else member.epoch,
+                    sequence=sequence,
+                    offsets=[
+                        (one.topic_id, place.partition, one.offset, one.last_epoch, one.metadata)
+                        for place, one in left.items()
+                    ],
+                )
+
+            try:
+                response = await self._coordinator.ask(
+                    build, timeout_s=max(deadline - client.now, 0.001)
+                )
+            except _MovedOnError:
+                continue  # To be sorted out above.
+            except (UnknownMemberError, FencedMemberError) as error:
+                if member is None or member.failure is not None:
+                    return refused | dict.fromkeys(left, str(error))
+                is_static = self._config.group_instance_id is not None
+                if isinstance(error, UnknownMemberError) and not is_static:
+                    reason = f"the coordinator has taken this member out: {error}"
+                    await member.lose(reason, generation)
+                    continue
+                # The answer to a heartbeat brings the epoch of now, or the end of this one. (That
+                # to a commit does not say whether another process took over the instance; to join
+                # again would take it back.)
+                member.beat_now()
+                again: RayqError = error
+            else:
+                busy = self._take(response, left, refused)
+                if not left:
+                    return refused
+                again = busy
+            wait_s = backoff.next_s()
+            if client.now + wait_s >= deadline:
+                raise TimeoutError(
+                    f"Positions of group {self._coordinator.group!r} were not committed within "
+                    f"{timeout_s:g} s (default_api_timeout_ms): {again}"
+                ) from again
+            await asyncio.sleep(wait_s)
+
+    def _given_up(
+        self, positions: Mapping[TopicPartition, Position], member: GroupMember | None
+    ) -> list[TopicPartition]:
+        """Those that the member has given up since, whether it has them again or not."""
+        if member is None:
+            return []
+        return [place for place, one in positions.items() if one.tenure != self.tenure(place)]
+
+    def _take(
+        self,
+        response: CommitOffsetsResponse,
+        left: dict[TopicPartition, Position],
+        refused: dict[TopicPartition, str],
+    ) -> RayqError:
+        """Sorts out what was committed, what was refused, and what is worth another try; the
+        reason for that."""
+        again: RayqError = TimeoutError("no answer")
+        said = {
+            (topic_id, number): (code, text) for topic_id, number, code, text in response.refused
+        }
+        for place, position in list(left.items()):
+            code_and_text = said.get((position.topic_id, place.partition))
+            if code_and_text is None:
+                self.known[place] = position.offset
+                del left[place]
+                continue
+            error = from_wire(*code_and_text)
+            if error.retriable:
+                again = error
+            else:
+                refused[place] = error.message
+                del left[place]
+        return again
+
+    def _fail_waiting(self, error: RayqError) -> None:
+        while self._waiting:
+            done = self._waiting.popleft().done
+            if not done.done():
+                done.set_exception(error)
+
+    # --- asking ---------------------------------------------------------------------------------
+
+    async def lookup(self, place: TopicPartition, topic_id: str) -> CommittedOffset | None:
+        """What is committed for one partition; lookups of the same moment share a request. Retries
+        for as long as nobody can tell."""
+        key = (topic_id, place.partition)
+        lookup = self._lookups.get(key)
+        if lookup is None:
+            lookup = self._lookups[key] = asyncio.get_running_loop().create_future()
+            if len(self._lookups) == 1:
+                self._client.env.tasks.spawn(self._look_up(), "look up committed offsets")
+        found = await asyncio.shield(lookup)
+        self.known[place] = None if found is None else found.offset
+        return found
+
+    async def _look_up(self) -> None:
+        await asyncio.sleep(0)  # others that start now join in
+        lookups, self._lookups = self._lookups, {}
+        try:
+            while not self._is_closed:
+                try:
+                    found = await self.fetch(list(lookups))
+                    break
+                except TimeoutError as error:
+                    logger.warning("no committed offsets yet: %s", error)
+            else:
+                raise ClosedError("The consumer was closed.")
+        except RayqError as error:
+            for lookup in lookups.values():
+                if not lookup.done():
+                    lookup.set_exception(error)
+                    lookup.exception()  # perhaps nobody waits any more
+        else:
+            for key, lookup in lookups.items():
+                if not lookup.done():
+                    lookup.set_result(found.get(key))
+        finally:
+            for lookup in lookups.values():
+                lookup.cancel()
+
+    async def fetch(
+        self, partitions: Iterable[tuple[str, int]] | None
+    ) -> dict[tuple[str, int], CommittedOffset]:
+        """What is committed for `(topic id, partition)` pairs (None: all of the group)."""
+        wanted = None if partitions is None else list(partitions)
+        response: FetchCommittedResponse = await self._coordinator.ask(
+            lambda topic_id, partition, leader_epoch: FetchCommitted(
+                topic_id=topic_id,
+                partition=partition,
+                leader_epoch=leader_epoch,
+                group=self._coordinator.group,
+                partitions=wanted,
+            )
+        )
+        return {(one.topic_id, one.partition): one for one in response.offsets}
+
+
+def refusal(refused: Mapping[TopicPartition, str]) -> CommitRefusedError:
+    """The error that names partitions and reasons."""
+    by_reason: dict[str, list[str]] = {}
+    for (topic, partition), reason in sorted(refused.items()):
+        by_reason.setdefault(reason, []).append(f"{topic}-{partition}")
+    told = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
+    return CommitRefusedError(
+        f"Not committed: {told.rstrip('.')}. Another member may have gone on from the last commit, "
+        "so records after it may be handled twice. Poll again to go on with what this member owns "
+        "now."
+    )

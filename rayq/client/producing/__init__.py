@@ -1,0 +1,1 @@
+"""From `send` to the leader's answer."""

@@ -1,0 +1,424 @@
+"""Collects records into batches. Knows no network and no event loop; safe to call from any thread.
+
+User threads append, the sender takes. The lock is held for a few assignments only, never while
+waiting or encoding, and **no call stands where it is held**, but for an append at the very end: at
+calls Python lets signal handlers and finalizers run, which may send too, and wait for what they
+sent. (Some version of Python may interrupt elsewhere. So the holder may take the lock again, and
+the sender does not wait for a holder that stands still.)
+
+Memory: a batch reserves its full size when it is opened and gives back what it did not use when it
+is closed, so that `send` counts nothing but the batch. When the buffer is exhausted, `append`
+answers None, open batches become due at once, and whoever waits is called when there is room again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, repeat
+from operator import add
+from typing import cast
+
+from rayq.client.producing.futures import DeliveryFuture, Outcome, Part
+from rayq.config import ProducerConfig
+from rayq.errors import ClosedError
+from rayq.records import Headers
+
+RECORD_OVERHEAD_BYTES = 24
+"""Most that a record takes in a batch beside its key, value and headers (msgpack's lengths: 5 for
+the key, 5 for the value, 9 for the timestamp, 5 for the list of headers)."""
+HEADER_OVERHEAD_BYTES = 12
+"""Most that a header takes in a batch beside its name and value."""
+BATCH_OVERHEAD_BYTES = 256
+"""Most that a batch takes beside its records: its header and the lengths of its columns."""
+
+LOCK_PATIENCE_S = 0.002
+"""How long the sender waits for a thread that sends. One that stands still meanwhile (in a signal
+handler, or for want of a processor) is not waited for again until it goes on."""
+
+Row = tuple[bytes | None, bytes | None, Headers | None, int]
+"""`(value, key, headers, timestamp_ms)`. One append of one tuple: a Ctrl+C cannot tear it."""
+
+
+class Batch(Outcome):
+    """Records of one partition that travel together, and what became of them."""
+
+    __slots__ = (
+        "queue",
+        "rows",
+        "count",
+        "size_bytes",
+        "reserved_bytes",
+        "opened_at",
+        "is_announced",
+        "is_urgent",
+        "values",
+        "keys",
+        "headers",
+        "timestamps_ms",
+    )
+
+    def __init__(
+        self, queue: PartitionQueue, reserved_bytes: int, opened_at: float, loop_thread: int
+    ) -> None:
+        super().__init__(queue.topic, queue.partition, loop_thread)
+        self.queue = queue
+        self.rows: list[Row] = []
+        self.count = 0
+        self.size_bytes = 0
+        self.reserved_bytes = reserved_bytes
+        self.opened_at = opened_at
+        self.is_announced = False
+        """Whether the sender was told of it. By the first who adds a record, or, if an interrupt
+        came in between, by the next."""
+        self.is_urgent = False
+        """Whether somebody waits for it who sends nothing more meanwhile: it does not linger."""
+        # Set by `seal`.
+        self.values: Sequence[bytes | None] = ()
+        self.keys: Sequence[bytes | None] | None = None
+        self.headers: Sequence[Headers | None] | None = None
+        self.timestamps_ms: int | list[int] = 0
+
+    def seal(self) -> None:
+        """Turns the rows into columns; nothing is appended from here on. Idempotent."""
+        if not self.rows:
+            return
+        assert len(self.rows) == self.count, "each record has its place"
+        values, keys, headers, timestamps_ms = zip(*self.rows, strict=True)
+        self.values = list(values)
+        self.keys = list(keys) if keys.count(None) < self.count else None
+        self.headers = list(headers) if any(headers) else None
+        first = timestamps_ms[0]
+        self.timestamps_ms = (
+            first if timestamps_ms.count(first) == self.count else list(timestamps_ms)
+        )
+        self.rows = []
+
+    def timestamp_ms(self, index: int) -> int:
+        times = self.timestamps_ms
+        if isinstance(times, int):
+            return times
+        return times[index]
+
+
+class PartitionQueue:
+    """The batches of one partition that the sender has not taken yet."""
+
+    __slots__ = (
+        "topic",
+        "topic_id",
+        "partition",
+        "limit_bytes",
+        "append_time",
+        "open",
+        "closed",
+    )
+
+    def __init__(
+        self, topic: str, topic_id: str, partition: int, limit_bytes: int, append_time: bool
+    ) -> None:
+        self.topic = topic
+        self.topic_id = topic_id
+        self.partition = partition
+        self.limit_bytes = limit_bytes
+        """Size at which a batch is closed."""
+        self.append_time = append_time
+        """Whether records carry the leader's time."""
+        self.open: Batch | None = None
+        self.closed: deque[Batch] = deque()
+
+
+class Accumulator:
+    """All queues of one producer, within `buffer_memory`."""
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        now: Callable[[], float],
+        on_work: Callable[[PartitionQueue], None],
+    ) -> None:
+        """Made in the sender's thread. `on_work(queue)` is called, from any thread, when there is
+        news of a queue (a batch was opened, perhaps one closed): it only passes the word on."""
+        self._config = config
+        self._now = now
+        self._on_work = on_work
+        self._lock = threading.RLock()
+        self._lock_patience_s = LOCK_PATIENCE_S
+        self._loop_thread = threading.get_ident()
+        self._reserved_bytes = 0
+        """By all batches so far. Written by who holds the lock."""
+        self._released_bytes = 0
+        """Of those, by batches that have an outcome. Written by the sender."""
+        self._room_waiters: deque[tuple[int, Callable[[], None]]] = deque()
+        self._incomplete: dict[Batch, None] = {}
+        self._closed = False
+        self.is_flushing = 0
+        """How many `flush` calls wait: while any does, open batches are due at once."""
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes reserved by batches that wait or are in flight."""
+        return self._reserved_bytes - self._released_bytes
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Somebody waits for room."""
+        return bool(self._room_waiters)
+
+    def incomplete(self) -> list[Batch]:
+        """Every batch that has records and no outcome yet, the oldest first."""
+        return list(self._incomplete)
+
+    def close(self) -> None:
+        """Refuses records from here on; wakes those that wait for room, to find that out."""
+        self._closed = True
+        for _, waiter in list(self._room_waiters):
+            waiter()
+
+    # --- user threads ---------------------------------------------------------------------------
+
+    def append(
+        self,
+        queue: PartitionQueue,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Headers | None,
+        timestamp_ms: int,
+        size_bytes: int,
+    ) -> DeliveryFuture | None:
+        """Adds one record; `size_bytes` includes RECORD_OVERHEAD_BYTES. None: there is no room."""
+        row = (value, key, headers, timestamp_ms)
+        while True:
+            with self._lock:
+                batch = queue.open
+                if batch is not None and batch.size_bytes + size_bytes <= batch.reserved_bytes:
+                    index = batch.count
+                    batch.count = index + 1
+                    batch.size_bytes += size_bytes
+                    batch.rows.append(row)
+                    break
+            if not self._open(queue, batch, size_bytes):
+                return None
+        if not batch.is_announced:
+            self._announce(batch)
+        return DeliveryFuture(batch, index)
+
+    def append_many(
+        self,
+        queue: PartitionQueue,
+        values: Sequence[bytes | None],
+        keys: Sequence[bytes | None] | None,
+        ends: Sequence[int],
+        start: int,
+        timestamp_ms: int,
+        parts: list[Part],
+        *,
+        one_batch: bool,
+    ) -> int:
+        """Adds `values[start:]` (with `ends` from `running_sizes`) to one partition, until all are
+        in, there is no room, or, with `one_batch`, a batch is full. Answers where it stopped, and
+        appends to `parts` where they went."""
+        total = len(values)
+        while start < total:
+            batch = queue.open
+            count = 0
+            if batch is not None:
+                count = _fitting(ends, start, batch.reserved_bytes - batch.size_bytes)
+            if batch is None or count == 0:
+                size_bytes = ends[start + 1] - ends[start] + RECORD_OVERHEAD_BYTES
+                if not self._open(queue, batch, size_bytes):
+                    break
+                continue
+            stop = start + count
+            rows = list(
+                zip(
+                    values[start:stop],
+                    repeat(None, count) if keys is None else keys[start:stop],
+                    repeat(None, count),
+                    repeat(timestamp_ms, count),
+                    strict=True,
+                )
+            )
+            size_bytes = ends[stop] - ends[start] + count * RECORD_OVERHEAD_BYTES
+            with self._lock:
+                index = batch.count
+                fits = queue.open is batch
+                fits = fits and batch.size_bytes + size_bytes <= batch.reserved_bytes
+                if fits:
+                    batch.count = index + count
+                    batch.size_bytes += size_bytes
+                    batch.rows += rows
+            if not fits:
+                continue  # somebody else was faster
+            parts.append(Part(batch, index, count))
+            if not batch.is_announced:
+                self._announce(batch)
+            start = stop
+            if one_batch:
+                break
+        return start
+
+    def _announce(self, batch: Batch) -> None:
+        self._on_work(batch.queue)
+        batch.is_announced = True
+
+    def hurry(self, future: DeliveryFuture) -> None:
+        """The record's batch goes as soon as it may, with what else is in it by then."""
+        batch = future.outcome
+        assert isinstance(batch, Batch), "records travel in batches"
+        if batch.queue.open is batch:
+            batch.is_urgent = True
+            self._on_work(batch.queue)
+
+    def when_room(self, size_bytes: int, waiter: Callable[[], None]) -> None:
+        """Calls back when there should be room for a record of that size, perhaps more than
+        once."""
+        self._room_waiters.append((size_bytes, waiter))
+        if self._closed or self._has_room(size_bytes):
+            self.stop_waiting(size_bytes, waiter)
+            waiter()
+            return
+        for batch in self.incomplete():
+            if batch.queue.open is batch:
+                self._on_work(batch.queue)
+
+    def stop_waiting(self, size_bytes: int, waiter: Callable[[], None]) -> None:
+        """Takes back a `when_room`, if it was not called yet."""
+        try:
+            self._room_waiters.remove((size_bytes, waiter))
+        except ValueError:
+            pass  # it was woken already
+
+    def close_open_batches(self) -> None:
+        """Before a thread waits for all that was sent, so that the sender needs no lock for it."""
+        for batch in self.incomplete():
+            if batch.queue.open is batch:
+                self._close_open(batch.queue, batch)
+
+    def _has_room(self, size_bytes: int) -> bool:
+        """Once full, the buffer counts as full until it is half empty: waking a sender for each
+        batch would make the two threads take turns at every batch."""
+        used_bytes, limit_bytes = self.buffered_bytes, self._config.buffer_memory
+        need_bytes = max(size_bytes, self._config.batch_size)
+        return used_bytes == 0 or used_bytes + need_bytes <= max(limit_bytes // 2, need_bytes)
+
+    def _open(self, queue: PartitionQueue, full: Batch | None, size_bytes: int) -> bool:
+        """Closes the open batch, which is full, and opens one that takes `size_bytes` at least,
+        unless another thread did. False: there is no room."""
+        self._close_open(queue, full)
+        reserve_bytes = max(queue.limit_bytes, size_bytes)
+        batch = Batch(queue, reserve_bytes, self._now(), self._loop_thread)
+        limit_bytes = self._config.buffer_memory
+        with self._lock:
+            is_closed = self._closed
+            has_room = True
+            if not is_closed and queue.open is None:
+                used_bytes = self._reserved_bytes - self._released_bytes
+                has_room = used_bytes == 0 or used_bytes + reserve_bytes <= limit_bytes
+                if has_room:
+                    self._reserved_bytes += reserve_bytes
+                    self._incomplete[batch] = None
+                    queue.open = batch
+        if is_closed:
+            raise ClosedError("The producer is closed: make a new one with cluster.producer().")
+        if not has_room:
+            self._on_work(queue)
+        return has_room
+
+    def _close_open(self, queue: PartitionQueue, known: Batch | None) -> None:
+        """Closes the open batch of the queue, if it still is the one that is known."""
+        if known is None:
+            return
+        parcel = (known,)
+        with self._lock:
+            if queue.open is not known:
+                return
+            queue.open = None
+            self._reserved_bytes -= known.reserved_bytes - known.size_bytes
+            known.reserved_bytes = known.size_bytes
+            if known.count > 0:
+                queue.closed += parcel
+                return
+            # An interrupt came between opening it and the append.
+            del self._incomplete[known]
+        known.succeed(None, None)
+
+    # --- the sender -----------------------------------------------------------------------------
+
+    def take(self, queue: PartitionQueue, *, is_open_due: bool) -> Batch | None:
+        """The next batch of the queue; the open one only where it is due. None also where the open
+        one is held up: a thread that sends stands still."""
+        if is_open_due and not queue.closed and queue.open is not None:
+            self._try_to_close_open(queue)
+        return queue.closed.popleft() if queue.closed else None
+
+    def _try_to_close_open(self, queue: PartitionQueue) -> None:
+        is_free = self._lock.acquire(timeout=self._lock_patience_s)
+        self._lock_patience_s = LOCK_PATIENCE_S if is_free else 0.0
+        if is_free:
+            try:
+                self._close_open(queue, queue.open)
+            finally:
+                self._lock.release()
+
+    def take_all(self, queue: PartitionQueue) -> list[Batch]:
+        """Every batch of the queue, to be failed."""
+        batches = []
+        while (batch := self.take(queue, is_open_due=True)) is not None:
+            batches.append(batch)
+        return batches
+
+    def is_urgent(self, queue: PartitionQueue) -> bool:
+        """Whether the open batch of the queue does not linger."""
+        batch = queue.open
+        return batch is not None and batch.is_urgent
+
+    def oldest_opened_at(self, queue: PartitionQueue) -> float | None:
+        """When the oldest batch of the queue was opened."""
+        if queue.closed:
+            return queue.closed[0].opened_at
+        batch = queue.open
+        return None if batch is None else batch.opened_at
+
+    def release(self, batch: Batch) -> None:
+        """The batch has an outcome: its memory is free again."""
+        del self._incomplete[batch]
+        self._released_bytes += batch.reserved_bytes
+        while True:
+            try:
+                size_bytes, waiter = self._room_waiters[0]
+            except IndexError:
+                return
+            if not self._has_room(size_bytes):
+                return
+            self.stop_waiting(size_bytes, waiter)
+            waiter()
+
+
+def running_sizes(values: Sequence[bytes | None], keys: Sequence[bytes | None] | None) -> list[int]:
+    """`ends[i]` is the size in bytes of the first `i` values and keys, without overhead."""
+    ends = list(accumulate(_lengths(values), initial=0))
+    if keys is not None:
+        ends = list(map(add, ends, accumulate(_lengths(keys), initial=0)))
+    return ends
+
+
+def _lengths(column: Sequence[bytes | None]) -> Iterable[int]:
+    if None in column:
+        return (0 if item is None else len(item) for item in column)
+    return map(len, cast("Sequence[bytes]", column))
+
+
+def _fitting(ends: Sequence[int], first: int, room_bytes: int) -> int:
+    """How many records from `first` fit into `room_bytes`. By halving: the running size grows with
+    each record."""
+    start = ends[first]
+    low, high = 0, min(len(ends) - 1 - first, max(room_bytes, 0) // RECORD_OVERHEAD_BYTES)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if ends[first + middle] - start + middle * RECORD_OVERHEAD_BYTES <= room_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    return low

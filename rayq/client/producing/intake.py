@@ -1,0 +1,398 @@
+"""From what a user passes to `send` and `send_many` to records in the accumulator.
+
+Runs in the user's thread: checks, the choice of a partition, the division of many records.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+from zlib import crc32
+
+from rayq.client.arguments import shown, topic_name
+from rayq.client.producing.accumulator import (
+    BATCH_OVERHEAD_BYTES,
+    HEADER_OVERHEAD_BYTES,
+    RECORD_OVERHEAD_BYTES,
+    Accumulator,
+    PartitionQueue,
+    running_sizes,
+)
+from rayq.client.producing.futures import DeliveryFuture, Part
+from rayq.client.producing.partitioner import call_partitioner, next_sticky_partition
+from rayq.config import ProducerConfig, TopicConfig, parse
+from rayq.errors import (
+    InvalidRequestError,
+    InvalidTimestampError,
+    NullKeyError,
+    RecordTooLargeError,
+)
+from rayq.records import Headers
+from rayq.storage.batch import encode_batch
+from rayq.wire.messages import TopicMetadata
+
+TIMESTAMP_END_MS = 2**62
+
+
+class TopicQueues:
+    """A topic as `send` sees it: its queues, and which of them is next without a key."""
+
+    def __init__(
+        self, metadata: TopicMetadata, config: ProducerConfig, known: TopicQueues | None
+    ) -> None:
+        topic_config = parse(TopicConfig, metadata.config)
+        self.metadata = metadata
+        self.topic_id = metadata.topic_id
+        self.needs_keys = topic_config.is_compacted
+        self.max_message_bytes = topic_config.max_message_bytes
+        self.plain_bytes_max = topic_config.plain_bytes_max
+        room_bytes = max(self.max_message_bytes - BATCH_OVERHEAD_BYTES, 1)
+        self.limit_bytes = min(config.batch_size, room_bytes)
+        append_time = topic_config.message_timestamp_type == "append"
+        self.queues: list[PartitionQueue] = []
+        if known is not None and known.topic_id == metadata.topic_id:
+            self.queues = known.queues[:]
+            for queue in self.queues:
+                queue.limit_bytes = self.limit_bytes
+                queue.append_time = append_time
+        for partition in range(len(self.queues), len(metadata.partitions)):
+            self.queues.append(
+                PartitionQueue(
+                    metadata.name, metadata.topic_id, partition, self.limit_bytes, append_time
+                )
+            )
+        self.count = len(self.queues)
+        led = [one.partition for one in metadata.partitions if one.leader is not None]
+        self.sticky_candidates = led or list(range(self.count))
+        self.sticky = self.queues[self.sticky_candidates[0]]
+
+
+class Column:
+    """Records of `send_many` for one partition, of which those from `start` are still to go."""
+
+    def __init__(
+        self,
+        values: Sequence[bytes | None],
+        keys: Sequence[bytes | None] | None,
+        ends: Sequence[int],
+    ) -> None:
+        self.values = values
+        self.keys = keys
+        self.ends = ends
+        self.start = 0
+
+
+class ManyJob:
+    """A `send_many` under way."""
+
+    def __init__(self, topic: TopicQueues, timestamp_ms: int) -> None:
+        self.topic = topic
+        self.timestamp_ms = timestamp_ms
+        self.parts: list[Part] = []
+        self.pending: list[tuple[PartitionQueue | None, Column]] = []
+        """By partition; the queue is None for records without a key."""
+        self.is_sticky_full = False
+
+    def add(self, queue: PartitionQueue | None, column: Column) -> None:
+        self.pending.append((queue, column))
+
+    def next_size_bytes(self) -> int:
+        column = self.pending[0][1]
+        return column.ends[column.start + 1] - column.ends[column.start]
+
+
+class Intake:
+    """Where records enter. Its methods may be called from any thread, and never wait."""
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        accumulator: Accumulator,
+        wall_ms: Callable[[], int],
+        source: random.Random,
+    ) -> None:
+        self.topics: dict[str, TopicQueues] = {}
+        """Those whose metadata is known. Written on the loop; entries are replaced, not changed."""
+        self._config = config
+        self._accumulator = accumulator
+        self._wall_ms = wall_ms
+        self._random = source
+
+    def offer(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        headers: Iterable[tuple[str, bytes]] | None,
+        partition: int | None,
+        timestamp_ms: int | None,
+    ) -> DeliveryFuture | None:
+        """Appends a record without waiting. None: the topic's metadata is missing
+        or the buffer is full."""
+        try:
+            known = self.topics.get(topic)
+        except TypeError:  # not hashable
+            topic_name(topic)
+            raise
+        if known is None:
+            return None
+        size_bytes = RECORD_OVERHEAD_BYTES
+        if value is not None:
+            if type(value) is not bytes:
+                value = _plain_bytes("value", value)
+            size_bytes += len(value)
+        if key is not None:
+            if type(key) is not bytes:
+                key = _plain_bytes("key", key)
+            size_bytes += len(key)
+        elif known.needs_keys:
+            raise _no_key(topic)
+        checked: Headers | None = None
+        if headers:
+            checked, headers_bytes = _check_headers(headers)
+            size_bytes += headers_bytes
+        if timestamp_ms is None:
+            timestamp_ms = self._wall_ms()
+        else:
+            _check_timestamp(timestamp_ms)
+        if partition is not None:
+            queue = _queue_of(known, topic, partition)
+        elif self._config.partitioner is not None:
+            queue = known.queues[call_partitioner(self._config.partitioner, key, known.count)]
+        elif key is not None:
+            queue = known.queues[crc32(key) % known.count]
+        else:
+            queue = known.sticky
+            batch = queue.open
+            if batch is None or batch.size_bytes + size_bytes > batch.reserved_bytes:
+                queue = self._next_sticky(known)
+        if size_bytes > known.limit_bytes:
+            self._check_size(known, value, key, checked, size_bytes)
+        return self._accumulator.append(queue, value, key, checked, timestamp_ms, size_bytes)
+
+    def offer_many(self, job: ManyJob) -> bool:
+        """Appends what it can of a `send_many`. False: not all went in."""
+        accumulator = self._accumulator
+        while job.pending:
+            queue, column = job.pending[0]
+            if queue is not None:
+                target = queue
+            else:
+                target = job.topic.sticky
+                if target.open is None or job.is_sticky_full:
+                    target = self._next_sticky(job.topic)
+            before = column.start
+            column.start = accumulator.append_many(
+                target,
+                column.values,
+                column.keys,
+                column.ends,
+                before,
+                job.timestamp_ms,
+                job.parts,
+                one_batch=queue is None,
+            )
+            if column.start == len(column.values):
+                job.pending.pop(0)
+            elif column.start == before:
+                return False
+            job.is_sticky_full = queue is None
+        return True
+
+    def job_of_many(
+        self,
+        topic: str,
+        values: Sequence[Any],
+        keys: Sequence[Any] | None,
+        partition: int | None,
+    ) -> ManyJob | None:
+        """Checks the arguments of a `send_many` and divides them by partition. None: the topic's
+        metadata is missing."""
+        known = self.topics.get(topic_name(topic))
+        if known is None:
+            return None
+        values = _plain_column("value", _column("values", values))
+        if keys is not None:
+            keys = _plain_column("key", _column("keys", keys))
+            if len(keys) != len(values):
+                raise InvalidRequestError(
+                    f"send_many got {len(values)} values and {len(keys)} keys: it needs one each."
+                )
+        if known.needs_keys and values and (keys is None or None in keys):
+            raise _no_key(topic)
+        ends = running_sizes(values, keys)
+        longest = max(map(int.__sub__, ends[1:], ends), default=0) + RECORD_OVERHEAD_BYTES
+        if longest > known.limit_bytes:
+            for index, value in enumerate(values):
+                size_bytes = ends[index + 1] - ends[index] + RECORD_OVERHEAD_BYTES
+                if size_bytes > known.limit_bytes:
+                    key = None if keys is None else keys[index]
+                    self._check_size(known, value, key, None, size_bytes)
+        job = ManyJob(known, self._wall_ms())
+        if not values:
+            return job
+        if partition is not None:
+            job.add(_queue_of(known, topic, partition), Column(values, keys, ends))
+        elif keys is None and self._config.partitioner is None:
+            job.add(None, Column(values, None, ends))
+        else:
+            self._divide(job, known, values, keys)
+        return job
+
+    def _divide(
+        self,
+        job: ManyJob,
+        known: TopicQueues,
+        values: list[bytes | None],
+        keys: list[bytes | None] | None,
+    ) -> None:
+        partitioner = self._config.partitioner
+        count = known.count
+        all_keys: Sequence[bytes | None] = [None] * len(values) if keys is None else keys
+        columns: dict[int | None, tuple[list[bytes | None], list[bytes | None]]] = {}
+        places: list[int | None]
+        if partitioner is not None:
+            places = [call_partitioner(partitioner, key, count) for key in all_keys]
+        else:
+            places = [None if key is None else crc32(key) % count for key in all_keys]
+        for place in dict.fromkeys(places):
+            columns[place] = ([], [])
+        appends = {place: (pair[0].append, pair[1].append) for place, pair in columns.items()}
+        for place, value, key in zip(places, values, all_keys, strict=True):
+            add_value, add_key = appends[place]
+            add_value(value)
+            add_key(key)
+        for place, (some_values, some_keys) in columns.items():
+            queue = None if place is None else known.queues[place]
+            kept_keys = None if keys is None or place is None else some_keys
+            ends = running_sizes(some_values, kept_keys)
+            job.add(queue, Column(some_values, kept_keys, ends))
+
+    def _next_sticky(self, known: TopicQueues) -> PartitionQueue:
+        partition = next_sticky_partition(
+            known.sticky_candidates, known.sticky.partition, self._random
+        )
+        known.sticky = known.queues[partition]
+        return known.sticky
+
+    def _check_size(
+        self,
+        known: TopicQueues,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Headers | None,
+        size_bytes: int,
+    ) -> None:
+        """A record larger than a batch goes alone; the topic's limits are on its stored size, and
+        less narrow on its size before compression."""
+        if size_bytes + BATCH_OVERHEAD_BYTES <= known.max_message_bytes:
+            return
+        if size_bytes > known.plain_bytes_max:
+            raise RecordTooLargeError(
+                f"A record of {size_bytes} bytes is above {known.plain_bytes_max}, what the "
+                f"topic's max_message_bytes of {known.max_message_bytes} allows before "
+                "compression: send less, or raise it with admin.alter_topic_config."
+            )
+        stored_bytes = len(
+            encode_batch([value], [key], [headers], compression=self._config.compression_type)
+        )
+        if stored_bytes > known.max_message_bytes:
+            raise RecordTooLargeError(
+                f"A record of {size_bytes} bytes ({stored_bytes} as it would be stored) is above "
+                f"the topic's max_message_bytes of {known.max_message_bytes}: send less, or raise "
+                "it with admin.alter_topic_config."
+            )
+
+
+def _queue_of(known: TopicQueues, topic: str, partition: int) -> PartitionQueue:
+    if type(partition) is not int:
+        raise TypeError(f"A partition is an int, not {type(partition).__name__}.")
+    if not 0 <= partition < known.count:
+        raise InvalidRequestError(
+            f"Topic {topic!r} has partitions 0 to {known.count - 1}, not {partition}."
+        )
+    return known.queues[partition]
+
+
+def _no_key(topic: str) -> NullKeyError:
+    return NullKeyError(
+        f"A record without a key was sent to {topic!r}, which is compacted (cleanup_policy): it "
+        "keeps the latest record of each key, so every record needs one."
+    )
+
+
+def value_bytes(value: Any) -> int:
+    """The size of a value, 0 of None. Raises TypeError."""
+    return 0 if value is None else len(_plain_bytes("value", value))
+
+
+def _plain_bytes(what: str, found: object) -> bytes:
+    """Of a subclass of bytes (numpy's, for example), which could not be packed. Raises
+    TypeError."""
+    if not isinstance(found, bytes):
+        raise TypeError(
+            f"A record's {what} has to be bytes (or None), not {type(found).__name__}: encode it "
+            f"first, or give the producer a function that does, such as {what}_serializer="
+            "rayq.json_serializer or str.encode."
+        )
+    return b"".join((found,))
+
+
+def _column(what: str, given: Sequence[bytes | None]) -> list[bytes | None]:
+    if isinstance(given, list):
+        return given
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        raise TypeError(f"The {what} of send_many are a list of bytes, not {shown(given)}.")
+    return list(given)
+
+
+def _plain_column(what: str, column: list[bytes | None]) -> list[bytes | None]:
+    if set(map(type, column)) <= {bytes, type(None)}:
+        return column
+    return [item if item is None else _plain_bytes(what, item) for item in column]
+
+
+def _check_headers(headers: Iterable[tuple[str, bytes]]) -> tuple[Headers, int]:
+    """A copy, and its size in a batch."""
+    if isinstance(headers, Mapping):
+        raise TypeError("Headers are a list of (name, value) pairs: use list(headers.items()).")
+    if not isinstance(headers, Iterable):
+        raise TypeError(f"Headers are a list of (name, value) pairs, not {shown(headers)}.")
+    checked: Headers = []
+    size_bytes = 0
+    for header in headers:
+        try:
+            name, value = header
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"A header is a pair of a name and a value, not {shown(header)}."
+            ) from error
+        if not isinstance(name, str) or not isinstance(value, bytes):
+            raise TypeError(
+                "A header is a pair of a str and bytes, not of "
+                f"{type(name).__name__} and {type(value).__name__}."
+            )
+        if type(name) is not str:
+            name = "".join((name,))  # the characters themselves: msgpack knows no subclasses
+        if type(value) is not bytes:
+            value = b"".join((value,))
+        try:
+            name_bytes = len(name.encode())
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(
+                f"The name of a header is text that UTF-8 can say, not {name!r}."
+            ) from error
+        checked.append((name, value))
+        size_bytes += name_bytes + len(value) + HEADER_OVERHEAD_BYTES
+    return checked, size_bytes
+
+
+def _check_timestamp(timestamp_ms: Any) -> None:
+    if type(timestamp_ms) is not int:
+        raise TypeError(f"timestamp_ms is an int, not {type(timestamp_ms).__name__}.")
+    if not 0 <= timestamp_ms < TIMESTAMP_END_MS:
+        raise InvalidTimestampError(
+            f"timestamp_ms is Unix time in milliseconds, from 0 and below 2**62, not "
+            f"{shown(timestamp_ms)}."
+        )

@@ -1,0 +1,152 @@
+"""Producers and consumers that nobody closed: dropped, or still open when their event loop or the
+program ends. They leave all the same, and are told of as open files are, by a ResourceWarning.
+
+All of this works on their inner half, which refers to nothing that the user holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import time
+import warnings
+import weakref
+from typing import Protocol
+
+from rayq.client.producing.producer_core import ProducerCore
+from rayq.errors import RayqError
+
+logger = logging.getLogger(__name__)
+
+LAST_PATIENCE_S = 5.0
+"""How long an event loop, or the program, is kept from its end by what was left open."""
+
+CANCELLED_PAUSE_S = 0.01
+"""In which the tasks end that were cancelled with the loop: what they did is then begun anew."""
+
+
+class Core(Protocol):
+    """The inner half of a producer or consumer."""
+
+    loop: asyncio.AbstractEventLoop
+    is_closed: bool
+
+    def unsent_count(self) -> int:
+        """Records that were accepted and have no outcome yet. From any thread."""
+        ...
+
+    async def leave(self, timeout_s: float | None) -> None:
+        """Sends what is unsent, leaves the group, and closes."""
+        ...
+
+    def loop_has_ended(self) -> None:
+        """Closes what is left, where nothing can be sent any more. From any thread."""
+        ...
+
+
+def watch(owner: object, core: Core, name: str) -> None:
+    """From now on the core leaves when its owner is dropped. `name` is for the warning."""
+    weakref.finalize(owner, _dropped, core, name).atexit = False
+    if isinstance(core, ProducerCore):
+        _producers[core] = name
+
+
+def watch_loop(owner: object, core: Core, name: str) -> None:
+    """As `watch`; the core also leaves when the running loop ends as `asyncio.run` does it, by
+    cancelling all tasks."""
+    watch(owner, core, name)
+    keeper = core.loop.create_task(_until_the_loop_ends(core, name), name=f"keep {name}")
+    _keepers[core] = keeper
+
+
+def unwatch(core: Core) -> None:
+    """It is closed."""
+    keeper = _keepers.pop(core, None)
+    if keeper is not None and not core.loop.is_closed():
+        keeper.cancel()
+
+
+_producers: weakref.WeakKeyDictionary[ProducerCore, str] = weakref.WeakKeyDictionary()
+_keepers: weakref.WeakKeyDictionary[Core, asyncio.Task[None]] = weakref.WeakKeyDictionary()
+
+
+# --- dropped --------------------------------------------------------------------------------------
+
+
+def _dropped(core: Core, name: str) -> None:
+    """By the garbage collector, at any moment and in any thread: it must not wait."""
+    if core.is_closed:
+        return
+    unsent = core.unsent_count()
+    try:
+        core.loop.call_soon_threadsafe(_leave_soon, core, name)
+    except RuntimeError:  # the loop is closed
+        core.loop_has_ended()
+        _warn(name, "is lost with its event loop, and was not closed", unsent, are_lost=True)
+    else:
+        _warn(name, "was dropped without close()", unsent, are_lost=False)
+
+
+def _warn(name: str, what: str, unsent: int, *, are_lost: bool) -> None:
+    records = ""
+    if unsent:
+        records = f"; {unsent} records are unsent" + (", and lost" if are_lost else "")
+    text = f"{name} {what}{records}. Close it, or use it in a `with` block."
+    if unsent and are_lost:
+        logger.error("%s", text)
+    warnings.warn(text, ResourceWarning, stacklevel=2)
+
+
+def _leave_soon(core: Core, name: str) -> None:
+    task = core.loop.create_task(_leave(core, name, None), name=f"{name} leaves")
+    _leaving.add(task)
+    task.add_done_callback(_leaving.discard)
+
+
+_leaving: set[asyncio.Task[None]] = set()
+"""Loops hold their tasks weakly."""
+
+
+async def _leave(core: Core, name: str, timeout_s: float | None) -> None:
+    try:
+        await core.leave(timeout_s)
+    except RayqError as error:
+        logger.error("%s was not closed: %s", name, error)
+
+
+# --- the end of the loop, and of the program ------------------------------------------------------
+
+
+async def _until_the_loop_ends(core: Core, name: str) -> None:
+    try:
+        await asyncio.get_running_loop().create_future()
+    except asyncio.CancelledError:
+        if not core.is_closed:
+            unsent = core.unsent_count()
+            await asyncio.sleep(CANCELLED_PAUSE_S)
+            await _leave(core, name, LAST_PATIENCE_S)
+            _warn(name, "was open when its event loop ended", unsent, are_lost=False)
+        raise
+
+
+@atexit.register
+def _deliver_at_exit() -> None:
+    """What producers for threads have not sent when the program ends, and says so otherwise."""
+    deadline = time.monotonic() + LAST_PATIENCE_S
+    for core, name in list(_producers.items()):
+        if core.is_closed or not core.unsent_count():
+            continue
+        if core.loop.is_running():
+            core.accumulator.close_open_batches()
+            core.work_soon()
+            for batch in core.accumulator.incomplete():
+                batch.wait(max(deadline - time.monotonic(), 0.0))
+        unsent = core.unsent_count()
+        if unsent:
+            logger.error(
+                "%s was never closed: %d records were not delivered before the program ended. "
+                "Close it, or use it in a `with` block.",
+                name,
+                unsent,
+            )

@@ -1,0 +1,431 @@
+"""Producers: `AsyncProducer` on the caller's event loop, `Producer` for threads.
+
+Records are appended by the caller's own thread; everything else happens on the client's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Self
+
+from rayq.client.background import BackgroundLoop
+from rayq.client.client import Client
+from rayq.client.no_pickle import no_pickle_error
+from rayq.client.producing.accumulator import RECORD_OVERHEAD_BYTES
+from rayq.client.producing.futures import (
+    DeliveryFuture,
+    ManyDeliveryFuture,
+    OnDelivery,
+    check_on_delivery,
+)
+from rayq.client.producing.intake import value_bytes
+from rayq.client.producing.producer_core import ProducerCore, buffer_full_error, no_result_error
+from rayq.client.producing.serializing import Serializers
+from rayq.client.timeouts import takes_timeout
+from rayq.client.waiting import Wakeup
+from rayq.config import ProducerConfig
+from rayq.errors import BufferFullError, RayqError
+from rayq.records import OfValueAndKey, RecordMetadata
+
+if TYPE_CHECKING:  # Only Python 3.13 has defaults for type variables; type checkers know them.
+    from typing_extensions import TypeVar
+
+    ValueT_contra = TypeVar("ValueT_contra", default=bytes, contravariant=True)
+    KeyT_contra = TypeVar("KeyT_contra", default=bytes, contravariant=True)
+else:
+    from typing import TypeVar
+
+    ValueT_contra = TypeVar("ValueT_contra", contravariant=True)
+    KeyT_contra = TypeVar("KeyT_contra", contravariant=True)
+
+logger = logging.getLogger(__name__)
+
+
+class AsyncProducer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
+    """Produces on the running event loop; made by `cluster.async_producer(**config)`.
+
+    Its `send` may be awaited for the acceptance of the record; what it returns, for its delivery::
+
+        async with cluster.async_producer() as producer:
+            future = await producer.send("flights", b"value")
+            metadata = await future
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        config: ProducerConfig,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.config = config
+        self.client = client
+        self.core = ProducerCore(client, config, on_close)
+        self._serializers = Serializers.of(config)
+
+    def __repr__(self) -> str:
+        return f"<AsyncProducer {self.core.describe()}>"
+
+    async def load_topic(self, topic: str, *, timeout_s: float) -> None:
+        """Fetches the metadata that `send` needs. Raises UnknownTopicError."""
+        await self.core.load_topic(topic, timeout_s=timeout_s)
+
+    async def send(
+        self,
+        topic: str,
+        value: ValueT_contra | None,
+        *,
+        key: KeyT_contra | None = None,
+        headers: Iterable[tuple[str, bytes]] | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> DeliveryFuture:
+        """As `Producer.send`: returns once the record is accepted."""
+        check_on_delivery(on_delivery)
+        core = self.core
+        core.check_open()
+        if self._serializers is not None:
+            value, key = self._serializers.pair(topic, value, key)
+        future = core.intake.offer(topic, value, key, headers, partition, timestamp_ms)
+        if future is None:
+            future = await self._accepted(topic, value, key, headers, partition, timestamp_ms)
+        if on_delivery is not None:
+            future.call_on_delivery(on_delivery)
+        return future
+
+    @takes_timeout
+    async def send_and_wait(
+        self,
+        topic: str,
+        value: ValueT_contra | None,
+        *,
+        key: KeyT_contra | None = None,
+        headers: Iterable[tuple[str, bytes]] | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        timeout_s: float | None = None,
+    ) -> RecordMetadata:
+        """As `Producer.send_and_wait`. Cancelled, the record may be delivered all the same."""
+        core = self.core
+        ends_at = None if timeout_s is None else core.client.now + timeout_s
+        if self._serializers is not None:
+            value, key = self._serializers.pair(topic, value, key)
+        future = await self._accepted(
+            topic, value, key, headers, partition, timestamp_ms, timeout_s
+        )
+        core.accumulator.hurry(future)
+        try:
+            async with asyncio.timeout(None if ends_at is None else ends_at - core.client.now):
+                return await future
+        except builtins.TimeoutError:
+            if future.done():
+                return await future
+            raise no_result_error(timeout_s) from None
+
+    async def _accepted(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        headers: Iterable[tuple[str, bytes]] | None,
+        partition: int | None,
+        timestamp_ms: int | None,
+        timeout_s: float | None = None,
+    ) -> DeliveryFuture:
+        """Waits for acceptance as long as `send` may, or `timeout_s` where that is shorter."""
+        core = self.core
+        deadline = core.block_deadline(timeout_s)
+        while True:
+            core.check_open()
+            future = core.intake.offer(topic, value, key, headers, partition, timestamp_ms)
+            if future is not None:
+                return future
+            await self._wait_ready(topic, value_bytes(value), deadline, timeout_s)
+
+    async def send_many(
+        self,
+        topic: str,
+        values: Sequence[ValueT_contra | None],
+        *,
+        keys: Sequence[KeyT_contra | None] | None = None,
+        partition: int | None = None,
+    ) -> ManyDeliveryFuture:
+        """As `Producer.send_many`: returns once all records are accepted."""
+        core = self.core
+        core.check_open()
+        if self._serializers is not None:
+            values, keys = self._serializers.columns(topic, values, keys)
+        deadline = core.block_deadline()
+        while (job := core.intake.job_of_many(topic, values, keys, partition)) is None:
+            await self._wait_ready(topic, 0, deadline)
+        while not core.intake.offer_many(job):
+            core.check_open()
+            await self._wait_ready(topic, job.next_size_bytes(), core.block_deadline())
+        return ManyDeliveryFuture(job.parts)
+
+    async def _wait_ready(
+        self, topic: str, size_bytes: int, deadline: float, timeout_s: float | None = None
+    ) -> None:
+        core = self.core
+        left_s = max(deadline - core.client.now, 0.001)
+        if topic not in core.intake.topics:
+            await core.load_topic(topic, timeout_s=left_s)
+            return
+        loop = core.loop
+        room = loop.create_future()
+
+        def arrive() -> None:
+            if not room.done():
+                room.set_result(None)
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(arrive)
+
+        size_bytes += RECORD_OVERHEAD_BYTES
+        core.accumulator.when_room(size_bytes, wake)
+        try:
+            async with asyncio.timeout(left_s):
+                await room
+        except builtins.TimeoutError:
+            raise buffer_full_error(self.config, timeout_s) from None
+        finally:
+            core.accumulator.stop_waiting(size_bytes, wake)
+
+    @takes_timeout
+    async def flush(self, timeout_s: float | None = None) -> None:
+        """As `Producer.flush`."""
+        await self.core.flush(timeout_s)
+
+    @takes_timeout
+    async def close(self, timeout_s: float | None = None) -> None:
+        """As `Producer.close`."""
+        await self.core.close(timeout_s)
+
+    def abandon(self) -> None:
+        """Closes without waiting: what is not delivered fails."""
+        self.core.abandon()
+
+    def __reduce__(self) -> str:
+        raise no_pickle_error(self, "a producer")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        try:
+            await self.close()
+        except RayqError as undelivered:
+            if error is None:
+                raise
+            logger.error("%s", undelivered)  # the error of the block goes first
+
+
+class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
+    """Produces from any number of threads; made by `cluster.producer(**config)`.
+
+    `send` returns at once; the record travels in a batch with others of its partition. Use it as a
+    context manager, or call `close`: both deliver what was sent. `Producer[Order, str]` is one
+    whose serializers take values of `Order` and keys of str; they are bytes where nothing is said.
+    """
+
+    def __init__(self, core: ProducerCore, background: BackgroundLoop) -> None:
+        self._core = core
+        self._background = background
+        self._offer = core.intake.offer
+        self._serializers = Serializers.of(core.config)
+        background.on_fork(self._forked)
+
+    def __repr__(self) -> str:
+        return f"<Producer {self._core.describe()}>"
+
+    @property
+    def config(self) -> ProducerConfig:
+        return self._core.config
+
+    def send(
+        self,
+        topic: str,
+        value: ValueT_contra | None,
+        *,
+        key: KeyT_contra | None = None,
+        headers: Iterable[tuple[str, bytes]] | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> DeliveryFuture:
+        """Accepts one record and returns the future of its `RecordMetadata`.
+
+        `value` is bytes, or what the producer's `value_serializer` makes bytes of (so is `key`),
+        or None for a tombstone. Without `partition` the configured partitioner chooses.
+        `timestamp_ms` is Unix time, now by default. `on_delivery(metadata, error)` is
+        called on the client's event-loop thread, where it must not block; or by this call, where
+        the delivery is over before it returns (do not hold a lock that `on_delivery` takes).
+
+        Blocks up to `max_block_ms` while the topic is not known yet or the buffer is full. Raises
+        BufferFullError, UnknownTopicError, RecordTooLargeError, InvalidTimestampError,
+        InvalidRequestError (no such partition), ClosedError, TypeError (not bytes),
+        SerializationError (a serializer raised, or returned no bytes).
+        """
+        if on_delivery is not None:
+            check_on_delivery(on_delivery)
+        if self._serializers is not None:
+            value, key = self._serializers.pair(topic, value, key)
+        future = self._offer(topic, value, key, headers, partition, timestamp_ms)
+        if future is None:
+            future = self._accepted(topic, value, key, headers, partition, timestamp_ms)
+        if on_delivery is not None:
+            future.call_on_delivery(on_delivery)
+        return future
+
+    @takes_timeout
+    def send_and_wait(
+        self,
+        topic: str,
+        value: ValueT_contra | None,
+        *,
+        key: KeyT_contra | None = None,
+        headers: Iterable[tuple[str, bytes]] | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        timeout_s: float | None = None,
+    ) -> RecordMetadata:
+        """Sends one record, waits for its delivery and returns where it went. It does not linger;
+        what other threads send at the same time may share its batch. For many records `send` and
+        one `flush` are faster by far.
+
+        Raises what `send` raises and what the delivery fails with; TimeoutError after `timeout_s`
+        seconds, when the record is still on its way (None: `max_block_ms` and then
+        `delivery_timeout_ms` decide), or BufferFullError, when it was not accepted until then; in a
+        delivery callback, which must not wait, InvalidRequestError.
+        """
+        self._background.check_callable()
+        core = self._core
+        ends_at = None if timeout_s is None else core.client.now + timeout_s
+        if self._serializers is not None:
+            value, key = self._serializers.pair(topic, value, key)
+        future = self._accepted(topic, value, key, headers, partition, timestamp_ms, timeout_s)
+        core.accumulator.hurry(future)
+        try:
+            return future.result(None if ends_at is None else max(ends_at - core.client.now, 0.0))
+        except builtins.TimeoutError:
+            if future.done():
+                raise
+            raise no_result_error(timeout_s) from None
+
+    def _accepted(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        headers: Iterable[tuple[str, bytes]] | None,
+        partition: int | None,
+        timestamp_ms: int | None,
+        timeout_s: float | None = None,
+    ) -> DeliveryFuture:
+        """Waits for acceptance as long as `send` may, or `timeout_s` where that is shorter."""
+        deadline = self._core.block_deadline(timeout_s)
+        while True:
+            future = self._offer(topic, value, key, headers, partition, timestamp_ms)
+            if future is not None:
+                return future
+            self._wait_ready(topic, value_bytes(value), deadline, timeout_s)
+
+    def send_many(
+        self,
+        topic: str,
+        values: Sequence[ValueT_contra | None],
+        *,
+        keys: Sequence[KeyT_contra | None] | None = None,
+        partition: int | None = None,
+    ) -> ManyDeliveryFuture:
+        """Accepts any number of records and returns the future of where they went:
+        `list[OffsetRange]`, one for each run of offsets.
+
+        `keys` has one entry (or None) for each value; without keys the batches spread over the
+        partitions. Blocks as `send` does, each time the buffer is full. When it raises
+        BufferFullError half-way, the records before stay accepted. Raises as `send` does; of all
+        other errors, SerializationError (which has the record's `index`) included, no record is
+        accepted.
+        """
+        core = self._core
+        if self._serializers is not None:
+            values, keys = self._serializers.columns(topic, values, keys)
+        deadline = core.block_deadline()
+        while (job := core.intake.job_of_many(topic, values, keys, partition)) is None:
+            self._wait_ready(topic, 0, deadline)
+        while not core.intake.offer_many(job):
+            self._wait_ready(topic, job.next_size_bytes(), core.block_deadline())
+        return ManyDeliveryFuture(job.parts)
+
+    def _wait_ready(
+        self, topic: str, size_bytes: int, deadline: float, timeout_s: float | None = None
+    ) -> None:
+        core = self._core
+        core.check_open()
+        if self._background.is_current_thread:
+            raise BufferFullError(
+                "send() would have to wait (the buffer is full, or the topic is not known yet), "
+                "which a delivery callback must not: send from another thread."
+            )
+        left_s = max(deadline - core.client.now, 0.001)
+        if topic not in core.intake.topics:
+            self._background.run(core.load_topic(topic, timeout_s=left_s))
+            return
+        self._background.check_callable()
+        room = Wakeup()
+        size_bytes += RECORD_OVERHEAD_BYTES
+        core.accumulator.when_room(size_bytes, room.set)
+        try:
+            if not room.wait(left_s):
+                raise buffer_full_error(self.config, timeout_s)
+        finally:
+            core.accumulator.stop_waiting(size_bytes, room.set)
+
+    @takes_timeout
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Waits until everything accepted before is delivered. Raises DeliveryError if anything
+        accepted since the last flush was not, TimeoutError after `timeout_s` seconds; from a
+        delivery callback, which must not wait, InvalidRequestError."""
+        self._background.check_callable()
+        self._core.accumulator.close_open_batches()
+        self._background.run(self._core.flush(timeout_s))
+
+    @takes_timeout
+    def close(self, timeout_s: float | None = None) -> None:
+        """Flushes, then closes; idempotent. What is not delivered after `timeout_s` seconds (None:
+        `delivery_timeout_ms` decides) fails. Raises as `flush` does."""
+        if not self._core.is_closed:
+            self._background.check_callable()
+            self._core.accumulator.close_open_batches()
+            self._background.run(self._core.close(timeout_s))
+
+    def _forked(self) -> None:
+        self._core.forked()
+
+    def __reduce__(self) -> str:
+        raise no_pickle_error(self, "a producer")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except RayqError as undelivered:
+            if error is None:
+                raise
+            logger.error("%s", undelivered)  # the error of the block goes first

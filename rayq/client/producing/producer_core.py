@@ -1,0 +1,227 @@
+"""What both producers do, on the client's loop; their users' threads come no further than the
+intake. Nothing here refers to the producer that the user holds, so that one that is dropped goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from rayq.client.client import Client
+from rayq.client.producing.accumulator import Accumulator, Batch, PartitionQueue
+from rayq.client.producing.futures import ManyDeliveryFuture, Part
+from rayq.client.producing.intake import Intake, TopicQueues
+from rayq.client.producing.sender import Sender
+from rayq.config import ProducerConfig
+from rayq.errors import BufferFullError, ClosedError, DeliveryError, RayqError, TimeoutError
+
+
+class ProducerCore:
+    """Made on the client's loop; methods under "any thread" may be called from others."""
+
+    def __init__(
+        self, client: Client, config: ProducerConfig, on_close: Callable[[], None]
+    ) -> None:
+        self.config = config
+        self.client = client
+        self.loop = asyncio.get_running_loop()
+        self.is_closed = False
+        self._on_close = on_close
+        self._loop_thread = threading.get_ident()
+        self._dirty: deque[PartitionQueue] = deque()
+        self._is_work_announced = False
+        self._undelivered = 0
+        self._first_error: RayqError | None = None
+        clock = client.env.clock
+        self.accumulator = Accumulator(config, clock.monotonic, self._announce)
+        self.intake = Intake(config, self.accumulator, clock.wall_ms, client.env.random)
+        self._sender = Sender(client, config, self.accumulator, self._failed)
+        client.metadata.add_listener(self._metadata_changed)
+
+    # --- any thread -----------------------------------------------------------------------------
+
+    def forked(self) -> None:
+        """In a forked child nothing sends: every use raises ClosedError, and nobody waits for what
+        was sent. Locks are left alone, as the parent's threads may have held them."""
+        self.is_closed = True
+        self.intake.topics = {}
+        self._give_up(
+            ClosedError(
+                "This was sent before a fork, in the parent process, which delivers it and knows "
+                "the outcome."
+            )
+        )
+
+    def loop_has_ended(self) -> None:
+        """Without it nothing is sent; who waits is told."""
+        self.is_closed = True
+        self.intake.topics = {}
+        self._give_up(ClosedError("The event loop ended before this was sent: it is lost."))
+        self._on_close()
+
+    def _give_up(self, error: ClosedError) -> None:
+        for batch in self.accumulator.incomplete():
+            if not batch.is_done:
+                batch.give_up(error)
+
+    def work_soon(self) -> None:
+        """Has the sender look at everything that waits."""
+        self.loop.call_soon_threadsafe(self._work_on_all)
+
+    def unsent_count(self) -> int:
+        """How many records have no outcome yet."""
+        return sum(batch.count for batch in self.accumulator.incomplete())
+
+    def _announce(self, queue: PartitionQueue) -> None:
+        """Passes a queue to the sender, on its loop."""
+        self._dirty.append(queue)
+        if self._is_work_announced:
+            return
+        if threading.get_ident() == self._loop_thread:
+            self._is_work_announced = True
+            self.loop.call_soon(self._work)
+        else:
+            # No call in between, at which a signal handler could run: it may wait for the delivery.
+            self._is_work_announced = True
+            try:
+                self.loop.call_soon_threadsafe(self._work)
+            except BaseException:  # a Ctrl+C, before it began
+                self._is_work_announced = False
+                raise
+
+    def describe(self) -> str:
+        """Where it sends, for a repr. It takes no lock: whoever asks may be at a breakpoint."""
+        topics = ", ".join(map(repr, sorted(self.intake.topics))) or "no topic yet"
+        return f"to {topics}, {'closed' if self.is_closed else 'open'}"
+
+    def check_open(self) -> None:
+        if self.is_closed:
+            raise ClosedError("The producer is closed: make a new one from the cluster.")
+
+    def block_deadline(self, timeout_s: float | None = None) -> float:
+        """Until when a `send` of now may wait to be accepted."""
+        block_s = self.config.max_block_ms / 1000
+        return self.client.now + (block_s if timeout_s is None else min(block_s, timeout_s))
+
+    # --- the loop -------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        self._is_work_announced = False
+        queues: dict[PartitionQueue, None] = {}
+        while self._dirty:
+            queues[self._dirty.popleft()] = None
+        self._sender.work(list(queues))
+
+    def _work_on_all(self) -> None:
+        batches = self.accumulator.incomplete()
+        self._sender.work(list(dict.fromkeys(batch.queue for batch in batches)))
+
+    def _failed(self, batch: Batch, error: RayqError) -> None:
+        self._undelivered += batch.count
+        if self._first_error is None:
+            self._first_error = error
+
+    def _metadata_changed(self) -> None:
+        topics = self.intake.topics
+        for name, known in list(topics.items()):
+            metadata = self.client.metadata.topics.get(name)
+            if metadata is None:
+                del topics[name]
+                self.client.drop_interest(name)
+            elif metadata != known.metadata:
+                topics[name] = TopicQueues(metadata, self.config, known)
+
+    async def load_topic(self, topic: str, *, timeout_s: float) -> None:
+        """Fetches the metadata that `send` needs. Raises UnknownTopicError."""
+        self.check_open()
+        metadata = await self.client.topic(topic, timeout_s=timeout_s)
+        if topic not in self.intake.topics:
+            self.intake.topics[topic] = TopicQueues(metadata, self.config, None)
+            self.client.add_interest(topic)
+
+    async def flush(self, timeout_s: float | None = None) -> None:
+        """Waits until all that was sent before has an outcome. Raises DeliveryError,
+        TimeoutError."""
+        self.accumulator.is_flushing += 1
+        try:
+            self._work_on_all()
+            batches = self.accumulator.incomplete()
+            future = ManyDeliveryFuture([Part(batch, 0, 0) for batch in batches])
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await _settled(future)
+            except builtins.TimeoutError:
+                waiting = sum(not batch.is_done for batch in batches)
+                raise TimeoutError(
+                    f"flush: {waiting} batches are still under way after {timeout_s} s. They go "
+                    "on until delivery_timeout_ms: flush again to wait for them."
+                ) from None
+        finally:
+            self.accumulator.is_flushing -= 1
+        count, error = self._undelivered, self._first_error
+        self._undelivered, self._first_error = 0, None
+        if error is not None:
+            raise DeliveryError(
+                f"{count} records that were accepted since the last flush were not delivered. The "
+                f"first failed with {type(error).__name__}: {error}"
+            ) from error
+
+    async def close(self, timeout_s: float | None = None) -> None:
+        """Flushes, then ends. Raises as `flush` does."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self.accumulator.close()
+        try:
+            await self.flush(timeout_s)
+        finally:
+            self._release()
+
+    async def leave(self, timeout_s: float | None) -> None:
+        """As `close`, for one that was dropped."""
+        await self.close(timeout_s)
+
+    def abandon(self) -> None:
+        """Closes without waiting: what is not delivered fails."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.accumulator.close()
+            self._release()
+
+    def _release(self) -> None:
+        self._sender.close()
+        self.client.metadata.remove_listener(self._metadata_changed)
+        for topic in self.intake.topics:
+            self.client.drop_interest(topic)
+        self.intake.topics = {}
+        self._on_close()
+
+
+async def _settled(future: ManyDeliveryFuture) -> None:
+    """Waits until a future is done, whatever became of it."""
+    try:
+        await future
+    except RayqError:
+        return
+
+
+def buffer_full_error(config: ProducerConfig, timeout_s: float | None = None) -> BufferFullError:
+    """After `max_block_ms`, or a shorter `timeout_s` of the call."""
+    waited = f"max_block_ms ({config.max_block_ms} ms)"
+    if timeout_s is not None and timeout_s < config.max_block_ms / 1000:
+        waited = f"timeout_s ({timeout_s:g} s)"
+    return BufferFullError(
+        f"The producer's buffer of {config.buffer_memory} bytes stayed full for {waited}: the "
+        "cluster takes records more slowly than they are sent. Send more slowly, or raise "
+        "buffer_memory."
+    )
+
+
+def no_result_error(timeout_s: float | None) -> TimeoutError:
+    return TimeoutError(
+        f"send_and_wait: no result of the delivery within {timeout_s:g} s. The record is on its "
+        "way until delivery_timeout_ms, and may be written: flush() waits for it."
+    )

@@ -1,0 +1,1 @@
+"""Consumer pools: as many consumers of a group as the lag asks for."""

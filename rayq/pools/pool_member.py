@@ -1,0 +1,562 @@
+"""One consumer of a pool: polls, calls the user's handler, commits; and what becomes of failures.
+
+What was handled is committed a fifth of a second later at most, so a consumer that dies leaves that
+much, and the batch it was at, to be handled again. Partitions come and go only between batches or
+while a failed batch waits to be tried again: the consumer then polls with everything paused, which
+keeps it in its group, and drops from the batch what is no longer its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+import socket
+import traceback
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, cast
+
+import msgspec
+
+from rayq.client.cluster import Cluster
+from rayq.client.consumer_pool import Handler
+from rayq.client.consuming.consumer import AsyncConsumer
+from rayq.client.producing.producer import AsyncProducer
+from rayq.config import PoolConfig
+from rayq.environment import Environment
+from rayq.errors import CommitRefusedError, CorruptBatchError, HandlerError, RayqError
+from rayq.pools.pool_batch import Batch, poll_batch
+from rayq.records import Record, TopicPartition
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.5
+COMMIT_INTERVAL_S = 0.2
+LEASE_S = 60.0
+"""A consumer whose pool has not asked for it for so long finishes and ends: the pool is gone."""
+FAILED_POLL_PAUSE_S = 1.0
+FAILED_POLLS_MAX = 60
+"""In a row; then the consumer ends, and its pool starts another. Its place in the group may be what
+failed for good."""
+ABORT_TIMEOUT_S = 1.0
+DEAD_LETTER_TIMEOUT_MS = 10_000
+"""How long one try to write a dead letter may take, or a part of `max_poll_interval_ms` if that is
+less: between tries the consumer shows up in its group, and looks whether it is to be drained."""
+KEEP_IN_GROUP = 3
+"""A consumer at a long piece of work shows up in its group every so many parts of
+`max_poll_interval_ms`."""
+ERROR_MESSAGE_CHARACTERS_MAX = 1_000
+"""Of a handler's error, in the headers of a dead letter and in a status."""
+
+CLASS_HEADER = "rayq.error.class"
+MESSAGE_HEADER = "rayq.error.message"
+SOURCE_HEADER = "rayq.source"
+"""`topic/partition/offset`."""
+
+
+class MemberDiedError(Exception):
+    """A consumer is gone, with what is known of why."""
+
+
+class MemberSpec(msgspec.Struct, frozen=True):
+    """What one consumer is to do."""
+
+    pool: str
+    topic: str
+    group: str
+    config: PoolConfig
+
+
+class MemberReport(msgspec.Struct, frozen=True):
+    """What a consumer tells its pool. The counts are since its start."""
+
+    node: str
+    pid: int
+    partitions: list[int]
+    records: int
+    busy_s: float
+    retries: int
+    dead_letters: int
+    handling_s: float
+    """How long the handler has been at the call it is at."""
+    problem: str | None
+    is_leaving: bool
+    """It finishes, or has ended, as it was asked to, or since nobody asked for it any more."""
+    failure: str | None
+    """Why it has ended by itself; None while it has not."""
+
+
+class PoolMember:
+    """See the module. All on one event loop; a plain handler runs in a thread."""
+
+    def __init__(
+        self,
+        env: Environment,
+        cluster: Cluster,
+        spec: MemberSpec,
+        load_handler: Callable[[], Handler],
+    ) -> None:
+        """`load_handler` may take its time, and may raise HandlerError. Of `env.threads` there is
+        one: what a handler opens in its first call, the others find in the same thread."""
+        self._env = env
+        self._cluster = cluster
+        self._spec = spec
+        self._config = spec.config
+        self._load_handler = load_handler
+        self._handler: Handler | None = None
+        self._consumer: AsyncConsumer | None = None
+        self._producer: AsyncProducer | None = None
+        self._done: dict[int, int] = {}
+        """By partition: the offset after what is handled and not committed yet."""
+        self._gone: set[int] = set()
+        """Partitions that were taken while a batch was in hand."""
+        self._partitions: set[int] = set()
+        self._is_holding = False
+        self._failed_polls = 0
+        self._draining = asyncio.Event()
+        now_s = env.clock.monotonic()
+        self._heard_at_s = now_s
+        self._committed_at_s = now_s
+        self._polled_at_s = now_s
+        self._handling_since_s: float | None = None
+        self._records = self._retries = self._dead_letters = 0
+        self._busy_s = 0.0
+        self._problem: str | None = None
+        self._failure: str | None = None
+
+    # --- what the pool asks ---------------------------------------------------------------------
+
+    def report(self) -> MemberReport:
+        """Asking also keeps it alive: see LEASE_S."""
+        now_s = self._now_s
+        self._heard_at_s = now_s
+        since_s = self._handling_since_s
+        return MemberReport(
+            node=socket.gethostname(),
+            pid=os.getpid(),
+            partitions=sorted(self._partitions),
+            records=self._records,
+            busy_s=self._busy_s,
+            retries=self._retries,
+            dead_letters=self._dead_letters,
+            handling_s=0.0 if since_s is None else now_s - since_s,
+            problem=self._problem,
+            is_leaving=self._draining.is_set(),
+            failure=self._failure,
+        )
+
+    def drain(self) -> None:
+        """Finish the batch, commit, leave the group: then `run` returns."""
+        self._draining.set()
+
+    # --- its life -------------------------------------------------------------------------------
+
+    @property
+    def _now_s(self) -> float:
+        return self._env.clock.monotonic()
+
+    async def run(self) -> None:
+        """Until it is drained, or nobody asks for it any more. Cancelling it is the end of a
+        consumer that is killed: the batch it is at is not committed."""
+        self._handling_since_s = self._now_s
+        try:
+            self._handler = await self._env.threads.run(_make_handler, self._load_handler)
+        except HandlerError as error:
+            self._failure = str(error)
+            return
+        finally:
+            self._handling_since_s = None
+        config = self._config
+        consumer = self._consumer = self._cluster.async_consumer(
+            self._spec.topic,
+            group=self._spec.group,
+            on_assigned=self._on_assigned,
+            on_revoked=self._on_revoked,
+            on_lost=self._on_lost,
+            auto_offset_reset="earliest",
+            max_poll_interval_ms=config.max_poll_interval_ms,
+            group_session_timeout_ms=config.group_session_timeout_ms,
+            group_heartbeat_interval_ms=min(3_000, config.group_session_timeout_ms // 3),
+        )
+        try:
+            while not self._draining.is_set() and self._failed_polls < FAILED_POLLS_MAX:
+                await self._turn(consumer)
+                self._check_lease()
+            await self._commit(consumer, self._done)
+            await consumer.close(config.drain_timeout_s)
+        except BaseException:
+            await consumer.close(ABORT_TIMEOUT_S)
+            raise
+        finally:
+            self._partitions.clear()
+            if self._producer is not None:
+                self._producer.abandon()  # Each dead letter was waited for.
+        await self._env.threads.run(_close_handler, self._handler)
+        if not self._draining.is_set():
+            self._failure = self._problem
+
+    def _check_lease(self) -> None:
+        if self._now_s - self._heard_at_s > LEASE_S and not self._draining.is_set():
+            logger.warning("pool %r has not been heard of, its consumer ends", self._pool)
+            self._draining.set()
+
+    @property
+    def _pool(self) -> str:
+        return self._spec.pool
+
+    @property
+    def _poll_limit_s(self) -> float:
+        return self._config.max_poll_interval_ms / 1000
+
+    async def _turn(self, consumer: AsyncConsumer) -> None:
+        """Polls once and deals with what comes."""
+        try:
+            batch = await self._poll(consumer)
+        except CorruptBatchError as error:
+            is_buried = await self._bury_batch(consumer, error)
+            await self._commit(consumer, self._done)
+            if not is_buried:
+                await self._sleep(FAILED_POLL_PAUSE_S)
+            return
+        except RayqError as error:
+            self._failed_polls += 1
+            self._note(f"polling failed: {type(error).__name__}: {error}")
+            await self._sleep(FAILED_POLL_PAUSE_S)
+            return
+        self._failed_polls = 0
+        ends = {
+            partition: await consumer.position(TopicPartition(self._spec.topic, partition))
+            for partition in batch.partitions()
+        }
+        if not await self._deal_with(consumer, batch):
+            return
+        # Where the poll ended, which may be further than the last record.
+        self._finish({one: end for one, end in ends.items() if one not in self._gone})
+        if len(batch):
+            self._problem = None
+        if not len(batch) or self._now_s - self._committed_at_s >= COMMIT_INTERVAL_S:
+            await self._commit_all(consumer)
+
+    async def _poll(self, consumer: AsyncConsumer) -> Batch:
+        timeout_s = POLL_S
+        if self._done:
+            timeout_s = max(self._committed_at_s + COMMIT_INTERVAL_S - self._now_s, 0.0)
+        self._polled_at_s = self._now_s
+        batch = await poll_batch(
+            consumer, self._config.batch, timeout_s, self._config.max_records
+        )
+        # What came is its own, also of partitions that went and came back within this poll.
+        self._gone = set()
+        return batch
+
+    async def _sleep(self, pause_s: float) -> None:
+        """Less when it is drained."""
+        try:
+            async with asyncio.timeout(pause_s):
+                await self._draining.wait()
+        except asyncio.TimeoutError:
+            pass
+
+    def _note(self, problem: str) -> None:
+        if problem != self._problem:
+            logger.warning("a consumer of pool %r: %s", self._pool, problem)
+        self._problem = problem
+
+    # --- partitions that come and go ------------------------------------------------------------
+
+    async def _on_assigned(self, places: set[TopicPartition]) -> None:
+        self._partitions |= _numbers(places)
+        if self._is_holding and self._consumer is not None:
+            await self._consumer.pause(*places)
+
+    async def _on_revoked(self, places: set[TopicPartition]) -> None:
+        numbers = _numbers(places)
+        self._gone |= numbers
+        self._partitions -= numbers
+        if self._consumer is not None:
+            await self._commit(self._consumer, numbers)
+        self._forget(numbers)
+
+    async def _on_lost(self, places: set[TopicPartition]) -> None:
+        numbers = _numbers(places)
+        self._gone |= numbers
+        self._partitions -= numbers
+        self._forget(numbers)
+
+    def _forget(self, partitions: Collection[int]) -> None:
+        for one in partitions:
+            self._done.pop(one, None)
+
+    # --- commits --------------------------------------------------------------------------------
+
+    def _finish(self, ends: dict[int, int]) -> None:
+        self._done.update(ends)
+
+    async def _commit(self, consumer: AsyncConsumer, partitions: Iterable[int]) -> None:
+        """What is handled of these. What cannot be committed is tried again, or is another's."""
+        self._committed_at_s = self._now_s
+        offsets = {one: self._done[one] for one in partitions if one in self._done}
+        places = {TopicPartition(self._spec.topic, one): end for one, end in offsets.items()}
+        if not offsets or not await self._is_settled(consumer, places):
+            return
+        for one, end in offsets.items():
+            if self._done.get(one) == end:
+                del self._done[one]
+
+    async def _commit_all(self, consumer: AsyncConsumer) -> None:
+        """With nothing in hand: the positions are what is handled. They may be further than the
+        last record, where compaction took those that followed."""
+        await self._commit(consumer, self._done)
+        if not self._done and await self._is_settled(consumer, None):
+            self._problem = None
+
+    async def _is_settled(
+        self, consumer: AsyncConsumer, offsets: dict[TopicPartition, int] | None
+    ) -> bool:
+        """Commits these, or all positions. False: to be tried again."""
+        try:
+            await consumer.commit(offsets)
+        except CommitRefusedError as error:
+            logger.warning("a consumer of pool %r: %s", self._pool, error)
+        except RayqError as error:
+            self._note(f"committing failed: {type(error).__name__}: {error}")
+            return False
+        return True
+
+    # --- a batch --------------------------------------------------------------------------------
+
+    async def _deal_with(self, consumer: AsyncConsumer, batch: Batch) -> bool:
+        """Until all of it is handled, or is a dead letter, or another's; False where it was left
+        because this consumer is drained."""
+        tries = 0
+        while len(batch):
+            error = await self._try(batch)
+            if error is None:
+                return True
+            tries += 1
+            self._note(f"the handler raised {_described(error)} ({tries} times)")
+            if tries > self._config.retries and self._config.dead_letter_topic is not None:
+                return await self._take_apart(consumer, batch, error)
+            if self._draining.is_set():
+                return False
+            self._retries += 1
+            await self._hold(consumer, self._backoff_s(tries))
+            batch = batch.without(self._gone)
+            if self._draining.is_set():
+                return False
+        return True
+
+    async def _try(self, batch: Batch) -> BaseException | None:
+        """Calls the handler; what it raised."""
+        assert self._handler is not None
+        began_s = self._handling_since_s = self._now_s
+        try:
+            if is_async(self._handler):
+                error = await _awaited(self._handler, batch.given)
+            else:
+                error = await self._env.threads.run(_called, self._handler, batch.given)
+        finally:
+            self._busy_s += self._now_s - began_s
+            self._handling_since_s = None
+        if error is None:
+            self._records += len(batch)
+        return error
+
+    def _backoff_s(self, tries: int) -> float:
+        config = self._config
+        doubled_ms: int = config.retry_backoff_ms * 2 ** min(tries - 1, 30)
+        most_s = min(doubled_ms, config.retry_backoff_max_ms) / 1000
+        return most_s * self._env.random.uniform(0.5, 1.0)
+
+    async def _take_apart(
+        self, consumer: AsyncConsumer, batch: Batch, error: BaseException
+    ) -> bool:
+        """Tries the halves of a batch that keeps failing, and theirs, down to single records: those
+        that fail by themselves go to the dead letters. Order stays within each partition."""
+        pieces: list[tuple[Batch, BaseException | None]] = [(batch, error)]
+        """The next one last; with what it raised, when it was tried."""
+        tries = 0
+        while pieces:
+            if self._draining.is_set():
+                return False
+            if self._now_s - self._polled_at_s > self._poll_limit_s / KEEP_IN_GROUP:
+                await self._hold(consumer, 0.0)
+            piece, failed = pieces.pop()
+            piece = piece.without(self._gone) if self._gone else piece
+            if len(piece) and failed is None:
+                failed = await self._try(piece)
+            if failed is None:
+                self._finish(piece.ends())
+            elif len(piece) > 1:
+                earlier, later = piece.halves()
+                pieces += [(later, None), (earlier, None)]
+            elif len(piece) == 1 and not await self._bury(piece.record(), failed):
+                tries += 1
+                pieces.append((piece, failed))
+                await self._hold(consumer, self._backoff_s(tries))
+            else:
+                self._finish(piece.ends())
+        return True
+
+    async def _bury(self, record: Record, error: BaseException) -> bool:
+        """A record goes to the dead letters. False: it could not be written there, or not for
+        certain."""
+        if not await self._write_dead_letter(record, error):
+            return False
+        self._records += 1
+        return True
+
+    async def _bury_batch(self, consumer: AsyncConsumer, error: CorruptBatchError) -> bool:
+        """A dead letter without key and value stands for records that nobody can read; reading goes
+        on after them. False: it was not written, or there is no topic for it."""
+        place, offset, next_offset = error.topic_partition, error.offset, error.next_offset
+        if self._config.dead_letter_topic is None or place is None:
+            self._note(f"{error} (With a dead_letter_topic the pool goes on by itself.)")
+            return False
+        assert offset is not None and next_offset is not None
+        now_ms = self._env.clock.wall_ms()
+        stand_in = Record(*place, offset, now_ms, None, None, [])
+        if not await self._write_dead_letter(stand_in, error):
+            return False
+        await consumer.seek(place, next_offset)
+        self._finish({place.partition: next_offset})
+        return True
+
+    async def _write_dead_letter(self, record: Record, error: BaseException) -> bool:
+        topic = self._config.dead_letter_topic
+        assert topic is not None
+        if self._producer is None:
+            timeout_ms = min(DEAD_LETTER_TIMEOUT_MS, self._config.max_poll_interval_ms // 6 + 1)
+            self._producer = self._cluster.async_producer(
+                max_block_ms=timeout_ms, delivery_timeout_ms=timeout_ms
+            )
+        source = f"{record.topic}/{record.partition}/{record.offset}"
+        try:
+            delivery = await self._producer.send(
+                topic,
+                record.value,
+                key=record.key,
+                headers=[
+                    *record.headers,
+                    (CLASS_HEADER, type(error).__qualname__.encode()),
+                    (MESSAGE_HEADER, _message(error).encode()),
+                    (SOURCE_HEADER, source.encode()),
+                ],
+                timestamp_ms=record.timestamp_ms,
+            )
+            await delivery
+        except RayqError as refused:
+            self._note(f"{source} could not be written to topic {topic!r}: {refused}")
+            return False
+        logger.warning("%s went to topic %r: %s", source, topic, _described(error))
+        self._dead_letters += 1
+        return True
+
+    async def _hold(self, consumer: AsyncConsumer, pause_s: float) -> None:
+        """Waits with a batch in hand, and stays in the group: polls, with everything paused."""
+        until_s = self._now_s + pause_s
+        await self._commit(consumer, self._done)
+        self._is_holding = True
+        try:
+            while True:
+                left_s = max(until_s - self._now_s, 0.0)
+                try:
+                    await consumer.pause(*await consumer.assignment())
+                    self._polled_at_s = self._now_s
+                    unasked = await consumer.poll(min(left_s, POLL_S))
+                    assert not unasked, "everything is paused"
+                except RayqError as error:
+                    self._note(f"polling failed: {type(error).__name__}: {error}")
+                    await self._sleep(min(left_s, FAILED_POLL_PAUSE_S))
+                self._check_lease()
+                if self._now_s >= until_s or self._draining.is_set():
+                    return
+        finally:
+            self._is_holding = False
+            await consumer.resume(*await consumer.assignment())
+
+
+# --- the handler ----------------------------------------------------------------------------------
+
+
+def _make_handler(load: Callable[[], Handler]) -> Handler:
+    """In a thread. Raises HandlerError."""
+    handler = load()
+    if not inspect.isclass(handler):
+        return handler
+    try:
+        return cast(Callable[[], Handler], handler)()
+    except BaseException as error:
+        raise HandlerError(
+            f"{handler.__qualname__}(), the pool's handler, could not be made: {_described(error)}"
+        ) from error
+
+
+def _close_handler(handler: Handler | None) -> None:
+    """In a thread. What a class of handlers may have."""
+    close = getattr(handler, "close", None)
+    if callable(close) and not inspect.isfunction(handler):
+        try:
+            close()
+        except BaseException:  # a user's method may raise anything
+            logger.exception("close() of the pool's handler failed")
+
+
+def is_async(handler: Handler) -> bool:
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+        getattr(handler, "__call__", None)  # noqa: B004 - it is known to be callable
+    )
+
+
+async def _awaited(handler: Handler, given: Any) -> BaseException | None:
+    """What it raised, a CancelledError of its own included. One that is cancelled with its consumer
+    has not handled the batch, whatever it makes of that."""
+    error: BaseException | None = None
+    try:
+        await handler(given)
+    except GeneratorExit:  # the loop itself is gone
+        raise
+    except BaseException as raised:  # noqa: BLE001 - a user's handler may raise anything
+        error = raised
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError from error
+    return error
+
+
+def _called(handler: Handler, given: Any) -> BaseException | None:
+    """In a thread. The error is returned: a future cannot carry every one, and the loop of whoever
+    waits for it would end by a SystemExit."""
+    try:
+        result = handler(given)
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            raise TypeError(
+                "the handler returned an awaitable: make it a coroutine function (async def)"
+            )
+        if inspect.isgenerator(result) or inspect.isasyncgen(result):
+            raise TypeError("the handler returned a generator, of which nothing has run: no yield")
+    except BaseException as error:  # noqa: BLE001 - a user's handler may raise anything
+        return error
+    return None
+
+
+def _message(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception as failed:  # noqa: BLE001 - a user's class may do anything
+        text = f"(its message could not be made: {type(failed).__qualname__})"
+    return text[:ERROR_MESSAGE_CHARACTERS_MAX].encode(errors="replace").decode()
+
+
+def _described(error: BaseException) -> str:
+    """With where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__qualname__}: {_message(error)}{where}"
+
+
+def _numbers(places: Iterable[TopicPartition]) -> set[int]:
+    return {place.partition for place in places}

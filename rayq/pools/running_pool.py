@@ -1,0 +1,506 @@
+"""A pool of consumers: looks at its group's lag once a second, starts and stops consumers.
+
+Nothing of it is on disk. The group's commits say what is handled; the consumers outlive the pool's
+process and are found again by name. One that is not found is harmless: the group shares the
+partitions with it until its lease on life ends (`pool_member`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rayq.client.client import Client
+from rayq.client.cluster import Cluster
+from rayq.client.consumer_pool import PoolSpec
+from rayq.client.consuming.consumer import AsyncConsumer
+from rayq.config import ConsumerConfig
+from rayq.core.pool_scaling import Decision, Limits, Look, PoolScaling, Progress
+from rayq.environment import Environment
+from rayq.errors import GroupNotEmptyError, RayqError
+from rayq.logs import log_event
+from rayq.metrics import Sample
+from rayq.pools.pool_member import MemberDiedError, MemberReport
+from rayq.records import PoolConsumer, PoolStatus, TopicPartition
+
+logger = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S = 1.0
+LOOK_PATIENCE_S = 10.0
+"""For so long the lag may not be known before it is a warning: the first group of a cluster waits
+for its positions' topic."""
+NAME_CHARACTERS = 8
+"""Of a consumer, hexadecimal digits."""
+REPORT_PATIENCE_S = 0.5
+"""How long a look waits for consumers that run; one that is late is as it was before."""
+OFFSET_TIMEOUT_MS = 3_000
+"""A partition whose leader has not said by then where it ends is as it was before."""
+RENEW_INTERVAL_S = 600.0
+"""A group without members forgets its positions after `offsets_retention_ms`, and with them what
+was handled: they are committed once more so often while no consumer runs."""
+RESTART_PAUSE_S = 0.5
+RESTART_PAUSE_MAX_S = 30.0
+"""Before consumers are started again of which the last ended without having handled anything."""
+
+
+class MemberHandle(Protocol):
+    """A consumer as its pool reaches it."""
+
+    async def report(self) -> MemberReport:
+        """Waits while it has yet to start. Raises MemberDiedError."""
+        ...
+
+    async def drain(self) -> MemberReport:
+        """Returns when it has finished and left, with its last words. Raises MemberDiedError."""
+        ...
+
+    def kill(self) -> None: ...
+
+
+class PoolHosting(Protocol):
+    """Starts and finds consumers."""
+
+    async def start_member(self, name: str) -> MemberHandle:
+        """Returns at once; it may take long until there is room for it. Raises RayqError."""
+        ...
+
+    async def find_members(self) -> dict[str, MemberHandle]:
+        """Those that an earlier process of this pool started, by name."""
+        ...
+
+
+@dataclass
+class _Member:
+    name: str
+    handle: MemberHandle
+    last: MemberReport | None = None
+    asking: asyncio.Task[None] | None = None
+    asked_at_s: float = 0.0
+    draining: asyncio.Task[None] | None = None
+    is_gone: bool = False
+    counted: tuple[int, float, int, int] = field(default=(0, 0.0, 0, 0))
+    """Of its report, what is in the pool's sums already."""
+
+    @property
+    def is_draining(self) -> bool:
+        return self.draining is not None
+
+    @property
+    def state(self) -> str:
+        if self.is_draining:
+            return "draining"
+        return "pending" if self.last is None else "running"
+
+
+class RunningPool:
+    """See the module. From `start` to `stop`."""
+
+    def __init__(
+        self, env: Environment, cluster: Cluster, spec: PoolSpec, hosting: PoolHosting
+    ) -> None:
+        """`spec.handler` is the hosting's business."""
+        config = spec.config
+        self._env = env
+        self._cluster = cluster
+        self._spec = spec
+        self._hosting = hosting
+        self._members: dict[str, _Member] = {}
+        self._scaling = PoolScaling(
+            Limits(
+                config.min_consumers,
+                config.max_consumers,
+                config.target_lag_s,
+                config.cool_down_s,
+            )
+        )
+        self._progress: dict[int, Progress] = {}
+        self._decision: Decision | None = None
+        self._wanted = 0
+        self._looks = 0
+        self._records = self._retries = self._dead_letters = 0
+        self._busy_s = 0.0
+        self._look_problem: str | None = None
+        self._member_problem: str | None = None
+        self._futile_starts = 0
+        self._start_after_s = 0.0
+        self._renewed_at_s = self._now_s
+        self._task: asyncio.Task[None] | None = None
+        self._is_pinned = config.auto_offset_reset == "earliest"
+        self.ready = asyncio.Event()
+        """The first look was tried."""
+
+    @property
+    def _now_s(self) -> float:
+        return self._env.clock.monotonic()
+
+    # --- its life -------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """On the loop it will run on."""
+        self._env.metrics.label(cluster=self._cluster.name)
+        self._env.metrics.add_source(self._figures)
+        self._task = self._env.tasks.spawn(self._run(), f"pool {self._spec.name}")
+
+    async def wait_stopped(self) -> bool:
+        """After `start`, until it is stopped. False: it has failed, and is logged to have."""
+        assert self._task is not None
+        await asyncio.wait([self._task])
+        return self._task.cancelled()
+
+    async def _run(self) -> None:
+        for name, handle in (await self._hosting.find_members()).items():
+            logger.info("pool %r found its consumer %s again", self._spec.name, name)
+            self._members[name] = _Member(name, handle)
+        self._wanted = len(self._members)
+        client = self._cluster.new_client()
+        config = ConsumerConfig(default_api_timeout_ms=OFFSET_TIMEOUT_MS)
+        watcher = AsyncConsumer(client, config, (), client.close, group=self._spec.group)
+        looked_s = self._now_s
+        try:
+            while True:
+                began_s = self._now_s
+                await self._hear_members()
+                try:
+                    await self._look(client, watcher)
+                except RayqError as error:
+                    self._look_problem = (
+                        f"the lag could not be measured: {type(error).__name__}: {error}"
+                    )
+                    is_long = self._now_s - looked_s > LOOK_PATIENCE_S
+                    level = logging.WARNING if is_long else logging.INFO
+                    logger.log(level, "pool %r: %s", self._spec.name, self._look_problem)
+                else:
+                    looked_s = self._now_s
+                self._cluster.add_addresses(client.addresses())  # for consumers yet to start
+                self.ready.set()
+                await self._start_and_stop()
+                await asyncio.sleep(max(began_s + LOOK_INTERVAL_S - self._now_s, 0.05))
+        finally:
+            await watcher.close()
+
+    async def stop(self, drain: bool, timeout_s: float) -> None:
+        """Returns when all consumers have left or were killed."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        if drain:
+            await self._hear_members(those_on_their_way=True)
+        for member in list(self._members.values()):
+            if not drain or member.last is None:
+                self._kill(member)
+            else:
+                self._begin_drain(member, timeout_s)
+        leaving = [one.draining for one in self._members.values() if one.draining is not None]
+        if leaving:
+            await asyncio.wait(leaving, timeout=timeout_s)
+        for member in list(self._members.values()):
+            self._kill(member)
+
+    # --- looking --------------------------------------------------------------------------------
+
+    async def _look(self, client: Client, watcher: AsyncConsumer) -> None:
+        unknown = await self._measure(client, watcher)
+        self._look_problem = None
+        if unknown:
+            self._look_problem = f"partitions whose leader has not said where they end: {unknown}"
+        if not self._progress:
+            return
+        members = [one for one in self._members.values() if not one.is_draining]
+        before = self._wanted
+        self._decision = self._scaling.decide(
+            Look(
+                at_s=self._now_s,
+                partitions=dict(self._progress),
+                consumers=self._wanted,
+                running=sum(one.state == "running" for one in members),
+                handled=self._records,
+                busy_s=self._busy_s,
+            )
+        )
+        self._wanted = self._decision.wanted
+        self._looks += not unknown
+        if self._wanted != before:
+            log_event(
+                logger,
+                logging.INFO,
+                "pool_scaled",
+                pool=self._spec.name,
+                group=self._spec.group,
+                was=before,
+                wanted=self._wanted,
+                reason=self._decision.reason,
+            )
+
+    async def _measure(self, client: Client, watcher: AsyncConsumer) -> list[int]:
+        """Where the group is in each partition; returns those that are as they were before. Raises
+        RayqError when nothing can be said."""
+        name = self._spec.topic
+        topic = await client.topic(name, timeout_s=OFFSET_TIMEOUT_MS / 1000, age_max_s=0.0)
+        places = [TopicPartition(name, number) for number in range(len(topic.partitions))]
+        committed = await watcher.committed(places)
+        ends = await _known(watcher.end_offsets([place]) for place in places)
+        if not self._is_pinned:
+            await self._pin(watcher, committed, ends)
+            committed = await watcher.committed(places)
+        await self._renew(watcher, committed)
+        behind = [
+            place
+            for place in places
+            if place in ends and (committed[place] is None or committed[place] != ends[place])
+        ]
+        # What retention deleted needs no handling, and is committed by nobody.
+        starts = await _known(watcher.beginning_offsets([place]) for place in behind)
+        unknown: list[int] = []
+        for place in places:
+            if place in ends and (committed[place] is not None or place in starts):
+                position = max(committed[place] or 0, starts.get(place, 0))
+                self._progress[place.partition] = Progress(
+                    min(position, ends[place]), ends[place]
+                )
+            else:
+                unknown.append(place.partition)
+        for gone in set(self._progress) - {place.partition for place in places}:
+            del self._progress[gone]
+        return unknown
+
+    async def _pin(
+        self,
+        watcher: AsyncConsumer,
+        committed: dict[TopicPartition, int | None],
+        ends: dict[TopicPartition, int],
+    ) -> None:
+        """auto_offset_reset="latest": a group without any position begins where the partitions end
+        now. Consumers that start later would skip what came in between."""
+        if all(offset is None for offset in committed.values()):
+            if len(ends) < len(committed):
+                raise RayqError(
+                    "not every partition has said yet where it ends, and auto_offset_reset is "
+                    '"latest"'
+                )
+            try:
+                await watcher.commit(ends)
+            except GroupNotEmptyError as error:
+                logger.warning("pool %r begins at the earliest: %s", self._spec.name, error)
+        self._is_pinned = True
+
+    async def _renew(
+        self, watcher: AsyncConsumer, committed: dict[TopicPartition, int | None]
+    ) -> None:
+        if any(one.last is not None for one in self._members.values()):
+            return
+        if self._now_s - self._renewed_at_s < RENEW_INTERVAL_S:
+            return
+        self._renewed_at_s = self._now_s
+        known = {place: offset for place, offset in committed.items() if offset is not None}
+        if known:
+            try:
+                await watcher.commit(known)
+            except GroupNotEmptyError as error:
+                logger.info("positions of pool %r are not renewed: %s", self._spec.name, error)
+
+    # --- consumers ------------------------------------------------------------------------------
+
+    async def _hear_members(self, *, those_on_their_way: bool = False) -> None:
+        """Asks all, and waits for those that are known to run: it may be long until the others
+        do."""
+        for member in list(self._members.values()):
+            if member.asking is None and not member.is_draining:
+                member.asked_at_s = self._now_s
+                member.asking = self._env.tasks.spawn(
+                    self._ask(member), f"report of {member.name}"
+                )
+        waited_for = [
+            one.asking
+            for one in self._members.values()
+            if one.asking is not None and (one.last is not None or those_on_their_way)
+        ]
+        if waited_for:
+            await asyncio.wait(waited_for, timeout=REPORT_PATIENCE_S)
+        limit_s = self._spec.config.max_poll_interval_ms / 1000
+        for member in list(self._members.values()):
+            if member.last is None or member.is_draining:
+                continue
+            silent_s = 0.0 if member.asking is None else self._now_s - member.asked_at_s
+            if max(member.last.handling_s, silent_s) > limit_s:
+                self._member_problem = (
+                    f"a call of the handler on {member.last.node} (pid {member.last.pid}) took "
+                    f"more than max_poll_interval_ms ({limit_s * 1000:.0f} ms): its consumer was "
+                    "killed. Give it fewer records (max_records), or raise the limit"
+                )
+                logger.warning("pool %r: %s", self._spec.name, self._member_problem)
+                self._kill(member)
+
+    async def _ask(self, member: _Member) -> None:
+        try:
+            report = await member.handle.report()
+            self._count(member, report)
+            if report.is_leaving:  # An earlier process of this pool has asked it to.
+                self._begin_drain(member, self._spec.config.drain_timeout_s)
+            elif report.failure is not None and not member.is_draining:
+                raise MemberDiedError(report.failure)
+        except MemberDiedError as error:
+            if not member.is_draining and not member.is_gone:
+                self._died(member, str(error))
+        finally:
+            member.asking = None
+
+    def _count(self, member: _Member, report: MemberReport) -> None:
+        records, busy_s, retries, dead_letters = member.counted
+        self._records += report.records - records
+        self._busy_s += report.busy_s - busy_s
+        self._retries += report.retries - retries
+        self._dead_letters += report.dead_letters - dead_letters
+        member.counted = (report.records, report.busy_s, report.retries, report.dead_letters)
+        member.last = report
+        if report.records > records:
+            self._futile_starts = 0
+            self._start_after_s = 0.0
+            self._member_problem = None
+
+    def _died(self, member: _Member, reason: str) -> None:
+        self._member_problem = f"a consumer ended: {reason}"
+        logger.warning("pool %r: consumer %s ended: %s", self._spec.name, member.name, reason)
+        if member.counted[0] == 0 and self._now_s >= self._start_after_s:
+            # (Those that were started together count once.)
+            pause_s = RESTART_PAUSE_S * 2 ** min(self._futile_starts, 10)
+            self._futile_starts += 1
+            self._start_after_s = self._now_s + min(pause_s, RESTART_PAUSE_MAX_S)
+        self._kill(member)
+
+    def _kill(self, member: _Member) -> None:
+        member.is_gone = True
+        self._members.pop(member.name, None)
+        member.handle.kill()
+
+    async def _start_and_stop(self) -> None:
+        """Towards as many as are wanted."""
+        there = [one for one in self._members.values() if not one.is_draining]
+        if self._now_s >= self._start_after_s:
+            for _ in range(self._wanted - len(there)):
+                await self._start_one()
+        excess = len(there) - self._wanted
+        if excess > 0:
+            self._stop_some(there, excess)
+
+    def _stop_some(self, there: list[_Member], count: int) -> None:
+        """First those that have yet to start, then the youngest."""
+        pending = [one for one in reversed(there) if one.last is None]
+        running = [one for one in reversed(there) if one.last is not None]
+        for member in (pending + running)[:count]:
+            if member.last is None:
+                self._kill(member)
+            else:
+                self._begin_drain(member, self._spec.config.drain_timeout_s)
+
+    async def _start_one(self) -> None:
+        name = self._env.new_id()[:NAME_CHARACTERS]
+        try:
+            handle = await self._hosting.start_member(name)
+        except RayqError as error:
+            self._member_problem = f"a consumer could not be started: {error}"
+            logger.warning("pool %r: %s", self._spec.name, self._member_problem)
+            return
+        self._members[name] = _Member(name, handle)
+
+    def _begin_drain(self, member: _Member, timeout_s: float) -> None:
+        if member.draining is None:
+            member.draining = self._env.tasks.spawn(
+                self._drain(member, timeout_s), f"drain {member.name}"
+            )
+
+    async def _drain(self, member: _Member, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._count(member, await member.handle.drain())
+        except asyncio.TimeoutError:
+            logger.warning(
+                "pool %r: consumer %s has not finished within %g s: it is killed, and what it was "
+                "at is handled again",
+                self._spec.name,
+                member.name,
+                timeout_s,
+            )
+        except MemberDiedError as error:
+            logger.warning("pool %r: consumer %s ended: %s", self._spec.name, member.name, error)
+        finally:
+            self._kill(member)
+
+    # --- what it tells --------------------------------------------------------------------------
+
+    def _figures(self) -> list[Sample]:
+        status = self.status()
+        figures = {
+            "rayq_pool_wanted_consumers": status.wanted,
+            "rayq_pool_running_consumers": status.running,
+            "rayq_pool_pending_consumers": status.pending,
+            "rayq_pool_lag_seconds": status.lag_s,
+            "rayq_pool_target_lag_seconds": status.target_lag_s,
+            "rayq_pool_records_total": status.records,
+            "rayq_pool_retries_total": status.retries,
+            "rayq_pool_dead_letters_total": status.dead_letters,
+        }
+        sample, at = self._env.metrics.sample, {"pool": status.name, "group": status.group}
+        return [sample(name, value, **at) for name, value in figures.items()]
+
+    def status(self) -> PoolStatus:
+        found = self._decision
+        problems = [self._look_problem, self._member_problem]
+        problems += [one.last.problem for one in self._members.values() if one.last is not None]
+        return PoolStatus(
+            name=self._spec.name,
+            topic=self._spec.topic,
+            group=self._spec.group,
+            wanted=self._wanted,
+            reason="it has just started" if found is None else found.reason,
+            consumers=[_shown(one) for one in self._members.values()],
+            partitions=len(self._progress),
+            lag=None if found is None else found.lag,
+            lag_s=0.0 if found is None else found.lag_s,
+            lag_slope=0.0 if found is None else found.lag_slope,
+            target_lag_s=self._spec.config.target_lag_s,
+            incoming_per_s=0.0 if found is None else found.incoming_per_s,
+            handled_per_s=0.0 if found is None else found.handled_per_s,
+            capacity_per_s=None if found is None else found.capacity_per_s,
+            records=self._records,
+            retries=self._retries,
+            dead_letters=self._dead_letters,
+            problem=next((one for one in problems if one is not None), None),
+            looks=self._looks,
+        )
+
+
+async def _known(
+    asked: Iterable[Awaitable[dict[TopicPartition, int]]],
+) -> dict[TopicPartition, int]:
+    """Of those that could be asked. Raises RayqError where none could."""
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    found: dict[TopicPartition, int] = {}
+    failed: list[RayqError] = []
+    for answer in answers:
+        if isinstance(answer, dict):
+            found.update(answer)
+        elif isinstance(answer, RayqError):
+            failed.append(answer)
+        else:
+            raise answer
+    if failed and not found:
+        raise type(failed[0])(failed[0].message)
+    return found
+
+
+def _shown(member: _Member) -> PoolConsumer:
+    last = member.last
+    return PoolConsumer(
+        consumer=member.name,
+        state=member.state,
+        node="" if last is None else last.node,
+        pid=None if last is None else last.pid,
+        partitions=[] if last is None else last.partitions,
+        records=0 if last is None else last.records,
+        retries=0 if last is None else last.retries,
+        dead_letters=0 if last is None else last.dead_letters,
+        problem=None if last is None else last.problem,
+    )
