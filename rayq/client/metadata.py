@@ -25,8 +25,9 @@ class Leader:
 
 
 class MetadataCache:
-    """The newest metadata seen. Two rules guard it (PROTOCOL.md, 17): an answer of a lower version
-    than one seen before is refused, and within one topic id a leader epoch never goes back."""
+    """The newest metadata seen. It never goes back (docs/protocol.md, rule 17): an answer of a
+    lower version than one seen before is refused, and so is, within one topic id, a lower leader
+    epoch."""
 
     def __init__(self) -> None:
         self.version = 0

@@ -1,7 +1,7 @@
 """Who leads: a partition's value and the replicas that live now in, its next value out.
 
-The rules are those of PROTOCOL A and B: a live leader stays; else a live member of the ISR, else of
-the ELR (KIP-966), that is the very process that was in sync; else, once as many members as
+Rules 1 and 2 of docs/protocol.md: a live leader stays; else a live member of the ISR, else of the
+ELR (KIP-966), that is the very process that was in sync; else, once as many members as
 `min_insync` have come back and said what their disks hold, the one that holds the most; else, where
 the topic allows it, any live replica, loudly; else nobody, and it says who is missing.
 """

@@ -1,7 +1,8 @@
 """A leader's view of its partition: how far each replica is, the high watermark, the in-sync set.
 
 Pure: facts come in (an append, a flush, a follower's fetch, a committed change), `high_watermark`
-and `proposal` are what follows from them. One object lives for one leader epoch. PROTOCOL 6-8.
+and `proposal` are what follows from them. One object lives for one leader epoch. This is what
+rules 6 to 8 of docs/protocol.md say.
 """
 
 from __future__ import annotations
@@ -131,7 +132,8 @@ class PartitionState:
 
     @property
     def may_serve(self) -> bool:
-        """Whether the high watermark is known: it has reached this epoch's start (PROTOCOL 10)."""
+        """Whether the high watermark is known: it has reached this epoch's start (docs/protocol.md,
+        rule 10)."""
         return self.high_watermark >= self.epoch_start_offset
 
     @property

@@ -1,4 +1,4 @@
-"""Who leads: the rules of PROTOCOL A on values, one sentence each."""
+"""Who leads: rules 1 and 2 of docs/protocol.md on values, one sentence each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The leader's view: high watermark, in-sync set, proposals (PROTOCOL 6 to 8)."""
+"""The leader's view: high watermark, in-sync set, proposals (docs/protocol.md, rules 6 to 8)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """When a controller takes a metadata record for committed, and whose log it takes over (Raft's
-rules, PROTOCOL 3): a quorum against voters that a test plays."""
+rules, docs/protocol.md, rule 3): a quorum against voters that a test plays."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 It starts a process for each replica that the metadata places here, hands each its assignments, and
 watches them: a process that ends is noticed at once, one that is silent for a session is killed.
-What it sees, it reports to the controller until the committed metadata shows it. PROTOCOL 12, 13.
+What it sees, it reports to the controller until the committed metadata shows it. These are rules 12
+and 13 of docs/protocol.md.
 """
 
 from __future__ import annotations

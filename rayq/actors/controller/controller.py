@@ -506,7 +506,7 @@ def _report(registration: messages.ReplicaRegistration) -> ReplicaReport:
 
 
 class ControllerHost:
-    """Hosts a controller in this process whenever the cluster needs one (PROTOCOL 5).
+    """Hosts a controller in this process whenever the cluster needs one (docs/protocol.md, rule 5).
 
     `silent_s()` says for how long no controller was heard. The preferred host has no patience at
     its start (the voters have: see `Quorum.take_over`); a stand-in waits

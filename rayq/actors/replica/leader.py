@@ -1,7 +1,7 @@
 """The leader's part: append, wait for the in-sync set, answer; serve readers and followers.
 
 One object leads in one leader epoch; newer metadata ends it. `PartitionState` holds what follows
-from the facts; this is the shell that feeds it and acts on it (PROTOCOL B).
+from the facts; this is the shell that feeds it and acts on it (docs/protocol.md, rules 6 to 10).
 """
 
 from __future__ import annotations
@@ -526,8 +526,9 @@ class Leader:
         self, leader: PartitionState, log: Log, request: messages.ReplicaFetch
     ) -> bool:
         """Whether the follower may hold records whose tombstones are gone here: it would keep them
-        for ever (PROTOCOL 14). An empty log holds none, nor does one that was copied from here
-        after they had gone: a copy that takes more than one fetch passes below the horizon."""
+        for ever (docs/protocol.md, rule 14). An empty log holds none, nor does one that was copied
+        from here after they had gone: a copy that takes more than one fetch passes below the
+        horizon."""
         if not request.log_start_offset < request.offset < log.tombstone_horizon:
             return False
         if request.copied_horizon >= log.tombstone_horizon:

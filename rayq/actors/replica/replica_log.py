@@ -202,8 +202,8 @@ class ReplicaLog:
             self._directory = None
 
     def fail(self, error: BaseException, *, is_damage: bool | None = None) -> None:
-        """An error of the disk or of the log is final for this process (PROTOCOL C). `is_damage`:
-        see `is_damaged`; by default as a batch that is damaged says."""
+        """An error of the disk or of the log is final for this process (docs/protocol.md, rule 11).
+        `is_damage`: see `is_damaged`; by default as a batch that is damaged says."""
         if self.failure is not None:
             return
         logger.error("replica of %s on broker %d stops: %s", self.where, self.broker, error)

@@ -9,8 +9,8 @@ What a partition's `Flight` guarantees:
   one that was appended, and whose answer was lost, is recognised by the leader.
 - A batch that fails for good leaves a gap in the sequence. The flight then sends nothing new, lets
   the batches that were sent before resolve under their old numbers, and goes on under the next
-  producer epoch from sequence 0 (PROTOCOL.md, 19). Epochs are per partition: only the partition's
-  leader compares them, and the producer id is ours alone.
+  producer epoch from sequence 0 (docs/protocol.md, rule 19). Epochs are per partition: only the
+  partition's leader compares them, and the producer id is ours alone.
 
 Errors decide by three questions: may the batch have been written (`_REFUSED`), may it be sent again
 (`retriable`), is the metadata out of date (`stale_metadata`).
