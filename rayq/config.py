@@ -610,6 +610,18 @@ def parse(kind: type[Config], options: Mapping[str, Any]) -> Config:
     return kind(**known)
 
 
+def parse_stored(kind: type[Config], options: Mapping[str, Any]) -> Config:
+    """A config of `kind` as it came over the wire or from disk. Keys that this version does not
+    know are passed over: a newer one wrote them. Raises `ConfigError` for other mistakes."""
+    return parse(kind, only_known(kind, options))
+
+
+def only_known(kind: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a stored config that this version knows."""
+    names = {field.name for field in dataclasses.fields(kind)}
+    return {name: value for name, value in options.items() if name in names}
+
+
 def _hint(kind: type, name: str, names: list[str]) -> str:
     """What may have been meant."""
     said = said_here(_title(kind), name)

@@ -7,17 +7,16 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from rayq.client.cluster import Cluster
+from rayq.client.cluster import DEFAULT_PORT, Cluster
 from rayq.client.consumer_pool import PoolControl, PoolSpec
 from rayq.client.timeouts import takes_timeout
-from rayq.config import ClusterConfig, parse
+from rayq.config import ClusterConfig, only_known, parse
 from rayq.errors import NoClusterError, RayqError
 from rayq.runtime import current_cluster
 from rayq.runtime.ray_token import has_ray_token
 from rayq.runtime.start_checks import check_start
 from rayq.wire.authentication import client_key, key_of_token
 
-DEFAULT_PORT = 9392
 DEFAULT_NAME = "default"
 CONNECT_TIMEOUT_S = 60.0
 """Default of how long `connect` waits for a controller's process that is being started again."""
@@ -167,7 +166,7 @@ def connect(
     if address is not None:
         if token is None:
             token, known = current_cluster.saved_access(address)
-            options = parse(ClusterConfig, {**known, **config})
+            options = parse(ClusterConfig, {**only_known(ClusterConfig, known), **config})
         key = key_of_token(token.strip())
         return Cluster(
             address.split(","), key=key, name=name or DEFAULT_NAME, config=options

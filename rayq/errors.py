@@ -1,12 +1,14 @@
 """Every error that rayq raises, as one tree below `RayqError`.
 
-An error says what was tried, why it failed and what to do next. Two flags let code decide without
+An error says what was tried, why it failed and what to do next. Three flags let code decide without
 knowing the class:
 
 - `retriable`: the same call may succeed later, unchanged. Clients retry these by themselves within
   the caller's timeout.
 - `outcome_unknown`: the call may or may not have taken effect (a write that was sent and whose
   answer never came).
+- `stale_metadata`: the client's picture of who leads what is out of date, and is fetched anew
+  before the next try.
 
 Errors cross the wire as `(code, message)`, the code being the class name: `to_wire` and `from_wire`
 are the only translation.
@@ -26,7 +28,6 @@ class RayqError(Exception):
 
     retriable: ClassVar[bool] = False
     outcome_unknown: ClassVar[bool] = False
-    # The client's picture of who leads what is out of date: fetch it anew before the next try.
     stale_metadata: ClassVar[bool] = False
 
     def __init__(self, message: str) -> None:
@@ -169,8 +170,9 @@ class DeliveryTimeoutError(RayqError):
 
 
 class OutcomeUnknownError(RayqError):
-    """`delivery_timeout_ms` passed after the record had been sent: it may or may not be written.
-    Also a change of a group's positions whose answer was lost, and that cannot be repeated."""
+    """The call may or may not have taken effect: it was sent, and its answer did not come in time.
+    Of a record this is said once `delivery_timeout_ms` has passed after it was sent; of a change of
+    a group's positions, which cannot be repeated, once its answer is lost."""
 
     outcome_unknown = True
 

@@ -48,7 +48,7 @@ from rayq.client.producing.accumulator import (
     RECORD_OVERHEAD_BYTES,
 )
 from rayq.client.timeouts import takes_timeout
-from rayq.config import HOUR_MS, TopicConfig, parse
+from rayq.config import HOUR_MS, TopicConfig, parse_stored
 from rayq.errors import InvalidRequestError, RecordTooLargeError, RewriteMismatchError
 from rayq.records import Headers, OffsetRange, TopicPartition
 from rayq.storage.batch import SEQUENCE_COUNT, encode_batch
@@ -109,7 +109,7 @@ def begin_write(cluster: Cluster | None, topic: str, *, timeout_s: float = 60.0)
     client, background = found.shared_client()
 
     async def config() -> TopicConfig:
-        return parse(TopicConfig, (await client.topic(topic, timeout_s=timeout_s)).config)
+        return parse_stored(TopicConfig, (await client.topic(topic, timeout_s=timeout_s)).config)
 
     topic_config = background.run(config())
     room_bytes = max(topic_config.max_message_bytes - BATCH_OVERHEAD_BYTES, 1)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rayq.config import TopicConfig, parse
+from rayq.config import TopicConfig, as_dict, parse_stored
 from rayq.core.metadata_records import (
     BrokerCordoned,
     BrokerFenced,
@@ -62,10 +62,16 @@ class Topic:
     name: str
     config: TopicConfig
     options: Mapping[str, Any]
-    """The config's keys that were given; the rest follows the defaults."""
+    """The config's keys that were given; the rest follows the defaults. Keys that only a newer
+    version knows are kept as they are."""
     replication_factor: int
     """Of partitions that are added: as of the first one, once a move of it is over."""
     partitions: dict[int, Partition] = field(default_factory=dict)
+
+    @property
+    def whole_config(self) -> dict[str, Any]:
+        """Each key, defaults included, and those that only a newer version knows."""
+        return {**self.options, **as_dict(self.config)}
 
     def min_insync(self, value: PartitionValue) -> int:
         """How many replicas of a partition have to be in sync for it to take writes."""
@@ -172,7 +178,7 @@ class ClusterState:
         self.topics[record.topic_id] = Topic(
             record.topic_id,
             record.name,
-            parse(TopicConfig, record.config),
+            parse_stored(TopicConfig, record.config),
             record.config,
             record.replication_factor,
         )
@@ -180,7 +186,7 @@ class ClusterState:
 
     def _topic_config_changed(self, record: TopicConfigChanged) -> None:
         topic = self.topics[record.topic_id]
-        topic.config = parse(TopicConfig, record.config)
+        topic.config = parse_stored(TopicConfig, record.config)
         topic.options = record.config
 
     def _topic_deleted(self, record: TopicDeleted) -> None:

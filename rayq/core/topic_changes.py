@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from rayq.config import MIB, TopicConfig, parse
+from rayq.config import MIB, TopicConfig, only_known, parse
 from rayq.core import broker_changes, election
 from rayq.core.cluster_state import ClusterState, Topic
 from rayq.core.metadata_records import (
@@ -182,15 +182,14 @@ def alter_topic_config(
     if any(key.replace(".", "_") in OFFSETS_TOPIC_FIXED for key in changes):
         check_not_internal(name)
     topic = _topic(state, name)
-    options = dict(topic.options)
-    for key, value in changes.items():
-        options[key.replace(".", "_")] = value
+    changes = {key.replace(".", "_"): value for key, value in changes.items()}
     factors = [  # Of those that move: before and after.
         min(one.value.replication_factor, len(one.value.target or one.value.replicas))
         for one in topic.partitions.values()
     ]
-    _check_min_insync(parse(TopicConfig, options), min(factors))
-    return [TopicConfigChanged(topic.topic_id, options)]
+    changed = parse(TopicConfig, {**only_known(TopicConfig, topic.options), **changes})
+    _check_min_insync(changed, min(factors))
+    return [TopicConfigChanged(topic.topic_id, {**topic.options, **changes})]
 
 
 def elect_leaders(

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from rayq.client.cluster import Cluster, Lifecycle
-from rayq.config import ClusterConfig, parse
+from rayq.config import ClusterConfig, parse_stored
 from rayq.errors import AuthenticationError, ConfigError, RayqError
 from rayq.wire.authentication import HasSecret, key_of_token
 
@@ -78,7 +78,7 @@ def cluster_of(current: Current, lifecycle: Lifecycle | None = None) -> Cluster:
         current.brokers,
         key_of_token(current.token),
         name=current.name,
-        config=parse(ClusterConfig, current.config),
+        config=parse_stored(ClusterConfig, current.config),
         lifecycle=lifecycle,
     )
 

@@ -149,10 +149,6 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
         return self.attributes & _APPEND_TIME != 0
 
     @property
-    def is_transactional(self) -> bool:
-        return self.attributes & _TRANSACTIONAL != 0
-
-    @property
     def is_control(self) -> bool:
         return self.attributes & _CONTROL != 0
 

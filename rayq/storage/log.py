@@ -502,11 +502,6 @@ class Log:
         self._use(segment)
         return VerifyPlan(self.generation, view, offset, self.cleaned_offset)
 
-    def verify_range(self, offset: int) -> None:
-        """As `plan_verify`, at once: blocks on the disk. Nothing to check outside the log."""
-        if self._start <= offset < self._end:
-            self.plan_verify(offset).run()
-
     def _out_of_range(self, offset: int) -> OffsetOutOfRangeError:
         return OffsetOutOfRangeError(
             f"{self.directory}: offset {offset} is outside {self._start} to {self._end}."

@@ -16,6 +16,7 @@ from rayq.core.metadata_records import (
     BrokerRegistered,
     MetadataRecord,
     RequestDone,
+    TopicConfigChanged,
     Voter,
     VotersChanged,
     decode_records,
@@ -129,6 +130,25 @@ def test_impossible_topics_are_refused_with_what_is_possible() -> None:
         create(state, "u", retenton_ms=1)
     with pytest.raises(UnknownTopicError):
         topic_changes.delete_topic(state, "nope")
+
+
+def test_config_keys_of_tomorrow_are_carried_along_and_those_of_a_user_are_checked() -> None:
+    state = cluster()
+    create(state)
+    (topic,) = state.topics.values()
+    tomorrow = {"retention_ms": 5, "warp_factor": {"of": 9}}
+    apply(state, [TopicConfigChanged(topic.topic_id, tomorrow)])
+    assert topic.config.retention_ms == 5
+    assert topic.whole_config["warp_factor"] == {"of": 9}
+    for changes in ({"warp_factor": 3}, {"warp.factor": 3}):
+        with pytest.raises(ConfigError, match="warp"):
+            topic_changes.alter_topic_config(state, "t", changes)
+    apply(state, topic_changes.alter_topic_config(state, "t", {"retention.ms": 7}))
+    assert topic.options == {**tomorrow, "retention_ms": 7}
+    again = ClusterState()
+    for record in decode_records(encode_records(state.snapshot())):
+        again.replay(record)
+    assert again.topics[topic.topic_id].options == topic.options
 
 
 def test_too_many_replicas_are_refused_with_the_arithmetic() -> None:

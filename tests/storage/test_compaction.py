@@ -449,7 +449,7 @@ def test_a_reader_gets_across_gaps_and_emptied_batches(compacted: Place, tmp_pat
             assert [record[0] for record in found if record[0] >= offset] == [
                 wanted for wanted in (199, 200) if wanted >= offset
             ]
-            one.verify_range(offset)
+            one.plan_verify(offset).run()
         assert one.plan_offset_for_time(0, 201).run() == (199, NOW_MS)
     for path in compacted.files(".index") + compacted.files(".timeindex"):
         path.unlink()

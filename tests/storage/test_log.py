@@ -409,13 +409,14 @@ def test_a_range_is_verified_from_disk(place: Place) -> None:
         append(log, 5)
     flush(log)
     for offset in range(0, 300, 7):
-        log.verify_range(offset)
-    log.verify_range(10_000)
+        log.plan_verify(offset).run()
+    with pytest.raises(OffsetOutOfRangeError):
+        log.plan_verify(10_000)
     path = place.files(".log")[1]
     place.edit(path, lambda data: data.__setitem__(200, data[200] ^ 1))
     base = int(path.name[:20])
     with pytest.raises(StorageError, match=f"{path}, position 189"):
-        log.verify_range(base + 5)
+        log.plan_verify(base + 5).run()
     assert log.end_offset == 300
 
 

@@ -198,7 +198,7 @@ def test_a_read_that_fails_names_the_file(place: Place, faulty: FaultyDisk) -> N
     for read in (
         log.plan_read(0, 50, 100).run,
         log.plan_offset_for_time(0, 50).run,
-        lambda: log.verify_range(0),
+        lambda: log.plan_verify(0).run(),
     ):
         with pytest.raises(StorageError, match=path):
             read()

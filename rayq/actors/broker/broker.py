@@ -19,7 +19,7 @@ from rayq.actors.broker.replica_supervisor import ReplicaSupervisor
 from rayq.actors.controller.controller import ControllerHost
 from rayq.actors.hosting import Runtime
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
-from rayq.config import ClusterConfig, as_dict
+from rayq.config import ClusterConfig
 from rayq.core.cluster_state import Topic
 from rayq.core.metadata_records import MetadataRecord
 from rayq.core.topic_changes import offline_reason
@@ -504,7 +504,7 @@ class Broker:
                 )
             )
         return messages.TopicMetadata(
-            topic.name, topic.topic_id, as_dict(topic.config), partitions
+            topic.name, topic.topic_id, topic.whole_config, partitions
         )
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from rayq.actors.hosting import HostProcess, ReplicaHostSpec, Runtime
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.actors.signal import Signal
-from rayq.config import ClusterConfig, as_dict
+from rayq.config import ClusterConfig
 from rayq.core.cluster_state import Partition, Topic
 from rayq.core.metadata_records import (
     MetadataRecord,
@@ -302,7 +302,7 @@ class ReplicaSupervisor:
             topic.name,
             topic.topic_id,
             number,
-            as_dict(topic.config),
+            topic.whole_config,
             value.leader,
             value.leader_incarnation,
             None if leader is None else leader.host,

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from rayq.actors.signal import Signal
-from rayq.config import ClusterConfig, TopicConfig, parse
+from rayq.config import ClusterConfig, TopicConfig, parse_stored
 from rayq.environment import Environment
 from rayq.errors import (
     CorruptBatchError,
@@ -61,7 +61,7 @@ class ReplicaLog:
     ) -> None:
         self.environment = environment
         self.config = config
-        self.topic_config = parse(TopicConfig, assignment.config)
+        self.topic_config = parse_stored(TopicConfig, assignment.config)
         self.broker = broker
         self.incarnation = incarnation
         self.where = f"{assignment.topic}-{assignment.partition}"
@@ -151,7 +151,7 @@ class ReplicaLog:
 
     def configure(self, options: dict[str, object]) -> None:
         """Takes the topic's changed config."""
-        self.topic_config = parse(TopicConfig, options)
+        self.topic_config = parse_stored(TopicConfig, options)
         if self._log is not None:
             self._log.config = self.topic_config
             self._on_flushed(self._log.flushed_offset)  # What counts as flushed may have grown.

@@ -9,10 +9,8 @@ from rayq.client.client import Backoff
 from rayq.client.metadata import Leader
 from rayq.client.producing.accumulator import Batch, PartitionQueue
 from rayq.errors import RayqError
+from rayq.storage.producer_state import BATCHES_REMEMBERED
 from rayq.wire.connection import Connection
-
-BATCHES_REMEMBERED = 5
-"""How many batches of each producer a partition recognises when they come again."""
 
 
 class Shipment:

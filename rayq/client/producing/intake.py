@@ -21,7 +21,7 @@ from rayq.client.producing.accumulator import (
 )
 from rayq.client.producing.futures import DeliveryFuture, Part
 from rayq.client.producing.partitioner import call_partitioner, next_sticky_partition
-from rayq.config import ProducerConfig, TopicConfig, parse
+from rayq.config import ProducerConfig, TopicConfig, parse_stored
 from rayq.errors import (
     InvalidRequestError,
     InvalidTimestampError,
@@ -41,7 +41,7 @@ class TopicQueues:
     def __init__(
         self, metadata: TopicMetadata, config: ProducerConfig, known: TopicQueues | None
     ) -> None:
-        topic_config = parse(TopicConfig, metadata.config)
+        topic_config = parse_stored(TopicConfig, metadata.config)
         self.metadata = metadata
         self.topic_id = metadata.topic_id
         self.needs_keys = topic_config.is_compacted
