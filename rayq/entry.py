@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 from rayq.client.cluster import DEFAULT_PORT, Cluster
 from rayq.client.consumer_pool import PoolControl, PoolSpec
 from rayq.client.timeouts import takes_timeout
 from rayq.config import ClusterConfig, only_known, parse
+from rayq.config_keywords import ClusterKeywords
 from rayq.errors import NoClusterError, RayqError
 from rayq.runtime import current_cluster
 from rayq.runtime.ray_token import has_ray_token
@@ -88,7 +89,7 @@ def start(
     name: str = "default",
     port: int = DEFAULT_PORT,
     exist_ok: bool = False,
-    **config: Any,
+    **config: Unpack[ClusterKeywords],
 ) -> Cluster:
     """Starts a cluster on Ray: new in empty directories, or what the directories hold.
 
@@ -146,7 +147,7 @@ def connect(
     name: str | None = None,
     token: str | None = None,
     timeout_s: float = CONNECT_TIMEOUT_S,
-    **config: Any,
+    **config: Unpack[ClusterKeywords],
 ) -> Cluster:
     """A cluster that runs.
 

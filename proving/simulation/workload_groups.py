@@ -33,6 +33,7 @@ from rayq.client.consuming.consumer import AsyncConsumer
 from rayq.client.consuming.coordinator import offsets_partitions
 from rayq.client.consuming.group_consumer import Callbacks
 from rayq.config import ConsumerConfig
+from rayq.config_keywords import TopicKeywords
 from rayq.core.topic_changes import OFFSETS_TOPIC
 from rayq.errors import (
     ClosedError,
@@ -114,7 +115,7 @@ class GroupWorkload(Workload):
         self._histories: dict[tuple[str, int], CompactedHistory] = {}
         self._is_wild = True
         self._slots: list[asyncio.Task[None]] = []
-        self._offsets_options = {
+        self._offsets_options: TopicKeywords = {
             "segment_bytes": self._rng.choice((1024, 8192)),
             "min_cleanable_dirty_ratio": self._rng.choice((0.01, 0.5)),
             "delete_retention_ms": self._rng.choice((300, 10_000)),

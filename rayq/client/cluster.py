@@ -9,9 +9,9 @@ import re
 import weakref
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, Unpack
 
-from rayq.client.admin.admin import Admin
+from rayq.client.admin.admin import ADMIN_TIMEOUT_S, Admin
 from rayq.client.admin.metrics import collect_metrics
 from rayq.client.admin.restart import check_may_stop, restart_broker
 from rayq.client.arguments import shown, topic_name, topic_names, whole_number
@@ -35,6 +35,7 @@ from rayq.client.producing.producer import AsyncProducer, Producer
 from rayq.client.producing.producer_core import ProducerCore
 from rayq.client.timeouts import takes_timeout
 from rayq.config import ClusterConfig, ConsumerConfig, PoolConfig, ProducerConfig, parse
+from rayq.config_keywords import ConsumerKeywords, PoolKeywords, ProducerKeywords, TopicKeywords
 from rayq.errors import (
     ClosedError,
     ConcurrentUseError,
@@ -299,7 +300,7 @@ class Cluster:
         *,
         value_serializer: Callable[[SentValueT], bytes] | None = None,
         key_serializer: Callable[[SentKeyT], bytes] | None = None,
-        **config: Any,
+        **config: Unpack[ProducerKeywords],
     ) -> Producer[SentValueT, SentKeyT]:
         """A producer for threads; further keywords as in `ProducerConfig`. Values and keys are
         bytes, or what the serializers make bytes of, such as `rayq.json_serializer` and
@@ -330,7 +331,7 @@ class Cluster:
         on_lost: Callback | None = None,
         value_deserializer: Callable[[bytes], ValueT] | None = None,
         key_deserializer: Callable[[bytes], KeyT] | None = None,
-        **config: Any,
+        **config: Unpack[ConsumerKeywords],
     ) -> Consumer[ValueT, KeyT]:
         """A consumer for one thread; further keywords as in `ConsumerConfig`. In a `group` it reads
         its share of `topics` and of those that `pattern` matches, from the group's last commit on,
@@ -371,7 +372,7 @@ class Cluster:
         *,
         value_serializer: Callable[[SentValueT], bytes] | None = None,
         key_serializer: Callable[[SentKeyT], bytes] | None = None,
-        **config: Any,
+        **config: Unpack[ProducerKeywords],
     ) -> AsyncProducer[SentValueT, SentKeyT]:
         """A producer for the running event loop; its methods are coroutines. Its serializers run
         there, too: they must be quick."""
@@ -401,7 +402,7 @@ class Cluster:
         on_lost: Callback | None = None,
         value_deserializer: Callable[[bytes], ValueT] | None = None,
         key_deserializer: Callable[[bytes], KeyT] | None = None,
-        **config: Any,
+        **config: Unpack[ConsumerKeywords],
     ) -> AsyncConsumer[ValueT, KeyT]:
         """A consumer for the running event loop; its methods are coroutines, and its callbacks may
         be. A group's heartbeats run on the same loop, and so do the deserializers: do not block
@@ -445,6 +446,7 @@ class Cluster:
                 f"{what}() belongs to an event loop: call it inside an async function."
             ) from None
 
+    @takes_timeout
     def create_topic(
         self,
         name: str,
@@ -452,11 +454,17 @@ class Cluster:
         replication_factor: int | None = None,
         *,
         exist_ok: bool = False,
-        **config: Any,
+        timeout_s: float = ADMIN_TIMEOUT_S,
+        **config: Unpack[TopicKeywords],
     ) -> None:
         """As `admin.create_topic`."""
         self.admin.create_topic(
-            name, partitions, replication_factor, exist_ok=exist_ok, **config
+            name,
+            partitions,
+            replication_factor,
+            exist_ok=exist_ok,
+            timeout_s=timeout_s,
+            **config,
         )
 
     @takes_timeout
@@ -468,7 +476,7 @@ class Cluster:
         timeout_s: float = UNTIL_END_TIMEOUT_S,
         value_deserializer: Callable[[bytes], ValueT] | None = None,
         key_deserializer: Callable[[bytes], KeyT] | None = None,
-        **config: Any,
+        **config: Unpack[ConsumerKeywords],
     ) -> list[Record[ValueT, KeyT]]:
         """The newest `count` records of a topic, of all its partitions together, oldest first: by
         their timestamps, and those of one partition in its order. Fewer where there are fewer.
@@ -477,11 +485,12 @@ class Cluster:
         `ConsumerConfig`. Raises UnknownTopicError, InvalidRequestError, and what
         `Consumer.until_end` raises."""
         topic, count = topic_name(topic), check_count(count)
+        config.setdefault("auto_offset_reset", "earliest")
         with self.consumer(
             topic,
             value_deserializer=value_deserializer,
             key_deserializer=key_deserializer,
-            **{"auto_offset_reset": "earliest", **config},
+            **config,
         ) as consumer:
             consumer.seek_to_last(count)
             return newest(consumer.until_end(timeout_s), count)
@@ -489,7 +498,13 @@ class Cluster:
     # --- consumer pools -------------------------------------------------------------------------
 
     def consumer_pool(
-        self, topic: str, group: str, handler: Handler, *, name: str | None = None, **config: Any
+        self,
+        topic: str,
+        group: str,
+        handler: Handler,
+        *,
+        name: str | None = None,
+        **config: Unpack[PoolKeywords],
     ) -> ConsumerPool:
         """Runs `handler` on every record of `topic`, by as many consumers as it takes.
 

@@ -8,12 +8,13 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from rayq.client.background import new_event_loop
 from rayq.client.cluster import Cluster
 from rayq.client.environment import system_environment
 from rayq.config import ClusterConfig, parse
+from rayq.config_keywords import ClusterKeywords
 from rayq.descriptors import raise_limit
 from rayq.runtime.local_pool import LocalPools
 from rayq.runtime.local_runtime import LocalServers
@@ -51,7 +52,7 @@ class LocalCluster(Cluster):
         data_dir: str | os.PathLike[str] | None = None,
         *,
         name: str = "local",
-        **config: Any,
+        **config: Unpack[ClusterKeywords],
     ) -> None:
         options = parse(ClusterConfig, config)
         self._temporary = tempfile.mkdtemp(prefix="rayq-") if data_dir is None else None

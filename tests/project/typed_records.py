@@ -24,6 +24,15 @@ def of_bytes(cluster: rayq.Cluster, record: Record, producer: Producer) -> None:
     producer.send("t", "text")  # type: ignore[arg-type]
 
 
+def of_configs(cluster: rayq.Cluster, options: dict[str, Any]) -> None:
+    cluster.create_topic("t", 3, retention_ms=1000, **options)
+    cluster.admin.alter_topic_config("t", cleanup_policy="compact")
+    cluster.producer(linger_ms=5)
+    cluster.producer(linger_m=5)  # type: ignore[call-arg]
+    cluster.consumer("t", auto_offset_reset="first")  # type: ignore[arg-type]
+    rayq.start("/data", flush_checkpoint_bytes="1 MiB")  # type: ignore[arg-type]
+
+
 def of_types(cluster: rayq.Cluster) -> None:
     orders = cluster.consumer("t", value_deserializer=rayq.typed_json_deserializer(Order))
     assert_type(orders, Consumer[Order, bytes | None])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from rayq.client.admin.groups import GroupAdmin, Target
 from rayq.client.admin.moves import MoveAdmin, OnProgress
@@ -17,6 +17,7 @@ from rayq.client.client import Client, check_partition
 from rayq.client.metadata import leader_of
 from rayq.client.timeouts import takes_timeout
 from rayq.config import TopicConfig, parse
+from rayq.config_keywords import TopicKeywords
 from rayq.errors import (
     InvalidRequestError,
     RayqError,
@@ -80,7 +81,7 @@ class AsyncAdmin:
         *,
         exist_ok: bool = False,
         timeout_s: float = ADMIN_TIMEOUT_S,
-        **config: Any,
+        **config: Unpack[TopicKeywords],
     ) -> None:
         checked = _topic_config(config)
         request = CreateTopic(
@@ -123,7 +124,7 @@ class AsyncAdmin:
 
     @takes_timeout
     async def alter_topic_config(
-        self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S, **changes: Any
+        self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S, **changes: Unpack[TopicKeywords]
     ) -> None:
         if not changes:
             raise InvalidRequestError("alter_topic_config needs at least one key to change.")
@@ -523,7 +524,7 @@ class Admin:
         *,
         exist_ok: bool = False,
         timeout_s: float = ADMIN_TIMEOUT_S,
-        **config: Any,
+        **config: Unpack[TopicKeywords],
     ) -> None:
         """Creates a topic; returns when every partition has a leader and a full in-sync set.
         `timeout_s` begins anew whenever a replica has started or come in sync: many of them may
@@ -570,7 +571,7 @@ class Admin:
         self._run(lambda admin: admin.create_partitions(name, total, timeout_s=timeout_s))
 
     def alter_topic_config(
-        self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S, **changes: Any
+        self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S, **changes: Unpack[TopicKeywords]
     ) -> None:
         """Changes the given keys of a topic's config. Raises ConfigError, UnknownTopicError."""
         self._run(lambda admin: admin.alter_topic_config(name, timeout_s=timeout_s, **changes))

@@ -1,0 +1,129 @@
+"""What public calls take as `**config`, for editors and type checkers.
+
+Each key stands in `rayq.config` with its meaning, range and default; a test sees to it that none is
+missing here. Serializers and deserializers are named parameters of the calls.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Literal, TypedDict
+
+from rayq.config import (
+    Acks,
+    Partitioner,
+)
+
+
+class TopicKeywords(TypedDict, total=False):
+    """As `TopicConfig`."""
+
+    min_insync_replicas: int | None
+    unclean_leader_election: bool
+    flush: Literal["disk", "os"]
+    cleanup_policy: Literal["delete", "compact", "compact,delete"]
+    min_cleanable_dirty_ratio: float
+    min_compaction_lag_ms: int
+    max_compaction_lag_ms: int | None
+    delete_retention_ms: int
+    retention_ms: int | None
+    retention_bytes: int | None
+    segment_bytes: int
+    segment_ms: int
+    index_interval_bytes: int
+    max_message_bytes: int
+    message_timestamp_type: Literal["create", "append"]
+    message_timestamp_after_max_ms: int
+
+
+class ClusterKeywords(TypedDict, total=False):
+    """As `ClusterConfig`."""
+
+    heartbeat_interval_ms: int
+    session_timeout_ms: int
+    controller_patience_ms: int
+    replica_lag_time_max_ms: int
+    max_replicas_per_broker: int | None
+    replica_rebuild_delay_ms: int | None
+    replicas_per_process: int
+    metadata_snapshot_records: int
+    flush_checkpoint_bytes: int
+    retention_check_interval_ms: int
+    compaction_check_interval_ms: int
+    compaction_bytes_per_s: int
+    compaction_memory_bytes: int
+    offsets_topic_partitions: int
+    offsets_retention_ms: int
+    group_disconnect_grace_ms: int
+    group_assignors: dict[str, str] | None
+    max_frame_bytes: int
+    max_connections: int
+    max_requests_in_flight: int
+    idle_connection_ms: int
+    metrics_interval_ms: int
+    bind_host: str | None
+    broker_resource: str | None
+    advertised_host: str | None
+    tls_certificate: str | None
+    tls_key: str | None
+    tls_ca: str | None
+    tls_check_hostname: bool
+
+
+class ProducerKeywords(TypedDict, total=False):
+    """As `ProducerConfig`."""
+
+    acks: Acks
+    enable_idempotence: bool
+    linger_ms: int
+    batch_size: int
+    compression_type: Literal["lz4", "none"]
+    max_in_flight_requests_per_connection: int
+    delivery_timeout_ms: int
+    request_timeout_ms: int
+    retry_backoff_ms: int
+    buffer_memory: int
+    max_block_ms: int
+    partitioner: Partitioner | None
+
+
+class ConsumerKeywords(TypedDict, total=False):
+    """As `ConsumerConfig`."""
+
+    auto_offset_reset: Literal["earliest", "latest", "none"] | timedelta
+    group_instance_id: str | None
+    assignor: str
+    group_session_timeout_ms: int
+    group_heartbeat_interval_ms: int
+    max_poll_interval_ms: int
+    enable_auto_commit: bool
+    auto_commit_interval_ms: int
+    max_poll_records: int
+    fetch_max_bytes: int
+    fetch_max_wait_ms: int
+    fetch_buffer_bytes: int
+    request_timeout_ms: int
+    default_api_timeout_ms: int
+    retry_backoff_ms: int
+    on_corrupt: Literal["raise", "skip"]
+    check_crcs: bool
+
+
+class PoolKeywords(TypedDict, total=False):
+    """As `PoolConfig`."""
+
+    min_consumers: int
+    max_consumers: int | None
+    target_lag_s: float
+    cool_down_s: float
+    resources: dict[str, float | int] | None
+    batch: Literal["records", "arrow"]
+    max_records: int
+    auto_offset_reset: Literal["earliest", "latest"]
+    retries: int
+    retry_backoff_ms: int
+    retry_backoff_max_ms: int
+    dead_letter_topic: str | None
+    max_poll_interval_ms: int
+    group_session_timeout_ms: int
+    drain_timeout_s: float
