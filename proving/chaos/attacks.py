@@ -8,35 +8,28 @@ with them here.
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import signal
-import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
 import msgspec
 
+from proving.raw_socket import RawSocket
 from rayq.errors import RayqError
 from rayq.storage.batch import encode_batch
 from rayq.wire.authentication import (
-    HANDSHAKE_VERSION,
     KEY_BYTES,
-    NONCE_BYTES,
-    ClientHandshake,
-    Identity,
     key_of_token,
 )
-from rayq.wire.codec import ENCODER, decode_error
-from rayq.wire.frames import FLAG_ERROR, HANDSHAKE_API, PREFIX, PREFIX_BYTES, encode_head
-from rayq.wire.messages import Fetch, ListOffsets, Metadata, Produce, Request
+from rayq.wire.frames import PREFIX, encode_head
+from rayq.wire.messages import Fetch, ListOffsets, Metadata, Produce
 
 MIB = 1024**2
-TIMEOUT_S = 5.0
 PAUSE_S = 0.1
 """Between two rounds of one of them."""
 STOP_TIMEOUT_S = 30.0
@@ -68,52 +61,6 @@ class Targets:
     seed: int
 
 
-class _Socket:
-    """A connection that breaks every rule but those of TCP."""
-
-    def __init__(self, at: tuple[str, int]) -> None:
-        self.socket = socket.create_connection(at, timeout=TIMEOUT_S)
-
-    def authenticate(self, key: bytes) -> None:
-        """Raises RayqError, OSError."""
-        identity = Identity(role="client", key=key, cluster_id=None, broker=None)
-        handshake = ClientHandshake(identity, os.urandom(NONCE_BYTES), None)
-        for answer in (handshake.hello, lambda: handshake.answer(self.read_header())):
-            header = answer()
-            self.write(encode_head(HANDSHAKE_VERSION, 0, HANDSHAKE_API, 0, header, 0))
-        handshake.finish(self.read_header())
-
-    def write(self, data: bytes) -> None:
-        self.socket.sendall(data)
-
-    def ask(self, requests: Sequence[Request], payload: bytes = b"") -> None:
-        self.write(
-            b"".join(
-                encode_head(1, 0, one.api, number, ENCODER.encode(one), len(payload)) + payload
-                for number, one in enumerate(requests, start=1)
-            )
-        )
-
-    def read_header(self) -> bytes:
-        length, _, flags, _, _, header_bytes = PREFIX.unpack(self._read(PREFIX_BYTES))
-        header = self._read(length + 4 - PREFIX_BYTES)[:header_bytes]
-        if flags & FLAG_ERROR:
-            raise decode_error(header)
-        return header
-
-    def _read(self, size: int) -> bytes:
-        received = b""
-        while len(received) < size:
-            some = self.socket.recv(size - len(received))
-            if not some:
-                raise ConnectionError("closed by the server")
-            received += some
-        return received
-
-    def close(self) -> None:
-        self.socket.close()
-
-
 class Attacker:
     """Each method that `ATTACKS` names is one round of one attack."""
 
@@ -122,34 +69,34 @@ class Attacker:
         self._key = key_of_token(targets.token)
         self._rng = rng
         self._stop = stop
-        self._open: deque[_Socket] = deque()
+        self._open: deque[RawSocket] = deque()
 
     def _anybody(self) -> tuple[str, int]:
         leaders = [(one.host, one.port) for one in self._targets.read_from]
         return self._rng.choice([*self._targets.brokers, *leaders])
 
     @contextlib.contextmanager
-    def _connected(self, at: tuple[str, int]) -> Iterator[_Socket]:
-        with contextlib.closing(_Socket(at)) as connected:
+    def _connected(self, at: tuple[str, int]) -> Iterator[RawSocket]:
+        with contextlib.closing(RawSocket(at)) as connected:
             connected.authenticate(self._key)
             yield connected
 
     def half_open(self) -> None:
         """Sockets that never say a word."""
         for _ in range(20):
-            self._open.append(_Socket(self._anybody()))
+            self._open.append(RawSocket(self._anybody()))
             if len(self._open) > HALF_OPEN_MAX:
                 self._open.popleft().close()
 
     def garbage(self) -> None:
         """Bytes that are no frame, before and after the handshake."""
-        with contextlib.closing(_Socket(self._anybody())) as connected:
+        with contextlib.closing(RawSocket(self._anybody())) as connected:
             connected.write(self._rng.randbytes(3000))
         with self._connected(self._anybody()) as connected:
             connected.write(self._rng.randbytes(3000))
 
     def wrong_token(self) -> None:
-        with contextlib.closing(_Socket(self._anybody())) as connected:
+        with contextlib.closing(RawSocket(self._anybody())) as connected:
             connected.authenticate(self._rng.randbytes(KEY_BYTES))
 
     def come_and_go(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import re
 import weakref
@@ -17,6 +16,7 @@ from rayq.client.admin.restart import check_may_stop, restart_broker
 from rayq.client.arguments import shown, topic_name, topic_names, whole_number
 from rayq.client.background import BackgroundLoop, background_loop
 from rayq.client.client import BOOTSTRAP_MAX, Address, Client
+from rayq.client.closing import closing_after
 from rayq.client.consumer_pool import (
     ConsumerPool,
     Handler,
@@ -55,8 +55,6 @@ if TYPE_CHECKING:  # Only Python 3.13 has defaults for type variables; type chec
     KeyT = TypeVar("KeyT", default=bytes | None)
     SentValueT = TypeVar("SentValueT", default=bytes)
     SentKeyT = TypeVar("SentKeyT", default=bytes)
-
-logger = logging.getLogger(__name__)
 
 DEFAULT_PORT = 9392
 RESTART_TIMEOUT_S = 300.0
@@ -687,12 +685,8 @@ class Cluster:
         error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        try:
+        with closing_after(error):
             self.close()
-        except RayqError as undelivered:
-            if error is None:
-                raise
-            logger.error("%s", undelivered)  # the error of the block goes first
 
 
 def _given(**functions: object) -> dict[str, object]:

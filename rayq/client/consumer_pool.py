@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from rayq.client.closing import closing_after
 from rayq.client.timeouts import takes_timeout
 from rayq.config import PoolConfig
-from rayq.errors import HandlerError, RayqError, TimeoutError
+from rayq.errors import HandlerError, TimeoutError
 from rayq.records import PoolStatus
-
-logger = logging.getLogger(__name__)
 
 Handler = Callable[..., Any]
 """`handler(batch)`, a plain function or a coroutine function; or a class whose instances are such,
@@ -105,12 +103,8 @@ class ConsumerPool:
         error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        try:
+        with closing_after(error):
             self.stop()
-        except RayqError as failed:
-            if error is None:
-                raise
-            logger.error("%s", failed)  # the error of the block goes first
 
 
 def check_handler(handler: object) -> Handler:

@@ -11,55 +11,25 @@ from typing import Any
 
 import pytest
 
+from proving.raw_socket import RawSocket
 from rayq.errors import ProtocolError
 from rayq.storage.data_directory import DataDirectory
 from rayq.testing import LocalCluster
 from rayq.wire import messages
-from rayq.wire.authentication import HANDSHAKE_VERSION, NONCE_BYTES, ClientHandshake, Identity
-from rayq.wire.codec import ENCODER, decode_error
-from rayq.wire.frames import FLAG_ERROR, HANDSHAKE_API, PREFIX, PREFIX_BYTES, encode_head
-from rayq.wire.messages import Fetch, Metadata, MetadataResponse, Request
+from rayq.wire.authentication import (
+    key_of_token,
+)
+from rayq.wire.messages import Fetch, Metadata, MetadataResponse
 from tests.local.support import ask, client_identity, leader_endpoint
 
 MIB = 1024**2
 Endpoint = tuple[str, int]
 
 
-class RawClient:
-    """Authenticated; sends what it is told to, and reads when it is told to."""
-
-    def __init__(self, identity: Identity, at: Endpoint) -> None:
-        self.socket = socket.create_connection(at, timeout=20)
-        handshake = ClientHandshake(identity, os.urandom(NONCE_BYTES), None)
-        self._write_handshake(handshake.hello())
-        self._write_handshake(handshake.answer(self.read_header()))
-        handshake.finish(self.read_header())
-
-    def _write_handshake(self, header: bytes) -> None:
-        self.socket.sendall(encode_head(HANDSHAKE_VERSION, 0, HANDSHAKE_API, 0, header, 0))
-
-    def write(self, *requests: Request) -> None:
-        frames = [
-            encode_head(1, 0, request.api, number, ENCODER.encode(request), 0)
-            for number, request in enumerate(requests, start=1)
-        ]
-        self.socket.sendall(b"".join(frames))
-
-    def read_header(self) -> bytes:
-        length, _, flags, _, _, header_bytes = PREFIX.unpack(self._read(PREFIX_BYTES))
-        header = self._read(length + 4 - PREFIX_BYTES)[:header_bytes]
-        if flags & FLAG_ERROR:
-            raise decode_error(header)
-        return header
-
-    def _read(self, size: int) -> bytes:
-        received = b""
-        while len(received) < size:
-            some = self.socket.recv(size - len(received))
-            if not some:
-                raise ConnectionError("closed")
-            received += some
-        return received
+def authenticated(cluster: LocalCluster, at: Endpoint) -> RawSocket:
+    client = RawSocket(at, timeout_s=20)
+    client.authenticate(key_of_token(cluster.token))
+    return client
 
 
 def broker_endpoint(cluster: LocalCluster) -> Endpoint:
@@ -94,17 +64,15 @@ def test_fetches_whose_answers_nobody_reads_cost_a_server_little_memory(
         producer.flush()
         info = cluster.admin.describe_topic(topic)
         epoch = info.partitions[0].leader_epoch
-        client = RawClient(client_identity(cluster), leader_endpoint(cluster, topic))
+        client = authenticated(cluster, leader_endpoint(cluster, topic))
         before = resident_bytes()
-        client.write(
-            *[Fetch(info.topic_id, 0, epoch, 0, None, 4 * MIB, 0)] * 100,
-            *[Fetch(info.topic_id, 0, epoch, 4, None, 4 * MIB, 60_000)] * 300,
-        )
+        client.ask([Fetch(info.topic_id, 0, epoch, 0, None, 4 * MIB, 0)] * 100)
+        client.ask([Fetch(info.topic_id, 0, epoch, 4, None, 4 * MIB, 60_000)] * 300)
         most = 0
         for _ in range(20):  # Each wakes those that are held.
             producer.send(topic, os.urandom(50_000)).result(10)
             most = max(most, resident_bytes() - before)
-        client.socket.close()
+        client.close()
     assert most < 150 * MIB
 
 
@@ -112,10 +80,9 @@ def test_a_topic_that_is_named_again_and_again_is_told_once_or_refused(
     cluster: LocalCluster, topic: str
 ) -> None:
     at = broker_endpoint(cluster)
-    client = RawClient(client_identity(cluster), at)
-    client.write(
-        Metadata([topic] * messages.METADATA_TOPICS_MAX), Metadata([topic] * 100_000), Metadata([])
-    )
+    client = authenticated(cluster, at)
+    topics = ([topic] * messages.METADATA_TOPICS_MAX, [topic] * 100_000, [])
+    client.ask([Metadata(named) for named in topics])
     began_s = time.monotonic()
     assert ask(at, client_identity(cluster), Metadata([topic]), timeout_s=10)
     assert time.monotonic() - began_s < 2
@@ -126,7 +93,7 @@ def test_a_topic_that_is_named_again_and_again_is_told_once_or_refused(
         except ProtocolError as error:
             assert "length <= 10000" in str(error)
     assert sorted(answers) == [0, 1]
-    client.socket.close()
+    client.close()
 
 
 def test_metadata_of_many_partitions_comes_in_pages_and_nothing_is_left_out(

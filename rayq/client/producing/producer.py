@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self
 
 from rayq.client.background import BackgroundLoop
 from rayq.client.client import Client
+from rayq.client.closing import closing_after
 from rayq.client.no_pickle import no_pickle_error
 from rayq.client.producing.accumulator import RECORD_OVERHEAD_BYTES
 from rayq.client.producing.futures import (
@@ -28,7 +28,7 @@ from rayq.client.producing.serializing import Serializers
 from rayq.client.timeouts import takes_timeout
 from rayq.client.waiting import Wakeup
 from rayq.config import ProducerConfig
-from rayq.errors import BufferFullError, RayqError
+from rayq.errors import BufferFullError
 from rayq.records import OfValueAndKey, RecordMetadata
 
 if TYPE_CHECKING:  # Only Python 3.13 has defaults for type variables; type checkers know them.
@@ -41,8 +41,6 @@ else:
 
     ValueT_contra = TypeVar("ValueT_contra", contravariant=True)
     KeyT_contra = TypeVar("KeyT_contra", contravariant=True)
-
-logger = logging.getLogger(__name__)
 
 
 class AsyncProducer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
@@ -221,12 +219,8 @@ class AsyncProducer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        try:
+        with closing_after(error):
             await self.close()
-        except RayqError as undelivered:
-            if error is None:
-                raise
-            logger.error("%s", undelivered)  # the error of the block goes first
 
 
 class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
@@ -423,9 +417,5 @@ class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        try:
+        with closing_after(error):
             self.close()
-        except RayqError as undelivered:
-            if error is None:
-                raise
-            logger.error("%s", undelivered)  # the error of the block goes first
