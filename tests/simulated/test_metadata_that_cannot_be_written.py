@@ -41,3 +41,20 @@ def test_a_broker_that_cannot_write_metadata_gives_up_its_session_until_it_can()
         await stage.until(stage.cluster.is_whole, "all to be well", limit_s=20)
 
     play(script)
+
+
+def test_a_broker_whose_write_of_metadata_hangs_gives_up_its_session_until_it_ends() -> None:
+    async def script(stage: Stage) -> None:
+        await stage.process.run(stage.admin.create_topic("t", 1, 3))
+        await stage.send("t", [b"%d" % number for number in range(20)])
+        leader = stage.value("t").leader
+        assert leader is not None
+        stage.hosts[leader].disk.stall(40)
+        await stage.process.run(stage.admin.alter_topic_config("t", retention_ms=1_000_000))
+        await stage.until(
+            lambda: stage.value("t").leader not in (None, leader), "another to lead", limit_s=15
+        )
+        await stage.send("t", [b"more"] * 20)
+        await stage.until(stage.cluster.is_whole, "all to be well", limit_s=60)
+
+    play(script)

@@ -138,6 +138,7 @@ class Broker:
             MetadataLog.open(environment.disk, f"{self._data_path}/metadata"),
             incarnation=self._incarnation,
             snapshot_records=self._config.metadata_snapshot_records,
+            write_patience_s=self._config.session_timeout_ms / 1000,
             on_applied=self._on_metadata,
         )
         self._replicas = ReplicaSupervisor(
@@ -266,11 +267,21 @@ class Broker:
     async def _keep_session(self) -> None:
         interval_s = self._config.heartbeat_interval_ms / 1000
         broker = self._directory.meta.broker
+        is_told = False
         while not self._is_stopping:
-            if self.metadata.trouble is not None:
+            trouble = self.metadata.trouble
+            if trouble is not None:
                 # Others take over: here the replicas would lead on with metadata of long ago.
+                if not is_told:
+                    logger.error(
+                        "broker %d cannot follow the metadata, and gives up its session until it "
+                        "can: %s",
+                        *(broker, trouble),
+                    )
+                is_told = True
                 await asyncio.sleep(interval_s)
                 continue
+            is_told = False
             try:
                 if self._registered_epoch is None:
                     await self._register()

@@ -48,6 +48,7 @@ class MetadataKeeper:
         *,
         incarnation: str,
         snapshot_records: int,
+        write_patience_s: float,
         on_applied: Callable[[Sequence[MetadataRecord] | None], None],
     ) -> None:
         self._environment = environment
@@ -55,13 +56,14 @@ class MetadataKeeper:
         self._log = log
         self._incarnation = incarnation
         self._snapshot_records = snapshot_records
+        self._write_patience_s = write_patience_s
         self._on_applied = on_applied
         # The log's methods block on the disk, so they run in threads, one at a time.
         self._lock = asyncio.Lock()
         self._reopen_from_s = 0.0
-        self.trouble: str | None = None
-        """Why the last records, or an epoch, could not be taken: what is known here gets old. It
-        is tried again as often as a controller sends them."""
+        self._writing_since_s: float | None = None
+        self._failure: str | None = None
+        """Of the last write. It is tried again as often as a controller sends something."""
         self.state = ClusterState()
         self.version = 0
         self.changed = Signal()
@@ -82,6 +84,16 @@ class MetadataKeeper:
             for number, broker in self.state.brokers.items()
         }
         return list((known or self._hints).values())
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the last records, or an epoch, could not be taken: what is known here gets old."""
+        since_s = self._writing_since_s
+        if since_s is not None:
+            writing_s = self._environment.clock.monotonic() - since_s
+            if writing_s > self._write_patience_s:
+                return f"a write to {self._directory.path} has not ended for {writing_s:.1f} s"
+        return self._failure
 
     def note_heard(self) -> None:
         """The controller answered."""
@@ -223,18 +235,22 @@ class MetadataKeeper:
     async def _write(self, job: Callable[[MetadataLog], None]) -> None:
         """Changes the log. One that a failed write has ended is opened anew before: then what the
         disk holds counts, whatever became of that write. Raises StorageError."""
-        if self._log.failure is not None:
-            now_s = self._environment.clock.monotonic()
-            if now_s < self._reopen_from_s:
-                raise StorageError(self._log.failure)
-            self._reopen_from_s = now_s + REOPEN_INTERVAL_S
-            path = f"{self._directory.path}/metadata"
-            self._log.close()
-            self._log = await self._environment.threads.run(
-                MetadataLog.open, self._environment.disk, path
-            )
-            logger.warning("%s was opened again after a failed write", path)
-        await self._environment.threads.run(job, self._log)
+        now_s = self._environment.clock.monotonic()
+        if self._log.failure is not None and now_s < self._reopen_from_s:
+            raise StorageError(self._log.failure)
+        self._writing_since_s = now_s
+        try:
+            if self._log.failure is not None:
+                self._reopen_from_s = now_s + REOPEN_INTERVAL_S
+                path = f"{self._directory.path}/metadata"
+                self._log.close()
+                self._log = await self._environment.threads.run(
+                    MetadataLog.open, self._environment.disk, path
+                )
+                logger.warning("%s was opened again after a failed write", path)
+            await self._environment.threads.run(job, self._log)
+        finally:
+            self._writing_since_s = None
 
     @contextlib.asynccontextmanager
     async def _noting_trouble(self) -> AsyncIterator[None]:
@@ -244,16 +260,9 @@ class MetadataKeeper:
         except (FencedEpochError, StalePartitionError):
             raise
         except Exception as error:
-            if self.trouble is None:
-                logger.error(
-                    "broker %d cannot follow the metadata, and gives up its session until it can: "
-                    "%s",
-                    self._directory.meta.broker,
-                    error,
-                )
-            self.trouble = str(error)
+            self._failure = str(error)
             raise
-        self.trouble = None
+        self._failure = None
 
     async def _accept_epoch(self, epoch: int) -> None:
         if epoch < self._log.promised_epoch:
