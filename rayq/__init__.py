@@ -11,10 +11,11 @@ TYPE_CHECKING = False  # Also `typing` would be loaded.
 if TYPE_CHECKING:
     from typing import Any as _Any
 
-    from rayq.client.admin.admin import Admin
+    from rayq.client.admin.admin import Admin, AsyncAdmin
     from rayq.client.cluster import Cluster
     from rayq.client.consumer_pool import ConsumerPool
     from rayq.client.consuming.consumer import AsyncConsumer, Consumer
+    from rayq.client.producing.futures import DeliveryFuture, ManyDeliveryFuture
     from rayq.client.producing.producer import AsyncProducer, Producer
     from rayq.config import (
         ClusterConfig,
@@ -107,7 +108,10 @@ if TYPE_CHECKING:
         UnsupportedVersionError,
         WrongClusterError,
     )
+    from rayq.metrics import Sample
     from rayq.records import (
+        BrokerInfo,
+        ClusterInfo,
         DrainProgress,
         GroupInfo,
         GroupListing,
@@ -116,11 +120,14 @@ if TYPE_CHECKING:
         GroupOffset,
         OffsetAndMetadata,
         OffsetRange,
+        PartitionInfo,
         PoolConsumer,
         PoolStatus,
         Reassignment,
         Record,
         RecordMetadata,
+        ReplicaInfo,
+        TopicInfo,
         TopicPartition,
     )
     from rayq.serialization import json_deserializer, json_serializer, typed_json_deserializer
@@ -132,6 +139,7 @@ del TYPE_CHECKING
 # --version` needs none of it, and a Ctrl+C in its first moment finds nothing half imported.
 _HOMES = {
     "Admin": "rayq.client.admin.admin",
+    "AsyncAdmin": "rayq.client.admin.admin",
     "AsyncConsumer": "rayq.client.consuming.consumer",
     "AsyncProducer": "rayq.client.producing.producer",
     "Cluster": "rayq.client.cluster",
@@ -139,9 +147,12 @@ _HOMES = {
     "Consumer": "rayq.client.consuming.consumer",
     "ConsumerConfig": "rayq.config_reference",
     "ConsumerPool": "rayq.client.consumer_pool",
+    "DeliveryFuture": "rayq.client.producing.futures",
+    "ManyDeliveryFuture": "rayq.client.producing.futures",
     "PoolConfig": "rayq.config_reference",
     "Producer": "rayq.client.producing.producer",
     "ProducerConfig": "rayq.config_reference",
+    "Sample": "rayq.metrics",
     "TopicConfig": "rayq.config_reference",
     "connect": "rayq.entry",
     "json_deserializer": "rayq.serialization",
@@ -150,6 +161,8 @@ _HOMES = {
     "typed_json_deserializer": "rayq.serialization",
 }
 _RECORDS = (
+    "BrokerInfo",
+    "ClusterInfo",
     "DrainProgress",
     "GroupInfo",
     "GroupListing",
@@ -158,11 +171,14 @@ _RECORDS = (
     "GroupOffset",
     "OffsetAndMetadata",
     "OffsetRange",
+    "PartitionInfo",
     "PoolConsumer",
     "PoolStatus",
     "Reassignment",
     "Record",
     "RecordMetadata",
+    "ReplicaInfo",
+    "TopicInfo",
     "TopicPartition",
 )
 _EXTRAS = ("data", "spark")
@@ -192,10 +208,12 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "Admin",
+    "AsyncAdmin",
     "AsyncConsumer",
     "AsyncProducer",
     "AuthenticationError",
     "BrokerInUseError",
+    "BrokerInfo",
     "BufferFullError",
     "CheckpointDamagedError",
     "CheckpointError",
@@ -204,6 +222,7 @@ __all__ = [
     "ClosedError",
     "Cluster",
     "ClusterConfig",
+    "ClusterInfo",
     "CommitRefusedError",
     "ConcurrentUseError",
     "ConfigError",
@@ -214,6 +233,7 @@ __all__ = [
     "CoordinatorLoadingError",
     "CorruptBatchError",
     "DeliveryError",
+    "DeliveryFuture",
     "DeliveryTimeoutError",
     "DeserializationError",
     "DirectoryInUseError",
@@ -241,6 +261,7 @@ __all__ = [
     "InvalidTopicError",
     "JavaError",
     "LogTruncatedError",
+    "ManyDeliveryFuture",
     "MaxPollIntervalError",
     "MissingExtraError",
     "NoClusterError",
@@ -259,6 +280,7 @@ __all__ = [
     "OutOfOrderSequenceError",
     "OutcomeUnknownError",
     "OverloadedError",
+    "PartitionInfo",
     "PartitionOfflineError",
     "PoolConfig",
     "PoolConsumer",
@@ -274,8 +296,10 @@ __all__ = [
     "Record",
     "RecordMetadata",
     "RecordTooLargeError",
+    "ReplicaInfo",
     "ReplicaLimitError",
     "RewriteMismatchError",
+    "Sample",
     "SerializationError",
     "SparkSessionError",
     "StaleBrokerError",
@@ -285,6 +309,7 @@ __all__ = [
     "TimeoutError",
     "TopicConfig",
     "TopicExistsError",
+    "TopicInfo",
     "TopicPartition",
     "UnknownAssignorError",
     "UnknownBrokerError",

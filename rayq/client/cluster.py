@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, Unpack
 
-from rayq.client.admin.admin import ADMIN_TIMEOUT_S, Admin
+from rayq.client.admin.admin import ADMIN_TIMEOUT_S, Admin, AsyncAdmin
 from rayq.client.admin.metrics import collect_metrics
 from rayq.client.admin.restart import check_may_stop, restart_broker
 from rayq.client.arguments import shown, topic_name, topic_names, whole_number
@@ -434,6 +434,11 @@ class Cluster:
         core = consumer.core
         watch_loop(consumer, core, _name("An async consumer", group, names))
         return consumer
+
+    def async_admin(self) -> AsyncAdmin:
+        """The admin for the running event loop: the methods of `Admin`, as coroutines."""
+        self._check_async("async_admin")
+        return AsyncAdmin(*_acquire(self))
 
     def _check_async(self, what: str) -> None:
         self._check_open()

@@ -52,6 +52,24 @@ def test_a_new_topic_has_leaders_and_full_in_sync_sets(
             assert (replica.log_start_offset, replica.log_end_offset) == (0, 0)
 
 
+def test_an_event_loop_administers_without_threads(cluster: LocalCluster) -> None:
+    async def administer() -> None:
+        async with cluster.async_admin() as admin:
+            await admin.create_topic("by-a-loop", 2)
+            assert "by-a-loop" in await admin.list_topics()
+            info, own = await asyncio.gather(
+                admin.describe_topic("by-a-loop"), admin.describe_cluster()
+            )
+            assert isinstance(info, rayq.TopicInfo) and isinstance(own, rayq.ClusterInfo)
+            assert len(info.partitions) == 2
+            await admin.delete_topic("by-a-loop")
+        await admin.close()
+
+    asyncio.run(administer())
+    with pytest.raises(rayq.InvalidRequestError, match="event loop"):
+        cluster.async_admin()
+
+
 def test_the_cluster_describes_itself(cluster: LocalCluster) -> None:
     info = cluster.admin.describe_cluster()
     assert [one.broker for one in info.brokers] == [0, 1, 2]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 from rayq.client.admin.groups import GroupAdmin, Target
 from rayq.client.admin.moves import MoveAdmin, OnProgress
@@ -15,6 +15,7 @@ from rayq.client.arguments import by_partition, shown, topic_name, whole_number
 from rayq.client.background import BackgroundLoop
 from rayq.client.client import Client, check_partition
 from rayq.client.metadata import leader_of
+from rayq.client.no_pickle import no_pickle_error
 from rayq.client.timeouts import takes_timeout
 from rayq.config import TopicConfig, parse
 from rayq.config_keywords import TopicKeywords
@@ -67,10 +68,27 @@ INTERNAL_PREFIX = "__"
 
 
 class AsyncAdmin:
-    """Administers the cluster on the running event loop. The methods of `Admin`, as coroutines."""
+    """Administers the cluster on the running event loop; made by `cluster.async_admin()`. The
+    methods of `Admin`, as coroutines. Use it as an async context manager, or call `close`."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, on_closed: Callable[[], None] | None = None) -> None:
         self._client = client
+        self._on_closed = on_closed
+
+    async def close(self) -> None:
+        """Gives back its connections; idempotent. Calls that are under way may fail."""
+        on_closed, self._on_closed = self._on_closed, None
+        if on_closed is not None:
+            on_closed()
+
+    def __reduce__(self) -> str:
+        raise no_pickle_error(self, "an async admin")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.close()
 
     @takes_timeout
     async def create_topic(
