@@ -8,9 +8,9 @@ import subprocess
 import sys
 import time
 
+from proving.raw_socket import RawSocket
 from rayq.errors import OverloadedError
-from rayq.wire.authentication import Identity, key_of_token
-from tests.local.test_attacks_on_the_port import RawClient
+from rayq.wire.authentication import key_of_token
 
 CONNECTIONS = 320
 
@@ -24,20 +24,21 @@ def test_connections_up_to_the_limit_stop_no_replica_and_topics_that_do_not_fit_
         text=True,
     )
     assert servers.stdin is not None and servers.stdout is not None
-    opened: list[RawClient] = []
+    opened: list[RawSocket] = []
     refused = 0
     try:
         told = json.loads(servers.stdout.readline())
         key = key_of_token(told["token"])
-        identity = Identity(role="client", key=key, cluster_id=None, broker=None)
         for number in range(CONNECTIONS):
             try:
-                opened.append(RawClient(identity, tuple(told["endpoints"][number % 2])))
+                client = RawSocket(tuple(told["endpoints"][number % 2]), timeout_s=20)
+                client.authenticate(key)
+                opened.append(client)
             except (OverloadedError, OSError):
                 refused += 1
         time.sleep(0.2)  # Segments are rolled meanwhile.
         for client in opened:
-            client.socket.close()
+            client.close()
         output, errors = servers.communicate(timeout=90)
     finally:
         with contextlib.suppress(ProcessLookupError):
