@@ -42,6 +42,7 @@ from rayq.wire.messages import (
     EARLIEST,
     AllocateProducerId,
     AllocateProducerIdResponse,
+    AnyRequest,
     BrokerEndpoint,
     Fetch,
     FetchResponse,
@@ -53,7 +54,6 @@ from rayq.wire.messages import (
     Produce,
     ProduceResponse,
     ReplicaEndpoint,
-    Request,
     TopicMetadata,
 )
 from rayq.wire.server import Peer, Server
@@ -106,7 +106,7 @@ class Far:
             self._source.append(bytes(batch))
             self._source_ends.append(first + len(some))
 
-    def answer(self, request: Request, payload: Buffer) -> Any:
+    def answer(self, request: AnyRequest, payload: Buffer) -> Any:
         match request:
             case Produce(partition=partition):
                 # record_count stands at byte 35 of a batch.
@@ -164,7 +164,7 @@ class PlayedConnection:
         self._loop = asyncio.get_running_loop()
 
     def request(
-        self, request: Request, payload: Buffer = b"", *, timeout_s: float
+        self, request: AnyRequest, payload: Buffer = b"", *, timeout_s: float
     ) -> asyncio.Future[Any]:
         future = self._loop.create_future()
         if isinstance(request, Fetch):
@@ -195,7 +195,7 @@ class PlayedPool:
         return self._connection
 
     async def request(
-        self, host: str, port: int, request: Request, payload: Buffer = b"", *, timeout_s: float
+        self, host: str, port: int, request: AnyRequest, payload: Buffer = b"", *, timeout_s: float
     ) -> Any:
         connection = await self.get(host, port)
         return await connection.request(request, payload, timeout_s=timeout_s)
@@ -222,7 +222,7 @@ def serve(pipe: Pipe) -> None:
     far = Far()
     far.make_source()
 
-    def handle(_peer: Peer, request: Request, payload: memoryview) -> Any:
+    def handle(_peer: Peer, request: AnyRequest, payload: memoryview) -> Any:
         answer = far.answer(request, payload)
         if isinstance(answer, tuple) and not answer[1]:
             return _late(answer)

@@ -24,11 +24,11 @@ from rayq.wire.connection import Connection
 from rayq.wire.messages import (
     AllocateProducerId,
     AllocateProducerIdResponse,
+    AnyRequest,
     Fetch,
     FetchResponse,
     Produce,
     ProduceResponse,
-    Request,
 )
 from rayq.wire.network import AsyncioNetwork
 from rayq.wire.server import Peer, Result, Server
@@ -64,7 +64,7 @@ async def in_task(response: ProduceResponse) -> Result:
 ANSWERS = {size: bytes(size) for size in (64 * KIB, MIB)}
 
 
-def handler(peer: Peer, request: Request, payload: memoryview) -> Result | Awaitable[Result]:
+def handler(peer: Peer, request: AnyRequest, payload: memoryview) -> Result | Awaitable[Result]:
     match request:
         case AllocateProducerId():
             return AllocateProducerIdResponse(1, 0)
@@ -88,7 +88,9 @@ def server_process(pipe: Pipe) -> None:
     uvloop.run(serve(pipe))
 
 
-async def round_trips_us(connection: Connection, request: Request, payload: bytes) -> list[float]:
+async def round_trips_us(
+    connection: Connection, request: AnyRequest, payload: bytes
+) -> list[float]:
     waits = []
     for _ in range(ROUNDS):
         began = time.perf_counter()
@@ -98,7 +100,7 @@ async def round_trips_us(connection: Connection, request: Request, payload: byte
 
 
 async def per_second(
-    connection: Connection, request: Request, payload: bytes, count: int, in_flight: int
+    connection: Connection, request: AnyRequest, payload: bytes, count: int, in_flight: int
 ) -> float:
     """Requests answered per second with so many under way at once."""
     numbers = itertools.count()
@@ -128,28 +130,28 @@ async def measure(port: int) -> list[Row]:
     for where, request in (("at once", small), ("in a task", in_task)):
         for percent in (50, 99):
 
-            async def round_trip(request: Request = request, percent: int = percent) -> float:
+            async def round_trip(request: AnyRequest = request, percent: int = percent) -> float:
                 waits = await round_trips_us(connection, request, bytes(KIB))
                 return waits[len(waits) * percent // 100]
 
             name = f"1 KB round trip, answered {where}, p{percent}"
             await add(name, "us", round_trip, 120 if percent == 50 else None)
 
-        async def pipelined(request: Request = request) -> float:
+        async def pipelined(request: AnyRequest = request) -> float:
             return await per_second(connection, request, b"", PIPELINED, PIPELINED_IN_FLIGHT)
 
         name = f"small requests on one connection, answered {where}"
         await add(name, "1/s", pipelined, 25_000)
     for size in (64 * KIB, MIB):
         fetch = Fetch("t", 0, 0, 0, None, size, 0)
-        both: list[tuple[str, Request, bytes]] = [
+        both: list[tuple[str, AnyRequest, bytes]] = [
             ("to the server", small, bytes(size)),
             ("to the client", fetch, b""),
         ]
         for name, ask, payload in both:
 
             async def bulk(
-                request: Request = ask, payload: bytes = payload, size: int = size
+                request: AnyRequest = ask, payload: bytes = payload, size: int = size
             ) -> float:
                 count = BULK_BYTES // size
                 each = await per_second(connection, request, payload, count, BULK_IN_FLIGHT)

@@ -14,7 +14,7 @@ from rayq.wire.authentication import (
 )
 from rayq.wire.codec import ENCODER, decode_error
 from rayq.wire.frames import FLAG_ERROR, HANDSHAKE_API, PREFIX, PREFIX_BYTES, encode_head
-from rayq.wire.messages import Request
+from rayq.wire.messages import AnyRequest
 
 TIMEOUT_S = 5.0
 
@@ -37,7 +37,7 @@ class RawSocket:
     def write(self, data: bytes) -> None:
         self.socket.sendall(data)
 
-    def ask(self, requests: Sequence[Request], payload: bytes = b"") -> None:
+    def ask(self, requests: Sequence[AnyRequest], payload: bytes = b"") -> None:
         self.write(
             b"".join(
                 encode_head(1, 0, one.api, number, ENCODER.encode(one), len(payload)) + payload

@@ -35,7 +35,7 @@ from rayq.errors import (
 )
 from rayq.records import OffsetRange, TopicPartition
 from rayq.storage.batch import BatchHeader, read_header, split_batches
-from rayq.wire.messages import EARLIEST, Fetch, ListOffsets, Produce, Request
+from rayq.wire.messages import EARLIEST, AnyRequest, Fetch, ListOffsets, Produce
 
 logger = logging.getLogger(__name__)
 
@@ -188,7 +188,7 @@ class NumberedSender:
     async def _produce(self, batch: NumberedBatch) -> None:
         topic, partition = self._place
 
-        def build(topic_id: str, leader: Leader) -> Request:
+        def build(topic_id: str, leader: Leader) -> AnyRequest:
             check_topic_id(topic, self._topic_id, topic_id)
             return Produce(
                 topic_id=topic_id,
@@ -305,7 +305,7 @@ class NumberedSender:
         """The headers of committed batches from `offset` on, and where to go on."""
         topic, partition = self._place
 
-        def build(topic_id: str, leader: Leader) -> Request:
+        def build(topic_id: str, leader: Leader) -> AnyRequest:
             check_topic_id(topic, self._topic_id, topic_id)
             return Fetch(
                 topic_id=topic_id,
@@ -350,5 +350,5 @@ class NumberedSender:
             timeout_s=self._timeout_s,
             attempt_timeout_s=ATTEMPT_TIMEOUT_S,
         )
-        start: int = answer.offset
-        return start
+        assert answer.offset is not None, "EARLIEST has no timestamp to miss"
+        return answer.offset

@@ -34,8 +34,8 @@ from rayq.records import OffsetRange, TopicPartition
 from rayq.wire.messages import (
     EARLIEST,
     LATEST,
+    AnyRequest,
     ListOffsets,
-    Request,
     TopicMetadata,
 )
 
@@ -430,9 +430,9 @@ class _Question(NamedTuple):
     async def leader(self, place: TopicPartition, topic_id: str, build: Any) -> Any:
         """One question to a partition's leader, of the topic of this id."""
 
-        def build_for(known_id: str, leader: Leader) -> Request:
+        def build_for(known_id: str, leader: Leader) -> AnyRequest:
             check_topic_id(place.topic, topic_id, known_id)
-            request: Request = build(leader)
+            request: AnyRequest = build(leader)
             return request
 
         try:

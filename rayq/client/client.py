@@ -8,7 +8,7 @@ import builtins
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -31,10 +31,12 @@ from rayq.wire.authentication import Identity
 from rayq.wire.connection import Connection
 from rayq.wire.messages import (
     METADATA_TOPICS_MAX,
+    AnyRequest,
     Change,
     Metadata,
     MetadataResponse,
     Request,
+    ResponseT,
     TopicMetadata,
 )
 from rayq.wire.metadata_pages import all_pages
@@ -170,8 +172,13 @@ class Client:
         return sorted(known, key=lambda address: self._failed_at.get(address, 0.0))
 
     async def ask(
-        self, address: Address, request: Request, payload: Buffer = b"", *, timeout_s: float
-    ) -> tuple[Any, memoryview]:
+        self,
+        address: Address,
+        request: Request[ResponseT],
+        payload: Buffer = b"",
+        *,
+        timeout_s: float,
+    ) -> tuple[ResponseT, memoryview]:
         """One question to one process; remembers whether it could be reached."""
         self._check_open()
         try:
@@ -184,12 +191,12 @@ class Client:
 
     async def ask_any(
         self,
-        request: Request,
+        request: Request[ResponseT],
         *,
         timeout_s: float,
-        accept: Callable[[Any], bool] = lambda _response: True,
+        accept: Callable[[ResponseT], bool] = lambda _response: True,
         hedge_s: float = HEDGE_S,
-    ) -> Any:
+    ) -> ResponseT:
         """The first acceptable answer of any broker, for questions that may be asked twice. Brokers
         are asked one after another, the next one when the last takes longer than `hedge_s`; in
         rounds, until `timeout_s` has passed. A broker that has not answered yet is left its time,
@@ -205,7 +212,8 @@ class Client:
                 outcomes = await self._ask_round(request, pending, accept, hedge_s, deadline)
                 for outcome in outcomes:
                     if not isinstance(outcome, RayqError):
-                        return outcome
+                        answer: ResponseT = outcome
+                        return answer
                     if error is None or not outcome.retriable:
                         error = outcome
                 if error is not None and not error.retriable:
@@ -220,7 +228,7 @@ class Client:
                 task.cancel()
 
     def _none_answered(
-        self, request: Request, timeout_s: float, error: RayqError | None
+        self, request: AnyRequest, timeout_s: float, error: RayqError | None
     ) -> RayqError:
         tried = ", ".join(f"{host}:{port}" for host, port in self.addresses())
         reason = str(error or "no answer in time, or metadata older than what was seen before")
@@ -232,7 +240,7 @@ class Client:
 
     async def _ask_round(
         self,
-        request: Request,
+        request: AnyRequest,
         pending: dict[asyncio.Task[Any], Address],
         accept: Callable[[Any], bool],
         hedge_s: float,
@@ -276,7 +284,7 @@ class Client:
         return outcomes
 
     async def _answer_or_error(
-        self, address: Address, request: Request, *, timeout_s: float
+        self, address: Address, request: AnyRequest, *, timeout_s: float
     ) -> Any:
         """An error is a value here: one that nobody waits for any more is not logged."""
         try:
@@ -285,12 +293,13 @@ class Client:
             return error
         return response
 
-    async def change(self, request: Request, *, timeout_s: float) -> Any:
+    async def change(self, request: Request[ResponseT], *, timeout_s: float) -> ResponseT:
         """Asks one broker after another for a change, until one answers, for at most `timeout_s`.
         Where an answer was lost the change is asked for again, under the same id: it happens once,
         and the answer to a repetition is that of the first time."""
         if isinstance(request, Change):
-            request = msgspec.structs.replace(request, request_id=self.env.new_id())
+            changed = msgspec.structs.replace(request, request_id=self.env.new_id())
+            request = cast(Request[ResponseT], changed)
         deadline = self.now + timeout_s
         backoff = Backoff(self.env, BACKOFF_FIRST_S, BACKOFF_MAX_S)
         error: RayqError | None = None
@@ -499,13 +508,13 @@ class Client:
         self,
         topic: str,
         partition: int,
-        build: Callable[[str, Leader], Request],
+        build: Callable[[str, Leader], Request[ResponseT]],
         *,
         timeout_s: float,
         attempt_timeout_s: float,
         patience_s: float = LEADER_PATIENCE_S,
         retry_backoff_s: float = BACKOFF_FIRST_S,
-    ) -> Any:
+    ) -> ResponseT:
         """As `exchange_with_leader`: the answer, without its payload."""
         response, _ = await self.exchange_with_leader(
             topic,
@@ -522,7 +531,7 @@ class Client:
         self,
         topic: str,
         partition: int,
-        build: Callable[[str, Leader], Request],
+        build: Callable[[str, Leader], Request[ResponseT]],
         payload: Buffer = b"",
         *,
         timeout_s: float,
@@ -530,7 +539,7 @@ class Client:
         patience_s: float = LEADER_PATIENCE_S,
         retry_backoff_s: float = BACKOFF_FIRST_S,
         not_retried: tuple[type[RayqError], ...] = (),
-    ) -> tuple[Any, memoryview]:
+    ) -> tuple[ResponseT, memoryview]:
         """Asks whoever leads, with retries and new metadata in between, until `timeout_s` is over.
         `build(topic_id, leader)` makes the request of each attempt; what it raises, and errors of
         the kinds `not_retried`, are raised at once."""
@@ -578,12 +587,12 @@ class Client:
         topic_id: str,
         partition: int,
         leader: Leader,
-        request: Request,
+        request: Request[ResponseT],
         payload: Buffer = b"",
         *,
         timeout_s: float,
         patience_s: float,
-    ) -> tuple[Any, memoryview]:
+    ) -> tuple[ResponseT, memoryview]:
         """One question to a leader. It becomes suspect when it takes longer than `patience_s`, and
         is given up with NotLeaderError when another one shows up."""
         question = asyncio.ensure_future(

@@ -8,18 +8,22 @@ import msgspec
 
 from rayq.environment import Buffer
 from rayq.errors import InvalidRequestError, ProtocolError, RayqError, from_wire, to_wire
-from rayq.wire.messages import REQUESTS, Request, Response
+from rayq.wire.messages import AnyRequest
 
 Message = TypeVar("Message")
 
 ENCODER = msgspec.msgpack.Encoder()
 
-REQUEST_DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
-    api: msgspec.msgpack.Decoder(kind) for api, kind in REQUESTS.items()
-}
-RESPONSE_DECODERS: dict[type[Response], msgspec.msgpack.Decoder[Any]] = {
-    kind.response: msgspec.msgpack.Decoder(kind.response) for kind in REQUESTS.values()
-}
+
+class _Decoders(dict[type[Any], msgspec.msgpack.Decoder[Any]]):
+    """One for each type of message, made when it is first needed."""
+
+    def __missing__(self, kind: type[Any]) -> msgspec.msgpack.Decoder[Any]:
+        decoder = self[kind] = msgspec.msgpack.Decoder(kind)
+        return decoder
+
+
+DECODERS = _Decoders()
 _ERROR_DECODER = msgspec.msgpack.Decoder(tuple[str, str])
 
 
@@ -31,7 +35,7 @@ def decode(decoder: msgspec.msgpack.Decoder[Message], header: Buffer, what: str)
         raise ProtocolError(f"That is no {what} message: {error}") from error
 
 
-def encode_request(request: Request) -> bytes:
+def encode_request(request: AnyRequest) -> bytes:
     """Raises InvalidRequestError for what bytes cannot say: an integer beyond 64 bits, a str that
     is no Unicode text."""
     try:

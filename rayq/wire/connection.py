@@ -26,9 +26,9 @@ from rayq.wire.authentication import (
     ClientHandshake,
     Identity,
 )
-from rayq.wire.codec import RESPONSE_DECODERS, decode, decode_error, encode_request
+from rayq.wire.codec import DECODERS, decode, decode_error, encode_request
 from rayq.wire.frames import FLAG_ERROR, FLAG_ONE_WAY, HANDSHAKE_API, Frame
-from rayq.wire.messages import Request
+from rayq.wire.messages import AnyRequest, Request, ResponseT
 from rayq.wire.stream import FrameStream
 
 OPEN_TIMEOUT_S = 5.0
@@ -52,7 +52,7 @@ Answer = tuple[Any, memoryview]
 
 class _Pending(NamedTuple):
     future: asyncio.Future[Answer]
-    kind: type[Request]
+    kind: type[AnyRequest]
     sent_at: float
     deadline: float
     timeout_s: float
@@ -150,12 +150,12 @@ class Connection(FrameStream):
 
     def request(
         self,
-        request: Request,
+        request: Request[ResponseT],
         payload: Buffer | Sequence[Buffer] = b"",
         *,
         timeout_s: float,
         patience_s: float = 0.0,
-    ) -> asyncio.Future[Answer]:
+    ) -> asyncio.Future[tuple[ResponseT, memoryview]]:
         """Sends a request; the future gives `(response, payload)`.
 
         `patience_s`: for so long it waits on while bytes come from the server, the last not
@@ -167,7 +167,7 @@ class Connection(FrameStream):
         InvalidRequestError (larger than `max_frame_bytes`, or it cannot be encoded), ProtocolError
         (an answer that cannot be read).
         """
-        future: asyncio.Future[Answer] = self._loop.create_future()
+        future: asyncio.Future[Any] = self._loop.create_future()
         if self._closed_because is not None:
             future.set_exception(_again(self._closed_because))
             return future
@@ -194,7 +194,7 @@ class Connection(FrameStream):
             self._set_timer(deadline)
         return future
 
-    def send(self, request: Request, payload: Buffer | Sequence[Buffer] = b"") -> None:
+    def send(self, request: AnyRequest, payload: Buffer | Sequence[Buffer] = b"") -> None:
         """Sends a one-way request, to which there is no answer but an error (see `on_refused`).
         Raises DisconnectedError, InvalidRequestError."""
         if self._closed_because is not None:
@@ -233,7 +233,7 @@ class Connection(FrameStream):
             if frame.flags & FLAG_ERROR:
                 future.set_exception(decode_error(frame.header))
             else:
-                decoder = RESPONSE_DECODERS[pending.kind.response]
+                decoder = DECODERS[pending.kind.response]
                 response = decode(decoder, frame.header, pending.kind.response.__name__)
                 future.set_result((response, frame.payload))
         except ProtocolError as error:

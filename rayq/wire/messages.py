@@ -12,7 +12,8 @@ Roles: a *client* holds the cluster's secret or a token; a *server* is a rayq pr
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from collections.abc import Awaitable
+from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar, get_args
 
 import msgspec
 
@@ -40,13 +41,65 @@ class Response(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Base of the answers."""
 
 
-class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Base of the requests. `api` numbers the kind, `response` is its answer's type. Work on one
-    that `ends_with_connection` is cancelled when whoever asked is gone: it only reads or waits."""
+ResponseT_co = TypeVar("ResponseT_co", bound=Response, covariant=True)
+ResponseT = TypeVar("ResponseT", bound=Response)
+"""Of functions that ask: they take a `Request[ResponseT]` and give a `ResponseT`."""
+
+
+REQUESTS: dict[int, type[Request[Any]]] = {}
+"""Every kind of request by its number. To declare one is enough to have it here."""
+
+
+class Request(msgspec.Struct, Generic[ResponseT_co], array_like=True, frozen=True, gc=False):
+    """Base of the requests. A kind is a class of `Request[ItsAnswer]`, or of the base below that
+    says who answers it, with a number of its own in `api`. Work on one that `ends_with_connection`
+    is cancelled when whoever asked is gone: it only reads or waits."""
 
     api: ClassVar[int]
     response: ClassVar[type[Response]]
     ends_with_connection: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for base in getattr(cls, "__orig_bases__", ()):
+            for argument in get_args(base):
+                if isinstance(argument, type) and issubclass(argument, Response):
+                    cls.response = argument
+        if "api" in vars(cls):
+            assert cls.api not in REQUESTS, f"{cls.__name__} and {REQUESTS[cls.api].__name__}"
+            REQUESTS[cls.api] = cls
+
+
+AnyRequest = Request[Any]
+
+
+class Ask(Protocol):
+    """Sends a request to where it is answered, and returns the answer. Raises RayqError."""
+
+    def __call__(self, request: Request[ResponseT]) -> Awaitable[ResponseT]: ...
+
+
+class ToController(Request[ResponseT_co], frozen=True):
+    """Base of what the controller answers. Any broker forwards it there."""
+
+
+class ToPartition(Request[ResponseT_co], frozen=True):
+    """Base of what the process of a partition's replica answers."""
+
+    topic_id: Id
+    partition: Partition
+
+
+class ToLeader(ToPartition[ResponseT_co], frozen=True):
+    """Base of what the leader of a partition answers, in the epoch that it is asked in. Raises
+    NotLeaderError, FencedEpochError, UnknownEpochError."""
+
+    leader_epoch: Epoch
+
+
+class ToCoordinator(ToLeader[ResponseT_co], frozen=True):
+    """Base of what the coordinator of a group answers: it lives with the leader of a partition of
+    `__consumer_offsets`."""
 
 
 class Done(Response, frozen=True):
@@ -120,13 +173,12 @@ METADATA_PARTITIONS_MAX = 2_000
 """An answer ends with the topic that brings it to so many partitions."""
 
 
-class Metadata(Request, frozen=True):
+class Metadata(Request[MetadataResponse], frozen=True):
     """The cluster as this broker knows it. A broker waits up to `wait_ms` for a version of at least
     `version_min`, then answers with what it has; where that is much, in pages (`metadata_pages`
     asks for them all)."""
 
     api: ClassVar[int] = 1
-    response: ClassVar[type[Response]] = MetadataResponse
     ends_with_connection: ClassVar[bool] = True
     topics: Annotated[list[str], msgspec.Meta(max_length=METADATA_TOPICS_MAX)] | None = None
     """None: all. A name that does not exist is missing in the answer."""
@@ -141,11 +193,10 @@ class AllocateProducerIdResponse(Response, frozen=True):
     producer_epoch: int
 
 
-class AllocateProducerId(Request, frozen=True):
+class AllocateProducerId(Request[AllocateProducerIdResponse], frozen=True):
     """A producer id that no producer had before, epoch 0."""
 
     api: ClassVar[int] = 2
-    response: ClassVar[type[Response]] = AllocateProducerIdResponse
 
 
 class ChangeResponse(Response, frozen=True):
@@ -155,7 +206,7 @@ class ChangeResponse(Response, frozen=True):
     version: int
 
 
-class Change(Request, frozen=True, kw_only=True):
+class Change(ToController[ChangeResponse], frozen=True, kw_only=True):
     """Base of the changes that clients ask for. A client repeats one whose answer was lost, under
     the same `request_id`: what was done already is answered as the first time, and not done again.
     Any broker forwards them to the controller."""
@@ -167,7 +218,6 @@ class Change(Request, frozen=True, kw_only=True):
 class CreateTopic(Change, frozen=True):
 
     api: ClassVar[int] = 3
-    response: ClassVar[type[Response]] = ChangeResponse
     name: str
     partitions: int
     replication_factor: int | None
@@ -176,20 +226,17 @@ class CreateTopic(Change, frozen=True):
 
 class DeleteTopic(Change, frozen=True):
     api: ClassVar[int] = 4
-    response: ClassVar[type[Response]] = ChangeResponse
     name: str
 
 
 class CreatePartitions(Change, frozen=True):
     api: ClassVar[int] = 5
-    response: ClassVar[type[Response]] = ChangeResponse
     name: str
     total: int
 
 
 class AlterTopicConfig(Change, frozen=True):
     api: ClassVar[int] = 6
-    response: ClassVar[type[Response]] = ChangeResponse
     name: str
     changes: dict[str, Any]
     """A key set to None where None is not a legal value goes back to its default."""
@@ -200,18 +247,16 @@ class ElectLeaders(Change, frozen=True):
     replica for a partition that has no leader."""
 
     api: ClassVar[int] = 7
-    response: ClassVar[type[Response]] = ChangeResponse
     name: str
     partitions: list[int] | None
     unclean: bool
 
 
-class EnsureOffsetsTopic(Request, frozen=True):
+class EnsureOffsetsTopic(ToController[ChangeResponse], frozen=True):
     """Creates `__consumer_offsets` unless it is there already: the first use of a group asks for
     it. Any broker forwards this to the controller."""
 
     api: ClassVar[int] = 8
-    response: ClassVar[type[Response]] = ChangeResponse
 
 
 class AlterReassignments(Change, frozen=True):
@@ -219,7 +264,6 @@ class AlterReassignments(Change, frozen=True):
     the target are in sync. All of the moves begin, or none."""
 
     api: ClassVar[int] = 9
-    response: ClassVar[type[Response]] = ChangeResponse
     moves: list[tuple[str, int, list[int] | None]]
     """`(topic, partition, brokers)`, the preferred leader first; None cancels the move that is
     under way."""
@@ -232,7 +276,6 @@ class SetReplicationFactor(Change, frozen=True):
     none. The same factor again changes the throttle."""
 
     api: ClassVar[int] = 12
-    response: ClassVar[type[Response]] = ChangeResponse
     name: str
     replication_factor: int
     throttle_bytes_per_s: int | None = None
@@ -243,7 +286,6 @@ class CordonBroker(Change, frozen=True):
     again no more."""
 
     api: ClassVar[int] = 10
-    response: ClassVar[type[Response]] = ChangeResponse
     broker: int
     cordoned: bool
 
@@ -252,7 +294,6 @@ class RemoveBroker(Change, frozen=True):
     """Forgets a broker that is stopped and holds no replicas."""
 
     api: ClassVar[int] = 11
-    response: ClassVar[type[Response]] = ChangeResponse
     broker: int
 
 
@@ -260,11 +301,10 @@ class DescribeMetricsResponse(Response, frozen=True):
     samples: list[Sample]
 
 
-class DescribeMetrics(Request, frozen=True):
+class DescribeMetrics(Request[DescribeMetricsResponse], frozen=True):
     """What this process measures. Any server answers."""
 
     api: ClassVar[int] = 19
-    response: ClassVar[type[Response]] = DescribeMetricsResponse
 
 
 # --- what clients ask a partition's leader ------------------------------------------------------
@@ -279,7 +319,7 @@ class ProduceResponse(Response, frozen=True):
     """Whether the batch was there already, under the same numbers of the same producer."""
 
 
-class Produce(Request, frozen=True):
+class Produce(ToLeader[ProduceResponse], frozen=True):
     """Appends the one record batch that is the payload.
 
     Under `acks` 0 the server answers nothing but errors (the frame is marked one-way), under 1
@@ -290,10 +330,6 @@ class Produce(Request, frozen=True):
     """
 
     api: ClassVar[int] = 20
-    response: ClassVar[type[Response]] = ProduceResponse
-    topic_id: Id
-    partition: Partition
-    leader_epoch: Epoch
     """The epoch the client knows; an older one than the leader's is fenced."""
     acks: Annotated[int, msgspec.Meta(ge=-1, le=1)]
     timeout_ms: Milliseconds
@@ -310,7 +346,7 @@ class FetchResponse(Response, frozen=True):
     """Where to fetch next: the end of the payload's last batch (or the offset asked for)."""
 
 
-class Fetch(Request, frozen=True):
+class Fetch(ToLeader[FetchResponse], frozen=True):
     """Reads committed batches from `offset`; held up to `wait_ms` while there are none.
 
     `last_epoch` is the leader epoch of the last batch the client read (None at first): where the
@@ -320,11 +356,7 @@ class Fetch(Request, frozen=True):
     """
 
     api: ClassVar[int] = 21
-    response: ClassVar[type[Response]] = FetchResponse
     ends_with_connection: ClassVar[bool] = True
-    topic_id: Id
-    partition: Partition
-    leader_epoch: Epoch
     offset: Offset
     last_epoch: int | None
     bytes_max: Bytes
@@ -337,14 +369,10 @@ class ListOffsetsResponse(Response, frozen=True):
     timestamp_ms: int | None
 
 
-class ListOffsets(Request, frozen=True):
+class ListOffsets(ToLeader[ListOffsetsResponse], frozen=True):
     """The first offset whose record has a timestamp >= `timestamp_ms`, or EARLIEST, or LATEST."""
 
     api: ClassVar[int] = 22
-    response: ClassVar[type[Response]] = ListOffsetsResponse
-    topic_id: Id
-    partition: Partition
-    leader_epoch: Epoch
     timestamp_ms: Annotated[int, msgspec.Meta(ge=-2)]
 
 
@@ -352,16 +380,12 @@ class DeleteRecordsResponse(Response, frozen=True):
     log_start_offset: int
 
 
-class DeleteRecords(Request, frozen=True):
+class DeleteRecords(ToLeader[DeleteRecordsResponse], frozen=True):
     """Moves the log start up to `before_offset` (None: the high watermark); answered once every
     replica that may lead next has moved it. NotEnoughReplicasError while fewer than
     `min_insync_replicas` are in sync."""
 
     api: ClassVar[int] = 23
-    response: ClassVar[type[Response]] = DeleteRecordsResponse
-    topic_id: Id
-    partition: Partition
-    leader_epoch: Epoch
     before_offset: Offset | None
     timeout_ms: Milliseconds
 
@@ -382,23 +406,17 @@ class DescribeReplicaResponse(Response, frozen=True):
     """Of the file system that the log is on."""
 
 
-class DescribeReplica(Request, frozen=True):
+class DescribeReplica(ToPartition[DescribeReplicaResponse], frozen=True):
     """Any replica answers, leader or not."""
 
     api: ClassVar[int] = 24
-    response: ClassVar[type[Response]] = DescribeReplicaResponse
-    topic_id: Id
-    partition: Partition
 
 
-class CheckRange(Request, frozen=True):
+class CheckRange(ToPartition[Done], frozen=True):
     """A reader found a wrong CRC in this range: the leader reads it again from its disk, and steps
     down when the damage is its own."""
 
     api: ClassVar[int] = 25
-    response: ClassVar[type[Response]] = Done
-    topic_id: Id
-    partition: Partition
     offset: Offset
 
 
@@ -410,15 +428,11 @@ class DescribeOffsetResponse(Response, frozen=True):
     """By the clock of the leader, which stamped it (or followed who did)."""
 
 
-class DescribeOffset(Request, frozen=True):
+class DescribeOffset(ToLeader[DescribeOffsetResponse], frozen=True):
     """When the record at `offset` was appended, or, where it is gone, the oldest one left. Raises
     NotLeader, FencedEpoch, UnknownEpoch, UnknownTopic, OffsetNotAvailable, Storage errors."""
 
     api: ClassVar[int] = 26
-    response: ClassVar[type[Response]] = DescribeOffsetResponse
-    topic_id: Id
-    partition: Partition
-    leader_epoch: Epoch
     offset: Offset
 
 
@@ -426,14 +440,10 @@ class DescribeProducersResponse(Response, frozen=True):
     producer_ids: list[int]
 
 
-class DescribeProducers(Request, frozen=True):
+class DescribeProducers(ToLeader[DescribeProducersResponse], frozen=True):
     """Which producers, of a range of ids, the leader remembers a batch of (after KIP-664)."""
 
     api: ClassVar[int] = 27
-    response: ClassVar[type[Response]] = DescribeProducersResponse
-    topic_id: Id
-    partition: Partition
-    leader_epoch: Epoch
     first_producer_id: Annotated[int, msgspec.Meta(ge=0)]
     producer_id_count: Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
 
@@ -467,7 +477,7 @@ class GroupHeartbeatResponse(Response, frozen=True):
     then says so by a heartbeat with the smaller `owned`; only then is it given to another."""
 
 
-class GroupHeartbeat(Request, frozen=True):
+class GroupHeartbeat(ToCoordinator[GroupHeartbeatResponse], frozen=True):
     """Joins (`member_epoch` 0), stays in, or leaves (-1, -2) a group. Held up to `wait_ms`,
     answered at once when what the member may own changes, or when a newer heartbeat of the same
     member arrives. Raises UnknownMember (join anew), FencedMember (an epoch of before, or another
@@ -475,10 +485,6 @@ class GroupHeartbeat(Request, frozen=True):
     compile)."""
 
     api: ClassVar[int] = 30
-    response: ClassVar[type[Response]] = GroupHeartbeatResponse
-    topic_id: Id
-    partition: Partition
-    leader_epoch: Epoch
     group: GroupName
     member: Id
     """Chosen at random by the member when it is made (KIP-848)."""
@@ -506,7 +512,7 @@ class CommitOffsetsResponse(Response, frozen=True):
     """`(topic id, partition, error code, message)` of what was not committed; the rest was."""
 
 
-class CommitOffsets(Request, frozen=True):
+class CommitOffsets(ToCoordinator[CommitOffsetsResponse], frozen=True):
     """Commits positions, answered once they are in `__consumer_offsets` under acks=all.
 
     Of a member: its `member_epoch` is the current or the previous one, and it owns (or is giving
@@ -516,10 +522,6 @@ class CommitOffsets(Request, frozen=True):
     FencedMember, GroupNotEmpty."""
 
     api: ClassVar[int] = 31
-    response: ClassVar[type[Response]] = CommitOffsetsResponse
-    topic_id: Id
-    partition: Partition
-    leader_epoch: Epoch
     group: GroupName
     member: str
     member_epoch: int
@@ -542,12 +544,8 @@ class FetchCommittedResponse(Response, frozen=True):
     """Partitions without a commit are missing."""
 
 
-class FetchCommitted(Request, frozen=True):
+class FetchCommitted(ToCoordinator[FetchCommittedResponse], frozen=True):
     api: ClassVar[int] = 32
-    response: ClassVar[type[Response]] = FetchCommittedResponse
-    topic_id: Id
-    partition: Partition
-    leader_epoch: Epoch
     group: GroupName
     partitions: list[tuple[Id, Partition]] | None
     """None: all of the group."""
@@ -564,14 +562,10 @@ class ListGroupsResponse(Response, frozen=True):
     groups: list[GroupSummary]
 
 
-class ListGroups(Request, frozen=True):
+class ListGroups(ToCoordinator[ListGroupsResponse], frozen=True):
     """The groups of one partition of `__consumer_offsets`."""
 
     api: ClassVar[int] = 33
-    response: ClassVar[type[Response]] = ListGroupsResponse
-    topic_id: Id
-    partition: Partition
-    leader_epoch: Epoch
 
 
 class GroupMemberDescription(Response, frozen=True):
@@ -596,36 +590,24 @@ class DescribeGroupResponse(Response, frozen=True):
     rebalance_time_ms: int
 
 
-class DescribeGroup(Request, frozen=True):
+class DescribeGroup(ToCoordinator[DescribeGroupResponse], frozen=True):
     """Raises UnknownGroup."""
 
     api: ClassVar[int] = 34
-    response: ClassVar[type[Response]] = DescribeGroupResponse
-    topic_id: Id
-    partition: Partition
-    leader_epoch: Epoch
     group: GroupName
 
 
-class DeleteGroup(Request, frozen=True):
+class DeleteGroup(ToCoordinator[Done], frozen=True):
     """Forgets a group and its offsets. Raises UnknownGroup, GroupNotEmpty."""
 
     api: ClassVar[int] = 35
-    response: ClassVar[type[Response]] = Done
-    topic_id: Id
-    partition: Partition
-    leader_epoch: Epoch
     group: GroupName
 
 
-class SetGroupOffsets(Request, frozen=True):
+class SetGroupOffsets(ToCoordinator[Done], frozen=True):
     """Sets positions of a group without members, whatever they were. Raises GroupNotEmpty."""
 
     api: ClassVar[int] = 36
-    response: ClassVar[type[Response]] = Done
-    topic_id: Id
-    partition: Partition
-    leader_epoch: Epoch
     group: GroupName
     offsets: list[tuple[Id, Partition, Offset]]
 
@@ -654,14 +636,11 @@ class ReplicaFetchResponse(Response, frozen=True):
     it leads."""
 
 
-class ReplicaFetch(Request, frozen=True):
+class ReplicaFetch(ToPartition[ReplicaFetchResponse], frozen=True):
     """A follower's pull. What it has on disk is `flushed`; `offset` is only its end."""
 
     api: ClassVar[int] = 40
-    response: ClassVar[type[Response]] = ReplicaFetchResponse
     ends_with_connection: ClassVar[bool] = True
-    topic_id: Id
-    partition: Partition
     broker: int
     incarnation: Id
     leader_epoch: Epoch
@@ -677,13 +656,10 @@ class ReplicaFetch(Request, frozen=True):
     it holds nothing whose tombstone was gone by then. 0: that is not so, or not known."""
 
 
-class ReplicaFlushed(Request, frozen=True):
+class ReplicaFlushed(ToPartition[Done], frozen=True):
     """One-way: the follower's disk holds everything below `flushed`."""
 
     api: ClassVar[int] = 41
-    response: ClassVar[type[Response]] = Done
-    topic_id: Id
-    partition: Partition
     broker: int
     incarnation: Id
     leader_epoch: Epoch
@@ -698,12 +674,8 @@ class ReplicaSnapshotResponse(Response, frozen=True):
     """`(leader epoch, start offset)` pairs up to the log start, ascending."""
 
 
-class ReplicaSnapshot(Request, frozen=True):
+class ReplicaSnapshot(ToLeader[ReplicaSnapshotResponse], frozen=True):
     api: ClassVar[int] = 42
-    response: ClassVar[type[Response]] = ReplicaSnapshotResponse
-    topic_id: Id
-    partition: Partition
-    leader_epoch: Epoch
 
 
 # --- between a replica's process and its node's broker ------------------------------------------
@@ -752,11 +724,10 @@ class AttachReplicaHostResponse(Response, frozen=True):
     cluster_id: str
 
 
-class AttachReplicaHost(Request, frozen=True):
+class AttachReplicaHost(Request[AttachReplicaHostResponse], frozen=True):
     """A replica process presents itself to its broker; also after the broker was restarted."""
 
     api: ClassVar[int] = 50
-    response: ClassVar[type[Response]] = AttachReplicaHostResponse
     incarnation: Id
     pid: int
     pid_start_time: int
@@ -777,11 +748,10 @@ class ReplicaHostHeartbeatResponse(Response, frozen=True):
     moved away."""
 
 
-class ReplicaHostHeartbeat(Request, frozen=True):
+class ReplicaHostHeartbeat(Request[ReplicaHostHeartbeatResponse], frozen=True):
     """Held for up to one heartbeat interval, answered at once when an assignment changes."""
 
     api: ClassVar[int] = 51
-    response: ClassVar[type[Response]] = ReplicaHostHeartbeatResponse
     ends_with_connection: ClassVar[bool] = True
     incarnation: Id
     version: int
@@ -793,11 +763,10 @@ class StopReplicaHostResponse(Response, frozen=True):
     replicas: list[ReplicaStatus]
 
 
-class StopReplicaHost(Request, frozen=True):
+class StopReplicaHost(Request[StopReplicaHostResponse], frozen=True):
     """Broker to replica process: stop serving, flush, say where each log ends, exit."""
 
     api: ClassVar[int] = 52
-    response: ClassVar[type[Response]] = StopReplicaHostResponse
 
 
 # --- brokers and replicas to the controller -----------------------------------------------------
@@ -811,24 +780,22 @@ class FindControllerResponse(Response, frozen=True):
     """How long ago this broker last heard from that controller."""
 
 
-class FindController(Request, frozen=True):
+class FindController(Request[FindControllerResponse], frozen=True):
     """Any broker says which controller it follows."""
 
     api: ClassVar[int] = 60
-    response: ClassVar[type[Response]] = FindControllerResponse
 
 
 class RegisterBrokerResponse(Response, frozen=True):
     controller_epoch: int
 
 
-class RegisterBroker(Request, frozen=True):
+class RegisterBroker(ToController[RegisterBrokerResponse], frozen=True):
     """A broker process presents itself. Refused with StaleBrokerError when its directory is an old
     copy (`start_counter` not above the recorded one): it takes a new directory id and tries
     again."""
 
     api: ClassVar[int] = 61
-    response: ClassVar[type[Response]] = RegisterBrokerResponse
     cluster_id: str
     broker: int
     directory_id: Id
@@ -847,11 +814,10 @@ class BrokerHeartbeatResponse(Response, frozen=True):
     controller_epoch: int
 
 
-class BrokerHeartbeat(Request, frozen=True):
+class BrokerHeartbeat(ToController[BrokerHeartbeatResponse], frozen=True):
     """Renews the broker's session. Raises StaleBrokerError: register (again) first."""
 
     api: ClassVar[int] = 62
-    response: ClassVar[type[Response]] = BrokerHeartbeatResponse
     broker: int
     incarnation: Id
 
@@ -870,22 +836,20 @@ class ReplicaRegistration(msgspec.Struct, array_like=True, frozen=True):
     """Of the partition in the metadata by which the broker knows that it is placed there."""
 
 
-class RegisterReplicas(Request, frozen=True):
+class RegisterReplicas(ToController[ChangeResponse], frozen=True):
     """New replica processes, with logs recovered. Idempotent: the broker repeats it until the
     metadata shows the incarnations."""
 
     api: ClassVar[int] = 63
-    response: ClassVar[type[Response]] = ChangeResponse
     broker: int
     incarnation: Id
     replicas: list[ReplicaRegistration]
 
 
-class ReplicasFailed(Request, frozen=True):
+class ReplicasFailed(ToController[ChangeResponse], frozen=True):
     """Replica processes that are gone, or replicas that stopped on a disk error."""
 
     api: ClassVar[int] = 64
-    response: ClassVar[type[Response]] = ChangeResponse
     broker: int
     incarnation: Id
     replicas: list[tuple[str, int, str]]
@@ -893,13 +857,12 @@ class ReplicasFailed(Request, frozen=True):
     reason: str
 
 
-class AlterPartition(Request, frozen=True):
+class AlterPartition(ToController[ChangeResponse], frozen=True):
     """A leader proposes a new in-sync set, on top of `partition_epoch`. Forwarded by its broker.
     Raises StalePartition (the epoch moved on) or FencedEpoch errors; on any other failure the
     outcome is unknown until a newer partition epoch is seen."""
 
     api: ClassVar[int] = 65
-    response: ClassVar[type[Response]] = ChangeResponse
     topic_id: Id
     partition: Partition
     broker: int
@@ -910,11 +873,10 @@ class AlterPartition(Request, frozen=True):
     """`(broker, incarnation)`"""
 
 
-class BrokerStopped(Request, frozen=True):
+class BrokerStopped(ToController[ChangeResponse], frozen=True):
     """A controlled stop: the broker's replicas ended at exactly these places."""
 
     api: ClassVar[int] = 66
-    response: ClassVar[type[Response]] = ChangeResponse
     broker: int
     incarnation: Id
     replicas: list[ReplicaRegistration]
@@ -925,27 +887,24 @@ class AllocateProducerIdsResponse(Response, frozen=True):
     count: int
 
 
-class AllocateProducerIds(Request, frozen=True):
+class AllocateProducerIds(ToController[AllocateProducerIdsResponse], frozen=True):
     """A block of producer ids for a broker to hand out."""
 
     api: ClassVar[int] = 67
-    response: ClassVar[type[Response]] = AllocateProducerIdsResponse
     broker: int
     incarnation: Id
 
 
-class PrepareStop(Request, frozen=True):
+class PrepareStop(ToController[Done], frozen=True):
     """The whole cluster is about to stop: elect nobody while its members leave."""
 
     api: ClassVar[int] = 68
-    response: ClassVar[type[Response]] = Done
 
 
-class StopBroker(Request, frozen=True):
+class StopBroker(Request[Done], frozen=True):
     """To a broker: stop the replicas, report their ends to the controller, then answer and exit."""
 
     api: ClassVar[int] = 69
-    response: ClassVar[type[Response]] = Done
 
 
 # --- the controller to the voters ---------------------------------------------------------------
@@ -967,12 +926,11 @@ class PrepareResponse(Response, frozen=True):
     """How long ago this broker heard a controller; None: not since it started."""
 
 
-class Prepare(Request, frozen=True):
+class Prepare(Request[PrepareResponse], frozen=True):
     """Asks a voter to promise `epoch`, on disk before it answers. Raises FencedEpochError when it
     promised a higher one; the message ends with that epoch."""
 
     api: ClassVar[int] = 80
-    response: ClassVar[type[Response]] = PrepareResponse
     cluster_id: str
     epoch: Epoch
     host: str
@@ -990,11 +948,10 @@ class ReadMetadataLogResponse(Response, frozen=True):
     is_last: bool
 
 
-class ReadMetadataLog(Request, frozen=True):
+class ReadMetadataLog(Request[ReadMetadataLogResponse], frozen=True):
     """Reads a voter's log from `first_index`, the snapshot first when that is gone."""
 
     api: ClassVar[int] = 81
-    response: ClassVar[type[Response]] = ReadMetadataLogResponse
     epoch: Epoch
     first_index: int
     bytes_max: Bytes
@@ -1007,7 +964,7 @@ class AppendMetadataResponse(Response, frozen=True):
     """How far this log is known to agree with the controller's, on disk."""
 
 
-class AppendMetadata(Request, frozen=True):
+class AppendMetadata(Request[AppendMetadataResponse], frozen=True):
     """Appends the payload's entries after (`previous_index`, `previous_epoch`), cutting what
     conflicts; synced before the answer. Every broker keeps the log; those that are voters count for
     the majority. Raises FencedEpochError (a higher epoch was promised) or
@@ -1015,7 +972,6 @@ class AppendMetadata(Request, frozen=True):
     Without entries it only tells the commit index, and that the controller lives."""
 
     api: ClassVar[int] = 82
-    response: ClassVar[type[Response]] = AppendMetadataResponse
     epoch: Epoch
     host: str
     port: int
@@ -1024,19 +980,10 @@ class AppendMetadata(Request, frozen=True):
     commit_index: int
 
 
-class InstallMetadataSnapshot(Request, frozen=True):
+class InstallMetadataSnapshot(Request[AppendMetadataResponse], frozen=True):
     """Replaces a voter's log up to `last_index` by the snapshot in the payload."""
 
     api: ClassVar[int] = 83
-    response: ClassVar[type[Response]] = AppendMetadataResponse
     epoch: Epoch
     last_index: int
     last_epoch: int
-
-
-REQUESTS: dict[int, type[Request]] = {
-    kind.api: kind
-    for kind in (*Request.__subclasses__(), *Change.__subclasses__())
-    if kind is not Change
-}
-"""Every request type by its number."""

@@ -10,8 +10,8 @@ from rayq.config import ClusterConfig
 from rayq.environment import Buffer, Environment
 from rayq.errors import ClosedError, RayqError, TimeoutError
 from rayq.wire.authentication import Identity
-from rayq.wire.connection import Answer, Connection
-from rayq.wire.messages import Request
+from rayq.wire.connection import Connection
+from rayq.wire.messages import Request, ResponseT
 
 Address = tuple[str, int]
 
@@ -74,11 +74,11 @@ class ConnectionPool:
         self,
         host: str,
         port: int,
-        request: Request,
+        request: Request[ResponseT],
         payload: Buffer | Sequence[Buffer] = b"",
         *,
         timeout_s: float,
-    ) -> Answer:
+    ) -> tuple[ResponseT, memoryview]:
         """`(response, payload)`, within `timeout_s` seconds, connecting included. Raises what
         `get_within` and `Connection.request` raise."""
         connection = self._connections.get((host, port))

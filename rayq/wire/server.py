@@ -33,10 +33,10 @@ from rayq.wire.authentication import (
     Role,
     ServerHandshake,
 )
-from rayq.wire.codec import ENCODER, REQUEST_DECODERS, decode, encode_error
+from rayq.wire.codec import DECODERS, ENCODER, decode, encode_error
 from rayq.wire.frames import FLAG_ERROR, FLAG_ONE_WAY, FLAGS_KNOWN, HANDSHAKE_API, Frame
 from rayq.wire.handshakes import UnfinishedHandshakes
-from rayq.wire.messages import REQUESTS, Request, Response
+from rayq.wire.messages import REQUESTS, AnyRequest, Response
 from rayq.wire.stream import FrameStream
 
 logger = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class Peer:
     """To be taken before a large answer is made for a client."""
 
 
-Handler = Callable[[Peer, Request, memoryview], "Result | Awaitable[Result]"]
+Handler = Callable[[Peer, AnyRequest, memoryview], "Result | Awaitable[Result]"]
 """Called with each request in the order of arrival on its connection; it returns the answer, or an
 awaitable of it: a future, or a coroutine that runs in a task of `env.tasks` (when the peer goes
 away it is cancelled where the request `ends_with_connection`, else it runs on). The payload is
@@ -434,24 +434,24 @@ class _ServerStream(FrameStream):
                 self._cancellable[task] = None
             task.add_done_callback(answer)
 
-    def _read_request(self, peer: Peer, api: int, header: memoryview) -> Request:
-        decoder = REQUEST_DECODERS.get(api)
-        if decoder is None:
+    def _read_request(self, peer: Peer, api: int, header: memoryview) -> AnyRequest:
+        kind = REQUESTS.get(api)
+        if kind is None:
             raise ProtocolError(
                 f"There is no request of kind {api}: this server is an older rayq, or the client "
                 "is no rayq."
             )
         if api >= SERVER_API_MIN and peer.role != "server":
             raise AuthenticationError(
-                f"{REQUESTS[api].__name__} is for the cluster's servers, and {self.address} "
+                f"{kind.__name__} is for the cluster's servers, and {self.address} "
                 "connected as a client."
             )
         if self.is_client and len(header) > CLIENT_HEADER_BYTES_MAX:
             raise InvalidRequestError(
-                f"{REQUESTS[api].__name__} has {len(header)} bytes beside its payload, and "
+                f"{kind.__name__} has {len(header)} bytes beside its payload, and "
                 f"{CLIENT_HEADER_BYTES_MAX} are allowed: ask for less at once."
             )
-        request: Request = decode(decoder, header, REQUESTS[api].__name__)
+        request: AnyRequest = decode(DECODERS[kind], header, kind.__name__)
         return request
 
     # --- answers --------------------------------------------------------------------------------

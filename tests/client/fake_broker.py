@@ -63,7 +63,7 @@ SEQUENCES = 2**31
 class Fault:
     """What happens to the next requests of a kind instead of a plain answer."""
 
-    kind: type[m.Request]
+    kind: type[m.AnyRequest]
     times: int
     carry_out: bool = False
     """Whether the request takes effect all the same."""
@@ -138,7 +138,7 @@ class FakeBroker:
             for stream in list(self.server._authenticated):
                 stream.end(None)
 
-    def _handle(self, peer: Peer, request: m.Request, payload: memoryview) -> Any:
+    def _handle(self, peer: Peer, request: m.AnyRequest, payload: memoryview) -> Any:
         self.cluster.requests.append((self.broker, request))
         fault = self.cluster.take_fault(request, self.broker)
         result: Any = None
@@ -162,7 +162,7 @@ class FakeBroker:
             result = fault.change(response, b"".join(data))
         return result
 
-    def _apply(self, request: m.Request, payload: memoryview) -> Any:
+    def _apply(self, request: m.AnyRequest, payload: memoryview) -> Any:
         if isinstance(request, m.Fetch):
             return self.cluster.fetch(self.broker, request)
         if isinstance(request, m.Metadata):
@@ -180,7 +180,7 @@ class FakeCluster:
     def __init__(self, brokers: int = 1) -> None:
         self.cluster_id = uuid.uuid4().hex
         self.topics: dict[str, FakeTopic] = {}
-        self.requests: list[tuple[int, m.Request]] = []
+        self.requests: list[tuple[int, m.AnyRequest]] = []
         self.version = 1
         self.next_producer_id = 100
         self.append_time_ms = 5_000_000
@@ -283,7 +283,7 @@ class FakeCluster:
 
         self.call(move)
 
-    def fault(self, kind: type[m.Request], times: int = 1, **what: Any) -> Fault:
+    def fault(self, kind: type[m.AnyRequest], times: int = 1, **what: Any) -> Fault:
         fault = Fault(kind, times, **what)
         self.call(lambda: self._faults.append(fault))
         return fault
@@ -346,7 +346,7 @@ class FakeCluster:
             lambda: [header for header, _ in self.topics[topic].partitions[partition].batches]
         )
 
-    def asked(self, kind: type[m.Request]) -> list[Any]:
+    def asked(self, kind: type[m.AnyRequest]) -> list[Any]:
         return self.call(lambda: [one for _, one in self.requests if type(one) is kind])
 
     def truncate(self, topic: str, partition: int, end: int) -> None:
@@ -389,7 +389,7 @@ class FakeCluster:
 
     # --- the servers' side ----------------------------------------------------------------------
 
-    def take_fault(self, request: m.Request, broker: int) -> Fault | None:
+    def take_fault(self, request: m.AnyRequest, broker: int) -> Fault | None:
         for fault in self._faults:
             if type(request) is fault.kind and fault.times > 0 and fault.matches(request, broker):
                 fault.times -= 1
@@ -442,7 +442,7 @@ class FakeCluster:
             one.number, one.leader, one.leader_epoch, 1, one.isr, replicas, reason
         )
 
-    def apply(self, broker: int, request: m.Request, payload: memoryview) -> Any:
+    def apply(self, broker: int, request: m.AnyRequest, payload: memoryview) -> Any:
         if not isinstance(request, m.Change):
             return self._apply(broker, request, payload)
         assert request.request_id is not None
@@ -452,7 +452,7 @@ class FakeCluster:
         self.requests_done.add(request.request_id)
         return answer
 
-    def _apply(self, broker: int, request: m.Request, payload: memoryview) -> Any:
+    def _apply(self, broker: int, request: m.AnyRequest, payload: memoryview) -> Any:
         match request:
             case m.AllocateProducerId():
                 self.next_producer_id += 1

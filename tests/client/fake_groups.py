@@ -110,7 +110,7 @@ class FakeGroups:
 
     # --- the coordinator ------------------------------------------------------------------------
 
-    def apply(self, request: m.Request) -> Any:
+    def apply(self, request: m.AnyRequest) -> Any:
         match request:
             case m.GroupHeartbeat():
                 return self._heartbeat(request)

@@ -36,7 +36,7 @@ class Coordinator:
 
     async def ask(
         self,
-        kind: Callable[..., messages.Request],
+        kind: Callable[..., messages.AnyRequest],
         group: str,
         *arguments: Any,
         timeout_s: float = 20.0,
@@ -46,7 +46,7 @@ class Coordinator:
         topic = await self.client.topic(OFFSETS_TOPIC, timeout_s=timeout_s)
         partition = zlib.crc32(group.encode()) % len(topic.partitions)
 
-        def build(topic_id: str, leader: Leader) -> messages.Request:
+        def build(topic_id: str, leader: Leader) -> messages.AnyRequest:
             return kind(topic_id, partition, leader.epoch, group, *arguments, **named)
 
         return await self.client.ask_leader(

@@ -18,7 +18,7 @@ from rayq.errors import NotLeaderError, RayqError, UnknownEpochError
 from rayq.records import PartitionInfo
 from rayq.wire.authentication import Identity, key_of_token
 from rayq.wire.connection import Connection
-from rayq.wire.messages import Produce, Request
+from rayq.wire.messages import AnyRequest, Produce
 
 STILL_RUNNING: list[Cluster] = []
 """The cluster that the tests of the floor share, while it runs."""
@@ -189,7 +189,7 @@ def client_identity(cluster: Cluster) -> Identity:
 def ask(
     endpoint: tuple[str, int],
     identity: Identity,
-    request: Request,
+    request: AnyRequest,
     payload: bytes | bytearray = b"",
     *,
     timeout_s: float = 10.0,

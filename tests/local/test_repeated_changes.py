@@ -20,11 +20,11 @@ from rayq.testing import LocalCluster
 from rayq.wire.messages import (
     AlterReassignments,
     AlterTopicConfig,
+    AnyRequest,
     CreatePartitions,
     CreateTopic,
     DeleteTopic,
     RemoveBroker,
-    Request,
 )
 from tests.local.support import eventually
 
@@ -35,10 +35,10 @@ Lose = Callable[..., None]
 def lose(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lose]:
     """`lose(kind)`: the next such change is carried out, and its answer does not arrive;
     `after(controller)` is called in between."""
-    lost: dict[type[Request], Callable[[Controller], None]] = {}
+    lost: dict[type[AnyRequest], Callable[[Controller], None]] = {}
     handle = Controller.handle
 
-    async def handle_and_lose(controller: Controller, request: Request) -> Any:
+    async def handle_and_lose(controller: Controller, request: AnyRequest) -> Any:
         answer = await handle(controller, request)
         after = lost.pop(type(request), None)
         if after is None:
@@ -49,7 +49,7 @@ def lose(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lose]:
     monkeypatch.setattr(Controller, "handle", handle_and_lose)
 
     def arm(
-        kind: type[Request], after: Callable[[Controller], None] = lambda _controller: None
+        kind: type[AnyRequest], after: Callable[[Controller], None] = lambda _controller: None
     ) -> None:
         lost[kind] = after
 

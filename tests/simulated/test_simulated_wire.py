@@ -11,7 +11,7 @@ import pytest
 from proving.simulation import ProcessDied, World
 from rayq.errors import RayqError
 from rayq.wire.authentication import Identity, client_key
-from rayq.wire.messages import CheckRange, Done, Request
+from rayq.wire.messages import AnyRequest, CheckRange, Done
 from rayq.wire.pool import ConnectionPool
 from rayq.wire.server import Peer, Server
 
@@ -36,7 +36,7 @@ class ServerSide:
         self.server = Server(self.process.environment, identity, self.handle)
         self.process.start(self.server.start("server", PORT))
 
-    async def handle(self, peer: Peer, request: Request, payload: memoryview) -> tuple[Done, bytes]:
+    async def handle(self, peer: Peer, request: AnyRequest, payload: memoryview) -> tuple[Done, bytes]:
         assert isinstance(request, CheckRange)
         self.arrived[peer.address].append(request.offset)
         await asyncio.sleep(self.process.environment.random.random() * 0.05)

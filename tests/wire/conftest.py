@@ -31,7 +31,7 @@ from rayq.wire.frames import (
     Frame,
     encode_head,
 )
-from rayq.wire.messages import Produce, ProduceResponse, Request
+from rayq.wire.messages import AnyRequest, Produce, ProduceResponse
 from rayq.wire.network import AsyncioNetwork
 from rayq.wire.server import Handler, Peer, Server
 
@@ -51,7 +51,7 @@ class Wire:
     def config(self, **limits: Any) -> ClusterConfig:
         return ClusterConfig(**limits)
 
-    def echo(self, peer: Peer, request: Request, payload: memoryview) -> Any:
+    def echo(self, peer: Peer, request: AnyRequest, payload: memoryview) -> Any:
         return echo(peer, request, payload)
 
     def keep(self, one: Any) -> Any:
@@ -160,7 +160,7 @@ def produce(number: int = 0, *, acks: int = -1) -> Produce:
     return Produce("topic", number, 0, acks, 1000)
 
 
-def echo(peer: Peer, request: Request, payload: memoryview) -> Any:
+def echo(peer: Peer, request: AnyRequest, payload: memoryview) -> Any:
     """Answers a Produce with its own partition and payload."""
     assert isinstance(request, Produce)
     return ProduceResponse(request.partition, 0, len(payload)), payload

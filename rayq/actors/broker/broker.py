@@ -48,27 +48,6 @@ FORWARD_TIMEOUT_S = 5.0
 STOP_GRACE_S = 0.2
 Endpoint = tuple[str, int]
 
-_FOR_CONTROLLER = (
-    messages.CreateTopic,
-    messages.EnsureOffsetsTopic,
-    messages.DeleteTopic,
-    messages.CreatePartitions,
-    messages.AlterTopicConfig,
-    messages.ElectLeaders,
-    messages.AlterReassignments,
-    messages.SetReplicationFactor,
-    messages.CordonBroker,
-    messages.RemoveBroker,
-    messages.AlterPartition,
-    messages.RegisterBroker,
-    messages.BrokerHeartbeat,
-    messages.RegisterReplicas,
-    messages.ReplicasFailed,
-    messages.BrokerStopped,
-    messages.AllocateProducerIds,
-    messages.PrepareStop,
-)
-
 
 class Broker:
     """See the module. `start` returns when it listens; it serves until `stopped`.
@@ -285,10 +264,7 @@ class Broker:
             try:
                 if self._registered_epoch is None:
                     await self._register()
-                answer = await self._ask_controller(
-                    messages.BrokerHeartbeat(broker, self._incarnation)
-                )
-                assert isinstance(answer, messages.BrokerHeartbeatResponse)
+                await self._ask_controller(messages.BrokerHeartbeat(broker, self._incarnation))
                 self.metadata.note_heard()
             except StaleBrokerError:
                 self._registered_epoch = None
@@ -323,7 +299,6 @@ class Broker:
             logger.error("broker %d: %s", meta.broker, error)
             self._directory.renew_directory_id()
             return
-        assert isinstance(answer, messages.RegisterBrokerResponse)
         self._registered_epoch = answer.controller_epoch
 
     async def _find_controller(self) -> None:
@@ -337,28 +312,28 @@ class Broker:
                 )
             except RayqError:
                 continue
-            assert isinstance(answer, messages.FindControllerResponse)
             if answer.host is not None and answer.port is not None:
                 self.metadata.note_controller(answer.epoch, (answer.host, answer.port))
 
-    async def _ask_controller(self, request: messages.Request) -> messages.Response:
+    async def _ask_controller(
+        self, request: messages.Request[messages.ResponseT]
+    ) -> messages.ResponseT:
         """Raises ControllerUnavailableError where none is known, else what the controller says."""
         hosted = self.controller_host.controller
         if hosted is not None:
-            return await hosted.handle(request)
+            return cast(messages.ResponseT, await hosted.handle(request))
         controller = self.metadata.controller
         if controller is None or controller == self.endpoint:
             raise ControllerUnavailableError(
                 "No controller is known at present; the voters elect one within seconds."
             )
-        answer: messages.Response
         answer, _ = await self._pool.request(*controller, request, timeout_s=FORWARD_TIMEOUT_S)
         return answer
 
     # --- requests ---------------------------------------------------------------------------
 
     def _handle(
-        self, peer: Peer, request: messages.Request, payload: memoryview
+        self, peer: Peer, request: messages.AnyRequest, payload: memoryview
     ) -> Result | Awaitable[Result]:
         match request:
             case messages.Metadata():
@@ -383,11 +358,11 @@ class Broker:
                 return self._stop_on_request()
             case messages.DescribeMetrics():
                 return messages.DescribeMetricsResponse(self._environment.metrics.collect())
-        if isinstance(request, _FOR_CONTROLLER):
+        if isinstance(request, messages.ToController):
             return self._forward(peer, request)
         raise ProtocolError(f"A broker does not answer {type(request).__name__}.")
 
-    async def _forward(self, peer: Peer, request: messages.Request) -> messages.Response:
+    async def _forward(self, peer: Peer, request: messages.AnyRequest) -> messages.Response:
         """Changes are the controller's. Only clients and this node's own replica processes are
         forwarded, so that two brokers that each take the other for it cannot send in circles."""
         is_ours = peer.role == "client" or peer.broker == self._directory.meta.broker
@@ -422,7 +397,6 @@ class Broker:
                 answer = await self._ask_controller(
                     messages.AllocateProducerIds(self._directory.meta.broker, self._incarnation)
                 )
-                assert isinstance(answer, messages.AllocateProducerIdsResponse)
                 self._producer_ids = range(answer.first, answer.first + answer.count)
             producer_id = self._producer_ids[0]
             self._producer_ids = self._producer_ids[1:]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rayq.actors.hosting import HostProcess, ReplicaHostSpec, Runtime
@@ -55,7 +55,6 @@ COPIES_MIN = 2
 
 Key = tuple[str, int]
 """`(topic id, partition)`"""
-Ask = Callable[[messages.Request], Awaitable[messages.Response]]
 
 
 @dataclass(slots=True)
@@ -90,7 +89,7 @@ class ReplicaSupervisor:
         *,
         cluster_name: str,
         incarnation: str,
-        ask_controller: Ask,
+        ask_controller: messages.Ask,
     ) -> None:
         self._environment = environment
         self._config = config
@@ -658,10 +657,9 @@ class ReplicaSupervisor:
             and all(one.broker != self._broker for one in (*value.isr, *value.elr))
         )
 
-    async def _tell(self, request: messages.Request) -> None:
+    async def _tell(self, request: messages.AnyRequest) -> None:
         """Returns when the metadata here shows the change. Raises RayqError."""
         answer = await self._ask_controller(request)
-        assert isinstance(answer, messages.ChangeResponse)
         is_shown = await self._metadata.changed.wait_until(
             lambda: self._metadata.version >= answer.version,
             self._config.session_timeout_ms / 1000,
@@ -693,7 +691,6 @@ class ReplicaSupervisor:
             except RayqError as error:
                 logger.warning("a replica process did not stop by itself: %s", error)
             else:
-                assert isinstance(answer, messages.StopReplicaHostResponse)
                 ends = [
                     messages.ReplicaRegistration(
                         status.topic_id,

@@ -118,7 +118,7 @@ class Controller:
     def end(self, reason: str) -> None:
         self._quorum.end(reason)
 
-    async def handle(self, request: messages.Request) -> messages.Response:
+    async def handle(self, request: messages.AnyRequest) -> messages.Response:
         """Answers once what was decided, or seen, is committed. Raises the errors of `core`, and
         NotControllerError: the outcome of a change is then unknown."""
         index = before_index = self._quorum.last_index
@@ -142,7 +142,7 @@ class Controller:
     # --- deciding ---------------------------------------------------------------------------
 
     def _decide(
-        self, request: messages.Request
+        self, request: messages.AnyRequest
     ) -> tuple[messages.Response | None, list[MetadataRecord]]:
         state = self.state
         match request:

@@ -122,7 +122,7 @@ class ControllerMetrics:
         ]
 
 
-def reason_of(request: messages.Request) -> str:
+def reason_of(request: messages.AnyRequest) -> str:
     """Why the metadata changes, for whoever reads the log."""
     match request:
         case messages.RegisterBroker():

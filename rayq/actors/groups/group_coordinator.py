@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple, TypeVar
 
 from rayq.actors.clock_watch import ClockWatch
@@ -96,7 +96,7 @@ class GroupCoordinator:
         leader: Leader,
         assignment: messages.PartitionAssignment,
         *,
-        ask_broker: Callable[[messages.Request], Awaitable[messages.Response]],
+        ask_broker: messages.Ask,
         metadata_version: int,
         clock_watch: ClockWatch,
     ) -> None:
@@ -686,7 +686,6 @@ class GroupCoordinator:
 
     async def _ask_for_metadata(self, request: messages.Metadata) -> messages.MetadataResponse:
         answer = await self._ask_broker(request)
-        assert isinstance(answer, messages.MetadataResponse)
         return answer
 
     async def _watch_topics(self) -> None:

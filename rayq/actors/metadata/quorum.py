@@ -169,7 +169,6 @@ class Quorum:
                 logger.debug("the broker at %s does not answer yet: %s", at, error)
                 await asyncio.sleep(GREETING_INTERVAL_S)
                 continue
-            assert isinstance(answer, messages.PrepareResponse)
             if answer.broker not in self._peers:
                 has_vote = answer.broker not in _old_copies(records, [answer])
                 self._add(answer, at, has_vote=has_vote)
@@ -187,7 +186,6 @@ class Quorum:
 
         async def ask(at: Endpoint) -> None:
             answer, _ = await self._pool.request(*at, request, timeout_s=self._timeout_s / 2)
-            assert isinstance(answer, messages.PrepareResponse)
             found[answer.broker] = (answer, at)
 
         waiting = {asyncio.ensure_future(ask(at)) for at in dict.fromkeys(endpoints)}
@@ -260,7 +258,6 @@ class Quorum:
         while True:
             request = messages.ReadMetadataLog(self.epoch, first_index, APPEND_BYTES_MAX)
             answer, payload = await self._pool.request(*at, request, timeout_s=self._timeout_s)
-            assert isinstance(answer, messages.ReadMetadataLogResponse)
             entries = decode_entries(payload)
             if answer.snapshot_index is not None:
                 self._snapshot = entries.pop(0)
@@ -430,7 +427,6 @@ class Quorum:
                 timeout_s=self._timeout_s,
             )
             sent_commit_index = commit_index
-        assert isinstance(answer, messages.AppendMetadataResponse)
         peer.acknowledged_s = self._environment.clock.monotonic()
         if answer.directory_id != peer.directory_id:
             peer.directory_id, peer.has_vote = answer.directory_id, True

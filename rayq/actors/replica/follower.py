@@ -210,7 +210,6 @@ class Follower:
             self._fetch_size.timed_out()
             raise
         self._fetch_size.answered(len(payload), clock.monotonic() - sent_s)
-        assert isinstance(answer, messages.ReplicaFetchResponse)
         if answer.diverging_end is not None:
             await self._truncate(answer.diverging_epoch, answer.diverging_end)
             return 0
@@ -337,7 +336,6 @@ class Follower:
             timeout_s=FETCH_TIMEOUT_S,
             patience_s=FETCH_PATIENCE_S,
         )
-        assert isinstance(answer, messages.ReplicaSnapshotResponse)
         log_event(
             logger,
             logging.INFO,

@@ -54,7 +54,7 @@ class Replica:
         has_lease: Callable[[], bool],
         propose: Callable[[messages.AlterPartition], Awaitable[None]],
         on_failure: Callable[[], None],
-        ask_broker: Callable[[messages.Request], Awaitable[messages.Response]],
+        ask_broker: messages.Ask,
         metadata_version: Callable[[], int],
         run_cleaner: RunCleaner | None = None,
     ) -> None:

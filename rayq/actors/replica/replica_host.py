@@ -47,26 +47,6 @@ BROKER_TIMEOUT_S = 5.0
 """For a question that the broker may hold for a while."""
 
 Key = tuple[str, int]
-ToLeader = (
-    messages.Produce
-    | messages.Fetch
-    | messages.ReplicaFetch
-    | messages.ReplicaFlushed
-    | messages.ListOffsets
-    | messages.DescribeOffset
-    | messages.DeleteRecords
-    | messages.DescribeProducers
-    | messages.ReplicaSnapshot
-)
-ToCoordinator = (
-    messages.GroupHeartbeat
-    | messages.CommitOffsets
-    | messages.FetchCommitted
-    | messages.ListGroups
-    | messages.DescribeGroup
-    | messages.DeleteGroup
-    | messages.SetGroupOffsets
-)
 
 
 class ReplicaHost:
@@ -198,7 +178,6 @@ class ReplicaHost:
         finally:
             urgent.cancel()
             answer_task.cancel()
-        assert isinstance(answer, messages.ReplicaHostHeartbeatResponse)
         self._lease_until_s = max(self._lease_until_s, sent_s + self._session_s)
         for topic_id, partition in answer.removed:
             self._let_go.add((topic_id, partition))
@@ -297,15 +276,16 @@ class ReplicaHost:
         connection = await self._connect()
         await connection.request(request, timeout_s=self._session_s)
 
-    async def _ask_broker(self, request: messages.Request) -> messages.Response:
+    async def _ask_broker(
+        self, request: messages.Request[messages.ResponseT]
+    ) -> messages.ResponseT:
         connection = await self._connect()
-        response: messages.Response
         response, _ = await connection.request(request, timeout_s=BROKER_TIMEOUT_S)
         return response
 
     # --- requests ---------------------------------------------------------------------------
 
-    def _handle(self, peer: Peer, request: messages.Request, payload: memoryview) -> Result | (
+    def _handle(self, peer: Peer, request: messages.AnyRequest, payload: memoryview) -> Result | (
         Awaitable[Result]
     ):
         match request:
@@ -352,7 +332,10 @@ class ReplicaHost:
                 return self._stop()
         raise UnknownTopicError(f"A replica process does not answer {type(request).__name__}.")
 
-    def _leader(self, request: ToLeader) -> Leader:
+    def _leader(
+        self,
+        request: messages.ToLeader[Any] | messages.ReplicaFetch | messages.ReplicaFlushed,
+    ) -> Leader:
         return self._replica(request.topic_id, request.partition).leader(request.leader_epoch)
 
     def _writable(self, request: messages.Produce | messages.DeleteRecords) -> Leader:
@@ -360,7 +343,7 @@ class ReplicaHost:
         check_not_internal(replica.assignment.topic)
         return replica.leader(request.leader_epoch)
 
-    def _coordinator(self, request: ToCoordinator) -> GroupCoordinator:
+    def _coordinator(self, request: messages.ToCoordinator[Any]) -> GroupCoordinator:
         replica = self._replica(request.topic_id, request.partition)
         return replica.coordinator(request.leader_epoch)
 

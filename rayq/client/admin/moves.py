@@ -458,7 +458,6 @@ class MoveAdmin:
             )
         except RayqError as error:
             return str(error)
-        assert isinstance(answer, DescribeReplicaResponse)
         return answer
 
 

@@ -13,9 +13,9 @@ from rayq.client.client import LEADER_PATIENCE_S, Client
 from rayq.config import ConsumerConfig
 from rayq.core.group_records import partition_of_group
 from rayq.core.topic_changes import OFFSETS_TOPIC
-from rayq.wire.messages import EnsureOffsetsTopic, Request
+from rayq.wire.messages import AnyRequest, EnsureOffsetsTopic
 
-Build = Callable[[str, int, int], Request]
+Build = Callable[[str, int, int], AnyRequest]
 """Makes a request from the topic id, partition and leader epoch of the coordinator."""
 
 

@@ -40,9 +40,9 @@ from rayq.wire.messages import (
     MEMBER_EPOCH_JOIN,
     MEMBER_EPOCH_LEAVE,
     MEMBER_EPOCH_LEAVE_STATIC,
+    AnyRequest,
     GroupHeartbeat,
     GroupHeartbeatResponse,
-    Request,
 )
 
 logger = logging.getLogger(__name__)
@@ -438,7 +438,7 @@ class GroupMember:
         if client.now - began < PAUSE_S and epoch == self.epoch and not self._changed.is_set():
             await asyncio.sleep(PAUSE_S)  # answered at once, though there was nothing new
 
-    def _noted(self, request: Request) -> Request:
+    def _noted(self, request: AnyRequest) -> AnyRequest:
         self._sent_at = self.client.now
         self._has_asked = True
         return request

@@ -19,7 +19,7 @@ from rayq.errors import (
 )
 from rayq.records import Record, TopicPartition
 from rayq.storage.batch import BatchHeader, decode_columns, split_batches
-from rayq.wire.messages import EARLIEST, LATEST, Fetch, FetchResponse, Request
+from rayq.wire.messages import EARLIEST, LATEST, AnyRequest, Fetch, FetchResponse
 
 R = TypeVar("R", bound=Record[Any, Any])
 
@@ -105,7 +105,7 @@ class LastRecords:
     async def _fetch(
         self, place: TopicPartition, offset: int, bytes_max: int
     ) -> tuple[FetchResponse, memoryview]:
-        def build(topic_id: str, leader: Leader) -> Request:
+        def build(topic_id: str, leader: Leader) -> AnyRequest:
             return Fetch(
                 topic_id=topic_id,
                 partition=place.partition,
