@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from rayq.wire import messages
 from rayq.wire.codec import ENCODER
 from rayq.wire.messages import REQUESTS
 
@@ -21,8 +22,9 @@ FILE = Path(__file__).with_name("recorded_messages.json")
 
 
 def kinds() -> dict[str, type[Any]]:
-    """Each request and each answer, by name."""
-    found = [kind for request in REQUESTS.values() for kind in (request, request.response)]
+    """Each request of rayq's and each answer, by name."""
+    requests = [one for one in REQUESTS.values() if one.__module__ == messages.__name__]
+    found = [kind for request in requests for kind in (request, request.response)]
     return {kind.__name__: kind for kind in found}
 
 
