@@ -117,7 +117,6 @@ class Broker:
             MetadataLog.open(environment.disk, f"{self._data_path}/metadata"),
             incarnation=self._incarnation,
             snapshot_records=self._config.metadata_snapshot_records,
-            write_patience_s=self._config.session_timeout_ms / 1000,
             on_applied=self._on_metadata,
         )
         self._replicas = ReplicaSupervisor(

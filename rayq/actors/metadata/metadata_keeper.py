@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 REOPEN_INTERVAL_S = 1.0
 """How often a log that has failed is opened again: that reads and writes all of it."""
+WRITE_PATIENCE_S = 3.0
+"""A write that has not ended by then hangs. A slow disk takes less, also under load."""
 Endpoint = tuple[str, int]
 
 
@@ -48,7 +50,6 @@ class MetadataKeeper:
         *,
         incarnation: str,
         snapshot_records: int,
-        write_patience_s: float,
         on_applied: Callable[[Sequence[MetadataRecord] | None], None],
     ) -> None:
         self._environment = environment
@@ -56,7 +57,6 @@ class MetadataKeeper:
         self._log = log
         self._incarnation = incarnation
         self._snapshot_records = snapshot_records
-        self._write_patience_s = write_patience_s
         self._on_applied = on_applied
         # The log's methods block on the disk, so they run in threads, one at a time.
         self._lock = asyncio.Lock()
@@ -91,7 +91,7 @@ class MetadataKeeper:
         since_s = self._writing_since_s
         if since_s is not None:
             writing_s = self._environment.clock.monotonic() - since_s
-            if writing_s > self._write_patience_s:
+            if writing_s > WRITE_PATIENCE_S:
                 return f"a write to {self._directory.path} has not ended for {writing_s:.1f} s"
         return self._failure
 
