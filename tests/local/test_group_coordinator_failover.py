@@ -4,6 +4,7 @@ what was acknowledged was committed."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -162,7 +163,16 @@ def test_while_brokers_are_missing_groups_wait_and_nobody_loses_anything(
         async with coordinators(groups, attempt_timeout_s=2.0) as coordinator:
             one = Member(coordinator, "g", ["t"], session_timeout_ms=2500)
             await settle(one)
+            epoch = one.epoch
             await wait_for_replicas(groups)
+
+            async def beat_on() -> None:
+                while True:
+                    with contextlib.suppress(TimeoutError):
+                        await one.beat(timeout_s=0.5)
+                    await asyncio.sleep(0.1)
+
+            beats = asyncio.create_task(beat_on())
             leader = await asyncio.to_thread(leader_of, groups, OFFSETS_TOPIC)
             others = [broker for broker in range(3) if broker != leader]
             for broker in others:
@@ -174,7 +184,8 @@ def test_while_brokers_are_missing_groups_wait_and_nobody_loses_anything(
                 )
             for broker in others:
                 await asyncio.to_thread(groups.start_broker, broker)
-            epoch = one.epoch
+            assert not beats.done()
+            beats.cancel()
             await one.settle()
             assert await one.commit(3) == []
             assert one.epoch == epoch
