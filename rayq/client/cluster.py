@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, Unpack
 
-from rayq.client.admin.admin import ADMIN_TIMEOUT_S, Admin, AsyncAdmin
+from rayq.client.admin.admin import ADMIN_TIMEOUT_S, Admin, AdminCore, AsyncAdmin
 from rayq.client.admin.metrics import collect_metrics
 from rayq.client.admin.restart import check_may_stop, restart_broker
 from rayq.client.arguments import shown, topic_name, topic_names, whole_number
@@ -30,7 +30,7 @@ from rayq.client.consuming.group_consumer import Callback, Callbacks, check_grou
 from rayq.client.consuming.last_records import check_count, newest
 from rayq.client.consuming.until_end import UNTIL_END_TIMEOUT_S
 from rayq.client.environment import process_name, system_environment
-from rayq.client.producing.left_open import unwatch, watch, watch_loop
+from rayq.client.left_open import unwatch, watch, watch_loop
 from rayq.client.producing.producer import AsyncProducer, Producer
 from rayq.client.producing.producer_core import ProducerCore
 from rayq.client.timeouts import takes_timeout
@@ -438,7 +438,16 @@ class Cluster:
     def async_admin(self) -> AsyncAdmin:
         """The admin for the running event loop: the methods of `Admin`, as coroutines."""
         self._check_async("async_admin")
-        return AsyncAdmin(*_acquire(self))
+        client, release = _acquire(self)
+
+        def ended() -> None:
+            unwatch(core)
+            release()
+
+        core = AdminCore(ended)
+        admin = AsyncAdmin(client, core)
+        watch_loop(admin, core, "An async admin")
+        return admin
 
     def _check_async(self, what: str) -> None:
         self._check_open()

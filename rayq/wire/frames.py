@@ -42,7 +42,7 @@ SMALL_FRAME_BYTES_MAX = 16 * 1024
 of it is received. Shorter ones wait in the receive buffer, so at most this much is ever moved."""
 
 MAPPED_FRAME_BYTES_MIN = 2 * 1024**2
-"""The memory of a frame longer than this is mapped, so that it is taken as the bytes arrive. To
+"""The memory of a frame of this size or more is mapped, so that it is taken as the bytes arrive. To
 clear 60 MiB that somebody only claims to send took 16 ms."""
 
 assert SMALL_FRAME_BYTES_MAX < RECEIVE_BUFFER_BYTES

@@ -115,6 +115,30 @@ def test_async_clients_that_are_dropped_leave(fake: FakeCluster) -> None:
     assert not fake.groups.group("g").members
 
 
+@pytest.mark.parametrize("ends_with", ["dropped", "open when its event loop ended"])
+def test_async_admins_that_nobody_closes_leave(fake: FakeCluster, ends_with: str) -> None:
+    fake.create_topic("t")
+    cluster = fake.cluster()
+    kept: list[Any] = []
+    clients: list[Client] = []
+
+    async def work() -> None:
+        kept.append(cluster.async_admin())
+        # In a task of its own: a task holds on to what it was last cancelled in.
+        assert await asyncio.create_task(kept[0].list_topics()) == ["t"]
+        clients.append(kept[0]._client)
+        if ends_with == "dropped":
+            drop(kept)
+            deadline = asyncio.get_running_loop().time() + 5
+            while not clients[0]._closed:
+                await asyncio.sleep(0.005)
+                assert asyncio.get_running_loop().time() < deadline
+
+    with pytest.warns(ResourceWarning, match=f"An async admin was {ends_with}"):
+        asyncio.run(work())
+    assert clients[0]._closed
+
+
 def test_async_clients_that_are_open_when_their_loop_ends_leave(fake: FakeCluster) -> None:
     fake.create_topic("t")
     cluster = fake.cluster()

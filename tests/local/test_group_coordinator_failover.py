@@ -4,7 +4,6 @@ what was acknowledged was committed."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -166,10 +165,17 @@ def test_while_brokers_are_missing_groups_wait_and_nobody_loses_anything(
             epoch = one.epoch
             await wait_for_replicas(groups)
 
+            is_refused_for_longer_than_a_session = asyncio.Event()
+
             async def beat_on() -> None:
+                answered_s = time.monotonic()
                 while True:
-                    with contextlib.suppress(TimeoutError):
+                    try:
                         await one.beat(timeout_s=0.5)
+                        answered_s = time.monotonic()
+                    except TimeoutError:
+                        if time.monotonic() > answered_s + 3.5:
+                            is_refused_for_longer_than_a_session.set()
                     await asyncio.sleep(0.1)
 
             beats = asyncio.create_task(beat_on())
@@ -182,6 +188,7 @@ def test_while_brokers_are_missing_groups_wait_and_nobody_loses_anything(
                 await coordinator.ask(
                     messages.CommitOffsets, "g", one.member, one.epoch, 0, offsets, timeout_s=3.0
                 )
+            await asyncio.wait_for(is_refused_for_longer_than_a_session.wait(), 60)
             for broker in others:
                 await asyncio.to_thread(groups.start_broker, broker)
             assert not beats.done()

@@ -684,10 +684,6 @@ class GroupCoordinator:
             return False
         return not self._leader.state.is_under_min_isr
 
-    async def _ask_for_metadata(self, request: messages.Metadata) -> messages.MetadataResponse:
-        answer = await self._ask_broker(request)
-        return answer
-
     async def _watch_topics(self) -> None:
         """Keeps the topics fresh while there are groups."""
         clock = self._environment.clock
@@ -699,7 +695,7 @@ class GroupCoordinator:
             wanted = self._version + 1 if self._has_topics else self._version
             try:
                 answer = await all_pages(
-                    self._ask_for_metadata, messages.Metadata(None, wanted, TOPICS_WAIT_MS)
+                    self._ask_broker, messages.Metadata(None, wanted, TOPICS_WAIT_MS)
                 )
             except RayqError as error:
                 logger.info("%s: no metadata for the groups: %s", self.where, error)

@@ -67,19 +67,41 @@ INTERNAL_PREFIX = "__"
 """What the names of rayq's own topics begin with."""
 
 
+class AdminCore:
+    """The inner half of an async admin (see `left_open`): its hold on the client that it shares."""
+
+    def __init__(self, on_closed: Callable[[], None]) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.is_closed = False
+        self._on_closed = on_closed
+
+    def unsent_count(self) -> int:
+        return 0
+
+    async def leave(self, _timeout_s: float | None) -> None:
+        self.close()
+
+    def loop_has_ended(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            self._on_closed()
+
+
 class AsyncAdmin:
     """Administers the cluster on the running event loop; made by `cluster.async_admin()`. The
     methods of `Admin`, as coroutines. Use it as an async context manager, or call `close`."""
 
-    def __init__(self, client: Client, on_closed: Callable[[], None] | None = None) -> None:
+    def __init__(self, client: Client, core: AdminCore | None = None) -> None:
         self._client = client
-        self._on_closed = on_closed
+        self._core = core
 
     async def close(self) -> None:
         """Gives back its connections; idempotent. Calls that are under way may fail."""
-        on_closed, self._on_closed = self._on_closed, None
-        if on_closed is not None:
-            on_closed()
+        if self._core is not None:
+            self._core.close()
 
     def __reduce__(self) -> str:
         raise no_pickle_error(self, "an async admin")

@@ -1,5 +1,6 @@
-"""Producers and consumers that nobody closed: dropped, or still open when their event loop or the
-program ends. They leave all the same, and are told of as open files are, by a ResourceWarning.
+"""Producers, consumers and async admins that nobody closed: dropped, or still open when their event
+loop or the program ends. They leave all the same, and are told of as open files are, by a
+ResourceWarning.
 
 All of this works on their inner half, which refers to nothing that the user holds.
 """
@@ -27,7 +28,7 @@ CANCELLED_PAUSE_S = 0.01
 
 
 class Core(Protocol):
-    """The inner half of a producer or consumer."""
+    """The inner half of a producer, a consumer or an async admin."""
 
     loop: asyncio.AbstractEventLoop
     is_closed: bool
