@@ -61,7 +61,7 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-class Range(NamedTuple):
+class Bounds(NamedTuple):
     """What a number may be, both ends included."""
 
     least: float = 0
@@ -90,14 +90,14 @@ class Range(NamedTuple):
         return "2**63 - 1" if number == INT64_MAX else f"{number:,}"
 
 
-Positive = Annotated[int, Range(1)]
-NotNegative = Annotated[int, Range(0)]
-PositiveBytes = Annotated[int, Range(1, in_bytes=True)]
-NotNegativeBytes = Annotated[int, Range(0, in_bytes=True)]
-PositiveSeconds = Annotated[float | int, Range(0, above_zero=True)]
-NotNegativeSeconds = Annotated[float | int, Range(0)]
-SessionMs = Annotated[int, Range(100, HOUR_MS)]
-PollIntervalMs = Annotated[int, Range(1, INT64_MAX)]
+Positive = Annotated[int, Bounds(1)]
+NotNegative = Annotated[int, Bounds(0)]
+PositiveBytes = Annotated[int, Bounds(1, in_bytes=True)]
+NotNegativeBytes = Annotated[int, Bounds(0, in_bytes=True)]
+PositiveSeconds = Annotated[float | int, Bounds(0, above_zero=True)]
+NotNegativeSeconds = Annotated[float | int, Bounds(0)]
+SessionMs = Annotated[int, Bounds(100, HOUR_MS)]
+PollIntervalMs = Annotated[int, Bounds(1, INT64_MAX)]
 
 
 def _plain_functions(config: object, *names: str) -> None:
@@ -128,7 +128,7 @@ class TopicConfig:
     """What becomes of old records: deleted by retention, compacted to the latest of each key, or
     both. Compacted topics refuse records without a key."""
 
-    min_cleanable_dirty_ratio: Annotated[float, Range(0, 1)] = 0.5
+    min_cleanable_dirty_ratio: Annotated[float, Bounds(0, 1)] = 0.5
     """Compaction begins when this share of the cleanable log is not compacted yet. Lower: less
     disk, more work."""
 
@@ -149,7 +149,7 @@ class TopicConfig:
     retention_bytes: NotNegativeBytes | None = None
     """The oldest closed segments are deleted while the partition is larger. None: unlimited."""
 
-    segment_bytes: Annotated[int, Range(KIB, 2 * GIB, in_bytes=True)] = GIB
+    segment_bytes: Annotated[int, Bounds(KIB, 2 * GIB, in_bytes=True)] = GIB
     """A segment file is closed at this size. Smaller: retention is finer, more
     files are open."""
 
@@ -159,7 +159,7 @@ class TopicConfig:
     index_interval_bytes: PositiveBytes = 4096
     """One index entry for about so many bytes of log. Smaller: faster look-ups, larger indexes."""
 
-    max_message_bytes: Annotated[int, Range(1, MESSAGE_BYTES_CEILING, in_bytes=True)] = MIB
+    max_message_bytes: Annotated[int, Bounds(1, MESSAGE_BYTES_CEILING, in_bytes=True)] = MIB
     """The largest record batch, as it is stored. Before compression it may have
     four times as much, and 4 MiB in any case, but 64 MiB at most; a record counts for 24 bytes
     there at least."""
@@ -259,7 +259,7 @@ class ClusterConfig:
     """Assignors of your own, name to `module:function`, importable where the servers run; see
     `rayq.core.assignors`."""
 
-    max_frame_bytes: Annotated[int, Range(65 * MIB, in_bytes=True)] = 80 * MIB
+    max_frame_bytes: Annotated[int, Bounds(65 * MIB, in_bytes=True)] = 80 * MIB
     """The largest frame a server or client accepts, at least the largest batch plus a header."""
 
     max_connections: Positive = 4096
@@ -555,7 +555,7 @@ class PoolConfig:
     group_session_timeout_ms: SessionMs = 45_000
     """A consumer that is silent for so long is taken out of its group."""
 
-    drain_timeout_s: Annotated[float | int, Range(0, DAY_MS // 1000, above_zero=True)] = 60.0
+    drain_timeout_s: Annotated[float | int, Bounds(0, DAY_MS // 1000, above_zero=True)] = 60.0
     """How long a consumer that is stopped may take to finish the batch it is at; then it is killed,
     and others handle that batch again."""
 
@@ -658,10 +658,10 @@ def types_of(kind: type[Any]) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 
-def range_of(hint: Any) -> Range | None:
+def range_of(hint: Any) -> Bounds | None:
     """Of the numbers that a key takes, if it takes numbers and not all of them."""
     if get_origin(hint) is Annotated:
-        return next(each for each in hint.__metadata__ if isinstance(each, Range))
+        return next(each for each in hint.__metadata__ if isinstance(each, Bounds))
     found = (range_of(argument) for argument in get_args(hint))
     return next((each for each in found if each is not None), None)
 

@@ -14,11 +14,11 @@ import textwrap
 from typing import NamedTuple
 
 from rayq.config import (
+    Bounds,
     ClusterConfig,
     ConsumerConfig,
     PoolConfig,
     ProducerConfig,
-    Range,
     TopicConfig,
     described,
     range_of,
@@ -57,7 +57,7 @@ def keys(kind: type) -> list[Key]:
     return found
 
 
-def _said(value: object, allowed: Range | None) -> str:
+def _said(value: object, allowed: Bounds | None) -> str:
     if allowed is not None and isinstance(value, int | float):
         return allowed.said(value)
     return repr(value)

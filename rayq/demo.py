@@ -81,7 +81,7 @@ STALLED_AFTER_S = 60.0
 """The demo fails when nothing was acknowledged, or nothing read, for so long."""
 
 
-class Flight(NamedTuple):
+class FlightRecord(NamedTuple):
     """One flight as it is written: the tail number (None where the airline gave none), and JSON."""
 
     key: bytes | None
@@ -103,7 +103,7 @@ def flights_csv() -> bytes:
         return archive.read("flights.csv")
 
 
-def load_flights() -> list[Flight]:
+def load_flights() -> list[FlightRecord]:
     """All flights in the order of the package's file; a missing number is null in the JSON."""
     options = csv.ConvertOptions(column_types={"time_hour": pa.string()}, strings_can_be_null=True)
     table = csv.read_csv(io.BytesIO(flights_csv()), convert_options=options)
@@ -113,11 +113,11 @@ def load_flights() -> list[Flight]:
         for row in table.slice(start, ROWS_PER_SLICE).to_pylist():
             tail_number = row["tailnum"]
             key = None if tail_number is None else tail_number.encode()
-            flights.append(Flight(key, encode(row)))
+            flights.append(FlightRecord(key, encode(row)))
     return flights
 
 
-def _load(progress: Progress, bar: TaskID) -> list[Flight]:
+def _load(progress: Progress, bar: TaskID) -> list[FlightRecord]:
     flights = load_flights()
     progress.update(bar, total=len(flights), completed=len(flights))
     return flights
@@ -254,7 +254,7 @@ class Assassin(threading.Thread):
 
 
 def write(
-    cluster: rayq.Cluster, flights: Sequence[Flight], progress: Progress, bar: TaskID
+    cluster: rayq.Cluster, flights: Sequence[FlightRecord], progress: Progress, bar: TaskID
 ) -> tuple[Acknowledgements, Kill | None]:
     """Sends every flight and waits for all of them; the leader dies on the way."""
     acknowledgements = Acknowledgements(len(flights))
@@ -340,7 +340,7 @@ class Account:
 
 
 def account(
-    flights: Sequence[Flight],
+    flights: Sequence[FlightRecord],
     acknowledged: Sequence[RecordMetadata | None],
     records: Sequence[Record],
 ) -> Account:

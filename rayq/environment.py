@@ -94,6 +94,9 @@ class Disk(Protocol):
     def free_bytes(self, path: str) -> int: ...
 
 
+Address = tuple[str, int]
+"""`(host, port)`"""
+
 Accept = Callable[[str, Callable[[], None]], asyncio.BaseProtocol | None]
 """`accept(host, give_up)` makes the protocol of a connection that came in from `host`, at once:
 before TLS, before a byte was read. None refuses the connection. `give_up()` ends it as long as

@@ -34,6 +34,10 @@ class OfValueAndKey:
             return super().__class_getitem__(given if len(given) > 1 else (*given, bytes | None))
 
 
+TopicIdPartition = tuple[str, int]
+"""`(topic id, partition)`: what a partition is called within the servers."""
+
+
 class TopicPartition(NamedTuple):
     """One partition of a topic; hashable."""
 

@@ -17,6 +17,7 @@ from rayq.actors.hosting import HostProcess, ReplicaHostSpec, host_name
 from rayq.actors.replica.replica_host import ReplicaHost
 from rayq.config import ClusterConfig
 from rayq.core.metadata_records import Voter
+from rayq.environment import Address
 from rayq.errors import RayqError
 from rayq.runtime.layout import directory_path, voter_count, write_first_record
 from rayq.storage.data_directory import format_directory
@@ -25,7 +26,6 @@ from rayq.wire.authentication import Identity, client_key
 ROOT = "/data"
 PORT = 9392
 REPLICAS_MAX = 1000
-Endpoint = tuple[str, int]
 
 
 class SimulatedHostProcess:
@@ -104,7 +104,7 @@ class SimulatedCluster:
         self.cluster_id = f"{world.seed:032x}"
 
     @property
-    def endpoints(self) -> list[Endpoint]:
+    def endpoints(self) -> list[Address]:
         """Where clients find the brokers; the ports are those of the first start."""
         return [(host.address, PORT) for host in self.hosts]
 

@@ -39,12 +39,10 @@ from rayq.actors.replica.replica_host import ReplicaHost
 from rayq.core.cluster_state import ClusterState
 from rayq.core.metadata_records import MetadataRecord, PartitionChanged, decode_record
 from rayq.core.partition_state import PartitionState
+from rayq.records import TopicIdPartition
 from rayq.storage.batch import read_header
 from rayq.storage.clean_state import CleanState
 from rayq.storage.log import Log
-
-Key = tuple[str, int]
-"""`(topic id, partition)`"""
 
 
 class InvariantError(AssertionError):
@@ -144,10 +142,10 @@ class Invariants:
         self._replicas: dict[Replica, _Seen] = {}
         self._hosts: dict[str, tuple[Process, ReplicaHost]] = {}
         """By incarnation."""
-        self._holders: dict[tuple[int, Key], tuple[Process, Replica]] = {}
+        self._holders: dict[tuple[int, TopicIdPartition], tuple[Process, Replica]] = {}
         """Who opened the partition's directory on a broker last."""
-        self._committed: dict[Key, _Committed] = {}
-        self.histories: dict[Key, CompactedHistory] = {}
+        self._committed: dict[TopicIdPartition, _Committed] = {}
+        self.histories: dict[TopicIdPartition, CompactedHistory] = {}
         """Of the partitions of compacted topics."""
         self._leaders: dict[tuple[str, int, int], tuple[int, str]] = {}
         self._controllers: dict[int, object] = {}
@@ -193,12 +191,12 @@ class Invariants:
                 self._check_nothing_is_back(disk, replica, seen, log)
                 self._check_derived(disk, replica, seen, log)
 
-    def committed_end(self, key: Key) -> int:
+    def committed_end(self, key: TopicIdPartition) -> int:
         """Up to where leaders of a partition have committed."""
         committed = self._committed.get(key)
         return 0 if committed is None else committed.end
 
-    def flushed_of(self, incarnation: str, key: Key) -> int | None:
+    def flushed_of(self, incarnation: str, key: TopicIdPartition) -> int | None:
         """What a replica has flushed; None while it does not run."""
         process, host = self._hosts.get(incarnation, (None, None))
         replica = None if host is None else host._replicas.get(key)
@@ -582,7 +580,7 @@ def _where(replica: Replica) -> str:
     return f"{replica.where} on broker {replica._replica_log.broker}"
 
 
-def _key(replica: Replica) -> Key:
+def _key(replica: Replica) -> TopicIdPartition:
     return replica.assignment.topic_id, replica.assignment.partition
 
 

@@ -33,11 +33,10 @@ from rayq.core.group_records import (
     OffsetValue,
     Partitions,
     Record,
-    TopicIdPartition,
     decode,
 )
 from rayq.core.topic_changes import OFFSETS_TOPIC
-from rayq.records import TopicPartition
+from rayq.records import TopicIdPartition, TopicPartition
 from rayq.storage.batch import decode_columns, read_header
 
 SILENT = re.compile(r"member (\w+)[^;]* was silent for")

@@ -207,7 +207,9 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         context: contextvars.Context | None = None,
     ) -> Call:
         if threading.get_ident() != self._thread:
-            raise RuntimeError("a real thread called into the simulation: use env.threads instead")
+            raise RuntimeError(
+                "a real thread called into the simulation: use environment.threads instead"
+            )
         return self.call_soon(callback, *args, context=context)
 
     def timer_was_cancelled(self) -> None:

@@ -98,7 +98,7 @@ def empty_disk_trusted() -> list[Patch]:
         (election, "is_same_process", same),
         (election, "is_same_disk", same),
         (election, "readmit", mutated),
-        (broker_changes._Draft, "lose", lambda self, topic_id, partition, broker: None),
+        (broker_changes._BrokerDraft, "lose", lambda self, topic_id, partition, broker: None),
     ]
 
 

@@ -27,7 +27,7 @@ EVERYTHING = 1 << 62
 
 @plants("20", "a partition is assigned before its owner has given it up", GROUPS)
 def assigned_before_it_was_given_up() -> list[Patch]:
-    reconcile = group_changes._Draft.reconcile
+    reconcile = group_changes._GroupDraft.reconcile
 
     def mutated(self: Any) -> None:
         reconcile(self)
@@ -36,7 +36,7 @@ def assigned_before_it_was_given_up() -> list[Patch]:
                 self.put(member, revoking=NOTHING)
         reconcile(self)
 
-    return [(group_changes._Draft, "reconcile", mutated)]
+    return [(group_changes._GroupDraft, "reconcile", mutated)]
 
 
 @plants("20", "a member's heartbeats leave out what it still reads", GROUPS)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from rayq.batch.offset_ranges import check_topic_id
 from rayq.client.client import Client
-from rayq.client.metadata import Leader
+from rayq.client.metadata import LeaderAndEpoch
 from rayq.config import MIB
 from rayq.errors import (
     LogTruncatedError,
@@ -133,7 +133,8 @@ class NumberedSender:
         self._waiting.append(batch)
         if self._task is None and self.failure is None:
             topic, partition = self._place
-            self._task = self._client.env.tasks.spawn(self._run(), f"write to {topic}-{partition}")
+            tasks = self._client.environment.tasks
+            self._task = tasks.spawn(self._run(), f"write to {topic}-{partition}")
 
     def close(self) -> None:
         if self._task is not None:
@@ -188,7 +189,7 @@ class NumberedSender:
     async def _produce(self, batch: NumberedBatch) -> None:
         topic, partition = self._place
 
-        def build(topic_id: str, leader: Leader) -> AnyRequest:
+        def build(topic_id: str, leader: LeaderAndEpoch) -> AnyRequest:
             check_topic_id(topic, self._topic_id, topic_id)
             return Produce(
                 topic_id=topic_id,
@@ -305,7 +306,7 @@ class NumberedSender:
         """The headers of committed batches from `offset` on, and where to go on."""
         topic, partition = self._place
 
-        def build(topic_id: str, leader: Leader) -> AnyRequest:
+        def build(topic_id: str, leader: LeaderAndEpoch) -> AnyRequest:
             check_topic_id(topic, self._topic_id, topic_id)
             return Fetch(
                 topic_id=topic_id,

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, SupportsIndex, TypeVar
 from rayq.client.client import Client
 from rayq.client.cluster import Cluster
 from rayq.client.consuming.group_consumer import pattern_text
-from rayq.client.metadata import Leader
+from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.timeouts import seconds
 from rayq.core import topic_pattern
 from rayq.errors import (
@@ -430,7 +430,7 @@ class _Question(NamedTuple):
     async def leader(self, place: TopicPartition, topic_id: str, build: Any) -> Any:
         """One question to a partition's leader, of the topic of this id."""
 
-        def build_for(known_id: str, leader: Leader) -> AnyRequest:
+        def build_for(known_id: str, leader: LeaderAndEpoch) -> AnyRequest:
             check_topic_id(place.topic, topic_id, known_id)
             request: AnyRequest = build(leader)
             return request

@@ -17,7 +17,7 @@ from rayq.client.client import Client
 from rayq.client.cluster import Cluster
 from rayq.client.consuming.arrow import binary_column, headers_column, int64_column, load_pyarrow
 from rayq.client.consuming.fetcher import Fetcher
-from rayq.client.consuming.subscription import Assigned, Slice, Stream, Subscription
+from rayq.client.consuming.subscription import AssignedPartition, Slice, Stream, Subscription
 from rayq.client.timeouts import takes_timeout
 from rayq.client.waiting import Wakeup
 from rayq.config import MIB, ConsumerConfig
@@ -187,7 +187,7 @@ class _Reader:
         self._config = ConsumerConfig(
             auto_offset_reset=reset, fetch_buffer_bytes=FETCH_BUFFER_BYTES
         )
-        self._assigned = Assigned(self._stream_from(split.start))
+        self._assigned = AssignedPartition(self._stream_from(split.start))
         self._fetcher: Fetcher | None = None
         self._progress_at = 0.0
         self._received_bytes = 0
@@ -215,7 +215,7 @@ class _Reader:
     # --- the reading thread ---------------------------------------------------------------------
 
     def made_progress(self) -> None:
-        self._progress_at = self._client.env.clock.monotonic()
+        self._progress_at = self._client.environment.clock.monotonic()
 
     def next_slices(self, records_max: int) -> list[Slice]:
         """The next records, up to so many; waits for the first. [] once all were handed out."""
@@ -284,7 +284,7 @@ class _Reader:
         if stream.received_bytes != self._received_bytes:
             self._received_bytes = stream.received_bytes
             self.made_progress()
-        left_s = self._progress_at + self._timeout_s - self._client.env.clock.monotonic()
+        left_s = self._progress_at + self._timeout_s - self._client.environment.clock.monotonic()
         if left_s > 0:
             self._news.wait(left_s)
             return

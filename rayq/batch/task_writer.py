@@ -41,7 +41,7 @@ from rayq.batch.offset_ranges import check_topic_id, find_topic, snapshot, toget
 from rayq.client.client import Client
 from rayq.client.cluster import Cluster
 from rayq.client.consuming.arrow import load_pyarrow
-from rayq.client.metadata import Leader
+from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.producing.accumulator import (
     BATCH_OVERHEAD_BYTES,
     HEADER_OVERHEAD_BYTES,
@@ -113,12 +113,13 @@ def begin_write(cluster: Cluster | None, topic: str, *, timeout_s: float = 60.0)
 
     topic_config = background.run(config())
     room_bytes = max(topic_config.max_message_bytes - BATCH_OVERHEAD_BYTES, 1)
+    job_number = client.environment.random.getrandbits(JOB_BITS)
     return WriteJob(
         topic=topic,
         topic_id=ranges[0].topic_id,
         start_offsets=[one.end for one in ranges],
-        first_producer_id=CHOSEN_IDS_FIRST + client.env.random.getrandbits(JOB_BITS) * TASKS_MAX,
-        timestamp_ms=client.env.clock.wall_ms(),
+        first_producer_id=CHOSEN_IDS_FIRST + job_number * TASKS_MAX,
+        timestamp_ms=client.environment.clock.wall_ms(),
         batch_bytes=min(BATCH_BYTES, room_bytes),
         append_time=topic_config.message_timestamp_type == "append",
     )
@@ -208,7 +209,7 @@ def finish_write(
     client, background = (cluster or Cluster.current()).shared_client()
 
     async def check(partition: int) -> None:
-        def build(topic_id: str, leader: Leader) -> DescribeProducers:
+        def build(topic_id: str, leader: LeaderAndEpoch) -> DescribeProducers:
             check_topic_id(job.topic, job.topic_id, topic_id)
             return DescribeProducers(
                 topic_id=topic_id,
@@ -251,13 +252,14 @@ class _Writing:
         sender = self.senders.get(partition)
         if sender is None:
             await find_topic(self._client, job.topic, job.topic_id, timeout_s=self._timeout_s)
+            age_ms = self._client.environment.clock.wall_ms() - job.timestamp_ms
             sender = self.senders[partition] = NumberedSender(
                 self._client,
                 TopicPartition(job.topic, partition),
                 job.topic_id,
                 self._producer_id,
                 job.start_offsets[partition],
-                scan_first=self._client.env.clock.wall_ms() - job.timestamp_ms > YOUNG_JOB_MS,
+                scan_first=age_ms > YOUNG_JOB_MS,
                 timeout_s=self._timeout_s,
                 on_change=self._changed.set,
             )

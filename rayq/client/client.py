@@ -13,9 +13,9 @@ from typing import Any, cast
 import msgspec
 
 from rayq.client.arguments import topic_name
-from rayq.client.metadata import Leader, MetadataCache
+from rayq.client.metadata import LeaderAndEpoch, MetadataCache
 from rayq.config import ClusterConfig
-from rayq.environment import Buffer, Environment
+from rayq.environment import Address, Buffer, Environment
 from rayq.errors import (
     ClosedError,
     DisconnectedError,
@@ -43,7 +43,6 @@ from rayq.wire.metadata_pages import all_pages
 from rayq.wire.pool import ConnectionPool
 
 logger = logging.getLogger(__name__)
-Address = tuple[str, int]
 
 BACKOFF_FIRST_S = 0.02
 BACKOFF_MAX_S = 0.2
@@ -86,8 +85,8 @@ SUSPICION_S = 3.0
 class Backoff:
     """Waits that double, with jitter."""
 
-    def __init__(self, env: Environment, first_s: float, max_s: float) -> None:
-        self._env = env
+    def __init__(self, environment: Environment, first_s: float, max_s: float) -> None:
+        self._environment = environment
         self._first_s = first_s
         self._max_s = max_s
         self._next_s = first_s
@@ -99,7 +98,7 @@ class Backoff:
         """0.75 to 1.25 of a time that doubles from call to call."""
         wait_s = self._next_s
         self._next_s = min(2 * wait_s, self._max_s)
-        return wait_s * (0.75 + 0.5 * self._env.random.random())
+        return wait_s * (0.75 + 0.5 * self._environment.random.random())
 
 
 class Client:
@@ -107,7 +106,7 @@ class Client:
 
     def __init__(
         self,
-        env: Environment,
+        environment: Environment,
         identity: Identity,
         bootstrap: Sequence[Address],
         config: ClusterConfig,
@@ -116,12 +115,12 @@ class Client:
         """`name` says to operators who this is: host and process."""
         if not bootstrap:
             raise InvalidRequestError("A cluster needs at least one bootstrap address.")
-        self.env = env
-        self.name = name or f"process {env.pid}"
+        self.environment = environment
+        self.name = name or f"process {environment.pid}"
         self.metadata = MetadataCache()
         self.refusal_listeners: dict[Callable[[Connection, RayqError], None], None] = {}
         """Called when a one-way request was refused; which one it was is not known."""
-        self.pool = ConnectionPool(env, identity, config, self._refused)
+        self.pool = ConnectionPool(environment, identity, config, self._refused)
         self._cluster_id = identity.cluster_id
         self._bootstrap = list(bootstrap)
         self._failed_at: dict[Address, float] = {}
@@ -137,7 +136,7 @@ class Client:
 
     @property
     def now(self) -> float:
-        return self.env.clock.monotonic()
+        return self.environment.clock.monotonic()
 
     def close(self) -> None:
         """Ends the connections and background tasks. Idempotent."""
@@ -168,7 +167,7 @@ class Client:
         """Every broker known, in a random order, those that failed lately last."""
         known = [(b.host, b.port) for b in self.metadata.brokers.values() if b.live]
         known = list(dict.fromkeys(known + self._bootstrap))
-        self.env.random.shuffle(known)
+        self.environment.random.shuffle(known)
         return sorted(known, key=lambda address: self._failed_at.get(address, 0.0))
 
     async def ask(
@@ -202,7 +201,7 @@ class Client:
         rounds, until `timeout_s` has passed. A broker that has not answered yet is left its time,
         while the next round asks the others."""
         deadline = self.now + timeout_s
-        backoff = Backoff(self.env, BACKOFF_FIRST_S, BACKOFF_MAX_S)
+        backoff = Backoff(self.environment, BACKOFF_FIRST_S, BACKOFF_MAX_S)
         reason: RayqError | None = None
         pending: dict[asyncio.Task[Any], Address] = {}
         try:
@@ -298,10 +297,10 @@ class Client:
         Where an answer was lost the change is asked for again, under the same id: it happens once,
         and the answer to a repetition is that of the first time."""
         if isinstance(request, Change):
-            changed = msgspec.structs.replace(request, request_id=self.env.new_id())
+            changed = msgspec.structs.replace(request, request_id=self.environment.new_id())
             request = cast(Request[ResponseT], changed)
         deadline = self.now + timeout_s
-        backoff = Backoff(self.env, BACKOFF_FIRST_S, BACKOFF_MAX_S)
+        backoff = Backoff(self.environment, BACKOFF_FIRST_S, BACKOFF_MAX_S)
         error: RayqError | None = None
         while True:
             for address in self.addresses():
@@ -331,7 +330,7 @@ class Client:
         """Keeps a topic's metadata fresh until `drop_interest`."""
         self._interests[topic] = self._interests.get(topic, 0) + 1
         if self._ager is None:
-            self._ager = self.env.tasks.spawn(self._age(), "refresh metadata by age")
+            self._ager = self.environment.tasks.spawn(self._age(), "refresh metadata by age")
 
     def drop_interest(self, topic: str) -> None:
         self._interests[topic] -= 1
@@ -409,7 +408,7 @@ class Client:
         topic_name(name)
         start = self.now
         deadline = start + timeout_s
-        backoff = Backoff(self.env, BACKOFF_FIRST_S, BACKOFF_MAX_S)
+        backoff = Backoff(self.environment, BACKOFF_FIRST_S, BACKOFF_MAX_S)
         while True:
             found = self.metadata.topics.get(name)
             age_s = self.now - self._topic_seen_at.get(name, -math.inf)
@@ -468,7 +467,7 @@ class Client:
         until a newer leader shows up or nobody has complained for some seconds."""
         self._suspects[topic, topic_id, partition] = (epoch, self.now + SUSPICION_S)
         if self._watcher is None and not self._closed:
-            self._watcher = self.env.tasks.spawn(self._watch(), "watch for new leaders")
+            self._watcher = self.environment.tasks.spawn(self._watch(), "watch for new leaders")
 
     def _drop_settled_suspects(self) -> None:
         for (topic, topic_id, partition), (epoch, until) in list(self._suspects.items()):
@@ -480,7 +479,7 @@ class Client:
 
     async def _watch(self) -> None:
         """Long-polls brokers for newer metadata while leaders are suspect."""
-        backoff = Backoff(self.env, BACKOFF_FIRST_S, BACKOFF_MAX_S)
+        backoff = Backoff(self.environment, BACKOFF_FIRST_S, BACKOFF_MAX_S)
         try:
             while self._suspects:
                 version = self.metadata.version
@@ -508,7 +507,7 @@ class Client:
         self,
         topic: str,
         partition: int,
-        build: Callable[[str, Leader], Request[ResponseT]],
+        build: Callable[[str, LeaderAndEpoch], Request[ResponseT]],
         *,
         timeout_s: float,
         attempt_timeout_s: float,
@@ -531,7 +530,7 @@ class Client:
         self,
         topic: str,
         partition: int,
-        build: Callable[[str, Leader], Request[ResponseT]],
+        build: Callable[[str, LeaderAndEpoch], Request[ResponseT]],
         payload: Buffer = b"",
         *,
         timeout_s: float,
@@ -545,7 +544,7 @@ class Client:
         the kinds `not_retried`, are raised at once."""
         deadline = self.now + timeout_s
         check_partition(await self.topic(topic, timeout_s=timeout_s), partition)
-        backoff = Backoff(self.env, retry_backoff_s, LEADER_BACKOFF_MAX_S)
+        backoff = Backoff(self.environment, retry_backoff_s, LEADER_BACKOFF_MAX_S)
         while True:
             known = self.metadata.topics.get(topic)
             topic_id = "" if known is None else known.topic_id
@@ -586,7 +585,7 @@ class Client:
         topic: str,
         topic_id: str,
         partition: int,
-        leader: Leader,
+        leader: LeaderAndEpoch,
         request: Request[ResponseT],
         payload: Buffer = b"",
         *,
@@ -618,7 +617,12 @@ class Client:
             replaced.cancel()
 
     async def wait_for_leader(
-        self, topic: str, topic_id: str, partition: int, failed: Leader | None, wait_s: float
+        self,
+        topic: str,
+        topic_id: str,
+        partition: int,
+        failed: LeaderAndEpoch | None,
+        wait_s: float,
     ) -> bool:
         """Waits `wait_s`, or less when another leader than `failed` shows up: then True."""
         changed = asyncio.Event()
@@ -645,7 +649,7 @@ class Client:
         return PartitionOfflineError(f"{topic}-{partition} has no leader now: {reason}.")
 
 
-def epoch_of(leader: Leader | None) -> int:
+def epoch_of(leader: LeaderAndEpoch | None) -> int:
     """The epoch under which a leader failed, below every epoch when there was none."""
     return -1 if leader is None else leader.epoch
 

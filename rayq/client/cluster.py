@@ -15,7 +15,7 @@ from rayq.client.admin.metrics import collect_metrics
 from rayq.client.admin.restart import check_may_stop, restart_broker
 from rayq.client.arguments import shown, topic_name, topic_names, whole_number
 from rayq.client.background import BackgroundLoop, background_loop
-from rayq.client.client import BOOTSTRAP_MAX, Address, Client
+from rayq.client.client import BOOTSTRAP_MAX, Client
 from rayq.client.closing import closing_after
 from rayq.client.consumer_pool import (
     ConsumerPool,
@@ -36,6 +36,7 @@ from rayq.client.producing.producer_core import ProducerCore
 from rayq.client.timeouts import takes_timeout
 from rayq.config import ClusterConfig, ConsumerConfig, PoolConfig, ProducerConfig, parse
 from rayq.config_keywords import ConsumerKeywords, PoolKeywords, ProducerKeywords, TopicKeywords
+from rayq.environment import Address
 from rayq.errors import (
     ClosedError,
     ConcurrentUseError,
@@ -263,8 +264,8 @@ class Cluster:
     def new_client(self) -> Client:
         """A client for the running loop."""
         identity = Identity(role="client", key=self._key, cluster_id=self._cluster_id, broker=None)
-        env = system_environment(self._config)
-        return Client(env, identity, self._bootstrap, self._config, process_name())
+        environment = system_environment(self._config)
+        return Client(environment, identity, self._bootstrap, self._config, process_name())
 
     def shared_client(self) -> tuple[Client, BackgroundLoop]:
         """The client on this process's background loop, for the parts of rayq that ask the servers

@@ -15,7 +15,7 @@ from rayq.wire.messages import (
 
 
 @dataclass(frozen=True, slots=True)
-class Leader:
+class LeaderAndEpoch:
     """Where a partition is written and read, under one leader epoch."""
 
     broker: int
@@ -82,7 +82,7 @@ class MetadataCache:
             return None
         return found.partitions[partition]
 
-    def leader(self, topic: str, topic_id: str, partition: int) -> Leader | None:
+    def leader(self, topic: str, topic_id: str, partition: int) -> LeaderAndEpoch | None:
         """None: no leader now, or its process is not running."""
         found = self.partition(topic, topic_id, partition)
         if found is None or found.leader is None:
@@ -90,12 +90,12 @@ class MetadataCache:
         return leader_of(found)
 
 
-def leader_of(partition: PartitionMetadata) -> Leader | None:
+def leader_of(partition: PartitionMetadata) -> LeaderAndEpoch | None:
     replica = next((r for r in partition.replicas if r.broker == partition.leader), None)
     if replica is None or not _is_running(replica):
         return None
     assert replica.host is not None and replica.port is not None
-    return Leader(replica.broker, replica.host, replica.port, partition.leader_epoch)
+    return LeaderAndEpoch(replica.broker, replica.host, replica.port, partition.leader_epoch)
 
 
 def _is_running(replica: ReplicaEndpoint) -> bool:

@@ -62,7 +62,7 @@ def register_broker(
 ) -> list[MetadataRecord]:
     """A broker process presents itself. `held` are the partitions, as (topic id, partition), whose
     directories are held by replica processes that outlived the broker's process before; all others
-    are gone. `heard`: see `_Draft`. Raises StaleBrokerError for an old copy of a directory,
+    are gone. `heard`: see `_BrokerDraft`. Raises StaleBrokerError for an old copy of a directory,
     WrongClusterError where another directory serves under the same broker id."""
     known = state.brokers.get(registration.broker)
     if known is not None:
@@ -84,7 +84,7 @@ def register_broker(
                 "broker with another id."
             )
     broker = registration.broker
-    after = _Draft(state, heard, became_live={broker})
+    after = _BrokerDraft(state, heard, became_live={broker})
     records: list[MetadataRecord] = [registration]
     if known is not None:
         is_same_disk = known.registration.directory_id == registration.directory_id
@@ -105,7 +105,7 @@ def hear_broker(
     """A broker that was fenced, or that this controller epoch had not heard, is heard again: its
     replicas live, and what waited for it is decided."""
     known = state.brokers[broker]
-    after = _Draft(state, heard, became_live={broker})
+    after = _BrokerDraft(state, heard, became_live={broker})
     records: list[MetadataRecord] = []
     if not known.live:
         records.append(BrokerUnfenced(broker, known.registration.incarnation))
@@ -119,7 +119,7 @@ def fence_broker(
     known = state.brokers[broker]
     if not known.live:
         return []
-    after = _Draft(state, heard, became_fenced={broker})
+    after = _BrokerDraft(state, heard, became_fenced={broker})
     return [
         BrokerFenced(broker, known.registration.incarnation),
         *after.settle_all(state.replicas_on(broker)),
@@ -139,9 +139,9 @@ def check_broker(state: ClusterState, broker: int, incarnation: str) -> None:
 def register_replicas(
     state: ClusterState, broker: int, reports: Iterable[ReplicaReport], heard: Collection[int]
 ) -> list[MetadataRecord]:
-    """New replica processes of a broker. `heard`: see `_Draft`."""
+    """New replica processes of a broker. `heard`: see `_BrokerDraft`."""
     directory_id = state.brokers[broker].registration.directory_id
-    after = _Draft(state, heard)
+    after = _BrokerDraft(state, heard)
     records: list[MetadataRecord] = []
     for report in reports:
         partition = state.partition(report.topic_id, report.partition)
@@ -178,8 +178,8 @@ def fail_replicas(
     heard: Collection[int],
 ) -> list[MetadataRecord]:
     """Replica processes, as (topic id, partition, incarnation), that are gone. `heard`: see
-    `_Draft`."""
-    after = _Draft(state, heard)
+    `_BrokerDraft`."""
+    after = _BrokerDraft(state, heard)
     records: list[MetadataRecord] = []
     for topic_id, number, incarnation in failed:
         partition = state.partition(topic_id, number)
@@ -210,7 +210,7 @@ def stop_broker(
     """
     known = state.brokers[broker]
     stopped = {(end.topic_id, end.partition): end for end in ends}
-    after = _Draft(state, heard, became_fenced={broker})
+    after = _BrokerDraft(state, heard, became_fenced={broker})
     records: list[MetadataRecord] = [BrokerFenced(broker, known.registration.incarnation)]
     for topic, number, partition in state.replicas_on(broker):
         value = partition.value
@@ -301,13 +301,13 @@ def settle_topic(
     state: ClusterState, topic: Topic, heard: Collection[int]
 ) -> list[MetadataRecord]:
     """After a change of config that elections depend on."""
-    after = _Draft(state, heard)
+    after = _BrokerDraft(state, heard)
     return after.settle_all((topic, number, one) for number, one in topic.partitions.items())
 
 
 def settle_everything(state: ClusterState, heard: Collection[int]) -> list[MetadataRecord]:
     """The elections that were put off while the whole cluster was about to stop."""
-    return _Draft(state, heard).settle_all(state.all_partitions())
+    return _BrokerDraft(state, heard).settle_all(state.all_partitions())
 
 
 def found_partition(
@@ -315,7 +315,7 @@ def found_partition(
 ) -> list[MetadataRecord]:
     """Gives a new partition a leader with those replicas that did start: the others may have a
     disk that cannot be used. They join when they can."""
-    after = _Draft(state, heard, founds=True)
+    after = _BrokerDraft(state, heard, founds=True)
     return after.settle_all([(topic, number, topic.partitions[number])])
 
 
@@ -375,7 +375,7 @@ def next_voters(state: ClusterState, heard: Collection[int]) -> list[MetadataRec
     return []
 
 
-class _Draft:
+class _BrokerDraft:
     """Settles partitions as if some brokers' sessions had changed already.
 
     `heard` are the brokers that the controller has heard in its epoch. A partition with a member

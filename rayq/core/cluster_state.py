@@ -39,7 +39,7 @@ lasts, half a minute by default."""
 
 
 @dataclass(slots=True)
-class Broker:
+class RegisteredBroker:
     """A broker as it registered last; `live` while its session lasts."""
 
     registration: BrokerRegistered
@@ -86,7 +86,7 @@ class ClusterState:
         self.controller_epoch = 0
         self.controller: tuple[str, int] | None = None
         self.voters: tuple[Voter, ...] = ()
-        self.brokers: dict[int, Broker] = {}
+        self.brokers: dict[int, RegisteredBroker] = {}
         self.topics: dict[str, Topic] = {}
         self.topic_ids: dict[str, str] = {}
         self.moving: set[tuple[str, int]] = set()
@@ -152,7 +152,7 @@ class ClusterState:
     def _broker_registered(self, record: BrokerRegistered) -> None:
         before = self.brokers.get(record.broker)
         is_cordoned = before is not None and before.cordoned
-        self.brokers[record.broker] = Broker(record, live=True, cordoned=is_cordoned)
+        self.brokers[record.broker] = RegisteredBroker(record, live=True, cordoned=is_cordoned)
         if before is not None and before.registration.directory_id != record.directory_id:
             # The processes of before used another disk; they are not this broker's.
             for _, _, partition in self.replicas_on(record.broker):

@@ -28,14 +28,13 @@ from rayq.core.group_records import (
     OffsetValue,
     Partitions,
     Record,
-    TopicIdPartition,
 )
 from rayq.core.group_state import (
     PATTERNS_MAX,
     Group,
     GroupState,
     Session,
-    TopicInfo,
+    SubscribedTopic,
     partitions_of,
 )
 from rayq.core.topic_pattern import check_pattern
@@ -52,7 +51,7 @@ from rayq.errors import (
     UnknownMemberError,
     to_wire,
 )
-from rayq.records import TopicPartition
+from rayq.records import TopicIdPartition, TopicPartition
 
 GROUPS_MAX = 10_000
 """Of one coordinator."""
@@ -91,7 +90,7 @@ class Beat(NamedTuple):
     owned: Partitions
 
 
-class Commit(NamedTuple):
+class OffsetCommit(NamedTuple):
     topic_id: str
     partition: int
     offset: int
@@ -133,7 +132,7 @@ def heartbeat(
     given_up = before.revoking - beat.owned if is_ack and before.revoking else NOTHING
     if not is_changed and not given_up and (not has_news or known.is_settled):
         return []
-    draft = _Draft(state, group, now_ms)
+    draft = _GroupDraft(state, group, now_ms)
     if is_changed:
         draft.members[beat.member] = _with(before, beat)
     if given_up:
@@ -147,7 +146,7 @@ def heartbeat(
 def _join(
     state: GroupState, group: str, beat: Beat, before: MemberValue | None, *, now_ms: int
 ) -> list[Record]:
-    draft = _Draft(state, group, now_ms)
+    draft = _GroupDraft(state, group, now_ms)
     who = _who(beat.member, beat.client)
     twin = draft.member_of_instance(beat.instance)
     if before is not None and twin in (None, beat.member):
@@ -210,7 +209,7 @@ def leave_static(
     session.heard_s, session.is_acked = now_s, False
     if not known.members[member].revoking:
         return []
-    draft = _Draft(state, group, now_ms)
+    draft = _GroupDraft(state, group, now_ms)
     draft.put(member, revoking=NOTHING)
     draft.reconcile()
     return draft.records()
@@ -285,7 +284,7 @@ def _remove(
     state: GroupState, group: str, gone: Mapping[str, str], now_ms: int
 ) -> list[Record]:
     """`gone`: member to the reason why."""
-    draft = _Draft(state, group, now_ms)
+    draft = _GroupDraft(state, group, now_ms)
     for member in gone:
         draft.remove(member)
     reason = "; ".join(list(gone.values())[:3])
@@ -299,7 +298,7 @@ def _remove(
 
 
 def set_topics(
-    state: GroupState, topics: Mapping[str, TopicInfo], *, now_ms: int
+    state: GroupState, topics: Mapping[str, SubscribedTopic], *, now_ms: int
 ) -> list[Record]:
     """The cluster's topics as the metadata has them now: groups that read what appeared, grew or
     went are rebalanced."""
@@ -314,7 +313,7 @@ def set_topics(
 
 
 def _follow_topics(state: GroupState, name: str, now_ms: int) -> list[Record]:
-    draft = _Draft(state, name, now_ms)
+    draft = _GroupDraft(state, name, now_ms)
     wanted = partitions_of(draft.topics_read())
     aimed: set[TopicIdPartition] = set()
     for one in draft.members.values():
@@ -360,7 +359,7 @@ def commit(
     member: str,
     member_epoch: int,
     sequence: int,
-    offsets: Sequence[Commit],
+    offsets: Sequence[OffsetCommit],
     now_ms: int,
 ) -> tuple[list[Record], list[Refused]]:
     """Positions of a member, or (`member` empty) of a consumer that assigned itself its
@@ -404,7 +403,7 @@ def commit(
 
 
 def set_offsets(
-    state: GroupState, group: str, offsets: Sequence[Commit], *, now_ms: int
+    state: GroupState, group: str, offsets: Sequence[OffsetCommit], *, now_ms: int
 ) -> list[Record]:
     """Raises GroupNotEmptyError, GroupLimitError."""
     _check_no_members(state.groups.get(group), group, "Its positions can be set")
@@ -453,7 +452,7 @@ def find_group(state: GroupState, group: str) -> Group:
 
 
 def _set(
-    state: GroupState, group: str, offsets: Sequence[Commit], now_ms: int
+    state: GroupState, group: str, offsets: Sequence[OffsetCommit], now_ms: int
 ) -> list[Record]:
     records: list[Record] = []
     known = state.groups.get(group)
@@ -465,7 +464,7 @@ def _set(
     return records
 
 
-def _offset_record(group: str, one: Commit, now_ms: int) -> OffsetRecord:
+def _offset_record(group: str, one: OffsetCommit, now_ms: int) -> OffsetRecord:
     value = OffsetValue(one.offset, one.last_epoch, one.metadata, now_ms)
     return OffsetRecord(group, one.topic_id, one.partition, value)
 
@@ -534,7 +533,7 @@ def _check_group_count(state: GroupState) -> None:
         )
 
 
-def _check_metadata(known: Group | None, group: str, offsets: Sequence[Commit]) -> None:
+def _check_metadata(known: Group | None, group: str, offsets: Sequence[OffsetCommit]) -> None:
     length = sum(len(one.metadata) for one in offsets)
     if length == 0:
         return
@@ -623,7 +622,7 @@ def _with(before: MemberValue | None, beat: Beat) -> MemberValue:
 # --- one decision -------------------------------------------------------------------------------
 
 
-class _Draft:
+class _GroupDraft:
     """A group as it will be, from which the records follow. Raises GroupLimitError for one group
     too many."""
 
@@ -659,7 +658,7 @@ class _Draft:
             self.members[member], member_epoch=self._next_epoch, previous_epoch=self._next_epoch
         )
 
-    def topics_read(self) -> dict[str, TopicInfo]:
+    def topics_read(self) -> dict[str, SubscribedTopic]:
         """The existing topics that any member subscribes to."""
         subscription = self._state.subscription
         names = {name for one in self.members.values() for name in subscription(one).topics}

@@ -19,11 +19,10 @@ from zlib import crc32
 import msgspec
 
 from rayq.errors import CorruptBatchError, UnsupportedFormatError
+from rayq.records import TopicIdPartition
 
 VERSION = 1
 
-TopicIdPartition = tuple[str, int]
-"""`(topic id, partition)`"""
 Partitions = frozenset[TopicIdPartition]
 NOTHING: Partitions = frozenset()
 

@@ -22,16 +22,16 @@ from rayq.core.group_records import (
     OffsetValue,
     Partitions,
     Record,
-    TopicIdPartition,
 )
 from rayq.core.topic_pattern import matches
+from rayq.records import TopicIdPartition
 
 PATTERNS_MAX = 250
 """Different patterns of all members: each costs up to 2 ms, and 30 us for each topic, when a
 coordinator begins."""
 
 
-class TopicInfo(NamedTuple):
+class SubscribedTopic(NamedTuple):
     topic_id: str
     partitions: int
 
@@ -88,7 +88,7 @@ class GroupState:
     def __init__(self, assignors: Mapping[str, Assignor | str]) -> None:
         self.assignors = assignors
         self.groups: dict[str, Group] = {}
-        self.topics: dict[str, TopicInfo] = {}
+        self.topics: dict[str, SubscribedTopic] = {}
         self._names: dict[str, str] = {}
         self._matches: dict[str, set[str]] = {}
         self.topics_gone: dict[str, float] = {}
@@ -96,7 +96,7 @@ class GroupState:
 
     # --- topics -----------------------------------------------------------------------------
 
-    def take_topics(self, topics: Mapping[str, TopicInfo]) -> None:
+    def take_topics(self, topics: Mapping[str, SubscribedTopic]) -> None:
         """The cluster's topics as they are now."""
         added = [name for name in topics if name not in self.topics]
         self.topics = dict(topics)
@@ -204,7 +204,7 @@ class GroupState:
             assert (group.value.empty_since_ms is None) == bool(group.members), name
 
 
-def partitions_of(topic_ids: Mapping[str, TopicInfo]) -> Partitions:
+def partitions_of(topic_ids: Mapping[str, SubscribedTopic]) -> Partitions:
     """Every partition of the topics."""
     return frozenset(
         (topic.topic_id, number)

@@ -53,7 +53,7 @@ class Limits(NamedTuple):
     cool_down_s: float
 
 
-class Progress(NamedTuple):
+class PartitionProgress(NamedTuple):
     """Of one partition: `position` is where the group goes on, `end` where the log ends."""
 
     position: int
@@ -69,7 +69,7 @@ class Look(NamedTuple):
 
     at_s: float
     """Monotonic."""
-    partitions: Mapping[int, Progress]
+    partitions: Mapping[int, PartitionProgress]
     consumers: int
     """That are wanted by now: those that run and those on their way."""
     running: int

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Sequence
 import msgspec
 
 from rayq.core import election, move_plans
-from rayq.core.cluster_state import Broker, ClusterState, Partition, Topic
+from rayq.core.cluster_state import ClusterState, Partition, RegisteredBroker, Topic
 from rayq.core.election import Processes
 from rayq.core.metadata_records import (
     BrokerCordoned,
@@ -367,7 +367,7 @@ def _find(state: ClusterState, name: str, number: int) -> tuple[Topic, Partition
     return topic, partition
 
 
-def _known_broker(state: ClusterState, broker: int) -> Broker:
+def _known_broker(state: ClusterState, broker: int) -> RegisteredBroker:
     known = state.brokers.get(broker)
     if known is None:
         raise UnknownBrokerError(

@@ -10,7 +10,7 @@ from rayq.client.consuming.consumer import AsyncConsumer
 from rayq.records import Record
 
 
-class Batch(Protocol):
+class PoolBatch(Protocol):
     """Records in the order of the log within each partition. It does not change."""
 
     @property
@@ -26,11 +26,11 @@ class Batch(Protocol):
         """By partition: the offset after the last record."""
         ...
 
-    def halves(self) -> tuple[Batch, Batch]:
+    def halves(self) -> tuple[PoolBatch, PoolBatch]:
         """The earlier and the later half."""
         ...
 
-    def without(self, partitions: Collection[int]) -> Batch: ...
+    def without(self, partitions: Collection[int]) -> PoolBatch: ...
 
     def record(self) -> Record:
         """The only one."""
@@ -118,7 +118,7 @@ class TableBatch:
 
 async def poll_batch(
     consumer: AsyncConsumer, kind: str, timeout_s: float, records_max: int
-) -> Batch:
+) -> PoolBatch:
     """The next batch, empty when there is none in time. Raises what `poll` raises."""
     if kind == "arrow":
         return TableBatch(await consumer.poll_arrow(timeout_s, records_max))

@@ -26,7 +26,7 @@ from rayq.client.producing.producer import AsyncProducer
 from rayq.config import PoolConfig
 from rayq.environment import Environment
 from rayq.errors import CommitRefusedError, CorruptBatchError, HandlerError, RayqError
-from rayq.pools.pool_batch import Batch, poll_batch
+from rayq.pools.pool_batch import PoolBatch, poll_batch
 from rayq.records import Record, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -92,14 +92,14 @@ class PoolMember:
 
     def __init__(
         self,
-        env: Environment,
+        environment: Environment,
         cluster: Cluster,
         spec: MemberSpec,
         load_handler: Callable[[], Handler],
     ) -> None:
-        """`load_handler` may take its time, and may raise HandlerError. Of `env.threads` there is
-        one: what a handler opens in its first call, the others find in the same thread."""
-        self._env = env
+        """`load_handler` may take its time, and may raise HandlerError. `environment.threads` is
+        one thread: what a handler opens in its first call, the others find in the same thread."""
+        self._environment = environment
         self._cluster = cluster
         self._spec = spec
         self._config = spec.config
@@ -115,7 +115,7 @@ class PoolMember:
         self._is_holding = False
         self._failed_polls = 0
         self._draining = asyncio.Event()
-        now_s = env.clock.monotonic()
+        now_s = environment.clock.monotonic()
         self._heard_at_s = now_s
         self._committed_at_s = now_s
         self._polled_at_s = now_s
@@ -154,14 +154,14 @@ class PoolMember:
 
     @property
     def _now_s(self) -> float:
-        return self._env.clock.monotonic()
+        return self._environment.clock.monotonic()
 
     async def run(self) -> None:
         """Until it is drained, or nobody asks for it any more. Cancelling it is the end of a
         consumer that is killed: the batch it is at is not committed."""
         self._handling_since_s = self._now_s
         try:
-            self._handler = await self._env.threads.run(_make_handler, self._load_handler)
+            self._handler = await self._environment.threads.run(_make_handler, self._load_handler)
         except HandlerError as error:
             self._failure = str(error)
             return
@@ -192,7 +192,7 @@ class PoolMember:
             self._partitions.clear()
             if self._producer is not None:
                 self._producer.abandon()  # Each dead letter was waited for.
-        await self._env.threads.run(_close_handler, self._handler)
+        await self._environment.threads.run(_close_handler, self._handler)
         if not self._draining.is_set():
             self._failure = self._problem
 
@@ -238,7 +238,7 @@ class PoolMember:
         if not len(batch) or self._now_s - self._committed_at_s >= COMMIT_INTERVAL_S:
             await self._commit_all(consumer)
 
-    async def _poll(self, consumer: AsyncConsumer) -> Batch:
+    async def _poll(self, consumer: AsyncConsumer) -> PoolBatch:
         timeout_s = POLL_S
         if self._done:
             timeout_s = max(self._committed_at_s + COMMIT_INTERVAL_S - self._now_s, 0.0)
@@ -326,7 +326,7 @@ class PoolMember:
 
     # --- a batch --------------------------------------------------------------------------------
 
-    async def _deal_with(self, consumer: AsyncConsumer, batch: Batch) -> bool:
+    async def _deal_with(self, consumer: AsyncConsumer, batch: PoolBatch) -> bool:
         """Until all of it is handled, or is a dead letter, or another's; False where it was left
         because this consumer is drained."""
         tries = 0
@@ -347,7 +347,7 @@ class PoolMember:
                 return False
         return True
 
-    async def _try(self, batch: Batch) -> BaseException | None:
+    async def _try(self, batch: PoolBatch) -> BaseException | None:
         """Calls the handler; what it raised."""
         assert self._handler is not None
         began_s = self._handling_since_s = self._now_s
@@ -355,7 +355,7 @@ class PoolMember:
             if is_async(self._handler):
                 error = await _awaited(self._handler, batch.given)
             else:
-                error = await self._env.threads.run(_called, self._handler, batch.given)
+                error = await self._environment.threads.run(_called, self._handler, batch.given)
         finally:
             self._busy_s += self._now_s - began_s
             self._handling_since_s = None
@@ -367,14 +367,14 @@ class PoolMember:
         config = self._config
         doubled_ms: int = config.retry_backoff_ms * 2 ** min(tries - 1, 30)
         most_s = min(doubled_ms, config.retry_backoff_max_ms) / 1000
-        return most_s * self._env.random.uniform(0.5, 1.0)
+        return most_s * self._environment.random.uniform(0.5, 1.0)
 
     async def _take_apart(
-        self, consumer: AsyncConsumer, batch: Batch, error: BaseException
+        self, consumer: AsyncConsumer, batch: PoolBatch, error: BaseException
     ) -> bool:
         """Tries the halves of a batch that keeps failing, and theirs, down to single records: those
         that fail by themselves go to the dead letters. Order stays within each partition."""
-        pieces: list[tuple[Batch, BaseException | None]] = [(batch, error)]
+        pieces: list[tuple[PoolBatch, BaseException | None]] = [(batch, error)]
         """The next one last; with what it raised, when it was tried."""
         tries = 0
         while pieces:
@@ -415,7 +415,7 @@ class PoolMember:
             self._note(f"{error} (With a dead_letter_topic the pool goes on by itself.)")
             return False
         assert offset is not None and next_offset is not None
-        now_ms = self._env.clock.wall_ms()
+        now_ms = self._environment.clock.wall_ms()
         stand_in = Record(*place, offset, now_ms, None, None, [])
         if not await self._write_dead_letter(stand_in, error):
             return False

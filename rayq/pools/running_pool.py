@@ -18,7 +18,7 @@ from rayq.client.cluster import Cluster
 from rayq.client.consumer_pool import PoolSpec
 from rayq.client.consuming.consumer import AsyncConsumer
 from rayq.config import ConsumerConfig
-from rayq.core.pool_scaling import Decision, Limits, Look, PoolScaling, Progress
+from rayq.core.pool_scaling import Decision, Limits, Look, PartitionProgress, PoolScaling
 from rayq.environment import Environment
 from rayq.errors import GroupNotEmptyError, RayqError
 from rayq.logs import log_event
@@ -99,11 +99,11 @@ class RunningPool:
     """See the module. From `start` to `stop`."""
 
     def __init__(
-        self, env: Environment, cluster: Cluster, spec: PoolSpec, hosting: PoolHosting
+        self, environment: Environment, cluster: Cluster, spec: PoolSpec, hosting: PoolHosting
     ) -> None:
         """`spec.handler` is the hosting's business."""
         config = spec.config
-        self._env = env
+        self._environment = environment
         self._cluster = cluster
         self._spec = spec
         self._hosting = hosting
@@ -116,7 +116,7 @@ class RunningPool:
                 config.cool_down_s,
             )
         )
-        self._progress: dict[int, Progress] = {}
+        self._progress: dict[int, PartitionProgress] = {}
         self._decision: Decision | None = None
         self._wanted = 0
         self._looks = 0
@@ -134,15 +134,15 @@ class RunningPool:
 
     @property
     def _now_s(self) -> float:
-        return self._env.clock.monotonic()
+        return self._environment.clock.monotonic()
 
     # --- its life -------------------------------------------------------------------------------
 
     def start(self) -> None:
         """On the loop it will run on."""
-        self._env.metrics.label(cluster=self._cluster.name)
-        self._env.metrics.add_source(self._figures)
-        self._task = self._env.tasks.spawn(self._run(), f"pool {self._spec.name}")
+        self._environment.metrics.label(cluster=self._cluster.name)
+        self._environment.metrics.add_source(self._figures)
+        self._task = self._environment.tasks.spawn(self._run(), f"pool {self._spec.name}")
 
     async def wait_stopped(self) -> bool:
         """After `start`, until it is stopped. False: it has failed, and is logged to have."""
@@ -257,7 +257,7 @@ class RunningPool:
         for place in places:
             if place in ends and (committed[place] is not None or place in starts):
                 position = max(committed[place] or 0, starts.get(place, 0))
-                self._progress[place.partition] = Progress(
+                self._progress[place.partition] = PartitionProgress(
                     min(position, ends[place]), ends[place]
                 )
             else:
@@ -309,7 +309,7 @@ class RunningPool:
         for member in list(self._members.values()):
             if member.asking is None and not member.is_draining:
                 member.asked_at_s = self._now_s
-                member.asking = self._env.tasks.spawn(
+                member.asking = self._environment.tasks.spawn(
                     self._ask(member), f"report of {member.name}"
                 )
         waited_for = [
@@ -396,7 +396,7 @@ class RunningPool:
                 self._begin_drain(member, self._spec.config.drain_timeout_s)
 
     async def _start_one(self) -> None:
-        name = self._env.new_id()[:NAME_CHARACTERS]
+        name = self._environment.new_id()[:NAME_CHARACTERS]
         try:
             handle = await self._hosting.start_member(name)
         except RayqError as error:
@@ -407,7 +407,7 @@ class RunningPool:
 
     def _begin_drain(self, member: _Member, timeout_s: float) -> None:
         if member.draining is None:
-            member.draining = self._env.tasks.spawn(
+            member.draining = self._environment.tasks.spawn(
                 self._drain(member, timeout_s), f"drain {member.name}"
             )
 
@@ -442,7 +442,7 @@ class RunningPool:
             "rayq_pool_retries_total": status.retries,
             "rayq_pool_dead_letters_total": status.dead_letters,
         }
-        sample, at = self._env.metrics.sample, {"pool": status.name, "group": status.group}
+        sample, at = self._environment.metrics.sample, {"pool": status.name, "group": status.group}
         return [sample(name, value, **at) for name, value in figures.items()]
 
     def status(self) -> PoolStatus:

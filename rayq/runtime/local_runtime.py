@@ -18,7 +18,7 @@ from rayq.actors.hosting import HostProcess, ReplicaHostSpec
 from rayq.actors.replica.replica_host import ReplicaHost
 from rayq.config import ClusterConfig
 from rayq.descriptors import shares
-from rayq.environment import Environment
+from rayq.environment import Address, Environment
 from rayq.errors import RayqError
 from rayq.runtime.cleaner_process import run_cleaner_process
 from rayq.runtime.layout import (
@@ -38,7 +38,6 @@ LOOPBACK = "127.0.0.1"
 
 logger = logging.getLogger(__name__)
 _process_numbers = itertools.count(1)
-Endpoint = tuple[str, int]
 NewEnvironment = Callable[[str], Environment]
 """Makes the environment of one process, by its name; the simulation gives its own."""
 
@@ -137,7 +136,7 @@ class LocalServers:
         self.secret = b""
 
     @property
-    def endpoints(self) -> list[Endpoint]:
+    def endpoints(self) -> list[Address]:
         return [broker.endpoint for broker in self.brokers.values()]
 
     async def start(self) -> None:

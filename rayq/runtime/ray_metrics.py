@@ -17,10 +17,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from ray.util.metrics import Gauge
 
 from rayq.client.admin.metrics import GroupLag
-from rayq.client.client import Address, Client
+from rayq.client.client import Client
 from rayq.client.environment import system_environment
 from rayq.config import ClusterConfig
-from rayq.environment import Environment
+from rayq.environment import Address, Environment
 from rayq.errors import RayqError
 from rayq.metrics import CATALOGUE, SECONDS_BOUNDS, Metric, Sample
 from rayq.wire.authentication import Identity, client_key

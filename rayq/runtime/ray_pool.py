@@ -25,11 +25,11 @@ from ray.exceptions import (
     RayError,
 )
 
-from rayq.client.client import Address
 from rayq.client.cluster import Cluster
 from rayq.client.consumer_pool import Handler, PoolControl, PoolSpec
 from rayq.client.environment import system_environment
 from rayq.config import RAY_OPTIONS, ClusterConfig, PoolConfig
+from rayq.environment import Address
 from rayq.errors import HandlerError, PoolExistsError, RayqError, TimeoutError, UnknownPoolError
 from rayq.pools.pool_member import (
     MemberDiedError,

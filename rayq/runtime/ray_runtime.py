@@ -30,7 +30,7 @@ from rayq.client.environment import system_environment
 from rayq.config import ClusterConfig
 from rayq.core.metadata_records import Voter
 from rayq.descriptors import raise_limit
-from rayq.environment import Environment
+from rayq.environment import Address, Environment
 from rayq.errors import (
     ControllerUnavailableError,
     DirectoryInUseError,
@@ -83,7 +83,6 @@ NODES_TIMEOUT_S = 600.0
 NODES_POLL_S = 0.5
 RECOVERY_TIMEOUT_S = 30.0
 """How long a start waits for partitions that were there before to be in sync."""
-Endpoint = tuple[str, int]
 
 
 class BrokerSpec(msgspec.Struct, frozen=True):
@@ -96,7 +95,7 @@ class BrokerSpec(msgspec.Struct, frozen=True):
     port: int
     config: ClusterConfig
     brokers_on_node: int
-    peers: tuple[Endpoint, ...]
+    peers: tuple[Address, ...]
 
 
 class ControllerSpec(HasSecret, frozen=True):
@@ -108,7 +107,7 @@ class ControllerSpec(HasSecret, frozen=True):
     root: str
     port: int
     config: ClusterConfig
-    brokers: tuple[Endpoint, ...]
+    brokers: tuple[Address, ...]
     placed: tuple[tuple[int, str], ...]
     """`(broker, node id)` at the start."""
     nodes: tuple[str, ...]
@@ -121,7 +120,7 @@ class ConnectionInfo(HasSecret, frozen=True):
     cluster_name: str
     cluster_id: str
     secret: bytes
-    brokers: tuple[Endpoint, ...]
+    brokers: tuple[Address, ...]
     config: ClusterConfig
     root: str
 
@@ -248,7 +247,7 @@ class BrokerActor:
             retry_s = min(2 * retry_s, BROKER_RETRY_MAX_S)
             self._started = asyncio.get_running_loop().create_task(self._start())
 
-    async def _start(self) -> Endpoint:
+    async def _start(self) -> Address:
         spec, config = self._spec, self._spec.config
         broker = Broker(
             self._environment,
@@ -300,7 +299,7 @@ class ControllerActor:
         self._spec = spec
         self._placed = dict(spec.placed)
         self._nodes = set(spec.nodes)
-        self._endpoints: dict[int, Endpoint] = {}
+        self._endpoints: dict[int, Address] = {}
         self._stops_until_s = 0.0
         """Until then nodes that join get no broker: the cluster is being stopped."""
         environment = server_environment(spec.config)
@@ -502,7 +501,7 @@ def start_cluster(
     per_node = {node: sum(at == node for at in placed.values()) for node in nodes}
     actors: list[Any] = []
     try:
-        endpoints: list[Endpoint] = []
+        endpoints: list[Address] = []
         for broker, node in sorted(placed.items()):
             actor = start_broker_actor(
                 BrokerSpec(
@@ -829,7 +828,7 @@ async def _remote_format(
 # --- helpers --------------------------------------------------------------------------------------
 
 
-async def _unwrapped(task: asyncio.Task[Endpoint]) -> tuple[str, int | str, str]:
+async def _unwrapped(task: asyncio.Task[Address]) -> tuple[str, int | str, str]:
     try:
         host, port = await asyncio.shield(task)
     except RayqError as error:
@@ -837,7 +836,7 @@ async def _unwrapped(task: asyncio.Task[Endpoint]) -> tuple[str, int | str, str]
     return ("ok", port, host)
 
 
-def checked_endpoint(answer: tuple[str, int | str, str]) -> Endpoint:
+def checked_endpoint(answer: tuple[str, int | str, str]) -> Address:
     kind, first, second = answer
     if kind == "error":
         raise from_wire(str(first), second)

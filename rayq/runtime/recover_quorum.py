@@ -61,7 +61,7 @@ class Survivor(NamedTuple):
         return any((voter.broker, voter.directory_id) == own for voter in self.voters)
 
 
-class Recovered(NamedTuple):
+class RecoveredQuorum(NamedTuple):
     """What was done: `directory` is the only voter now, under controller epoch `epoch`."""
 
     directory: Directory
@@ -85,7 +85,7 @@ def survivors(environment: Environment, path: str) -> list[Survivor]:
     return sorted(found, key=lambda one: (one.epoch, one.last_index, one.is_voter), reverse=True)
 
 
-def recover_quorum(environment: Environment, path: str) -> Recovered:
+def recover_quorum(environment: Environment, path: str) -> RecoveredQuorum:
     """Makes the broker of `path` the only voter, in a new epoch and marked as unclean. Others join
     as voters again once they have a session. All brokers must be stopped.
 
@@ -120,7 +120,7 @@ def recover_quorum(environment: Environment, path: str) -> Recovered:
         users_topics = sum(not name.startswith(INTERNAL_PREFIX) for name in state.topic_ids)
     finally:
         directory.close()
-    return Recovered(best.directory, epoch, index, best.voters, users_topics)
+    return RecoveredQuorum(best.directory, epoch, index, best.voters, users_topics)
 
 
 def _leaps(state: ClusterState) -> list[MetadataRecord]:

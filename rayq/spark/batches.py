@@ -23,7 +23,7 @@ from rayq.errors import CheckpointDamagedError, CheckpointMismatchError
 from rayq.records import TopicPartition
 
 
-class Batch(msgspec.Struct, frozen=True):
+class MicroBatch(msgspec.Struct, frozen=True):
     """A micro-batch as it is written ahead: one range for every partition of the query, sorted by
     topic and partition. Some may be empty; all of them only where the log ended before the query's
     position, so that what is appended there from now on is read, also after a restart."""
@@ -39,7 +39,7 @@ class Batch(msgspec.Struct, frozen=True):
         return sum(one.offsets for one in self.ranges)
 
 
-class Progress(msgspec.Struct, frozen=True):
+class QueryProgress(msgspec.Struct, frozen=True):
     """How far a query is: where the batch `next_id` begins, as empty ranges."""
 
     next_id: int
@@ -53,11 +53,11 @@ class Progress(msgspec.Struct, frozen=True):
 class Resumption(msgspec.Struct, frozen=True):
     """What a start finds: the batch to run again, if one has no commit, and where to go on then."""
 
-    replay: Batch | None
-    progress: Progress
+    replay: MicroBatch | None
+    progress: QueryProgress
 
 
-def resume(start: Sequence[Split], written: Batch | None, committed: int | None) -> Resumption:
+def resume(start: Sequence[Split], written: MicroBatch | None, committed: int | None) -> Resumption:
     """From the starting positions of the query, its last batch written and the last committed.
     Raises CheckpointDamagedError where these cannot be of one query."""
     if written is None:
@@ -65,7 +65,7 @@ def resume(start: Sequence[Split], written: Batch | None, committed: int | None)
             raise CheckpointDamagedError(
                 f"Batch {committed} is committed, but no offsets of any batch are there."
             )
-        return Resumption(None, Progress(0, _ends(start)))
+        return Resumption(None, QueryProgress(0, _ends(start)))
     if committed not in (written.batch_id, written.batch_id - 1 if written.batch_id else None):
         last = "none" if committed is None else f"batch {committed}"
         raise CheckpointDamagedError(
@@ -76,9 +76,9 @@ def resume(start: Sequence[Split], written: Batch | None, committed: int | None)
     return Resumption(replay, after(written))
 
 
-def after(batch: Batch) -> Progress:
+def after(batch: MicroBatch) -> QueryProgress:
     """Where to go on once a batch is written."""
-    return Progress(batch.batch_id + 1, _ends(batch.ranges))
+    return QueryProgress(batch.batch_id + 1, _ends(batch.ranges))
 
 
 def _ends(ranges: Iterable[Split]) -> list[Split]:
@@ -95,19 +95,19 @@ def with_topics(found: Resumption, topics: Collection[str]) -> Resumption:
     return Resumption(
         None
         if replay is None
-        else Batch(replay.batch_id, replay.timestamp_ms, left(replay.ranges)),
-        Progress(progress.next_id, left(progress.positions)),
+        else MicroBatch(replay.batch_id, replay.timestamp_ms, left(replay.ranges)),
+        QueryProgress(progress.next_id, left(progress.positions)),
     )
 
 
 def next_batch(
-    progress: Progress,
+    progress: QueryProgress,
     available: Sequence[Split],
     *,
     offsets_max: int | None = None,
     until: Mapping[TopicPartition, int] | None = None,
     now_ms: int,
-) -> Batch | None:
+) -> MicroBatch | None:
     """The next batch, None while there is nothing new: no offsets to read, and no log that ends
     before the query's position.
 
@@ -127,7 +127,7 @@ def next_batch(
     moved_back = any(one.start < positions.get(one.place, one.start) for one in ranges)
     if all(one.is_empty for one in ranges) and not moved_back:
         return None
-    return Batch(progress.next_id, now_ms, ranges)
+    return MicroBatch(progress.next_id, now_ms, ranges)
 
 
 def _until(one: Split, end: int | None) -> Split:

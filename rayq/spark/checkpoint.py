@@ -31,7 +31,7 @@ from rayq.errors import (
     StorageError,
     UnsupportedFormatError,
 )
-from rayq.spark.batches import Batch, Resumption, resume
+from rayq.spark.batches import MicroBatch, Resumption, resume
 from rayq.spark.checkpoint_store import Store, open_store
 from rayq.storage import checked_file
 
@@ -57,10 +57,10 @@ class WrittenBatch(msgspec.Struct, frozen=True):
     """`offsets/<N>`."""
 
     query_id: str
-    batch: Batch
+    batch: MicroBatch
 
 
-class Commit(msgspec.Struct, frozen=True):
+class BatchCommit(msgspec.Struct, frozen=True):
     """`commits/<N>`."""
 
     query_id: str
@@ -68,7 +68,7 @@ class Commit(msgspec.Struct, frozen=True):
     timestamp_ms: int
 
 
-Content = TypeVar("Content", QueryMetadata, WrittenBatch, Commit)
+Content = TypeVar("Content", QueryMetadata, WrittenBatch, BatchCommit)
 
 
 class Checkpoint:
@@ -141,7 +141,7 @@ class Checkpoint:
                 self._store.remove(f"{directory}/{number}")
         return found
 
-    def _batch(self, number: int) -> Batch:
+    def _batch(self, number: int) -> MicroBatch:
         name = f"{OFFSETS}/{number}"
         found = self._read(name, OFFSETS, WrittenBatch)
         if found is None:
@@ -155,7 +155,7 @@ class Checkpoint:
 
     def _check_commit(self, number: int) -> None:
         name = f"{COMMITS}/{number}"
-        found = self._read(name, COMMITS, Commit)
+        found = self._read(name, COMMITS, BatchCommit)
         if found is None:
             raise self._damaged(f"{name} is missing")
         self._check_owner(name, found.query_id, found.batch_id, number)
@@ -168,7 +168,7 @@ class Checkpoint:
 
     # --- batches --------------------------------------------------------------------------------
 
-    def write_batch(self, batch: Batch) -> None:
+    def write_batch(self, batch: MicroBatch) -> None:
         """Writes ahead what a batch will read, durably. Raises CheckpointInUseError where another
         query wrote it meanwhile."""
         expected = 0 if self._last_written is None else self._last_written + 1
@@ -187,7 +187,7 @@ class Checkpoint:
         """Says that a batch is done, durably, and forgets an old one."""
         assert batch_id == self._last_written, (batch_id, self._last_written)
         self._store.check_lock()
-        self._write(f"{COMMITS}/{batch_id}", COMMITS, Commit(self._query_id, batch_id, now_ms))
+        self._write(f"{COMMITS}/{batch_id}", COMMITS, BatchCommit(self._query_id, batch_id, now_ms))
         self._last_committed = batch_id
         for directory in (OFFSETS, COMMITS):
             # What cannot be removed now is removed by the next start.

@@ -37,7 +37,7 @@ SETTLE_S = 1.0
 """Between taking a lease and looking whether another process took it at the same moment."""
 
 
-class Holder(msgspec.Struct, frozen=True):
+class CheckpointHolder(msgspec.Struct, frozen=True):
     """Who uses a checkpoint. `started` is the process's start (clock ticks since boot): with the
     pid, the boot and the pid namespace it names one process for ever. The host's name is for people
     alone: machines and containers may share one."""
@@ -57,7 +57,7 @@ class Holder(msgspec.Struct, frozen=True):
 class Lease(msgspec.Struct, frozen=True):
     """Content of the lock file that is no kernel's lock."""
 
-    holder: Holder
+    holder: CheckpointHolder
     beat: int
     """Grows with each renewal."""
 
@@ -95,9 +95,9 @@ class Store(Protocol):
     def unlock(self) -> None: ...
 
 
-def this_process(run_id: str) -> Holder:
+def this_process(run_id: str) -> CheckpointHolder:
     pid = os.getpid()
-    return Holder(
+    return CheckpointHolder(
         socket.gethostname(), pid, process_start_time(pid), run_id, boot_id(), _pid_namespace()
     )
 
@@ -143,7 +143,7 @@ def open_store(path: str | os.PathLike[str], run_id: str) -> Store:
 class LocalStore:
     """A directory of this machine (or one that is mounted, where flock works)."""
 
-    def __init__(self, disk: Disk, path: str, holder: Holder) -> None:
+    def __init__(self, disk: Disk, path: str, holder: CheckpointHolder) -> None:
         self.path = path
         self._disk = disk
         self._holder = holder
@@ -214,14 +214,14 @@ class LocalStore:
         return CheckpointError(f"{name} of the checkpoint {self.path} cannot be {what}: {error}")
 
 
-def _holder_in(content: bytes) -> Holder | None:
+def _holder_in(content: bytes) -> CheckpointHolder | None:
     try:
-        return msgspec.json.decode(content, type=Holder)
+        return msgspec.json.decode(content, type=CheckpointHolder)
     except msgspec.DecodeError:
         return None  # it has yet to sign
 
 
-def _in_use(path: str, holder: Holder | None) -> CheckpointInUseError:
+def _in_use(path: str, holder: CheckpointHolder | None) -> CheckpointInUseError:
     who = "another process" if holder is None else str(holder)
     return CheckpointInUseError(
         f"The checkpoint {path} is in use by {who}. One streaming query at a time may use it: stop "
@@ -235,7 +235,7 @@ def _in_use(path: str, holder: Holder | None) -> CheckpointInUseError:
 class FsspecStore:
     """Files of an fsspec file system, whose errors may be of any class."""
 
-    def __init__(self, files: Any, root: str, url: str, holder: Holder) -> None:
+    def __init__(self, files: Any, root: str, url: str, holder: CheckpointHolder) -> None:
         self.path = url
         self._files = files
         self._root = root.rstrip("/")
@@ -319,7 +319,7 @@ class LeaseLock:
     def __init__(
         self,
         store: Store,
-        holder: Holder,
+        holder: CheckpointHolder,
         *,
         lease_s: float = LEASE_S,
         settle_s: float = SETTLE_S,
@@ -397,7 +397,7 @@ class LeaseLock:
         self._store.write(LOCK, msgspec.json.encode(Lease(self._holder, self._beat)))
 
 
-def _is_gone(holder: Holder) -> bool:
+def _is_gone(holder: CheckpointHolder) -> bool:
     """A process that this one would see, and that has ended; of others nothing is known."""
     if holder.started is None or None in (holder.boot_id, holder.pid_namespace):
         return False

@@ -18,7 +18,7 @@ from rayq.batch.offset_ranges import Split
 from rayq.client.timeouts import seconds
 from rayq.errors import InvalidRequestError, RayqError, StreamingQueryError
 from rayq.records import TopicPartition
-from rayq.spark.batches import Batch, Resumption, after, next_batch
+from rayq.spark.batches import MicroBatch, Resumption, after, next_batch
 from rayq.spark.checkpoint import Checkpoint
 from rayq.spark.topic_source import TopicSource, advice
 from rayq.spark.trigger import Trigger
@@ -306,7 +306,7 @@ class StreamingQuery:
 
     def _execute(
         self,
-        batch: Batch,
+        batch: MicroBatch,
         watch: _Stopwatch,
         latest: Mapping[TopicPartition, int] | None = None,
     ) -> None:
@@ -359,7 +359,7 @@ class StreamingQuery:
 
     def _progress_of(
         self,
-        batch: Batch,
+        batch: MicroBatch,
         watch: _Stopwatch,
         latest: Mapping[TopicPartition, int] | None,
         group_error: str | None,

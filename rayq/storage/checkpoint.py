@@ -14,7 +14,7 @@ _VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint:
+class LogCheckpoint:
     """One state of a log that is on disk as a whole.
 
     Content: lines of `name value`. A crash leaves the previous checkpoint or this one. It is
@@ -36,13 +36,13 @@ class Checkpoint:
         ).encode()
 
 
-def write_checkpoint(disk: Disk, directory: str, checkpoint: Checkpoint) -> None:
+def write_checkpoint(disk: Disk, directory: str, checkpoint: LogCheckpoint) -> None:
     """Replaces the checkpoint, durably. Raises OSError."""
     path = f"{directory}/{CHECKPOINT}"
     checked_file.write(disk, path, _KIND, _VERSION, checkpoint.encode())
 
 
-def read_checkpoint(disk: Disk, directory: str) -> Checkpoint | None:
+def read_checkpoint(disk: Disk, directory: str) -> LogCheckpoint | None:
     """The checkpoint, None in a directory that has none yet.
 
     Raises `StorageError` when it is damaged, `UnsupportedFormatError` for another version.
@@ -54,7 +54,7 @@ def read_checkpoint(disk: Disk, directory: str) -> Checkpoint | None:
     try:
         pairs = (line.split(" ") for line in content.decode("ascii").splitlines())
         values = {name: int(value) for name, value in pairs}
-        return Checkpoint(
+        return LogCheckpoint(
             recovery_point=values["recovery_point"],
             high_watermark=values["high_watermark"],
             log_start=values["log_start"],

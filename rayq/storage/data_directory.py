@@ -66,7 +66,7 @@ class PartitionMeta(msgspec.Struct, frozen=True, kw_only=True):
     partition: int
 
 
-class Holder(msgspec.Struct, frozen=True, kw_only=True):
+class DirectoryHolder(msgspec.Struct, frozen=True, kw_only=True):
     """Who wrote a lock file. `start_time` tells a process from a later one with the same pid; None
     where it is not known."""
 
@@ -171,18 +171,18 @@ def _write_json(disk: Disk, path: str, value: Meta | PartitionMeta) -> None:
 # --- locks --------------------------------------------------------------------------------------
 
 
-def _sign(file: File, holder: Holder) -> None:
+def _sign(file: File, holder: DirectoryHolder) -> None:
     checked_file.write_all(file, msgspec.json.encode(holder).ljust(_LOCK_BYTES - 1) + b"\n", 0)
 
 
-def _read_holder(file: File) -> Holder | None:
+def _read_holder(file: File) -> DirectoryHolder | None:
     try:
-        return msgspec.json.decode(file.pread(_LOCK_BYTES, 0), type=Holder)
+        return msgspec.json.decode(file.pread(_LOCK_BYTES, 0), type=DirectoryHolder)
     except msgspec.DecodeError:
         return None
 
 
-def lock_holder(disk: Disk, path: str) -> Holder | None:
+def lock_holder(disk: Disk, path: str) -> DirectoryHolder | None:
     """Who holds a lock file; None when nobody does. Raises OSError."""
     try:
         file = disk.open(path, writable=False)
@@ -200,7 +200,7 @@ def lock_holder(disk: Disk, path: str) -> Holder | None:
     raise StorageError(f"{path} is locked by a process that does not say who it is.")
 
 
-def _in_use(path: str, holder: Holder | None) -> DirectoryInUseError:
+def _in_use(path: str, holder: DirectoryHolder | None) -> DirectoryInUseError:
     who = "another process" if holder is None else f"process {holder.pid}"
     error = DirectoryInUseError(
         f"{path} is in use by {who}. Stop it first, or use another directory."
@@ -211,7 +211,7 @@ def _in_use(path: str, holder: Holder | None) -> DirectoryInUseError:
     return error
 
 
-def _lock(path: str, file: File, holder: Holder) -> None:
+def _lock(path: str, file: File, holder: DirectoryHolder) -> None:
     """Takes and signs a lock file; closes it and raises `DirectoryInUseError` when it is held, or
     OSError when the disk fails: nobody may be kept out by a lock that was not given."""
     if not file.try_lock():
@@ -253,7 +253,7 @@ class DataDirectory:
             if read_meta(disk, path) is None:
                 raise StorageError(f"{path} is no data directory: {META} is missing.")
             lock = disk.open(f"{path}/{BROKER_LOCK}", create=True)
-            holder = Holder(
+            holder = DirectoryHolder(
                 pid=environment.pid,
                 start_time=None,
                 boot_id=environment.boot_id,
@@ -314,7 +314,7 @@ class DataDirectory:
         return None if meta is None else meta.topic_id
 
     @staticmethod
-    def partition_holder(disk: Disk, path: str) -> Holder | None:
+    def partition_holder(disk: Disk, path: str) -> DirectoryHolder | None:
         """The replica process that holds a partition's directory, None when none does."""
         return lock_holder(disk, f"{path}/{PARTITION_LOCK}")
 
@@ -396,7 +396,7 @@ class PartitionDirectory:
         holds another topic, `UnsupportedFormatError`, `StorageError`.
         """
         disk = environment.disk
-        holder = Holder(
+        holder = DirectoryHolder(
             pid=environment.pid,
             start_time=pid_start_time,
             boot_id=environment.boot_id,

@@ -22,7 +22,7 @@ from rayq.storage.batch import (
     split_batches,
     stamp,
 )
-from rayq.storage.checkpoint import Checkpoint, write_checkpoint
+from rayq.storage.checkpoint import LogCheckpoint, write_checkpoint
 from rayq.storage.clean_state import CleanState, write_clean_state
 from rayq.storage.cleaner import CleaningJob, CleaningResult
 from rayq.storage.epochs import EpochCache
@@ -39,7 +39,7 @@ from rayq.storage.plans import (
 )
 from rayq.storage.producer_state import ProducerState, snapshot_offsets, snapshot_path
 from rayq.storage.recovery import (
-    Recovered,
+    RecoveredLog,
     Reset,
     load_producers,
     recover,
@@ -86,7 +86,7 @@ class Log:
         directory: str,
         config: TopicConfig,
         checkpoint_bytes: int,
-        recovered: Recovered,
+        recovered: RecoveredLog,
     ) -> None:
         """Use `Log.open`."""
         self._disk = disk
@@ -379,7 +379,7 @@ class Log:
                     writes.append((index, write))
         changed = self.epochs.changes != self._written_epoch_changes
         return CheckpointJob(
-            Checkpoint(
+            LogCheckpoint(
                 recovery_point=self._end,
                 high_watermark=min(high_watermark, self._end),
                 log_start=self._start,
@@ -534,7 +534,7 @@ class Log:
         end = place.header.base_offset
         if end > offset:  # In a gap: what stays ends before it.
             end = segment.view().end_before(offset, pread)
-        lowered = Checkpoint(
+        lowered = LogCheckpoint(
             recovery_point=min(self._checkpoint.recovery_point, end),
             high_watermark=min(self._checkpoint.high_watermark, end),
             log_start=min(self._checkpoint.log_start, end),
@@ -592,7 +592,7 @@ class Log:
 
     def _reset(self, reset: Reset, producers: ProducerState) -> None:
         self._segments = SegmentList([reset_log(self._disk, self.directory, reset)])
-        self._checkpoint = Checkpoint(
+        self._checkpoint = LogCheckpoint(
             recovery_point=reset.end_offset,
             high_watermark=min(reset.log_start, reset.end_offset),
             log_start=reset.log_start,

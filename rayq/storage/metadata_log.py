@@ -35,7 +35,7 @@ _FRAME_BYTES = _FRAME.size + _CRC.size
 FRAME_BYTES_MAX = 256 * 1024 * 1024
 
 
-class _Snapshot(msgspec.Struct, array_like=True, frozen=True):
+class _MetadataSnapshot(msgspec.Struct, array_like=True, frozen=True):
     index: int
     epoch: int
     data: bytes
@@ -43,7 +43,7 @@ class _Snapshot(msgspec.Struct, array_like=True, frozen=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _entries_decoder = msgspec.msgpack.Decoder(list[Entry])
-_snapshot_decoder = msgspec.msgpack.Decoder(_Snapshot)
+_snapshot_decoder = msgspec.msgpack.Decoder(_MetadataSnapshot)
 
 
 class MetadataLog:
@@ -69,7 +69,7 @@ class MetadataLog:
         self._directory = directory
         self._path = f"{directory}/{ENTRIES}"
         self._entries: list[Entry] = []
-        self._snapshot: _Snapshot | None = None
+        self._snapshot: _MetadataSnapshot | None = None
         self._promised_epoch = 0
         self._size = 0
         self._failure: str | None = None
@@ -318,7 +318,7 @@ class MetadataLog:
         kept = (
             self._entries[index + 1 - self.first_index :] if self.epoch_at(index) == epoch else []
         )
-        self._replace_snapshot(_Snapshot(index, epoch, data), kept)
+        self._replace_snapshot(_MetadataSnapshot(index, epoch, data), kept)
 
     def compact(self, index: int, epoch: int, data: bytes) -> None:
         """Puts an own snapshot of all records up to `index` in their place."""
@@ -329,10 +329,10 @@ class MetadataLog:
                 f"Cannot compact up to entry {index} of epoch {epoch}: it is not held."
             )
         self._replace_snapshot(
-            _Snapshot(index, epoch, data), self._entries[index + 1 - self.first_index :]
+            _MetadataSnapshot(index, epoch, data), self._entries[index + 1 - self.first_index :]
         )
 
-    def _replace_snapshot(self, snapshot: _Snapshot, kept: list[Entry]) -> None:
+    def _replace_snapshot(self, snapshot: _MetadataSnapshot, kept: list[Entry]) -> None:
         path = f"{self._directory}/{SNAPSHOT}"
         content = _encoder.encode(snapshot)
         self._change(

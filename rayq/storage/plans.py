@@ -17,7 +17,7 @@ from rayq.errors import CorruptBatchError, StorageError, UnsupportedFormatError
 from rayq.storage import checked_file
 from rayq.storage.appending import is_full, open_failed
 from rayq.storage.batch import BatchHeader, check_body, decode_columns
-from rayq.storage.checkpoint import Checkpoint, write_checkpoint
+from rayq.storage.checkpoint import LogCheckpoint, write_checkpoint
 from rayq.storage.epochs import write_epochs
 from rayq.storage.index import DamagedIndexError, Index, IndexWrite, Reader
 from rayq.storage.producer_state import SNAPSHOTS_KEPT, snapshot_offsets, snapshot_path
@@ -35,7 +35,7 @@ VERIFY_BYTES_MAX = 16 * MIB
 class CheckpointJob:
     """All that must be on disk before the recovery point may move, and the new checkpoint."""
 
-    state: Checkpoint
+    state: LogCheckpoint
     index_writes: tuple[tuple[Index, IndexWrite], ...]
     epochs: bytes | None
     """The content of `leader-epochs`, None when the file is as it should be."""

@@ -68,14 +68,14 @@ class _ProducerSnapshot(msgspec.Struct, array_like=True):
     active_ms: int = 0
 
 
-class _Snapshot(msgspec.Struct, array_like=True):
+class _StateSnapshot(msgspec.Struct, array_like=True):
     newest_append_time_ms: int
     producers: list[_ProducerSnapshot]
     time_ms: int = 0
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Snapshot)
+_decoder = msgspec.msgpack.Decoder(_StateSnapshot)
 
 
 class ProducerState:
@@ -216,7 +216,7 @@ class ProducerState:
             for producer_id, producer in self._producers.items()
         ]
         content = _encoder.encode(
-            _Snapshot(self._newest_append_time_ms, producers, self._time_ms)
+            _StateSnapshot(self._newest_append_time_ms, producers, self._time_ms)
         )
         return checked_file.encode(_KIND, _VERSION, content)
 

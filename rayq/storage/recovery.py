@@ -18,7 +18,7 @@ from rayq.config import TopicConfig
 from rayq.environment import Disk, File
 from rayq.errors import CorruptBatchError, StorageError
 from rayq.storage import checked_file
-from rayq.storage.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from rayq.storage.checkpoint import LogCheckpoint, read_checkpoint, write_checkpoint
 from rayq.storage.clean_state import CleanState, read_clean_state, write_clean_state
 from rayq.storage.epochs import EpochCache, read_epochs, write_epochs
 from rayq.storage.producer_state import ProducerState, snapshot_offsets, snapshot_path
@@ -52,10 +52,10 @@ class Reset(msgspec.Struct, array_like=True, frozen=True):
     clean_state: CleanState = CleanState()
 
 
-class Recovered(msgspec.Struct):
+class RecoveredLog(msgspec.Struct):
     """A log as it was found, its torn tail cut."""
 
-    checkpoint: Checkpoint
+    checkpoint: LogCheckpoint
     log_start: int
     segments: list[Segment]
     unsynced: list[Segment]
@@ -67,7 +67,7 @@ class Recovered(msgspec.Struct):
     """Something was above the recovery point, cut or made anew: sync, then write a checkpoint."""
 
 
-def recover(disk: Disk, directory: str, config: TopicConfig) -> Recovered:
+def recover(disk: Disk, directory: str, config: TopicConfig) -> RecoveredLog:
     """Opens the log in `directory`, which is made a new log when it is empty.
 
     Raises `StorageError`, `UnsupportedFormatError`, or OSError from the disk.
@@ -83,7 +83,7 @@ def recover(disk: Disk, directory: str, config: TopicConfig) -> Recovered:
                 "disk cannot be told from a torn tail. Nothing was deleted. Put the file back; "
                 "without this partition's directory the log is copied from its leader."
             )
-        checkpoint = Checkpoint(recovery_point=0, high_watermark=0, log_start=0)
+        checkpoint = LogCheckpoint(recovery_point=0, high_watermark=0, log_start=0)
         write_checkpoint(disk, directory, checkpoint)
     _remove_leftovers(disk, directory, checkpoint)
     bases = base_offsets(disk.list(directory), LOG_SUFFIX)
@@ -96,7 +96,7 @@ def recover(disk: Disk, directory: str, config: TopicConfig) -> Recovered:
     return _Recovery(disk, directory, config, checkpoint, log_start).run(bases)
 
 
-def _log_start(directory: str, bases: list[int], checkpoint: Checkpoint) -> int:
+def _log_start(directory: str, bases: list[int], checkpoint: LogCheckpoint) -> int:
     """The first readable offset; raises `StorageError` when the file that holds it is gone."""
     log_start, recovery_point = checkpoint.log_start, checkpoint.recovery_point
     first = bases[0] if bases else None
@@ -114,7 +114,7 @@ def _log_start(directory: str, bases: list[int], checkpoint: Checkpoint) -> int:
     return max(first, log_start)
 
 
-def _remove_leftovers(disk: Disk, directory: str, checkpoint: Checkpoint) -> None:
+def _remove_leftovers(disk: Disk, directory: str, checkpoint: LogCheckpoint) -> None:
     """Finishes what a crash interrupted: temporary files, segments below the log start, snapshots
     that no checkpoint covers, indexes without a log.
 
@@ -152,7 +152,7 @@ def _remove_leftovers(disk: Disk, directory: str, checkpoint: Checkpoint) -> Non
 
 class _Recovery:
     def __init__(
-        self, disk: Disk, directory: str, config: TopicConfig, checkpoint: Checkpoint, start: int
+        self, disk: Disk, directory: str, config: TopicConfig, checkpoint: LogCheckpoint, start: int
     ) -> None:
         self._disk = disk
         self._directory = directory
@@ -166,7 +166,7 @@ class _Recovery:
         self._clean_state = read_clean_state(disk, directory)
         self._is_changed = False
 
-    def run(self, bases: list[int]) -> Recovered:
+    def run(self, bases: list[int]) -> RecoveredLog:
         beyond = self._load_known(bases)
         try:
             self._epochs = self._load_epochs()
@@ -178,7 +178,7 @@ class _Recovery:
                 f"{error} The batches there were on disk; nothing was deleted."
             ) from error
         self._read_tail(beyond)
-        return Recovered(
+        return RecoveredLog(
             self._checkpoint,
             self._start,
             self._segments,
@@ -363,7 +363,7 @@ def _apply_reset(disk: Disk, directory: str, reset: Reset) -> Segment:
     write_checkpoint(
         disk,
         directory,
-        Checkpoint(
+        LogCheckpoint(
             recovery_point=reset.end_offset,
             high_watermark=min(reset.log_start, reset.end_offset),
             log_start=reset.log_start,

@@ -107,7 +107,7 @@ class SegmentList(Sequence[Segment]):
         return start
 
 
-class Range(NamedTuple):
+class SegmentRange(NamedTuple):
     """A stretch of whole batches in the active segment's file."""
 
     start: int
@@ -135,7 +135,7 @@ class RecentBatches:
 
     def locate(
         self, offset: int, limit_offset: int, bytes_max: int, active: Segment
-    ) -> Range | None:
+    ) -> SegmentRange | None:
         """The batches from the one that holds `offset`, all below `limit_offset`, of `bytes_max`
         in all but at least one; None when that batch is not among the newest."""
         offsets, positions = self._offsets, self._positions
@@ -148,5 +148,5 @@ class RecentBatches:
         if limit == len(offsets) and active.size - start <= bytes_max:
             stop = limit
         if stop < len(offsets):
-            return Range(start, positions[stop], offsets[stop])
-        return Range(start, active.size, active.next_offset)
+            return SegmentRange(start, positions[stop], offsets[stop])
+        return SegmentRange(start, active.size, active.next_offset)

@@ -12,7 +12,7 @@ from rayq.environment import Disk
 from rayq.errors import CorruptBatchError, RayqError, UnsupportedFormatError
 from rayq.storage import checked_file
 from rayq.storage.batch import BatchHeader, decode_columns
-from rayq.storage.checkpoint import Checkpoint, read_checkpoint
+from rayq.storage.checkpoint import LogCheckpoint, read_checkpoint
 from rayq.storage.clean_state import read_clean_state
 from rayq.storage.cleaner import CLEANING
 from rayq.storage.data_directory import BROKER_LOCK, META, PARTITION_META, lock_holder, read_meta
@@ -120,7 +120,7 @@ def _metadata(disk: Disk, path: str) -> Report:
 
 def _partition(disk: Disk, path: str) -> Report:
     report = Report(path, "partition")
-    checkpoint: Checkpoint | None = None
+    checkpoint: LogCheckpoint | None = None
     swap: Swap | None = None
     try:
         if disk.exists(f"{path}/{RESET}"):
@@ -151,7 +151,7 @@ def _partition(disk: Disk, path: str) -> Report:
     if checkpoint is None:
         if bases:
             report.damage.append(f"{path}/checkpoint is missing")
-        checkpoint = Checkpoint(recovery_point=0, high_watermark=0, log_start=0)
+        checkpoint = LogCheckpoint(recovery_point=0, high_watermark=0, log_start=0)
     report.start_offset, report.recovery_point = checkpoint.log_start, checkpoint.recovery_point
     if not bases and checkpoint.recovery_point > checkpoint.log_start:
         report.damage.append(f"{path}: the segments are missing")

@@ -68,7 +68,7 @@ class Connection(FrameStream):
 
     def __init__(
         self,
-        env: Environment,
+        environment: Environment,
         host: str,
         port: int,
         identity: Identity,
@@ -81,7 +81,8 @@ class Connection(FrameStream):
         self.peer_cluster_id: str | None = None
         self.peer_broker: int | None = None
         self._frame_bytes_max = config.max_frame_bytes
-        self._handshake = ClientHandshake(identity, env.token_bytes(NONCE_BYTES), expect_broker)
+        nonce = environment.token_bytes(NONCE_BYTES)
+        self._handshake = ClientHandshake(identity, nonce, expect_broker)
         # The outcome of the handshake as a value: an exception nobody fetched would be logged.
         self._opened: asyncio.Future[RayqError | None] = self._loop.create_future()
         self._is_open = False
@@ -98,7 +99,7 @@ class Connection(FrameStream):
     @classmethod
     async def open(
         cls,
-        env: Environment,
+        environment: Environment,
         host: str,
         port: int,
         identity: Identity,
@@ -112,11 +113,12 @@ class Connection(FrameStream):
         ConnectionRefusedError where nobody listens), AuthenticationError, WrongClusterError,
         UnsupportedVersionError, OverloadedError, ProtocolError.
         """
-        connection = cls(env, host, port, identity, config or ClusterConfig(), expect_broker)
+        config = config or ClusterConfig()
+        connection = cls(environment, host, port, identity, config, expect_broker)
         is_opened = False
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
-                await env.network.connect(host, port, lambda: connection)
+                await environment.network.connect(host, port, lambda: connection)
                 failure = await asyncio.shield(connection._opened)
             if failure is not None:
                 raise failure

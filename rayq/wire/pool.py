@@ -7,13 +7,11 @@ import builtins
 from collections.abc import Callable, Sequence
 
 from rayq.config import ClusterConfig
-from rayq.environment import Buffer, Environment
+from rayq.environment import Address, Buffer, Environment
 from rayq.errors import ClosedError, RayqError, TimeoutError
 from rayq.wire.authentication import Identity
 from rayq.wire.connection import Connection
 from rayq.wire.messages import Request, ResponseT
-
-Address = tuple[str, int]
 
 
 class ConnectionPool:
@@ -21,7 +19,7 @@ class ConnectionPool:
 
     def __init__(
         self,
-        env: Environment,
+        environment: Environment,
         identity: Identity,
         config: ClusterConfig | None = None,
         on_refused: Callable[[Connection, RayqError], None] | None = None,
@@ -30,7 +28,7 @@ class ConnectionPool:
         self.identity = identity
         """Used by connections opened from now on."""
         self._on_refused = on_refused
-        self._env = env
+        self._environment = environment
         self._config = config or ClusterConfig()
         self._connections: dict[Address, Connection] = {}
         # Attempts under way; the outcome is a value, so that one nobody waits for is not logged.
@@ -52,7 +50,7 @@ class ConnectionPool:
         if attempt is None:
             attempt = asyncio.get_running_loop().create_future()
             self._attempts[address] = attempt
-            self._env.tasks.spawn(self._open(address, attempt), f"connect to {host}:{port}")
+            self._environment.tasks.spawn(self._open(address, attempt), f"connect to {host}:{port}")
         outcome = await asyncio.shield(attempt)
         if isinstance(outcome, Connection):
             return outcome
@@ -109,7 +107,7 @@ class ConnectionPool:
         )
         try:
             outcome = await Connection.open(
-                self._env, host, port, self.identity, config=self._config
+                self._environment, host, port, self.identity, config=self._config
             )
         except RayqError as error:
             outcome = error

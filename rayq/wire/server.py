@@ -104,8 +104,8 @@ class Peer:
 
 Handler = Callable[[Peer, AnyRequest, memoryview], "Result | Awaitable[Result]"]
 """Called with each request in the order of arrival on its connection; it returns the answer, or an
-awaitable of it: a future, or a coroutine that runs in a task of `env.tasks` (when the peer goes
-away it is cancelled where the request `ends_with_connection`, else it runs on). The payload is
+awaitable of it: a future, or a coroutine that runs in a task of `environment.tasks` (when the peer
+goes away it is cancelled where the request `ends_with_connection`, else it runs on). The payload is
 writable and the handler's own. A RayqError it raises becomes an error answer; any other exception
 is logged and becomes an UnknownServerError."""
 
@@ -115,13 +115,13 @@ class Server:
 
     def __init__(
         self,
-        env: Environment,
+        environment: Environment,
         identity: Identity,
         handler: Handler,
         config: ClusterConfig | None = None,
     ) -> None:
         assert identity.role == "server", "a server needs the cluster's secret"
-        self.env = env
+        self.environment = environment
         self.identity = identity
         self.handler = handler
         self.config = config or ClusterConfig()
@@ -133,7 +133,7 @@ class Server:
         self._unauthenticated: UnfinishedHandshakes[_ServerStream] = UnfinishedHandshakes(
             min(UNFINISHED_HANDSHAKES_MAX, shares().reserve // 2)
         )
-        self._refused = Seldom(logger, logging.INFO, env.clock.monotonic)
+        self._refused = Seldom(logger, logging.INFO, environment.clock.monotonic)
         self._idle_timer: asyncio.TimerHandle | None = None
         self._latencies: dict[int, Histogram] = {}
         self._forget_connections: Callable[[], None] | None = None
@@ -145,14 +145,14 @@ class Server:
         Raises OSError."""
         self._listener = await self._listen(host, port, first_free)
         self.host, self.port = self._listener.host, self._listener.port
-        self._forget_connections = self.env.metrics.add_source(self._count_connections)
+        self._forget_connections = self.environment.metrics.add_source(self._count_connections)
         self._check_idle()
 
     async def _listen(self, host: str, port: int, first_free: bool) -> Listener:
         last = min(port + PORTS_TRIED_MAX, 65_535) if first_free and port != 0 else port
         while True:
             try:
-                return await self.env.network.listen(host, port, self._accept)
+                return await self.environment.network.listen(host, port, self._accept)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE or port >= last:
                     raise
@@ -252,7 +252,7 @@ class Server:
         latency = self._latencies.get(api)
         if latency is None:
             name = _name_of(api)
-            latency = self.env.metrics.histogram("rayq_request_seconds", request=name)
+            latency = self.environment.metrics.histogram("rayq_request_seconds", request=name)
             if api in REQUESTS:
                 self._latencies[api] = latency
         latency.observe(seconds)
@@ -260,12 +260,12 @@ class Server:
     def failed(self, api: int, error: BaseException) -> None:
         """A request was answered by an error."""
         kind = type(error) if isinstance(error, RayqError) else UnknownServerError
-        self.env.metrics.counter(
+        self.environment.metrics.counter(
             "rayq_failed_requests_total", request=_name_of(api), error=kind.__name__
         ).value += 1
 
     def _count_connections(self) -> list[Sample]:
-        return [self.env.metrics.sample("rayq_connections", len(self._authenticated))]
+        return [self.environment.metrics.sample("rayq_connections", len(self._authenticated))]
 
     def _check_idle(self) -> None:
         loop = asyncio.get_running_loop()
@@ -290,7 +290,7 @@ class _ServerStream(FrameStream):
         self.address = host
         self._give_up = give_up
         self._handler = server.handler
-        self._clock = server.env.clock
+        self._clock = server.environment.clock
         self._requests_max = server.config.max_requests_in_flight
         self._requests = 0
         self._request_bytes = 0
@@ -334,7 +334,7 @@ class _ServerStream(FrameStream):
         super().connection_made(transport)
         if self._ended:
             return
-        nonce = self._server.env.token_bytes(NONCE_BYTES)
+        nonce = self._server.environment.token_bytes(NONCE_BYTES)
         self._handshake = ServerHandshake(self._server.identity, nonce)
 
     def _handshake_late(self) -> None:
@@ -429,7 +429,7 @@ class _ServerStream(FrameStream):
         if asyncio.isfuture(result):
             result.add_done_callback(answer)
         else:
-            task = self._server.env.tasks.spawn(_outcome(result), REQUESTS[api].__name__)
+            task = self._server.environment.tasks.spawn(_outcome(result), REQUESTS[api].__name__)
             if request.ends_with_connection:
                 self._cancellable[task] = None
             task.add_done_callback(answer)

@@ -111,20 +111,20 @@ class FakeTopic:
 
 
 class FakeBroker:
-    def __init__(self, cluster: FakeCluster, broker: int, env: Environment) -> None:
+    def __init__(self, cluster: FakeCluster, broker: int, environment: Environment) -> None:
         self.cluster = cluster
         self.broker = broker
         self.port = 0
         self.frozen: m.MetadataResponse | None = None
         """Metadata that this broker goes on telling."""
-        self._env = env
+        self._environment = environment
         self.server: Server | None = None
 
     async def start(self) -> None:
         identity = Identity(
             role="server", key=SECRET, cluster_id=self.cluster.cluster_id, broker=self.broker
         )
-        self.server = Server(self._env, identity, self._handle)
+        self.server = Server(self._environment, identity, self._handle)
         await self.server.start("127.0.0.1", self.port)
         self.port = self.server.port
 
@@ -194,7 +194,7 @@ class FakeCluster:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._tasks = LoopTasks()
-        env = Environment(
+        environment = Environment(
             clock=SystemClock(),
             random=random.SystemRandom(),
             disk=None,  # type: ignore[arg-type]
@@ -204,7 +204,7 @@ class FakeCluster:
             pid=os.getpid(),
             boot_id="boot",
         )
-        self.brokers = {number: FakeBroker(self, number, env) for number in range(1, brokers + 1)}
+        self.brokers = {number: FakeBroker(self, number, environment) for number in range(1, brokers + 1)}
 
     def __enter__(self) -> FakeCluster:
         self._thread.start()

@@ -26,7 +26,7 @@ Eventually = Callable[[Callable[[], bool]], None]
 
 def alive(client: Client) -> tuple[int, int]:
     """Tasks of a client, and who listens to its metadata."""
-    return len(client.env.tasks._tasks), len(client.metadata._listeners)  # type: ignore[attr-defined]
+    return len(client.environment.tasks._tasks), len(client.metadata._listeners)  # type: ignore[attr-defined]
 
 
 def drop(kept: list[Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from rayq import Cluster, TopicPartition
 from rayq.client.client import Client
 from rayq.client.environment import system_environment
-from rayq.client.metadata import Leader
+from rayq.client.metadata import LeaderAndEpoch
 from rayq.config import ClusterConfig
 from rayq.core.assignors import Assignment, MemberSubscription
 from rayq.wire import messages
@@ -46,7 +46,7 @@ class Coordinator:
         topic = await self.client.topic(OFFSETS_TOPIC, timeout_s=timeout_s)
         partition = zlib.crc32(group.encode()) % len(topic.partitions)
 
-        def build(topic_id: str, leader: Leader) -> messages.AnyRequest:
+        def build(topic_id: str, leader: LeaderAndEpoch) -> messages.AnyRequest:
             return kind(topic_id, partition, leader.epoch, group, *arguments, **named)
 
         return await self.client.ask_leader(

@@ -23,16 +23,16 @@ from rayq.wire.messages import Fetch, Metadata, MetadataResponse
 from tests.local.support import ask, client_identity, leader_endpoint
 
 MIB = 1024**2
-Endpoint = tuple[str, int]
+Address = tuple[str, int]
 
 
-def authenticated(cluster: LocalCluster, at: Endpoint) -> RawSocket:
+def authenticated(cluster: LocalCluster, at: Address) -> RawSocket:
     client = RawSocket(at, timeout_s=20)
     client.authenticate(key_of_token(cluster.token))
     return client
 
 
-def broker_endpoint(cluster: LocalCluster) -> Endpoint:
+def broker_endpoint(cluster: LocalCluster) -> Address:
     host, _, port = cluster.addresses[0].rpartition(":")
     return host, int(port)
 

@@ -8,7 +8,7 @@ import pydoc
 import pytest
 
 import rayq
-from rayq.config import DAY_MS, GIB, KIB, MIB, ConfigError, Range, parse, range_of, types_of
+from rayq.config import DAY_MS, GIB, KIB, MIB, Bounds, ConfigError, parse, range_of, types_of
 from rayq.config_reference import KINDS, keys
 
 
@@ -47,10 +47,10 @@ def test_defaults_are_in_range_and_what_is_not_is_refused(kind: type) -> None:
 
 
 def test_ranges_say_what_they_hold() -> None:
-    assert str(Range(1)) == str(Range(0, above_zero=True)) == "positive"
-    assert str(Range(0)) == "at least 0" and str(Range(100, 4096)) == "from 100 to 4,096"
-    assert str(Range(65 * MIB, in_bytes=True)) == "at least 65 MiB"
-    assert str(Range(KIB, 2 * GIB, in_bytes=True)) == "from 1 KiB to 2 GiB"
-    assert str(Range(0, DAY_MS, above_zero=True)) == "above 0 to 86,400,000"
-    assert 0 in Range() and 0 not in Range(0, above_zero=True) and 2 * GIB in Range(KIB, 2 * GIB)
-    assert float("nan") not in Range() and float("inf") in Range()
+    assert str(Bounds(1)) == str(Bounds(0, above_zero=True)) == "positive"
+    assert str(Bounds(0)) == "at least 0" and str(Bounds(100, 4096)) == "from 100 to 4,096"
+    assert str(Bounds(65 * MIB, in_bytes=True)) == "at least 65 MiB"
+    assert str(Bounds(KIB, 2 * GIB, in_bytes=True)) == "from 1 KiB to 2 GiB"
+    assert str(Bounds(0, DAY_MS, above_zero=True)) == "above 0 to 86,400,000"
+    assert 0 in Bounds() and 0 not in Bounds(0, above_zero=True) and 2 * GIB in Bounds(KIB, 2 * GIB)
+    assert float("nan") not in Bounds() and float("inf") in Bounds()

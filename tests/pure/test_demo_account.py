@@ -6,11 +6,11 @@ from array import array
 
 import msgspec
 
-from rayq.demo import Acknowledgements, Flight, Kill, account, in_flight_at, pause_s
+from rayq.demo import Acknowledgements, FlightRecord, Kill, account, in_flight_at, pause_s
 from rayq.records import Record, RecordMetadata
 
 FLIGHTS = [
-    Flight(b"N1" if index % 3 else None, f'{{"flight":{index}}}'.encode()) for index in range(30)
+    FlightRecord(b"N1" if index % 3 else None, f'{{"flight":{index}}}'.encode()) for index in range(30)
 ]
 METADATA = [
     RecordMetadata("flights", 0 if flight.key else 1, index, 0)

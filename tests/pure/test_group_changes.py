@@ -9,9 +9,9 @@ import pytest
 
 from rayq.core import group_changes
 from rayq.core.assignors import load_assignors
-from rayq.core.group_changes import Beat, Commit
+from rayq.core.group_changes import Beat, OffsetCommit
 from rayq.core.group_records import OffsetRecord, Record
-from rayq.core.group_state import GroupState, TopicInfo
+from rayq.core.group_state import GroupState, SubscribedTopic
 from rayq.core.topic_pattern import matches
 from rayq.errors import (
     FencedMemberError,
@@ -38,7 +38,7 @@ class Coordinator:
     def __init__(self, partitions: int = 3) -> None:
         self.state = GroupState({**load_assignors(None), "failing": failing})
         self.now_s = 0.0
-        self.topics = {"t": TopicInfo("T", partitions)}
+        self.topics = {"t": SubscribedTopic("T", partitions)}
         self.apply(group_changes.set_topics(self.state, self.topics, now_ms=0))
 
     @property
@@ -84,7 +84,7 @@ class Coordinator:
     def commit(self, member: str, epoch: int, offset: int, *at: Any, sequence: int = 1) -> Any:
         records, refused = group_changes.commit(
             self.state, "g", member=member, member_epoch=epoch, sequence=sequence,
-            offsets=[Commit(*one, offset, None, "") for one in at], now_ms=self.now["now_ms"],
+            offsets=[OffsetCommit(*one, offset, None, "") for one in at], now_ms=self.now["now_ms"],
         )
         self.apply(list(records))
         return refused
@@ -340,7 +340,7 @@ def test_a_group_follows_its_topics() -> None:
     one.beat("a", topics=("later",), pattern="t|new-.*")
     one.beat("a", topics=("later",), pattern="t|new-.*")
     assert one.members["a"].assigned == {P0, P1}
-    topics = {"t": TopicInfo("T2", 1), "new-1": TopicInfo("N", 1), "later": TopicInfo("L", 1)}
+    topics = {"t": SubscribedTopic("T2", 1), "new-1": SubscribedTopic("N", 1), "later": SubscribedTopic("L", 1)}
     one.apply(group_changes.set_topics(one.state, topics, now_ms=0))
     assert one.members["a"].assigned == {("T2", 0), ("N", 0), ("L", 0)}
     assert one.members["a"].revoking == {P0, P1}
@@ -359,7 +359,7 @@ def test_positions_in_a_deleted_topic_are_forgotten_after_a_while() -> None:
 def test_positions_without_members_are_set_only_while_there_are_none() -> None:
     one = Coordinator()
     one.commit("", 0, 5, P0)
-    one.apply(group_changes.set_offsets(one.state, "g", [Commit(*P0, 2, None, "")], now_ms=0))
+    one.apply(group_changes.set_offsets(one.state, "g", [OffsetCommit(*P0, 2, None, "")], now_ms=0))
     assert one.offset(P0) == 2
     one.join("a")
     with pytest.raises(GroupNotEmptyError):
@@ -417,7 +417,7 @@ def test_a_failing_assignor_refuses_the_join_and_never_strands_the_others() -> N
     one.beat("a", assignor="failing")
     one.beat("a", assignor="failing")
     one.state.assignors = {**good, "failing": failing}
-    one.apply(group_changes.set_topics(one.state, {"t": TopicInfo("T", 4)}, now_ms=0))
+    one.apply(group_changes.set_topics(one.state, {"t": SubscribedTopic("T", 4)}, now_ms=0))
     assert one.members["a"].target == {P0, P1, P2, P3}
     assert "uniform instead of 'failing'" in one.reason
 
@@ -453,12 +453,12 @@ def test_a_new_topic_costs_each_pattern_one_look(monkeypatch: pytest.MonkeyPatch
         return matches(pattern, names)
 
     monkeypatch.setattr("rayq.core.group_state.matches", counting)
-    topics = {"t": TopicInfo("T", 1), "t2": TopicInfo("U", 1), "u": TopicInfo("V", 1)}
+    topics = {"t": SubscribedTopic("T", 1), "t2": SubscribedTopic("U", 1), "u": SubscribedTopic("V", 1)}
     one.apply(group_changes.set_topics(one.state, topics, now_ms=0))
     one.beat("a", topics=(), pattern="t.*")
     assert looked == ["t2", "u"]
     assert one.members["a"].target == {P0, ("U", 0)}
-    one.apply(group_changes.set_topics(one.state, {"t2": TopicInfo("U", 1)}, now_ms=0))
+    one.apply(group_changes.set_topics(one.state, {"t2": SubscribedTopic("U", 1)}, now_ms=0))
     assert looked == ["t2", "u"]
     assert one.members["a"].target == {("U", 0)}
 
@@ -482,16 +482,16 @@ def test_there_is_a_limit_on_members_and_groups_and_positions(monkeypatch: pytes
         one.beat("c")
     group_changes.commit(one.state, "g", member="a", member_epoch=one.members["a"].member_epoch,
                          sequence=1, offsets=[], now_ms=0)
-    empty = [Commit(*P0, 1, None, "")]
+    empty = [OffsetCommit(*P0, 1, None, "")]
     one.apply(group_changes.set_offsets(one.state, "h", empty, now_ms=0))
     with pytest.raises(GroupLimitError, match="2 groups"):
         group_changes.set_offsets(one.state, "i", empty, now_ms=0)
-    three = [Commit(*at, 1, None, "") for at in (P0, P1, P2)]
+    three = [OffsetCommit(*at, 1, None, "") for at in (P0, P1, P2)]
     with pytest.raises(GroupLimitError, match="3 positions"):
         group_changes.set_offsets(one.state, "h", three, now_ms=0)
     one.apply(group_changes.commit(one.state, "h", member="", member_epoch=0, sequence=0, now_ms=0,
-                                   offsets=[Commit(*P0, 1, None, "x" * 2**19)])[0])
+                                   offsets=[OffsetCommit(*P0, 1, None, "x" * 2**19)])[0])
     for at, length in ((P0, 2**20 + 1), (P1, 2**19 + 1)):
         with pytest.raises(GroupLimitError, match="metadata"):
             group_changes.commit(one.state, "h", member="", member_epoch=0, sequence=0, now_ms=0,
-                                 offsets=[Commit(*at, 1, None, "x" * length)])
+                                 offsets=[OffsetCommit(*at, 1, None, "x" * length)])

@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rayq.core import group_changes
 from rayq.core.assignors import load_assignors
-from rayq.core.group_changes import Beat, Commit
+from rayq.core.group_changes import Beat, OffsetCommit
 from rayq.core.group_records import GroupRecord, MemberRecord, OffsetRecord, Record
-from rayq.core.group_state import GroupState, TopicInfo
+from rayq.core.group_state import GroupState, SubscribedTopic
 from rayq.errors import FencedMemberError, GroupNotEmptyError, RayqError, UnknownMemberError
 
 GROUP = "g"
@@ -25,7 +25,7 @@ CLIENTS_MAX = 5
 ASSIGNORS = load_assignors(None)
 
 
-def fresh(topics: dict[str, TopicInfo]) -> GroupState:
+def fresh(topics: dict[str, SubscribedTopic]) -> GroupState:
     state = GroupState(ASSIGNORS)
     group_changes.set_topics(state, topics, now_ms=0)
     return state
@@ -82,7 +82,7 @@ class Groups(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.topics = {"t": TopicInfo("T", 3), "u": TopicInfo("U", 2)}
+        self.topics = {"t": SubscribedTopic("T", 3), "u": SubscribedTopic("U", 2)}
         self.state = fresh(self.topics)
         self.log: list[list[Record]] = []
         self.committed = 0
@@ -257,7 +257,7 @@ class Groups(RuleBasedStateMachine):
     def hear_commit(
         self, member: str, epoch: int, sequence: int, positions: dict[tuple[str, int], int]
     ) -> None:
-        offsets = [Commit(*at, offset, None, "") for at, offset in positions.items()]
+        offsets = [OffsetCommit(*at, offset, None, "") for at, offset in positions.items()]
         try:
             records, _ = group_changes.commit(
                 self.state, GROUP, member=member, member_epoch=epoch, sequence=sequence,

@@ -17,8 +17,8 @@ from rayq.core.pool_scaling import (
     Growth,
     Limits,
     Look,
+    PartitionProgress,
     PoolScaling,
-    Progress,
 )
 
 
@@ -62,7 +62,7 @@ class Played:
             Look(
                 at_s=self.now_s,
                 partitions={
-                    number: Progress(
+                    number: PartitionProgress(
                         int(self.handled / self.partitions), int(self.produced / self.partitions)
                     )
                     for number in range(self.partitions)
@@ -159,7 +159,7 @@ def test_where_the_sum_says_enough_and_the_lag_stays_one_more_is_added_at_a_time
         decision = scaling.decide(
             Look(
                 at_s=float(now_s),
-                partitions={n: Progress(100 * now_s // 8, 200 * now_s // 8) for n in range(8)},
+                partitions={n: PartitionProgress(100 * now_s // 8, 200 * now_s // 8) for n in range(8)},
                 consumers=wanted,
                 running=wanted,
                 handled=100 * now_s,
@@ -177,7 +177,7 @@ def test_where_the_sum_says_enough_and_the_lag_stays_one_more_is_added_at_a_time
 def test_a_pool_that_starts_anew_keeps_the_consumers_it_finds_for_a_cool_down() -> None:
     scaling = PoolScaling(LIMITS)
     for now_s in range(20):
-        look = Look(float(now_s), {0: Progress(5, 5), 1: Progress(5, 5)}, 2, 2, 100, 1.0)
+        look = Look(float(now_s), {0: PartitionProgress(5, 5), 1: PartitionProgress(5, 5)}, 2, 2, 100, 1.0)
         assert scaling.decide(look).wanted == 2
     assert scaling.decide(look._replace(at_s=30.0)).wanted == 0
 

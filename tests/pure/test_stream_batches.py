@@ -16,7 +16,15 @@ from rayq.errors import (
     InvalidRequestError,
 )
 from rayq.records import TopicPartition
-from rayq.spark.batches import Batch, Progress, Resumption, after, next_batch, resume, with_topics
+from rayq.spark.batches import (
+    MicroBatch,
+    QueryProgress,
+    Resumption,
+    after,
+    next_batch,
+    resume,
+    with_topics,
+)
 from rayq.spark.trigger import Trigger, parse_trigger
 
 TOPIC, TOPIC_ID = "flights", "a" * 32
@@ -30,12 +38,12 @@ def place(partition: int) -> TopicPartition:
     return TopicPartition(TOPIC, partition)
 
 
-def decide(available: list[Split], *, batch_id: int = 0, **options: object) -> Batch | None:
-    progress = Progress(batch_id, [one._replace(end=one.start) for one in available])
+def decide(available: list[Split], *, batch_id: int = 0, **options: object) -> MicroBatch | None:
+    progress = QueryProgress(batch_id, [one._replace(end=one.start) for one in available])
     return next_batch(progress, available, now_ms=1, **options)  # type: ignore[arg-type]
 
 
-def ranges_of(batch: Batch | None) -> list[tuple[int, int, int]]:
+def ranges_of(batch: MicroBatch | None) -> list[tuple[int, int, int]]:
     assert batch is not None
     return [(one.partition, one.start, one.end) for one in batch.ranges]
 
@@ -97,7 +105,7 @@ def test_a_snapshot_is_not_passed_and_newer_partitions_wait() -> None:
 
 
 def test_a_log_that_ends_before_the_position_is_news() -> None:
-    progress = Progress(3, [at(0, 10), at(1, 4)])
+    progress = QueryProgress(3, [at(0, 10), at(1, 4)])
     batch = next_batch(progress, [at(0, 6, 6), at(1, 4, 4)], offsets_max=5, now_ms=1)
     assert ranges_of(batch) == [(0, 6, 6), (1, 4, 4)], "so the next start knows it too"
     assert batch is not None
@@ -107,7 +115,7 @@ def test_a_log_that_ends_before_the_position_is_news() -> None:
 
 
 def test_a_topic_made_anew_is_refused() -> None:
-    progress = Progress(3, [at(0, 5)])
+    progress = QueryProgress(3, [at(0, 5)])
     with pytest.raises(CheckpointMismatchError, match="deleted and created anew"):
         next_batch(progress, [at(0, 5, 9, topic_id="b" * 32)], now_ms=1)
 
@@ -115,38 +123,38 @@ def test_a_topic_made_anew_is_refused() -> None:
 # --- a start --------------------------------------------------------------------------------------
 
 START = [at(0, 2), at(1, 0)]
-BATCH = Batch(4, 1, [at(0, 10, 20), at(1, 7, 7)])
+BATCH = MicroBatch(4, 1, [at(0, 10, 20), at(1, 7, 7)])
 
 
 def test_a_new_query_begins_at_its_starting_positions() -> None:
-    assert resume(START, None, None) == Resumption(None, Progress(0, START))
+    assert resume(START, None, None) == Resumption(None, QueryProgress(0, START))
 
 
 def test_a_committed_batch_is_followed_by_the_next() -> None:
-    assert resume(START, BATCH, 4) == Resumption(None, Progress(5, [at(0, 20), at(1, 7)]))
+    assert resume(START, BATCH, 4) == Resumption(None, QueryProgress(5, [at(0, 20), at(1, 7)]))
 
 
 def test_a_batch_without_a_commit_is_run_again_as_it_stands() -> None:
-    assert resume(START, BATCH, 3) == Resumption(BATCH, Progress(5, [at(0, 20), at(1, 7)]))
-    first = Batch(0, 1, BATCH.ranges)
+    assert resume(START, BATCH, 3) == Resumption(BATCH, QueryProgress(5, [at(0, 20), at(1, 7)]))
+    first = MicroBatch(0, 1, BATCH.ranges)
     assert resume(START, first, None).replay == first
 
 
 def test_what_was_deleted_is_left_out_of_a_start() -> None:
     other = Split("delays", "d" * 32, 0, 3, 8)
-    batch = Batch(4, 1, [other, at(0, 10, 20)])
+    batch = MicroBatch(4, 1, [other, at(0, 10, 20)])
     found = resume([], batch, 3)
     assert with_topics(found, {"delays", "flights", "new"}) == found
     assert with_topics(found, {"flights"}) == Resumption(
-        Batch(4, 1, [at(0, 10, 20)]), Progress(5, [at(0, 20)])
+        MicroBatch(4, 1, [at(0, 10, 20)]), QueryProgress(5, [at(0, 20)])
     )
     assert with_topics(resume([], batch, 4), {"flights"}) == Resumption(
-        None, Progress(5, [at(0, 20)])
+        None, QueryProgress(5, [at(0, 20)])
     )
 
 
 @pytest.mark.parametrize("written, committed", [(None, 0), (BATCH, 5), (BATCH, 2), (BATCH, None)])
-def test_a_commit_that_fits_no_batch_is_damage(written: Batch | None, committed: int) -> None:
+def test_a_commit_that_fits_no_batch_is_damage(written: MicroBatch | None, committed: int) -> None:
     with pytest.raises(CheckpointDamagedError):
         resume(START, written, committed)
 
@@ -159,9 +167,9 @@ class Query:
     """What a query leaves on disk, and what it did: it dies after any of its steps."""
 
     start: list[Split]
-    written: Batch | None = None
+    written: MicroBatch | None = None
     committed: int | None = None
-    runs: list[Batch] = field(default_factory=list)
+    runs: list[MicroBatch] = field(default_factory=list)
 
     def run(self, log: dict[int, list[int]], steps: int, offsets_max: int | None) -> None:
         """One process of it, which ends after so many steps. `log`: partition to [start, end]."""
@@ -219,7 +227,7 @@ def test_wherever_a_query_dies_it_runs_the_same_batches_and_none_is_left_out(
             query.run(log, first, second)
     query.run(log, 10_000, None)
 
-    by_id: dict[int, Batch] = {}
+    by_id: dict[int, MicroBatch] = {}
     for batch in query.runs:
         assert by_id.setdefault(batch.batch_id, batch) == batch, "a batch id is one set of ranges"
     ids = [batch.batch_id for batch in query.runs]

@@ -19,7 +19,7 @@ import ray
 
 import rayq
 from rayq import Cluster, TopicPartition
-from rayq.demo import Flight, load_flights
+from rayq.demo import FlightRecord, load_flights
 from rayq.errors import RayqError
 from tests.real.streaming_driver import GROUP
 
@@ -111,8 +111,8 @@ class Stream:
     """Produces the flights from a thread, a few every moment, until they are all sent: in a time
     that `hurry` cuts short."""
 
-    def __init__(self, cluster: Cluster, flights: list[Flight]) -> None:
-        self.sent: dict[tuple[int, int], Flight] = {}
+    def __init__(self, cluster: Cluster, flights: list[FlightRecord]) -> None:
+        self.sent: dict[tuple[int, int], FlightRecord] = {}
         self.failure: RayqError | None = None
         self.hurry = threading.Event()
         self._cluster = cluster
@@ -186,7 +186,7 @@ def test_every_flight_is_there_once_although_the_driver_was_killed_twice(
     table = ds.dataset([str(file) for one in batches for file in one.glob("*.parquet")]).to_table()
     rows = zip(*(table.column(name).to_pylist() for name in table.column_names), strict=True)
     assert table.num_rows == len(flights) == len(stream.sent)
-    assert {(row[0], row[1]): Flight(row[2], row[3]) for row in rows} == stream.sent
+    assert {(row[0], row[1]): FlightRecord(row[2], row[3]) for row in rows} == stream.sent
     assert [int(one.name[-5:]) for one in batches] == list(range(committed))
     assert len(ids) == 1, "one query, whatever the process"
 

@@ -23,11 +23,11 @@ from rayq.errors import (
     CheckpointInUseError,
     UnsupportedFormatError,
 )
-from rayq.spark.batches import Batch, Resumption, after
+from rayq.spark.batches import MicroBatch, Resumption, after
 from rayq.spark.checkpoint import BATCHES_KEPT, Checkpoint, QueryMetadata
 from rayq.spark.checkpoint_store import (
+    CheckpointHolder,
     FsspecStore,
-    Holder,
     LeaseLock,
     LocalStore,
     Store,
@@ -38,14 +38,14 @@ TOPIC_ID = "a" * 32
 START = [Split("flights", TOPIC_ID, 0, 3, 3), Split("flights", TOPIC_ID, 1, 0, 0)]
 METADATA = QueryMetadata("query", "cluster", ["flights"], None, 1, START)
 PATH = "/checkpoints/query"
-HOLDER = Holder("host", 1, 1, "run")
+HOLDER = CheckpointHolder("host", 1, 1, "run")
 
 
-def batch_of(number: int, variant: int = 0) -> Batch:
+def batch_of(number: int, variant: int = 0) -> MicroBatch:
     """Batch `number`, as one process decides it; another finds more in the log."""
     start = 3 + 10 * number
     ranges = [Split("flights", TOPIC_ID, 0, start, start + 10), START[1]]
-    return Batch(number, variant, ranges)
+    return MicroBatch(number, variant, ranges)
 
 
 def start(checkpoint: Checkpoint) -> Resumption:
@@ -57,7 +57,7 @@ def start(checkpoint: Checkpoint) -> Resumption:
     return checkpoint.resume(metadata)
 
 
-def run(checkpoint: Checkpoint, count: int, variant: int, ran: list[Batch]) -> None:
+def run(checkpoint: Checkpoint, count: int, variant: int, ran: list[MicroBatch]) -> None:
     """A query's work up to the batch `count`; `ran` are the batches in the order they ran."""
     found = start(checkpoint)
     progress = found.progress
@@ -99,7 +99,7 @@ def test_a_crash_at_any_disk_operation_replays_the_same_batch(power_loss: bool) 
             host = world.host()
             process = host.process("driver")
             process.kill_at_disk_operation(operation, power_loss=power_loss)
-            ran: list[Batch] = []
+            ran: list[MicroBatch] = []
             try:
                 run(on(process.environment.disk), 3, 0, ran)
                 is_through = True
@@ -121,7 +121,7 @@ def test_a_crash_at_any_disk_operation_replays_the_same_batch(power_loss: bool) 
             assert start_again(third) == Resumption(None, after(ran[-1]))
             third.close()
 
-            by_id: dict[int, Batch] = {}
+            by_id: dict[int, MicroBatch] = {}
             for batch in ran:
                 assert by_id.setdefault(batch.batch_id, batch) == batch
             ids = [batch.batch_id for batch in ran]
@@ -297,7 +297,7 @@ def test_the_lock_of_a_killed_process_blocks_nobody(tmp_path: Path, kind: str) -
 # --- fsspec ---------------------------------------------------------------------------------------
 
 
-def in_memory(name: str, holder: Holder) -> FsspecStore:
+def in_memory(name: str, holder: CheckpointHolder) -> FsspecStore:
     url = f"memory://{name}"
     files, root = fsspec.core.url_to_fs(url)
     return FsspecStore(files, root, url, holder)
@@ -329,10 +329,10 @@ def test_a_url_with_one_slash_is_no_local_directory(
     Checkpoint.open(f"./{url}", "run").close()  # so it is one
 
 
-ELSEWHERE = Holder("elsewhere", 7, 7, "first")
+ELSEWHERE = CheckpointHolder("elsewhere", 7, 7, "first")
 
 
-def lease(store: Store, holder: Holder, sleep: object = lambda _: None) -> LeaseLock:
+def lease(store: Store, holder: CheckpointHolder, sleep: object = lambda _: None) -> LeaseLock:
     return LeaseLock(store, holder, sleep=sleep)  # type: ignore[arg-type]
 
 
@@ -376,7 +376,7 @@ def test_a_lease_is_waited_for_unless_its_holder_is_of_this_boot_and_these_pids(
     assert me.boot_id is not None and me.pid_namespace is not None
     ended = msgspec.structs.replace(me, pid=2**22 + 1, started=1)  # above pid_max: nobody's
 
-    def waited_for(holder: Holder) -> bool:
+    def waited_for(holder: CheckpointHolder) -> bool:
         store = in_memory(str(uuid.uuid4()), holder)
         lease(store, holder)._write()
         slept: list[float] = []

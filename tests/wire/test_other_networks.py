@@ -114,11 +114,11 @@ def test_a_network_in_memory_carries_the_protocol(run: Any, wire: Any, make_prod
         return wire.echo(peer, request, payload)
 
     async def scenario() -> None:
-        env = dataclasses.replace(wire.environment(), network=MemoryNetwork())
+        environment = dataclasses.replace(wire.environment(), network=MemoryNetwork())
         config = wire.config(max_requests_in_flight=3)
-        server = Server(env, wire.server_identity(), echo_later, config)
+        server = Server(environment, wire.server_identity(), echo_later, config)
         await server.start("any", 0)
-        client = await Connection.open(env, "any", 1, wire.client_identity())
+        client = await Connection.open(environment, "any", 1, wire.client_identity())
         futures = [
             client.request(make_produce(n), bytes(n % 9 * 5000), timeout_s=5) for n in range(100)
         ]

@@ -98,7 +98,7 @@ def test_refused_requests_are_timed_as_answered_ones_are(run: Any, wire: Any) ->
         for payload in (b"at once", b"later"):
             with pytest.raises(OverloadedError):
                 await client.request(Produce("t", 0, 0, -1, 1000), payload, timeout_s=5)
-        samples = {one.name: one for one in server.env.metrics.collect()}
+        samples = {one.name: one for one in server.environment.metrics.collect()}
         assert samples["rayq_failed_requests_total"].value == 2
         assert samples["rayq_request_seconds"].count == 2
         assert samples["rayq_request_seconds"].value >= 0.015  # A loop's timers may be early.
@@ -511,7 +511,7 @@ def test_requests_whose_task_is_cancelled_fail_as_disconnected(
         client = await wire.connect(server)
         future = client.request(Produce("topic", 1, 0, 1, 10), timeout_s=5)
         await eventually(lambda: any(stream._requests for stream in server._authenticated))
-        server.env.tasks.cancel_all()
+        server.environment.tasks.cancel_all()
         with pytest.raises(DisconnectedError, match="stopped"):
             await future
 

@@ -23,7 +23,7 @@ from rayq.config import ClusterConfig
 from rayq.core.cluster_state import Topic
 from rayq.core.metadata_records import MetadataRecord
 from rayq.core.topic_changes import offline_reason
-from rayq.environment import Environment
+from rayq.environment import Address, Environment
 from rayq.errors import (
     ControllerUnavailableError,
     NotControllerError,
@@ -46,7 +46,6 @@ logger = logging.getLogger(__name__)
 RETRY_S = 0.1
 FORWARD_TIMEOUT_S = 5.0
 STOP_GRACE_S = 0.2
-Endpoint = tuple[str, int]
 
 
 class Broker:
@@ -67,7 +66,7 @@ class Broker:
         port: int,
         node_id: str,
         replicas_max: int,
-        peers: Sequence[Endpoint] = (),
+        peers: Sequence[Address] = (),
     ) -> None:
         self._environment = environment
         self._config = config
@@ -88,7 +87,7 @@ class Broker:
         self._encoded_topics: dict[str, msgspec.Raw] = {}
         self.stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def start(self) -> Endpoint:
+    async def start(self) -> Address:
         """Opens and locks the directory, listens, and goes to work. Returns where it listens.
         Raises DirectoryInUseError, WrongClusterError, UnsupportedFormatError, StorageError,
         OSError; what was opened is closed again then, so that another object may try."""
@@ -99,7 +98,7 @@ class Broker:
             opened.pop_all()  # It succeeded: nothing of it is closed.
         return endpoint
 
-    async def _open(self, opened: contextlib.ExitStack) -> Endpoint:
+    async def _open(self, opened: contextlib.ExitStack) -> Address:
         """The rest of `start`. What has to be closed where it fails half-way is put on `opened`."""
         environment = self._environment
         meta = self._directory.meta
@@ -133,7 +132,7 @@ class Broker:
         self._server = Server(environment, identity, self._handle, self._config)
         opened.callback(self._server.close)
         await self._server.start(self._host, self._port, first_free=True)
-        self.endpoint: Endpoint = (
+        self.endpoint: Address = (
             self._config.advertised_host or self._server.host,
             self._server.port,
         )
@@ -228,7 +227,7 @@ class Broker:
         self._encoded_topics.clear()
         self._replicas.on_metadata(records)
 
-    def _known_brokers(self) -> list[Endpoint]:
+    def _known_brokers(self) -> list[Address]:
         return list(
             dict.fromkeys([self.endpoint, *self.metadata.known_brokers(), *self._peers])
         )

@@ -34,6 +34,7 @@ from rayq.errors import (
     StaleBrokerError,
     StorageError,
 )
+from rayq.records import TopicIdPartition
 from rayq.storage.data_directory import DataDirectory
 from rayq.wire import messages
 from rayq.wire.pool import ConnectionPool
@@ -53,8 +54,6 @@ STOP_TIMEOUT_S = 15.0
 COPIES_MIN = 2
 """In-sync replicas elsewhere, before a log that is damaged is given up for a new copy."""
 
-Key = tuple[str, int]
-"""`(topic id, partition)`"""
 
 
 @dataclass(slots=True)
@@ -62,13 +61,13 @@ class _Host:
     """A replica process, from its start until it is known to be gone."""
 
     incarnation: str
-    keys: set[Key]
+    keys: set[TopicIdPartition]
     started_s: float
     process: HostProcess | None = None
     endpoint: tuple[str, int] | None = None
     """None until it has presented itself."""
-    statuses: dict[Key, messages.ReplicaStatus] = field(default_factory=dict)
-    let_go: set[Key] = field(default_factory=set)
+    statuses: dict[TopicIdPartition, messages.ReplicaStatus] = field(default_factory=dict)
+    let_go: set[TopicIdPartition] = field(default_factory=set)
     """What it was told to close. It never hosts these again: its incarnation stands for a log whose
     directory may be gone since."""
     heard_s: float = 0.0
@@ -102,19 +101,19 @@ class ReplicaSupervisor:
         self._ask_controller = ask_controller
         self._broker = directory.meta.broker
         self._hosts: dict[str, _Host] = {}
-        self._changed_at: dict[Key, int] = {}
+        self._changed_at: dict[TopicIdPartition, int] = {}
         self._known_since = metadata.version
         """Whatever a process has not seen since may have changed: we do not know when."""
-        self._failed: dict[Key, str] = {}
+        self._failed: dict[TopicIdPartition, str] = {}
         """Replicas that stopped on a disk error: not started again by this broker process."""
-        self._damaged: dict[Key, str] = {}
+        self._damaged: dict[TopicIdPartition, str] = {}
         """Those of them that start again because only their logs are damaged, by the incarnation
         that found it."""
-        self._copy_anew_from_s: dict[Key, float] = {}
+        self._copy_anew_from_s: dict[TopicIdPartition, float] = {}
         """Of those that started again as they are, because the others did not have all: when it is
         looked at anew whether they have."""
-        self._not_before_s: dict[Key, float] = {}
-        self._backoff_s: dict[Key, float] = {}
+        self._not_before_s: dict[TopicIdPartition, float] = {}
+        self._backoff_s: dict[TopicIdPartition, float] = {}
         self._starting = 0
         self._tidy_from_s = environment.clock.monotonic()
         self._wake = Signal()
@@ -154,7 +153,7 @@ class ReplicaSupervisor:
     def on_metadata(self, records: Sequence[MetadataRecord] | None) -> None:
         """Committed records were applied (None: a snapshot was)."""
         version = self._metadata.version
-        touched: set[Key] = set()
+        touched: set[TopicIdPartition] = set()
         if records is None:
             touched.update(self._placed())
         for record in records or ():
@@ -179,7 +178,7 @@ class ReplicaSupervisor:
     def _tidy_soon(self) -> None:
         self._tidy_from_s = self._environment.clock.monotonic()
 
-    def held(self) -> list[Key]:
+    def held(self) -> list[TopicIdPartition]:
         """The partitions whose directories replica processes hold: they outlived the broker's
         process before."""
         held = []
@@ -232,7 +231,7 @@ class ReplicaSupervisor:
             # A broker that was just started may know less than its processes do: it waits.
             version = self._metadata.version
             assignments: list[messages.PartitionAssignment] = []
-            removed: list[Key] = []
+            removed: list[TopicIdPartition] = []
             if version >= request.version:
                 for key in host.keys | known:
                     changed_at = self._changed_at.get(key, self._known_since)
@@ -281,11 +280,11 @@ class ReplicaSupervisor:
 
     # --- metadata against processes ---------------------------------------------------------
 
-    def _placed(self) -> Iterator[Key]:
+    def _placed(self) -> Iterator[TopicIdPartition]:
         for topic, number, _ in self._metadata.state.replicas_on(self._broker):
             yield topic.topic_id, number
 
-    def _find(self, key: Key) -> tuple[Topic, Partition] | None:
+    def _find(self, key: TopicIdPartition) -> tuple[Topic, Partition] | None:
         topic = self._metadata.state.topics.get(key[0])
         partition = None if topic is None else topic.partitions.get(key[1])
         if topic is None or partition is None or self._broker not in partition.value.replicas:
@@ -347,13 +346,13 @@ class ReplicaSupervisor:
                 return
             self._start_host(key, now_s)
 
-    def _host_with_room(self, key: Key) -> _Host | None:
+    def _host_with_room(self, key: TopicIdPartition) -> _Host | None:
         for host in self._hosts.values():
             if len(host.keys) < self._config.replicas_per_process and key not in host.let_go:
                 return host
         return None
 
-    def _is_free(self, key: Key, now_s: float) -> bool:
+    def _is_free(self, key: TopicIdPartition, now_s: float) -> bool:
         """Whether no process holds the partition's directory. One that an earlier broker process
         started has a session to present itself, then it is killed."""
         found = self._find(key)
@@ -380,12 +379,12 @@ class ReplicaSupervisor:
                 self._not_before_s[key] = now_s + BACKOFF_S  # It needs a moment to go.
         return False
 
-    def _is_hosted(self, key: Key) -> bool:
+    def _is_hosted(self, key: TopicIdPartition) -> bool:
         """Whether a process has the partition, or was not yet heard to have let go of it: it may
         be about to open the directory."""
         return any(key in host.keys for host in self._hosts.values())
 
-    def _start_host(self, key: Key, now_s: float) -> None:
+    def _start_host(self, key: TopicIdPartition, now_s: float) -> None:
         found = self._find(key)
         assert found is not None
         spec = ReplicaHostSpec(
@@ -489,7 +488,7 @@ class ReplicaSupervisor:
                 logger.warning("%s belongs to no topic of this cluster: put aside", path)
                 self._directory.quarantine(path)
 
-    def _may_remove(self, key: Key) -> bool:
+    def _may_remove(self, key: TopicIdPartition) -> bool:
         """Whether the files of a partition that is not placed here may go: its topic was deleted
         before our eyes, or it was moved away and has what it needs elsewhere.
 
@@ -570,7 +569,7 @@ class ReplicaSupervisor:
                 messages.RegisterReplicas(self._broker, self._incarnation, register)
             )
 
-    def _is_gone(self, key: Key, incarnation: str) -> bool:
+    def _is_gone(self, key: TopicIdPartition, incarnation: str) -> bool:
         """Whether a registered process is known not to serve this partition any more."""
         host = self._hosts.get(incarnation)
         if host is not None:

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from rayq.actors.controller.metrics import ControllerMetrics, reason_of
-from rayq.actors.metadata.quorum import Endpoint, Quorum
+from rayq.actors.metadata.quorum import Quorum
 from rayq.config import ClusterConfig
 from rayq.core import broker_changes, reassignment, topic_changes
 from rayq.core.broker_changes import ReplicaReport
@@ -28,7 +28,7 @@ from rayq.core.metadata_records import (
     VotersChanged,
     encode_records,
 )
-from rayq.environment import Environment
+from rayq.environment import Address, Environment
 from rayq.errors import (
     ControllerUnavailableError,
     ProtocolError,
@@ -67,7 +67,7 @@ class Controller:
         config: ClusterConfig,
         *,
         cluster_id: str,
-        endpoint: Endpoint,
+        endpoint: Address,
     ) -> None:
         self._environment = environment
         self._config = config
@@ -100,7 +100,7 @@ class Controller:
     def epoch(self) -> int:
         return self._quorum.epoch
 
-    async def take_over(self, known: Sequence[Endpoint]) -> None:
+    async def take_over(self, known: Sequence[Address]) -> None:
         """Wins the log. Raises ControllerUnavailableError, FencedEpochError, NotControllerError."""
         silent_s_min = SILENT_HEARTBEATS * self._config.heartbeat_interval_ms / 1000
         for record in await self._quorum.take_over(known, silent_s_min=silent_s_min):
@@ -521,9 +521,9 @@ class ControllerHost:
         config: ClusterConfig,
         *,
         cluster_id: str,
-        endpoint: Endpoint,
+        endpoint: Address,
         silent_s: Callable[[], float],
-        known_brokers: Callable[[], Sequence[Endpoint]],
+        known_brokers: Callable[[], Sequence[Address]],
         may_host: Callable[[], bool],
         is_preferred: bool,
     ) -> None:

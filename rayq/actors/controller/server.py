@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Sequence
 
 from rayq.actors.controller.controller import ControllerHost
 from rayq.config import ClusterConfig
-from rayq.environment import Environment
+from rayq.environment import Address, Environment
 from rayq.errors import ControllerUnavailableError, NotControllerError, RayqError
 from rayq.wire import messages
 from rayq.wire.authentication import Identity
@@ -18,7 +18,6 @@ from rayq.wire.server import Peer, Result, Server
 logger = logging.getLogger(__name__)
 
 ASK_TIMEOUT_S = 5.0
-Endpoint = tuple[str, int]
 
 
 class ControllerServer:
@@ -35,7 +34,7 @@ class ControllerServer:
         cluster_id: str,
         secret: bytes,
         host: str,
-        brokers: Sequence[Endpoint],
+        brokers: Sequence[Address],
     ) -> None:
         environment.metrics.label(broker="controller")
         self._environment = environment
@@ -49,9 +48,9 @@ class ControllerServer:
         self._heard_s = environment.clock.monotonic()
         self.controller_host: ControllerHost
 
-    async def start(self) -> Endpoint:
+    async def start(self) -> Address:
         await self._server.start(self._host, 0)
-        self.endpoint: Endpoint = (
+        self.endpoint: Address = (
             self._config.advertised_host or self._server.host,
             self._server.port,
         )
@@ -95,7 +94,7 @@ class ControllerServer:
             await controller.handle(messages.PrepareStop())
             return
 
-        async def is_told(at: Endpoint) -> bool:
+        async def is_told(at: Address) -> bool:
             try:
                 await self._pool.request(*at, messages.PrepareStop(), timeout_s=ASK_TIMEOUT_S)
             except RayqError:  # Most of them do not host it.

@@ -23,7 +23,7 @@ from rayq.actors.signal import Signal
 from rayq.config import MIB
 from rayq.core import group_changes
 from rayq.core.assignors import load_assignors
-from rayq.core.group_changes import Beat, Commit
+from rayq.core.group_changes import Beat, OffsetCommit
 from rayq.core.group_records import (
     GroupRecord,
     GroupValue,
@@ -36,7 +36,7 @@ from rayq.core.group_records import (
     encode,
     partition_of_group,
 )
-from rayq.core.group_state import Group, GroupState, TopicInfo
+from rayq.core.group_state import Group, GroupState, SubscribedTopic
 from rayq.core.topic_changes import OFFSETS_TOPIC
 from rayq.errors import (
     CoordinatorLoadingError,
@@ -76,11 +76,11 @@ TOPICS_INTERVAL_S = 0.05
 TOPICS_TIMEOUT_S = 5.0
 OFFSETS_CHECK_INTERVAL_S = 60.0
 
-Key = tuple[str, str]
+MemberKey = tuple[str, str]
 """`(group, member)`"""
 
 
-class _Waiter(NamedTuple):
+class _CommitWaiter(NamedTuple):
     """Someone who waits until so many decisions are committed."""
 
     decided: int
@@ -124,11 +124,11 @@ class GroupCoordinator:
         self._is_writing = False
         self._is_write_scheduled = False
         self._generation = 0
-        self._waiters: deque[_Waiter] = deque()
-        self._held: dict[Key, asyncio.Future[None]] = {}
-        self._latest: dict[Key, Beat] = {}
+        self._waiters: deque[_CommitWaiter] = deque()
+        self._held: dict[MemberKey, asyncio.Future[None]] = {}
+        self._latest: dict[MemberKey, Beat] = {}
         """The newest heartbeat of each member, while it is under way: only that one is held."""
-        self._connections: dict[Key, asyncio.Future[None]] = {}
+        self._connections: dict[MemberKey, asyncio.Future[None]] = {}
         self._requests_waiting = 0
         self._topics_wanted = Signal()
         self._reset_wanted = Signal()
@@ -212,7 +212,7 @@ class GroupCoordinator:
                 del self._latest[key]
 
     async def _hold(
-        self, key: Key, request: messages.GroupHeartbeat, beat: Beat
+        self, key: MemberKey, request: messages.GroupHeartbeat, beat: Beat
     ) -> messages.GroupHeartbeatResponse:
         """Answers when there is news for the member, or a newer heartbeat, or the time is up."""
         loop = asyncio.get_running_loop()
@@ -262,7 +262,7 @@ class GroupCoordinator:
         await self._until_committed()
         return messages.GroupHeartbeatResponse(0, [])
 
-    def _member(self, key: Key, request: messages.GroupHeartbeat) -> MemberValue:
+    def _member(self, key: MemberKey, request: messages.GroupHeartbeat) -> MemberValue:
         return group_changes.find_member(self._state, *key, request.instance)
 
     def _named(self, partitions: Partitions) -> list[TopicPartitionId]:
@@ -272,13 +272,13 @@ class GroupCoordinator:
             key=lambda one: (one.topic, one.topic_id, one.partition),
         )
 
-    def _release(self, key: Key) -> None:
+    def _release(self, key: MemberKey) -> None:
         """Lets the member's held heartbeat look again whether it is to be answered."""
         held = self._held.pop(key, None)
         if held is not None:
             _wake(held)
 
-    def _watch(self, key: Key, peer: Peer) -> None:
+    def _watch(self, key: MemberKey, peer: Peer) -> None:
         """Learns when the connection of the member's last heartbeat ends."""
         if self._connections.get(key) is not peer.closed:
             if peer.closed not in self._connections.values():
@@ -303,7 +303,7 @@ class GroupCoordinator:
                 member=request.member,
                 member_epoch=request.member_epoch,
                 sequence=request.sequence,
-                offsets=[Commit(*one) for one in request.offsets],
+                offsets=[OffsetCommit(*one) for one in request.offsets],
                 now_ms=self._environment.clock.wall_ms(),
             )
         )
@@ -331,7 +331,7 @@ class GroupCoordinator:
         """See `messages.SetGroupOffsets`."""
         await self._begin(request.group, is_write=True)
         offsets = [
-            Commit(topic_id, partition, offset, None, "")
+            OffsetCommit(topic_id, partition, offset, None, "")
             for topic_id, partition, offset in request.offsets
         ]
         records = await self._decide(
@@ -505,7 +505,7 @@ class GroupCoordinator:
         """Returns when all that is decided by now is committed, and this still coordinates."""
         if self._committed < self._decided:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append(_Waiter(self._decided, future))
+            self._waiters.append(_CommitWaiter(self._decided, future))
             await future
         self._check(None)
 
@@ -704,7 +704,7 @@ class GroupCoordinator:
             if answer.version >= wanted and self._is_loaded:
                 self._version = answer.version
                 topics = {
-                    one.name: TopicInfo(one.topic_id, len(one.partitions))
+                    one.name: SubscribedTopic(one.topic_id, len(one.partitions))
                     for one in answer.topics
                 }
                 self._append(

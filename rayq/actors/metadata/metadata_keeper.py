@@ -23,7 +23,7 @@ from rayq.core.metadata_records import (
     decode_records,
     encode_records,
 )
-from rayq.environment import Environment
+from rayq.environment import Address, Environment
 from rayq.errors import FencedEpochError, StalePartitionError, StorageError, WrongClusterError
 from rayq.storage.data_directory import DataDirectory
 from rayq.storage.metadata_log import MetadataLog
@@ -35,7 +35,6 @@ REOPEN_INTERVAL_S = 1.0
 """How often a log that has failed is opened again: that reads and writes all of it."""
 WRITE_PATIENCE_S = 3.0
 """A write that has not ended by then hangs. A slow disk takes less, also under load."""
-Endpoint = tuple[str, int]
 
 
 class MetadataKeeper:
@@ -67,17 +66,17 @@ class MetadataKeeper:
         self.state = ClusterState()
         self.version = 0
         self.changed = Signal()
-        self.controller: Endpoint | None = None
+        self.controller: Address | None = None
         self.controller_epoch = 0
         self._started_s = environment.clock.monotonic()
         self._heard_s: float | None = None
         self._voters: tuple[Voter, ...] = ()
-        self._hints: dict[int, Endpoint] = {}
+        self._hints: dict[int, Address] = {}
         if log.snapshot_index is not None:
             self._restore(log.snapshot_index, log.snapshot_data or b"")
         self._look_at_tail()
 
-    def known_brokers(self) -> list[Endpoint]:
+    def known_brokers(self) -> list[Address]:
         """Where brokers listened when last heard of: hints, committed or not."""
         known = {
             number: (broker.registration.host, broker.registration.port)
@@ -112,7 +111,7 @@ class MetadataKeeper:
         since_s = self._started_s if self._heard_s is None else self._heard_s
         return self._environment.clock.monotonic() - since_s
 
-    def note_controller(self, epoch: int, controller: Endpoint) -> None:
+    def note_controller(self, epoch: int, controller: Address) -> None:
         """Another broker says who the controller is."""
         if epoch >= self.controller_epoch:
             self.controller_epoch, self.controller = epoch, controller

@@ -29,7 +29,7 @@ from rayq.core.metadata_records import (
     decode_records,
     encode_record,
 )
-from rayq.environment import Environment
+from rayq.environment import Address, Environment
 from rayq.errors import (
     ControllerUnavailableError,
     FencedEpochError,
@@ -50,7 +50,6 @@ STRAGGLERS_S = 0.1
 """How long a candidate waits for more answers once it has those of a majority."""
 Entry = tuple[int, int, bytes]
 """`(index, epoch, encoded record)`"""
-Endpoint = tuple[str, int]
 
 encode_entries = msgspec.msgpack.Encoder().encode
 decode_entries = msgspec.msgpack.Decoder(list[Entry]).decode
@@ -86,7 +85,7 @@ class Quorum:
         config: ClusterConfig,
         *,
         cluster_id: str,
-        endpoint: Endpoint,
+        endpoint: Address,
         on_end: Callable[[str], None],
     ) -> None:
         self._environment = environment
@@ -110,7 +109,7 @@ class Quorum:
     # --- taking over ------------------------------------------------------------------------
 
     async def take_over(
-        self, known: Sequence[Endpoint], *, silent_s_min: float
+        self, known: Sequence[Address], *, silent_s_min: float
     ) -> list[MetadataRecord]:
         """Wins the log and returns every record in it (from a snapshot on), `EpochStarted` last.
 
@@ -157,7 +156,7 @@ class Quorum:
         await self.committed(self._epoch_index)
         return [*records, started]
 
-    async def _greet(self, at: Endpoint, records: Sequence[MetadataRecord]) -> None:
+    async def _greet(self, at: Address, records: Sequence[MetadataRecord]) -> None:
         """Sends the log to a broker that did not answer in time, from when it answers on. A broker
         that starts for the first time may know of nobody else: it would never hear who the
         controller is."""
@@ -176,15 +175,15 @@ class Quorum:
             return
 
     async def _ask(
-        self, endpoints: Sequence[Endpoint], *, epoch: int, is_probe: bool
-    ) -> list[tuple[messages.PrepareResponse, Endpoint]]:
+        self, endpoints: Sequence[Address], *, epoch: int, is_probe: bool
+    ) -> list[tuple[messages.PrepareResponse, Address]]:
         """The answers, one for each broker. Does not wait long for the rest once a majority of the
         voters (those of the best log among the answers) has answered."""
         host, port = self._endpoint
         request = messages.Prepare(self._cluster_id, epoch, host, port, is_probe)
-        found: dict[int, tuple[messages.PrepareResponse, Endpoint]] = {}
+        found: dict[int, tuple[messages.PrepareResponse, Address]] = {}
 
-        async def ask(at: Endpoint) -> None:
+        async def ask(at: Address) -> None:
             answer, _ = await self._pool.request(*at, request, timeout_s=self._timeout_s / 2)
             found[answer.broker] = (answer, at)
 
@@ -210,7 +209,7 @@ class Quorum:
         return [found[broker] for broker in sorted(found)]
 
     def _set_voters_of(
-        self, answers: Sequence[tuple[messages.PrepareResponse, Endpoint]]
+        self, answers: Sequence[tuple[messages.PrepareResponse, Address]]
     ) -> None:
         best, _ = max(answers, key=lambda one: (one[0].last_epoch, one[0].last_index))
         self.voters = tuple(Voter(broker, directory) for broker, directory in best.voters)
@@ -219,7 +218,7 @@ class Quorum:
         return [(voter.broker, voter.directory_id) for voter in self.voters]
 
     def _missing_voters(
-        self, answers: Sequence[tuple[messages.PrepareResponse, Endpoint]]
+        self, answers: Sequence[tuple[messages.PrepareResponse, Address]]
     ) -> tuple[list[tuple[int, str]], bool]:
         """The voters that are not among the answers, and whether that is too many."""
         present = {(answer.broker, answer.directory_id) for answer, _ in answers}
@@ -227,7 +226,7 @@ class Quorum:
         return missing, len(self.voters) - len(missing) <= len(self.voters) // 2
 
     def _require_majority(
-        self, answers: Sequence[tuple[messages.PrepareResponse, Endpoint]]
+        self, answers: Sequence[tuple[messages.PrepareResponse, Address]]
     ) -> None:
         missing, is_too_many = self._missing_voters(answers)
         if is_too_many:
@@ -238,7 +237,7 @@ class Quorum:
             )
 
     def _require_silence(
-        self, found: Sequence[tuple[messages.PrepareResponse, Endpoint]], silent_s_min: float
+        self, found: Sequence[tuple[messages.PrepareResponse, Address]], silent_s_min: float
     ) -> None:
         """Raises where a majority of the voters hears a controller."""
         hearing = [
@@ -253,7 +252,7 @@ class Quorum:
                 f"The voters {hearing} hear a controller: it is left in peace."
             )
 
-    async def _adopt(self, at: Endpoint) -> None:
+    async def _adopt(self, at: Address) -> None:
         first_index = 1
         while True:
             request = messages.ReadMetadataLog(self.epoch, first_index, APPEND_BYTES_MAX)
@@ -300,7 +299,7 @@ class Quorum:
             await self._committed.wait(self._timeout_s)
         self._check_not_ended()
 
-    def _add(self, answer: messages.PrepareResponse, at: Endpoint, *, has_vote: bool) -> None:
+    def _add(self, answer: messages.PrepareResponse, at: Address, *, has_vote: bool) -> None:
         self._peers[answer.broker] = _Peer(
             answer.broker,
             answer.directory_id,
@@ -310,7 +309,7 @@ class Quorum:
             has_vote=has_vote,
         )
 
-    def add_peer(self, broker: int, directory_id: str, endpoint: Endpoint) -> None:
+    def add_peer(self, broker: int, directory_id: str, endpoint: Address) -> None:
         """A broker registered: send it the log."""
         known = self._peers.get(broker)
         if known is not None:

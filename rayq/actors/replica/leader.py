@@ -58,7 +58,7 @@ PROPOSAL_PAUSE_S = 0.1
 would else repeat it, as fast as the controller answers."""
 
 
-class _Waiter(NamedTuple):
+class _DelayedProduce(NamedTuple):
     """A produce request that waits until the high watermark reaches `next_offset`."""
 
     next_offset: int
@@ -90,7 +90,7 @@ class Leader:
         self._assignment = assignment
         self._propose = propose
         self._has_lease = has_lease
-        self._waiters: deque[_Waiter] = deque()
+        self._waiters: deque[_DelayedProduce] = deque()
         self._followers_moved = Signal()
         self._propose_from_s = 0.0
         self._ended: str | None = None
@@ -224,7 +224,7 @@ class Leader:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[messages.ProduceResponse] = loop.create_future()
         deadline_s = self._environment.clock.monotonic() + request.timeout_ms / 1000
-        waiter = _Waiter(next_offset, deadline_s, answer, future)
+        waiter = _DelayedProduce(next_offset, deadline_s, answer, future)
         waiters = self._waiters
         place = len(waiters)
         while place and waiters[place - 1].next_offset > next_offset:
@@ -287,7 +287,7 @@ class Leader:
         """Fails those who waited for too long."""
         if not any(waiter.deadline_s <= now_s for waiter in self._waiters):
             return
-        kept: deque[_Waiter] = deque()
+        kept: deque[_DelayedProduce] = deque()
         for waiter in self._waiters:
             if waiter.deadline_s > now_s:
                 kept.append(waiter)

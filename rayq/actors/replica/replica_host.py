@@ -30,6 +30,7 @@ from rayq.errors import (
     StorageError,
     UnknownTopicError,
 )
+from rayq.records import TopicIdPartition
 from rayq.storage.data_directory import DataDirectory, PartitionDirectory, read_meta, read_secret
 from rayq.wire import messages
 from rayq.wire.authentication import Identity
@@ -46,7 +47,6 @@ STOP_GRACE_S = 0.2
 BROKER_TIMEOUT_S = 5.0
 """For a question that the broker may hold for a while."""
 
-Key = tuple[str, int]
 
 
 class ReplicaHost:
@@ -77,9 +77,9 @@ class ReplicaHost:
         self._pool = ConnectionPool(environment, identity, config)
         self._server = Server(environment, identity, self._handle, config)
         self._host = host
-        self._replicas: dict[Key, Replica] = {}
-        self._opening: set[Key] = set()
-        self._let_go: set[Key] = set()
+        self._replicas: dict[TopicIdPartition, Replica] = {}
+        self._opening: set[TopicIdPartition] = set()
+        self._let_go: set[TopicIdPartition] = set()
         """Closed because the broker said so: their directories may be removed and made anew, and
         this incarnation stands for what was in them."""
         self._version = 0

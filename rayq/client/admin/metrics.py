@@ -8,10 +8,11 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from rayq.client.client import Address, Client
+from rayq.client.client import Client
 from rayq.client.consuming.coordinator import Coordinator, offsets_partitions
 from rayq.config import ConsumerConfig
 from rayq.core.topic_changes import OFFSETS_TOPIC
+from rayq.environment import Address
 from rayq.errors import RayqError
 from rayq.metrics import CATALOGUE, Sample, merged
 from rayq.records import TopicPartition

@@ -469,7 +469,7 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
 
     def _wait_for_records(self, take: Callable[[], T], timeout_s: float) -> T:
         group = self._core.group
-        now = self._core.client.env.clock.monotonic
+        now = self._core.client.environment.clock.monotonic
         deadline = now() + timeout_s
         while True:
             self._news.clear()

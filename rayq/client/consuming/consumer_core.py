@@ -23,7 +23,7 @@ from rayq.client.consuming.group_member import Interest
 from rayq.client.consuming.last_records import LastRecords, check_count
 from rayq.client.consuming.subscription import (
     START_OF_NEW_PARTITIONS,
-    Assigned,
+    AssignedPartition,
     Slice,
     Start,
     Stream,
@@ -255,7 +255,7 @@ class ConsumerCore:
         return pieces
 
     def _peek(
-        self, assigned: Assigned, records_max: int, below: int | None
+        self, assigned: AssignedPartition, records_max: int, below: int | None
     ) -> list[tuple[Any, Slice]]:
         """Raises what keeps the partition from going on."""
         stream = assigned.stream
@@ -280,7 +280,7 @@ class ConsumerCore:
 
     def _fail(self, failed: Mapping[TopicPartition, RayqError]) -> None:
         """Raises the first error that was not raised just now, else holds one."""
-        now_s = self.client.env.clock.monotonic()
+        now_s = self.client.environment.clock.monotonic()
         for place, error in failed.items():
             known, raised_s = self._raised.get(place, (None, now_s))
             until_s = raised_s + ERROR_PAUSE_S if known == _identity(error) else now_s
@@ -291,7 +291,7 @@ class ConsumerCore:
 
     def _raise(self, place: TopicPartition, error: RayqError) -> None:
         self._held = None
-        self._raised[place] = (_identity(error), self.client.env.clock.monotonic())
+        self._raised[place] = (_identity(error), self.client.environment.clock.monotonic())
         raise error.with_message(error.message) from error.__cause__
 
     def raise_held(self) -> None:
@@ -303,7 +303,7 @@ class ConsumerCore:
         """How long a poll may wait for news: until the error that it holds is to be raised."""
         if self._held is None:
             return left_s
-        return min(left_s, max(self._held_until_s - self.client.env.clock.monotonic(), 0.0))
+        return min(left_s, max(self._held_until_s - self.client.environment.clock.monotonic(), 0.0))
 
     def advance(self, pieces: list[_Piece]) -> None:
         """These records are handed out now. The last step of a poll: an interrupt before it loses

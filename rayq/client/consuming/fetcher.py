@@ -14,7 +14,7 @@ from datetime import timedelta
 
 from rayq.client.client import LEADER_PATIENCE_S, Backoff, Client, epoch_of, may_retry
 from rayq.client.consuming.subscription import Fetched, Start, Stream, Subscription
-from rayq.client.metadata import Leader
+from rayq.client.metadata import LeaderAndEpoch
 from rayq.config import ConsumerConfig
 from rayq.errors import (
     CorruptBatchError,
@@ -117,7 +117,7 @@ class Fetcher:
         for stream in streams:
             self._streams[stream] = None
             topic, partition = stream.partition
-            stream.task = self._client.env.tasks.spawn(
+            stream.task = self._client.environment.tasks.spawn(
                 self._run(stream), f"fetch {topic}-{partition}"
             )
 
@@ -190,7 +190,8 @@ class Fetcher:
 
     async def _fetch_for_ever(self, stream: Stream) -> None:
         topic = stream.topic_id or await self._topic_id(stream)
-        backoff = Backoff(self._client.env, self._config.retry_backoff_ms / 1000, BACKOFF_MAX_S)
+        first_s = self._config.retry_backoff_ms / 1000
+        backoff = Backoff(self._client.environment, first_s, BACKOFF_MAX_S)
         if stream.fetch_offset is None:
             await self._begin(stream, topic)
             self.tell()
@@ -270,7 +271,7 @@ class Fetcher:
         reset = self._config.auto_offset_reset
         if isinstance(reset, timedelta):
             ago_ms = reset // timedelta(milliseconds=1)
-            return max(self._client.env.clock.wall_ms() - ago_ms, 0)
+            return max(self._client.environment.clock.wall_ms() - ago_ms, 0)
         if reset == "none":
             raise OffsetOutOfRangeError(
                 f"{partition.topic}-{partition.partition} has no position, and "
@@ -300,7 +301,7 @@ class Fetcher:
         offset: int | None = response.offset
         return offset
 
-    async def _fetch(self, stream: Stream, topic_id: str, leader: Leader) -> None:
+    async def _fetch(self, stream: Stream, topic_id: str, leader: LeaderAndEpoch) -> None:
         config = self._config
         assert stream.fetch_offset is not None
         request = Fetch(
@@ -340,7 +341,7 @@ class Fetcher:
         self,
         stream: Stream,
         topic_id: str,
-        leader: Leader | None,
+        leader: LeaderAndEpoch | None,
         error: RayqError,
         wait_s: float,
     ) -> None:
@@ -377,7 +378,7 @@ class Fetcher:
             tell_skipped(error)
             fresh.jump(error.next_offset)
         self._streams[fresh] = None
-        fresh.task = self._client.env.tasks.spawn(
+        fresh.task = self._client.environment.tasks.spawn(
             self._start_anew(fresh, offset, error, tries), f"refetch {stream.partition}"
         )
 

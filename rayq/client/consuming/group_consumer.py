@@ -376,7 +376,7 @@ class GroupConsumer:
             logger.warning("positions in group %r were not committed: %s", self.group, error)
 
     async def _commit_in_background(self, wanted: Wanted, generation: int) -> None:
-        self._client.env.tasks.spawn(
+        self._client.environment.tasks.spawn(
             self._commit_if_possible(wanted, generation), f"auto commit of group {self.group}"
         )
 

@@ -95,7 +95,7 @@ class GroupMember:
     ) -> None:
         """`tell` is called on the loop when there is something for the consumer to do."""
         self.client: Client = coordinator.client
-        self.member_id = self.client.env.new_id()
+        self.member_id = self.client.environment.new_id()
         self.epoch = MEMBER_EPOCH_JOIN
         self.generation = 0
         """How often the member has lost everything: what was held before is of another life."""
@@ -127,7 +127,7 @@ class GroupMember:
         self._goodbye_is_due = False
         """It is out, and the coordinator has not confirmed that it knows."""
         self._topics_of_interest: set[str] = set()
-        tasks = self.client.env.tasks
+        tasks = self.client.environment.tasks
         self.client.add_interest(OFFSETS_TOPIC)
         self._live_task = tasks.spawn(self._live(), f"member of group {coordinator.group}")
         self._watch_task = tasks.spawn(
@@ -286,7 +286,7 @@ class GroupMember:
             self.failure = None
             with self._lock:
                 self._note_news()
-            self._live_task = self.client.env.tasks.spawn(
+            self._live_task = self.client.environment.tasks.spawn(
                 self._live(), f"member of group {self._coordinator.group}"
             )
         self.beat_now()
@@ -328,7 +328,7 @@ class GroupMember:
                     max(timeout_s, session_s),
                 )
                 name = f"leave group {self._coordinator.group}"
-                saying = self.client.env.tasks.spawn(goodbye, name)
+                saying = self.client.environment.tasks.spawn(goodbye, name)
                 await asyncio.wait([saying], timeout=timeout_s)
         finally:
             self.stop()

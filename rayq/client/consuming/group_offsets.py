@@ -53,7 +53,7 @@ class Position(NamedTuple):
     """`GroupOffsets.tenure` when the position was taken."""
 
 
-class _Commit(NamedTuple):
+class _CommitInFlight(NamedTuple):
     positions: Mapping[TopicPartition, Position]
     member: GroupMember | None
     generation: int
@@ -77,7 +77,7 @@ class GroupOffsets:
         self._client = coordinator.client
         self._config = config
         self._sequence = 0
-        self._waiting: deque[_Commit] = deque()
+        self._waiting: deque[_CommitInFlight] = deque()
         self._sender: asyncio.Task[None] | None = None
         self._lookups: dict[tuple[str, int], asyncio.Future[CommittedOffset | None]] = {}
         self._is_closed = False
@@ -109,9 +109,9 @@ class GroupOffsets:
         if self._is_closed:
             done.set_exception(ClosedError("The consumer is closed: nothing was committed."))
             return done
-        self._waiting.append(_Commit(positions, self.member, generation, done))
+        self._waiting.append(_CommitInFlight(positions, self.member, generation, done))
         if self._sender is None:
-            self._sender = self._client.env.tasks.spawn(
+            self._sender = self._client.environment.tasks.spawn(
                 self._send_all(), f"commit of group {self._coordinator.group}"
             )
         return done
@@ -120,7 +120,7 @@ class GroupOffsets:
         try:
             while self._waiting:
                 first = self._waiting[0]
-                together: list[_Commit] = []
+                together: list[_CommitInFlight] = []
                 while self._waiting and self._waiting[0][1:3] == first[1:3]:
                     together.append(self._waiting.popleft())
                 try:
@@ -138,7 +138,7 @@ class GroupOffsets:
             await asyncio.wait([self._sender], timeout=timeout_s)
 
     async def _send(
-        self, commits: list[_Commit], member: GroupMember | None, generation: int
+        self, commits: list[_CommitInFlight], member: GroupMember | None, generation: int
     ) -> None:
         positions: dict[TopicPartition, Position] = {}
         for commit in commits:
@@ -172,7 +172,7 @@ class GroupOffsets:
         sequence = self._sequence
         timeout_s = self._config.default_api_timeout_ms / 1000
         deadline = client.now + timeout_s
-        backoff = Backoff(client.env, self._config.retry_backoff_ms / 1000, BACKOFF_MAX_S)
+        backoff = Backoff(client.environment, self._config.retry_backoff_ms / 1000, BACKOFF_MAX_S)
         left = dict(positions)
         refused: dict[TopicPartition, str] = {}
         while True:
@@ -287,7 +287,7 @@ class GroupOffsets:
         if lookup is None:
             lookup = self._lookups[key] = asyncio.get_running_loop().create_future()
             if len(self._lookups) == 1:
-                self._client.env.tasks.spawn(self._look_up(), "look up committed offsets")
+                self._client.environment.tasks.spawn(self._look_up(), "look up committed offsets")
         found = await asyncio.shield(lookup)
         self.known[place] = None if found is None else found.offset
         return found

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from rayq.client.client import Client
 from rayq.client.consuming.fetcher import Fetcher
-from rayq.client.metadata import Leader
+from rayq.client.metadata import LeaderAndEpoch
 from rayq.config import MIB, ConsumerConfig
 from rayq.errors import (
     CorruptBatchError,
@@ -105,7 +105,7 @@ class LastRecords:
     async def _fetch(
         self, place: TopicPartition, offset: int, bytes_max: int
     ) -> tuple[FetchResponse, memoryview]:
-        def build(topic_id: str, leader: Leader) -> AnyRequest:
+        def build(topic_id: str, leader: LeaderAndEpoch) -> AnyRequest:
             return Fetch(
                 topic_id=topic_id,
                 partition=place.partition,

@@ -402,7 +402,7 @@ def _below(columns: Columns, end: int) -> Columns:
     )
 
 
-class Assigned:
+class AssignedPartition:
     """A partition that the consumer reads, its current stream, and whether it is paused."""
 
     __slots__ = ("partition", "stream", "is_paused")
@@ -419,7 +419,7 @@ class Subscription:
 
     def __init__(self) -> None:
         self.topics: tuple[str, ...] | None = None
-        self.assigned: dict[TopicPartition, Assigned] = {}
+        self.assigned: dict[TopicPartition, AssignedPartition] = {}
         """Replaced, never changed, so that other threads see one assignment or the next."""
         self._rotation = 0
 
@@ -433,18 +433,18 @@ class Subscription:
         known_ids = topic_ids or {}
         kept = self.assigned
         fresh: list[Stream] = []
-        assigned: dict[TopicPartition, Assigned] = {}
+        assigned: dict[TopicPartition, AssignedPartition] = {}
         for partition in partitions:
             if partition in kept:
                 assigned[partition] = kept[partition]
             else:
                 stream = Stream(partition, start, topic_id=known_ids.get(partition))
                 fresh.append(stream)
-                assigned[partition] = Assigned(stream)
+                assigned[partition] = AssignedPartition(stream)
         self.assigned = assigned
         return fresh
 
-    def get(self, partition: TopicPartition) -> Assigned:
+    def get(self, partition: TopicPartition) -> AssignedPartition:
         """Raises InvalidRequestError for a partition that is not assigned."""
         found = self.assigned.get(partition)
         if found is None:
@@ -465,7 +465,7 @@ class Subscription:
         assigned = self.assigned.get(stream.partition)
         return assigned is None or assigned.is_paused
 
-    def in_turn(self) -> list[Assigned]:
+    def in_turn(self) -> list[AssignedPartition]:
         """All that are not paused, another one first each time."""
         reading = [assigned for assigned in self.assigned.values() if not assigned.is_paused]
         if not reading:

@@ -41,7 +41,7 @@ Row = tuple[bytes | None, bytes | None, Headers | None, int]
 """`(value, key, headers, timestamp_ms)`. One append of one tuple: a Ctrl+C cannot tear it."""
 
 
-class Batch(Outcome):
+class ProducerBatch(Outcome):
     """Records of one partition that travel together, and what became of them."""
 
     __slots__ = (
@@ -125,8 +125,8 @@ class PartitionQueue:
         """Size at which a batch is closed."""
         self.append_time = append_time
         """Whether records carry the leader's time."""
-        self.open: Batch | None = None
-        self.closed: deque[Batch] = deque()
+        self.open: ProducerBatch | None = None
+        self.closed: deque[ProducerBatch] = deque()
 
 
 class Accumulator:
@@ -151,7 +151,7 @@ class Accumulator:
         self._released_bytes = 0
         """Of those, by batches that have an outcome. Written by the sender."""
         self._room_waiters: deque[tuple[int, Callable[[], None]]] = deque()
-        self._incomplete: dict[Batch, None] = {}
+        self._incomplete: dict[ProducerBatch, None] = {}
         self._closed = False
         self.is_flushing = 0
         """How many `flush` calls wait: while any does, open batches are due at once."""
@@ -166,7 +166,7 @@ class Accumulator:
         """Somebody waits for room."""
         return bool(self._room_waiters)
 
-    def incomplete(self) -> list[Batch]:
+    def incomplete(self) -> list[ProducerBatch]:
         """Every batch that has records and no outcome yet, the oldest first."""
         return list(self._incomplete)
 
@@ -259,14 +259,14 @@ class Accumulator:
                 break
         return start
 
-    def _announce(self, batch: Batch) -> None:
+    def _announce(self, batch: ProducerBatch) -> None:
         self._on_work(batch.queue)
         batch.is_announced = True
 
     def hurry(self, future: DeliveryFuture) -> None:
         """The record's batch goes as soon as it may, with what else is in it by then."""
         batch = future.outcome
-        assert isinstance(batch, Batch), "records travel in batches"
+        assert isinstance(batch, ProducerBatch), "records travel in batches"
         if batch.queue.open is batch:
             batch.is_urgent = True
             self._on_work(batch.queue)
@@ -303,12 +303,12 @@ class Accumulator:
         need_bytes = max(size_bytes, self._config.batch_size)
         return used_bytes == 0 or used_bytes + need_bytes <= max(limit_bytes // 2, need_bytes)
 
-    def _open(self, queue: PartitionQueue, full: Batch | None, size_bytes: int) -> bool:
+    def _open(self, queue: PartitionQueue, full: ProducerBatch | None, size_bytes: int) -> bool:
         """Closes the open batch, which is full, and opens one that takes `size_bytes` at least,
         unless another thread did. False: there is no room."""
         self._close_open(queue, full)
         reserve_bytes = max(queue.limit_bytes, size_bytes)
-        batch = Batch(queue, reserve_bytes, self._now(), self._loop_thread)
+        batch = ProducerBatch(queue, reserve_bytes, self._now(), self._loop_thread)
         limit_bytes = self._config.buffer_memory
         with self._lock:
             is_closed = self._closed
@@ -326,7 +326,7 @@ class Accumulator:
             self._on_work(queue)
         return has_room
 
-    def _close_open(self, queue: PartitionQueue, known: Batch | None) -> None:
+    def _close_open(self, queue: PartitionQueue, known: ProducerBatch | None) -> None:
         """Closes the open batch of the queue, if it still is the one that is known."""
         if known is None:
             return
@@ -346,7 +346,7 @@ class Accumulator:
 
     # --- the sender -----------------------------------------------------------------------------
 
-    def take(self, queue: PartitionQueue, *, is_open_due: bool) -> Batch | None:
+    def take(self, queue: PartitionQueue, *, is_open_due: bool) -> ProducerBatch | None:
         """The next batch of the queue; the open one only where it is due. None also where the open
         one is held up: a thread that sends stands still."""
         if is_open_due and not queue.closed and queue.open is not None:
@@ -362,7 +362,7 @@ class Accumulator:
             finally:
                 self._lock.release()
 
-    def take_all(self, queue: PartitionQueue) -> list[Batch]:
+    def take_all(self, queue: PartitionQueue) -> list[ProducerBatch]:
         """Every batch of the queue, to be failed."""
         batches = []
         while (batch := self.take(queue, is_open_due=True)) is not None:
@@ -381,7 +381,7 @@ class Accumulator:
         batch = queue.open
         return None if batch is None else batch.opened_at
 
-    def release(self, batch: Batch) -> None:
+    def release(self, batch: ProducerBatch) -> None:
         """The batch has an outcome: its memory is free again."""
         del self._incomplete[batch]
         self._released_bytes += batch.reserved_bytes

@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 from rayq.client.client import Backoff
-from rayq.client.metadata import Leader
-from rayq.client.producing.accumulator import Batch, PartitionQueue
+from rayq.client.metadata import LeaderAndEpoch
+from rayq.client.producing.accumulator import PartitionQueue, ProducerBatch
 from rayq.errors import RayqError
 from rayq.storage.producer_state import BATCHES_REMEMBERED
 from rayq.wire.connection import Connection
@@ -29,7 +29,7 @@ class Shipment:
         "sent_at",
     )
 
-    def __init__(self, batch: Batch, deadline: float, serial: int) -> None:
+    def __init__(self, batch: ProducerBatch, deadline: float, serial: int) -> None:
         self.batch = batch
         self.deadline = deadline
         self.serial = serial
@@ -88,7 +88,7 @@ class Flight:
         self.needs_new_epoch = False
         self.backoff = backoff
         self.timer: asyncio.TimerHandle | None = None
-        self.leader: Leader | None = None
+        self.leader: LeaderAndEpoch | None = None
         """Whom the batches in flight were sent to."""
         self.connection: Connection | None = None
         self.connecting: asyncio.Task[None] | None = None

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from rayq.client.client import Client
-from rayq.client.producing.accumulator import Accumulator, Batch, PartitionQueue
+from rayq.client.producing.accumulator import Accumulator, PartitionQueue, ProducerBatch
 from rayq.client.producing.futures import ManyDeliveryFuture, Part
 from rayq.client.producing.intake import Intake, TopicQueues
 from rayq.client.producing.sender import Sender
@@ -35,9 +35,9 @@ class ProducerCore:
         self._is_work_announced = False
         self._undelivered = 0
         self._first_error: RayqError | None = None
-        clock = client.env.clock
+        clock = client.environment.clock
         self.accumulator = Accumulator(config, clock.monotonic, self._announce)
-        self.intake = Intake(config, self.accumulator, clock.wall_ms, client.env.random)
+        self.intake = Intake(config, self.accumulator, clock.wall_ms, client.environment.random)
         self._sender = Sender(client, config, self.accumulator, self._failed)
         client.metadata.add_listener(self._metadata_changed)
 
@@ -119,7 +119,7 @@ class ProducerCore:
         batches = self.accumulator.incomplete()
         self._sender.work(list(dict.fromkeys(batch.queue for batch in batches)))
 
-    def _failed(self, batch: Batch, error: RayqError) -> None:
+    def _failed(self, batch: ProducerBatch, error: RayqError) -> None:
         self._undelivered += batch.count
         if self._first_error is None:
             self._first_error = error

@@ -25,8 +25,8 @@ from functools import partial
 from typing import Any
 
 from rayq.client.client import LEADER_PATIENCE_S, Backoff, Client, epoch_of, may_retry
-from rayq.client.metadata import Leader
-from rayq.client.producing.accumulator import Accumulator, Batch, PartitionQueue
+from rayq.client.metadata import LeaderAndEpoch
+from rayq.client.producing.accumulator import Accumulator, PartitionQueue, ProducerBatch
 from rayq.client.producing.flight import Flight, Shipment
 from rayq.config import ProducerConfig
 from rayq.errors import (
@@ -92,7 +92,7 @@ class Sender:
         client: Client,
         config: ProducerConfig,
         accumulator: Accumulator,
-        on_failure: Callable[[Batch, RayqError], None],
+        on_failure: Callable[[ProducerBatch, RayqError], None],
     ) -> None:
         """`on_failure(batch, error)` hears of each batch that was not delivered."""
         self._client = client
@@ -104,7 +104,7 @@ class Sender:
         self._allocation: asyncio.Task[None] | None = None
         self._ticker: asyncio.TimerHandle | None = None
         self._closed = False
-        self._refusals = Seldom(logger, logging.WARNING, client.env.clock.monotonic)
+        self._refusals = Seldom(logger, logging.WARNING, client.environment.clock.monotonic)
         client.metadata.add_listener(self._metadata_changed)
         if config.acks == 0:
             client.refusal_listeners[self._refused] = None
@@ -136,7 +136,7 @@ class Sender:
         flight = self._flights.get(queue)
         if flight is None:
             backoff = Backoff(
-                self._client.env, self._config.retry_backoff_ms / 1000, RETRY_BACKOFF_MAX_S
+                self._client.environment, self._config.retry_backoff_ms / 1000, RETRY_BACKOFF_MAX_S
             )
             flight = self._flights[queue] = Flight(queue, backoff)
         return flight
@@ -267,12 +267,12 @@ class Sender:
         if flight.connection is not None and not flight.connection.closed:
             return flight.connection
         if flight.connecting is None or flight.connecting.done():
-            flight.connecting = self._client.env.tasks.spawn(
+            flight.connecting = self._client.environment.tasks.spawn(
                 self._connect(flight, leader), f"connect to the leader of {flight.name}"
             )
         return None
 
-    async def _connect(self, flight: Flight, leader: Leader) -> None:
+    async def _connect(self, flight: Flight, leader: LeaderAndEpoch) -> None:
         failure: RayqError | None = None
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -394,7 +394,8 @@ class Sender:
                 flight.full_connection = None
             self._pump(flight)
 
-        self._client.env.tasks.spawn(wait(), f"wait for room to the leader of {flight.name}")
+        tasks = self._client.environment.tasks
+        tasks.spawn(wait(), f"wait for room to the leader of {flight.name}")
 
     def _refused(self, connection: Connection, error: RayqError) -> None:
         """Without acknowledgements: something that was sent there was not written. What follows
@@ -428,7 +429,8 @@ class Sender:
                 else:
                     self._pump(flight)
 
-        self._allocation = self._client.env.tasks.spawn(allocate(), "allocate a producer id")
+        tasks = self._client.environment.tasks
+        self._allocation = tasks.spawn(allocate(), "allocate a producer id")
 
     # --- answers --------------------------------------------------------------------------------
 
@@ -518,7 +520,7 @@ class Sender:
             flight.needs_new_epoch = True
         self._fail_batch(shipment.batch, error)
 
-    def _fail_batch(self, batch: Batch, error: RayqError) -> None:
+    def _fail_batch(self, batch: ProducerBatch, error: RayqError) -> None:
         self._accumulator.release(batch)
         self._on_failure(batch, error)
         batch.fail(error)
