@@ -13,7 +13,8 @@ from rayq.actors.replica import compactor
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.client.consuming.group_member import GroupMember
-from rayq.core import group_changes
+from rayq.core import group_changes, group_offsets
+from rayq.core.group_draft import GroupDraft
 from rayq.core.group_records import NOTHING
 from rayq.core.group_state import GroupState
 from rayq.storage import checked_file, cleaner, log, swap
@@ -27,7 +28,7 @@ EVERYTHING = 1 << 62
 
 @plants("20", "a partition is assigned before its owner has given it up", GROUPS)
 def assigned_before_it_was_given_up() -> list[Patch]:
-    reconcile = group_changes._GroupDraft.reconcile
+    reconcile = GroupDraft.reconcile
 
     def mutated(self: Any) -> None:
         reconcile(self)
@@ -36,7 +37,7 @@ def assigned_before_it_was_given_up() -> list[Patch]:
                 self.put(member, revoking=NOTHING)
         reconcile(self)
 
-    return [(group_changes._GroupDraft, "reconcile", mutated)]
+    return [(GroupDraft, "reconcile", mutated)]
 
 
 @plants("20", "a member's heartbeats leave out what it still reads", GROUPS)
@@ -54,9 +55,9 @@ def held_partitions_not_listed() -> list[Patch]:
 @plants("21", "commits are accepted of whoever sends them", GROUPS)
 def commit_of_a_lost_partition_accepted() -> list[Patch]:
     def commit(state: Any, group: str, *, offsets: Any, now_ms: int, **member: Any) -> Any:
-        return group_changes._set(state, group, offsets, now_ms), []
+        return group_offsets._set(state, group, offsets, now_ms), []
 
-    return [(group_changes, "commit", commit)]
+    return [(group_offsets, "commit", commit)]
 
 
 @plants("21", "a coordinator answers before its decision is committed", GROUPS)

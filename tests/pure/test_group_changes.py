@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from rayq.core import group_changes
+from rayq.core import group_changes, group_draft, group_offsets
 from rayq.core.assignors import load_assignors
-from rayq.core.group_changes import Beat, OffsetCommit
+from rayq.core.group_changes import Beat
+from rayq.core.group_offsets import OffsetCommit
 from rayq.core.group_records import OffsetRecord, Record
 from rayq.core.group_state import GroupState, SubscribedTopic
 from rayq.core.topic_pattern import matches
@@ -82,7 +83,7 @@ class Coordinator:
         return self.state.groups["g"].members if "g" in self.state.groups else {}
 
     def commit(self, member: str, epoch: int, offset: int, *at: Any, sequence: int = 1) -> Any:
-        records, refused = group_changes.commit(
+        records, refused = group_offsets.commit(
             self.state, "g", member=member, member_epoch=epoch, sequence=sequence,
             offsets=[OffsetCommit(*one, offset, None, "") for one in at], now_ms=self.now["now_ms"],
         )
@@ -352,29 +353,29 @@ def test_positions_in_a_deleted_topic_are_forgotten_after_a_while() -> None:
     one.commit("", 0, 5, P0, ("new", 0))
     for seconds in (0, 5, 6):
         one.now_s += seconds
-        one.apply(group_changes.forget_topics(one.state, now_s=one.now_s))
+        one.apply(group_offsets.forget_topics(one.state, now_s=one.now_s))
     assert set(one.state.groups["g"].offsets) == {P0}
 
 
 def test_positions_without_members_are_set_only_while_there_are_none() -> None:
     one = Coordinator()
     one.commit("", 0, 5, P0)
-    one.apply(group_changes.set_offsets(one.state, "g", [OffsetCommit(*P0, 2, None, "")], now_ms=0))
+    one.apply(group_offsets.set_offsets(one.state, "g", [OffsetCommit(*P0, 2, None, "")], now_ms=0))
     assert one.offset(P0) == 2
     one.join("a")
     with pytest.raises(GroupNotEmptyError):
         one.commit("", 0, 6, P0)
     with pytest.raises(GroupNotEmptyError):
-        group_changes.set_offsets(one.state, "g", [], now_ms=0)
+        group_offsets.set_offsets(one.state, "g", [], now_ms=0)
     with pytest.raises(GroupNotEmptyError):
-        group_changes.delete_group(one.state, "g")
+        group_offsets.delete_group(one.state, "g")
     one.apply(group_changes.leave(one.state, "g", "a", "done", now_ms=0))
     assert one.reason == "member a left: done"
-    records = one.apply(group_changes.delete_group(one.state, "g"))
+    records = one.apply(group_offsets.delete_group(one.state, "g"))
     assert all(record.value is None for record in records)
     assert one.state.groups == {}
     with pytest.raises(UnknownGroupError):
-        group_changes.delete_group(one.state, "g")
+        group_offsets.delete_group(one.state, "g")
 
 
 def test_positions_of_an_idle_group_expire_and_the_group_with_them() -> None:
@@ -384,7 +385,7 @@ def test_positions_of_an_idle_group_expire_and_the_group_with_them() -> None:
     one.commit("", 0, 5, P1)
 
     def expire(now_ms: int) -> int:
-        records = group_changes.expire_offsets(one.state, now_ms=now_ms, retention_ms=10_000)
+        records = group_offsets.expire_offsets(one.state, now_ms=now_ms, retention_ms=10_000)
         one.apply(records)
         return sum(isinstance(record, OffsetRecord) for record in records)
 
@@ -474,24 +475,25 @@ def test_there_is_a_limit_on_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_there_is_a_limit_on_members_and_groups_and_positions(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MEMBERS_MAX", "GROUPS_MAX", "OFFSETS_MAX"):
-        monkeypatch.setattr(group_changes, name, 2)
+    monkeypatch.setattr(group_changes, "MEMBERS_MAX", 2)
+    monkeypatch.setattr(group_draft, "GROUPS_MAX", 2)
+    monkeypatch.setattr(group_offsets, "OFFSETS_MAX", 2)
     one = Coordinator()
     one.join("a", "b")
     with pytest.raises(GroupLimitError, match="2 members"):
         one.beat("c")
-    group_changes.commit(one.state, "g", member="a", member_epoch=one.members["a"].member_epoch,
+    group_offsets.commit(one.state, "g", member="a", member_epoch=one.members["a"].member_epoch,
                          sequence=1, offsets=[], now_ms=0)
     empty = [OffsetCommit(*P0, 1, None, "")]
-    one.apply(group_changes.set_offsets(one.state, "h", empty, now_ms=0))
+    one.apply(group_offsets.set_offsets(one.state, "h", empty, now_ms=0))
     with pytest.raises(GroupLimitError, match="2 groups"):
-        group_changes.set_offsets(one.state, "i", empty, now_ms=0)
+        group_offsets.set_offsets(one.state, "i", empty, now_ms=0)
     three = [OffsetCommit(*at, 1, None, "") for at in (P0, P1, P2)]
     with pytest.raises(GroupLimitError, match="3 positions"):
-        group_changes.set_offsets(one.state, "h", three, now_ms=0)
-    one.apply(group_changes.commit(one.state, "h", member="", member_epoch=0, sequence=0, now_ms=0,
+        group_offsets.set_offsets(one.state, "h", three, now_ms=0)
+    one.apply(group_offsets.commit(one.state, "h", member="", member_epoch=0, sequence=0, now_ms=0,
                                    offsets=[OffsetCommit(*P0, 1, None, "x" * 2**19)])[0])
     for at, length in ((P0, 2**20 + 1), (P1, 2**19 + 1)):
         with pytest.raises(GroupLimitError, match="metadata"):
-            group_changes.commit(one.state, "h", member="", member_epoch=0, sequence=0, now_ms=0,
+            group_offsets.commit(one.state, "h", member="", member_epoch=0, sequence=0, now_ms=0,
                                  offsets=[OffsetCommit(*at, 1, None, "x" * length)])

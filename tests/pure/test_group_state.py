@@ -10,9 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rayq.core import group_changes
+from rayq.core import group_changes, group_offsets
 from rayq.core.assignors import load_assignors
-from rayq.core.group_changes import Beat, OffsetCommit
+from rayq.core.group_changes import Beat
+from rayq.core.group_offsets import OffsetCommit
 from rayq.core.group_records import GroupRecord, MemberRecord, OffsetRecord, Record
 from rayq.core.group_state import GroupState, SubscribedTopic
 from rayq.errors import FencedMemberError, GroupNotEmptyError, RayqError, UnknownMemberError
@@ -259,7 +260,7 @@ class Groups(RuleBasedStateMachine):
     ) -> None:
         offsets = [OffsetCommit(*at, offset, None, "") for at, offset in positions.items()]
         try:
-            records, _ = group_changes.commit(
+            records, _ = group_offsets.commit(
                 self.state, GROUP, member=member, member_epoch=epoch, sequence=sequence,
                 offsets=offsets, now_ms=self.now["now_ms"],
             )

@@ -21,9 +21,10 @@ from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.signal import Signal
 from rayq.config import MIB
-from rayq.core import group_changes
+from rayq.core import group_changes, group_offsets
 from rayq.core.assignors import load_assignors
-from rayq.core.group_changes import Beat, OffsetCommit
+from rayq.core.group_changes import Beat
+from rayq.core.group_offsets import OffsetCommit
 from rayq.core.group_records import (
     GroupRecord,
     GroupValue,
@@ -297,7 +298,7 @@ class GroupCoordinator:
         """See `messages.CommitOffsets`."""
         await self._begin(request.group, is_write=True)
         records, refused = await self._decide(
-            lambda: group_changes.commit(
+            lambda: group_offsets.commit(
                 self._state,
                 request.group,
                 member=request.member,
@@ -335,7 +336,7 @@ class GroupCoordinator:
             for topic_id, partition, offset in request.offsets
         ]
         records = await self._decide(
-            lambda: group_changes.set_offsets(
+            lambda: group_offsets.set_offsets(
                 self._state, request.group, offsets, now_ms=self._environment.clock.wall_ms()
             )
         )
@@ -391,7 +392,7 @@ class GroupCoordinator:
         """See `messages.DeleteGroup`."""
         await self._begin(request.group, is_write=True)
         self._append(
-            await self._decide(lambda: group_changes.delete_group(self._state, request.group))
+            await self._decide(lambda: group_offsets.delete_group(self._state, request.group))
         )
         await self._until_committed()
         return messages.Done()
@@ -667,14 +668,14 @@ class GroupCoordinator:
             if now_s >= offsets_s:
                 offsets_s = now_s + offsets_interval_s
                 self._append(
-                    group_changes.expire_offsets(
+                    group_offsets.expire_offsets(
                         self._state,
                         now_ms=self._clock_watch.now_ms(),
                         retention_ms=self._config.offsets_retention_ms,
                     )
                 )
                 if self._has_topics:
-                    self._append(group_changes.forget_topics(self._state, now_s=now_s))
+                    self._append(group_offsets.forget_topics(self._state, now_s=now_s))
 
     def _may_be_heard(self) -> bool:
         """Whether heartbeats are not refused just now."""
