@@ -20,7 +20,7 @@ import msgspec
 import proving.simulation.mutations_groups  # its bugs are registered, too
 import proving.simulation.mutations_moves  # noqa: F401 - and those of moves
 from proving.simulation.planting import MUTATIONS, Patch, plants
-from rayq.actors.controller.controller import ControllerHost
+from rayq.actors.controller.controller_host import ControllerHost
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.actors.metadata.quorum import Quorum
 from rayq.actors.replica.follower import Follower

@@ -16,7 +16,7 @@ from typing import cast
 import msgspec
 
 from rayq.actors.broker.replica_supervisor import ReplicaSupervisor
-from rayq.actors.controller.controller import ControllerHost
+from rayq.actors.controller.controller_host import ControllerHost
 from rayq.actors.hosting import Runtime
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.config import ClusterConfig

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rayq.actors.controller.metrics import ControllerMetrics, reason_of
 from rayq.actors.metadata.quorum import Quorum
@@ -37,7 +37,6 @@ from rayq.errors import (
     WrongClusterError,
 )
 from rayq.logs import log_event
-from rayq.metrics import Sample
 from rayq.wire import messages
 from rayq.wire.pool import ConnectionPool
 
@@ -278,14 +277,14 @@ class Controller:
                 f"cluster {self._cluster_id}."
             )
         registration = BrokerRegistered(
-            request.broker,
-            request.directory_id,
-            request.start_counter,
-            request.incarnation,
-            request.host,
-            request.port,
-            request.node_id,
-            request.replicas_max,
+            broker=request.broker,
+            directory_id=request.directory_id,
+            start_counter=request.start_counter,
+            incarnation=request.incarnation,
+            host=request.host,
+            port=request.port,
+            node_id=request.node_id,
+            replicas_max=request.replicas_max,
         )
         if self._cluster_stops:
             self._end_cluster_stop(f"broker {request.broker} started in the middle of a stop")
@@ -308,15 +307,11 @@ class Controller:
             return self._quorum.last_index
         index = self._quorum.append(records)
         for record in records:
-            if isinstance(record, PartitionChanged):
-                self._log_move(record)
             before = self._value_before(record)
             self.state.replay(record)
             if isinstance(record, PartitionChanged) and self._metrics is not None:
-                topic = self.state.topics[record.topic_id]
                 self._metrics.changed(
-                    topic,
-                    record.partition,
+                    record,
                     before,
                     reason,
                     brokers_come_or_go=self._cluster_stops or self._cluster_starts,
@@ -325,30 +320,6 @@ class Controller:
                 self._quorum.remove_peer(record.broker)
                 self._heard_s.pop(record.broker, None)
         return index
-
-    def _log_move(self, record: PartitionChanged) -> None:
-        partition = self.state.partition(record.topic_id, record.partition)
-        if partition is None or partition.value.replicas == record.value.replicas:
-            return
-        before, value = partition.value, record.value
-        if value.target:
-            what = f"begins to move from {list(value.origin)} to {list(value.target)}"
-        elif before.target == value.replicas:
-            what = f"has moved from {list(before.origin)} to {list(value.replicas)}"
-        elif before.target:
-            what = f"moves to {list(before.target)} no more, it stays on {list(value.replicas)}"
-        else:
-            what = f"has its replicas in the order {list(value.replicas)}"
-        topic = self.state.topics[record.topic_id].name
-        log_event(
-            logger,
-            logging.INFO,
-            "partition_moves",
-            topic=topic,
-            partition=record.partition,
-            epoch=value.leader_epoch,
-            what=what,
-        )
 
     def _value_before(self, record: MetadataRecord) -> PartitionValue | None:
         if not isinstance(record, PartitionChanged):
@@ -494,87 +465,12 @@ class Controller:
 
 def _report(registration: messages.ReplicaRegistration) -> ReplicaReport:
     return ReplicaReport(
-        registration.topic_id,
-        registration.partition,
-        registration.incarnation,
-        registration.host,
-        registration.port,
-        registration.last_epoch,
-        registration.flushed,
-        registration.partition_epoch,
+        topic_id=registration.topic_id,
+        partition=registration.partition,
+        incarnation=registration.incarnation,
+        host=registration.host,
+        port=registration.port,
+        last_epoch=registration.last_epoch,
+        flushed=registration.flushed,
+        partition_epoch=registration.partition_epoch,
     )
-
-
-class ControllerHost:
-    """Hosts a controller in this process whenever the cluster needs one (docs/protocol.md, rule 5).
-
-    `silent_s()` says for how long no controller was heard. The preferred host has no patience at
-    its start (the voters have: see `Quorum.take_over`); a stand-in waits
-    `controller_patience_ms` plus up to half of it at random, so that stand-ins seldom race each
-    other.
-    """
-
-    def __init__(
-        self,
-        environment: Environment,
-        pool: ConnectionPool,
-        config: ClusterConfig,
-        *,
-        cluster_id: str,
-        endpoint: Address,
-        silent_s: Callable[[], float],
-        known_brokers: Callable[[], Sequence[Address]],
-        may_host: Callable[[], bool],
-        is_preferred: bool,
-    ) -> None:
-        self._environment = environment
-        self._pool = pool
-        self._config = config
-        self._cluster_id = cluster_id
-        self._endpoint = endpoint
-        self._silent_s = silent_s
-        self._known_brokers = known_brokers
-        self._may_host = may_host
-        self._is_preferred = is_preferred
-        self.controller: Controller | None = None
-        environment.metrics.add_source(self._measure)
-
-    async def run(self) -> None:
-        """Waits for silence, takes over, hosts until the epoch ends; for ever."""
-        patience_s = 0.0 if self._is_preferred else self._patience_s()
-        while True:
-            if patience_s > 0 and (not self._may_host() or self._silent_s() < patience_s):
-                await asyncio.sleep(self._config.heartbeat_interval_ms / 1000 / 2)
-                continue
-            controller = Controller(
-                self._environment,
-                self._pool,
-                self._config,
-                cluster_id=self._cluster_id,
-                endpoint=self._endpoint,
-            )
-            try:
-                await controller.take_over(self._known_brokers())
-            except Exception as error:
-                controller.end(f"could not take over: {error}")
-                if isinstance(error, RayqError):
-                    logger.info("controller: %s", error)
-                else:  # A bug of ours: said loudly, but the cluster must not lose its stand-ins.
-                    logger.exception("the controller could not start")
-                # Short and random: two that race must not meet again and again.
-                await asyncio.sleep(self._environment.random.uniform(0.05, 0.5))
-                if self._is_preferred:
-                    patience_s = SILENT_HEARTBEATS * self._config.heartbeat_interval_ms / 1000
-                continue
-            self.controller = controller
-            await controller.ended
-            self.controller = None
-            patience_s = self._patience_s()
-
-    def _measure(self) -> list[Sample]:
-        is_here = self.controller is not None
-        return [self._environment.metrics.sample("rayq_active_controller", int(is_here))]
-
-    def _patience_s(self) -> float:
-        patience_s = self._config.controller_patience_ms / 1000
-        return patience_s + self._environment.random.uniform(0, patience_s / 2)

@@ -1,12 +1,12 @@
 """What the controller counts and tells of the cluster, and the lines it leaves of each change of a
-partition's leader or in-sync set."""
+partition's leader, in-sync set or replicas."""
 
 from __future__ import annotations
 
 import logging
 
-from rayq.core.cluster_state import ClusterState, Topic
-from rayq.core.metadata_records import PartitionValue
+from rayq.core.cluster_state import ClusterState
+from rayq.core.metadata_records import PartitionChanged, PartitionValue
 from rayq.core.topic_changes import offline_reason
 from rayq.environment import Environment
 from rayq.logs import log_event
@@ -29,8 +29,7 @@ class ControllerMetrics:
 
     def changed(
         self,
-        topic: Topic,
-        partition: int,
+        record: PartitionChanged,
         before: PartitionValue | None,
         reason: str,
         *,
@@ -38,9 +37,15 @@ class ControllerMetrics:
     ) -> None:
         """The state shows a new value of a partition. `brokers_come_or_go`: the whole cluster
         stops, or has just started: that nobody leads then is no reason to worry yet."""
-        after = topic.partitions[partition].value
         if before is None:
             return  # It was created: nobody leads it yet.
+        topic, partition = self._state.topics[record.topic_id], record.partition
+        after = record.value
+        where = {"topic": topic.name, "partition": partition, "epoch": after.leader_epoch}
+        if after.replicas != before.replicas:
+            log_event(
+                logger, logging.INFO, "partition_moves", **where, what=_move_told(before, after)
+            )
         old = {member.broker for member in before.isr}
         new = {member.broker for member in after.isr}
         left, joined = sorted(old - new), sorted(new - old)
@@ -48,7 +53,6 @@ class ControllerMetrics:
             self._metrics.counter("rayq_isr_shrinks_total", replica=broker).value += 1
         for broker in joined if before.leader_epoch else ():  # A new partition's set is no news.
             self._metrics.counter("rayq_isr_expands_total", replica=broker).value += 1
-        where = {"topic": topic.name, "partition": partition, "epoch": after.leader_epoch}
         isr = sorted(new)
         if after.leader_epoch == before.leader_epoch:
             if left or joined:
@@ -120,6 +124,16 @@ class ControllerMetrics:
             sample("rayq_under_min_isr_partitions", under_min_isr),
             sample("rayq_reassigning_partitions", len(state.moving)),
         ]
+
+
+def _move_told(before: PartitionValue, after: PartitionValue) -> str:
+    if after.target:
+        return f"begins to move from {list(after.origin)} to {list(after.target)}"
+    if before.target == after.replicas:
+        return f"has moved from {list(before.origin)} to {list(after.replicas)}"
+    if before.target:
+        return f"moves to {list(before.target)} no more, it stays on {list(after.replicas)}"
+    return f"has its replicas in the order {list(after.replicas)}"
 
 
 def reason_of(request: messages.AnyRequest) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Sequence
 
-from rayq.actors.controller.controller import ControllerHost
+from rayq.actors.controller.controller_host import ControllerHost
 from rayq.config import ClusterConfig
 from rayq.environment import Address, Environment
 from rayq.errors import ControllerUnavailableError, NotControllerError, RayqError
