@@ -33,6 +33,7 @@ from rayq.core import broker_changes, election
 from rayq.core.partition_state import PartitionState
 from rayq.storage import data_directory, recovery, segment
 from rayq.storage.appending import is_full
+from rayq.storage.batch import read_header
 from rayq.storage.data_directory import DataDirectory
 from rayq.storage.log import Log
 from rayq.storage.metadata_log import MetadataLog
@@ -42,6 +43,7 @@ from rayq.wire import messages
 
 __all__ = ["MUTATIONS", "plant", "planted"]
 
+EVERYTHING = 1 << 62
 
 
 @contextlib.contextmanager
@@ -107,7 +109,8 @@ def uncommitted_metadata_applied() -> list[Patch]:
     append = MetadataKeeper.append
 
     async def mutated(self: Any, request: Any, payload: Any) -> Any:
-        return await append(self, msgspec.structs.replace(request, commit_index=1 << 62), payload)
+        request = msgspec.structs.replace(request, commit_index=EVERYTHING)
+        return await append(self, request, payload)
 
     return [(MetadataKeeper, "append", mutated)]
 
@@ -270,7 +273,7 @@ def duplicate_answered_at_once() -> list[Patch]:
 
     def mutated(self: Any, request: Any, payload: Any) -> Any:
         log = self._replica_log.log
-        duplicate = log.producers.check(self._checked(payload))
+        duplicate = log.producers.check(read_header(payload))
         if duplicate is None:
             return produce(self, request, payload)
         return messages.ProduceResponse(
@@ -285,9 +288,7 @@ def waiters_outlive_the_epoch() -> list[Patch]:
     end = Leader.end
 
     def mutated(self: Any, reason: str) -> None:
-        for waiter in self._waiters:
-            if not waiter.future.done():
-                waiter.future.set_result(waiter.answer)
+        self._delayed.reached(EVERYTHING)
         end(self, reason)
 
     return [(Leader, "end", mutated)]

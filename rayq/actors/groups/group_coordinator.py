@@ -14,9 +14,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from rayq.actors.clock_watch import ClockWatch
+from rayq.actors.purgatory import Purgatory
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.signal import Signal
@@ -81,13 +82,6 @@ MemberKey = tuple[str, str]
 """`(group, member)`"""
 
 
-class _CommitWaiter(NamedTuple):
-    """Someone who waits until so many decisions are committed."""
-
-    decided: int
-    future: asyncio.Future[None]
-
-
 class GroupCoordinator:
     """See the module. Ends with its leader's role."""
 
@@ -125,7 +119,7 @@ class GroupCoordinator:
         self._is_writing = False
         self._is_write_scheduled = False
         self._generation = 0
-        self._waiters: deque[_CommitWaiter] = deque()
+        self._waiters: Purgatory[None] = Purgatory()
         self._held: dict[MemberKey, asyncio.Future[None]] = {}
         self._latest: dict[MemberKey, Beat] = {}
         """The newest heartbeat of each member, while it is under way: only that one is held."""
@@ -505,9 +499,7 @@ class GroupCoordinator:
     async def _until_committed(self) -> None:
         """Returns when all that is decided by now is committed, and this still coordinates."""
         if self._committed < self._decided:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append(_CommitWaiter(self._decided, future))
-            await future
+            await self._waiters.add(self._decided, None)
         self._check(None)
 
     # --- the log ----------------------------------------------------------------------------
@@ -557,11 +549,7 @@ class GroupCoordinator:
 
     def _written(self, index: int) -> None:
         self._committed = index
-        waiters = self._waiters
-        while waiters and waiters[0].decided <= index:
-            future = waiters.popleft().future
-            if not future.done():
-                future.set_result(None)
+        self._waiters.reached(index)
         self._write()
 
     def _reset(self, error: RayqError) -> None:
@@ -575,10 +563,7 @@ class GroupCoordinator:
         self._generation += 1
         self._pending.clear()
         self._committed = self._decided
-        waiters, self._waiters = self._waiters, deque()
-        for waiter in waiters:
-            if not waiter.future.done():
-                waiter.future.set_exception(error)
+        self._waiters.fail(error)
         for key in list(self._held):
             self._release(key)
         for closed in dict.fromkeys(self._connections.values()):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
 
+from rayq.actors.purgatory import Purgatory
+from rayq.actors.replica.produced_batch import check_produced_batch
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.replica.replica_metrics import LeaderMetrics
 from rayq.actors.signal import Signal
@@ -20,29 +20,19 @@ from rayq.core.partition_state import Isr, PartitionState
 from rayq.errors import (
     DivergedLogError,
     FencedEpochError,
-    InvalidRequestError,
-    InvalidTimestampError,
     LogTruncatedError,
     NotEnoughReplicasAfterAppendError,
     NotEnoughReplicasError,
     NotLeaderError,
-    NullKeyError,
     OffsetNotAvailableError,
     OffsetOutOfRangeError,
     RayqError,
-    RecordTooLargeError,
     StalePartitionError,
     StorageError,
     TimeoutError,
 )
 from rayq.logs import log_event
-from rayq.storage.batch import (
-    BatchHeader,
-    check_body,
-    check_produced,
-    check_records,
-    read_header,
-)
+from rayq.storage.batch import read_header
 from rayq.storage.log import Log
 from rayq.storage.producer_state import ProducerState
 from rayq.wire import messages
@@ -56,15 +46,6 @@ CONFIRM_CHECK_S = 0.1
 PROPOSAL_PAUSE_S = 0.1
 """After a proposal that failed: the metadata that says why is on its way. Each fetch of a follower
 would else repeat it, as fast as the controller answers."""
-
-
-class _DelayedProduce(NamedTuple):
-    """A produce request that waits until the high watermark reaches `next_offset`."""
-
-    next_offset: int
-    deadline_s: float
-    answer: messages.ProduceResponse
-    future: asyncio.Future[messages.ProduceResponse]
 
 
 class Leader:
@@ -90,7 +71,7 @@ class Leader:
         self._assignment = assignment
         self._propose = propose
         self._has_lease = has_lease
-        self._waiters: deque[_DelayedProduce] = deque()
+        self._delayed: Purgatory[messages.ProduceResponse] = Purgatory()
         self._followers_moved = Signal()
         self._propose_from_s = 0.0
         self._ended: str | None = None
@@ -140,7 +121,7 @@ class Leader:
         self._replica_log.wake_flusher()  # What was appended as a follower must be flushed.
         self._after_progress()
         if state.is_under_min_isr:
-            self._fail_waiters(
+            self._delayed.fail(
                 NotEnoughReplicasAfterAppendError(
                     f"The in-sync replicas of {self.where} fell below min_insync_replicas = "
                     f"{state.min_insync} after the record was appended: it may or may not be "
@@ -152,7 +133,7 @@ class Leader:
     def end(self, reason: str) -> None:
         """Another leads, or this process stops: whoever waits is told."""
         self._ended = reason
-        self._fail_waiters(
+        self._delayed.fail(
             NotLeaderError(
                 f"Broker {self._replica_log.broker} leads {self.where} no more ({reason}): the "
                 "record may or may not be written."
@@ -188,7 +169,13 @@ class Leader:
                 f"min_insync_replicas = {leader.min_insync}. Nothing was written; it can be tried "
                 "again when more brokers are back."
             )
-        header = self._checked(payload)
+        header = check_produced_batch(
+            payload,
+            self._replica_log.topic_config,
+            topic=self._assignment.topic,
+            partition=self._assignment.partition,
+            now_ms=self._environment.clock.wall_ms(),
+        )
         duplicate = log.producers.check(header)
         if duplicate is None:
             try:
@@ -221,48 +208,8 @@ class Leader:
         self._after_progress()
         if next_offset <= self._replica_log.high_watermark:
             return answer
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[messages.ProduceResponse] = loop.create_future()
         deadline_s = self._environment.clock.monotonic() + request.timeout_ms / 1000
-        waiter = _DelayedProduce(next_offset, deadline_s, answer, future)
-        waiters = self._waiters
-        place = len(waiters)
-        while place and waiters[place - 1].next_offset > next_offset:
-            place -= 1  # A duplicate waits among those of its original's time.
-        waiters.insert(place, waiter)
-        return future
-
-    def _checked(self, payload: memoryview) -> BatchHeader:
-        """The header of a batch that may be appended."""
-        config = self._replica_log.topic_config
-        if len(payload) > config.max_message_bytes:
-            raise RecordTooLargeError(
-                f"A batch of {len(payload)} bytes is above max_message_bytes = "
-                f"{config.max_message_bytes} of topic {self._assignment.topic!r}: send smaller "
-                "records, or raise it with alter_topic_config."
-            )
-        header = read_header(payload)
-        if header.length != len(payload) or header.record_count == 0:
-            raise InvalidRequestError("A produce request carries exactly one batch with records.")
-        if header.has_null_keys and config.is_compacted:
-            raise NullKeyError(
-                f"{self.where} is compacted: it keeps the latest record of each key, and a record "
-                "of this batch has none. Nothing was written; give every record a key."
-            )
-        if header.base_offset != 0 or header.last_offset_delta != header.record_count - 1:
-            raise InvalidRequestError("The offsets of a new batch are its leader's to give.")
-        check_body(payload, 0, header)
-        check_produced(header)
-        latest_ms = self._environment.clock.wall_ms() + config.message_timestamp_after_max_ms
-        if header.max_timestamp_ms > latest_ms or header.first_timestamp_ms < 0:
-            raise InvalidTimestampError(
-                f"A record's timestamp {header.max_timestamp_ms} ms is negative or more than "
-                f"message_timestamp_after_max_ms = {config.message_timestamp_after_max_ms} in the "
-                "future: check the producer's clock and unit (milliseconds)."
-            )
-        # Last, since it costs most: whoever fails the others has not made this process unpack it.
-        check_records(payload, 0, header, plain_bytes_max=config.plain_bytes_max)
-        return header
+        return self._delayed.add(next_offset, answer, deadline_s=deadline_s)
 
     def _after_progress(self) -> None:
         """Takes the leader's high watermark over and answers those who waited for it."""
@@ -270,35 +217,18 @@ class Leader:
         if self._ended is not None or high_watermark <= self._replica_log.high_watermark:
             return
         self._replica_log.high_watermark = high_watermark
-        waiters = self._waiters
-        while waiters and waiters[0].next_offset <= high_watermark:
-            waiter = waiters.popleft()
-            if not waiter.future.done():
-                waiter.future.set_result(waiter.answer)
+        self._delayed.reached(high_watermark)
         self._replica_log.committed.notify()
-
-    def _fail_waiters(self, error: RayqError) -> None:
-        waiters, self._waiters = self._waiters, deque()
-        for waiter in waiters:
-            if not waiter.future.done():
-                waiter.future.set_exception(error)
 
     def expire_waiters(self, now_s: float) -> None:
         """Fails those who waited for too long."""
-        if not any(waiter.deadline_s <= now_s for waiter in self._waiters):
-            return
-        kept: deque[_DelayedProduce] = deque()
-        for waiter in self._waiters:
-            if waiter.deadline_s > now_s:
-                kept.append(waiter)
-            elif not waiter.future.done():
-                waiter.future.set_exception(
-                    TimeoutError(
-                        f"The in-sync replicas of {self.where} did not confirm the record in "
-                        "time: it may or may not be written."
-                    )
-                )
-        self._waiters = kept
+        self._delayed.expire(
+            now_s,
+            TimeoutError(
+                f"The in-sync replicas of {self.where} did not confirm the record in time: it may "
+                "or may not be written."
+            ),
+        )
 
     # --- reading ----------------------------------------------------------------------------
 
@@ -329,11 +259,8 @@ class Leader:
     def _fetch_limit(self, request: messages.Fetch) -> int:
         """Below which offset it may read now."""
         self.check()
+        self._check_serving()
         log = self._replica_log.log
-        if not self.state.may_serve:
-            raise OffsetNotAvailableError(
-                f"The new leader of {self.where} does not know its high watermark yet."
-            )
         if request.offset < log.start_offset:
             raise OffsetOutOfRangeError(
                 f"Offset {request.offset} of {self.where} is below the log start "
@@ -397,10 +324,7 @@ class Leader:
         self, request: messages.DescribeOffset
     ) -> messages.DescribeOffsetResponse:
         """See `messages.DescribeOffset`."""
-        if not self.state.may_serve:
-            raise OffsetNotAvailableError(
-                f"The new leader of {self.where} does not know its high watermark yet."
-            )
+        self._check_serving()
         limit = self._replica_log.high_watermark
         offset = max(request.offset, self._replica_log.log.start_offset)
         if offset >= limit:
@@ -549,15 +473,16 @@ class Leader:
         reset_to: int | None = None,
     ) -> messages.ReplicaFetchResponse:
         epoch, end = (None, None) if diverging is None else diverging
+        log = self._replica_log.log
         return messages.ReplicaFetchResponse(
-            self._replica_log.high_watermark,
-            self._replica_log.log.start_offset,
-            leader.epoch_start_offset,
-            epoch,
-            end,
-            reset_to,
-            self._replica_log.log.cleaned_offset,
-            self._replica_log.log.tombstone_horizon,
+            high_watermark=self._replica_log.high_watermark,
+            log_start_offset=log.start_offset,
+            epoch_start_offset=leader.epoch_start_offset,
+            diverging_epoch=epoch,
+            diverging_end=end,
+            reset_to=reset_to,
+            cleaned_offset=log.cleaned_offset,
+            tombstone_horizon=log.tombstone_horizon,
         )
 
     def replica_flushed(self, request: messages.ReplicaFlushed) -> None:
@@ -597,15 +522,14 @@ class Leader:
         if isr is None:
             return
         request = messages.AlterPartition(
-            self._assignment.topic_id,
-            self._assignment.partition,
-            leader.broker,
-            leader.incarnation,
-            leader.leader_epoch,
-            leader.partition_epoch,
-            list(isr),
+            topic_id=self._assignment.topic_id,
+            partition=self._assignment.partition,
+            broker=leader.broker,
+            incarnation=leader.incarnation,
+            leader_epoch=leader.leader_epoch,
+            partition_epoch=leader.partition_epoch,
+            isr=list(isr),
         )
-
         self._environment.tasks.spawn(
             self._send_proposal(isr, request), f"propose the ISR of {self.where}"
         )

@@ -1,0 +1,62 @@
+"""Requests whose answer waits until an offset is reached (Kafka's purgatory)."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from typing import Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+
+class _Waiter(NamedTuple, Generic[T]):
+    offset: int
+    deadline_s: float
+    answer: T
+    future: asyncio.Future[T]
+
+
+class Purgatory(Generic[T]):
+    """Holds answers in the order of the offsets that they wait for."""
+
+    def __init__(self) -> None:
+        self._waiters: deque[_Waiter[T]] = deque()
+
+    def add(self, offset: int, answer: T, *, deadline_s: float = math.inf) -> asyncio.Future[T]:
+        """A future that gives `answer` once `offset` is reached. `deadline_s` is on the monotonic
+        clock; see `expire`."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        waiters = self._waiters
+        place = len(waiters)
+        while place and waiters[place - 1].offset > offset:
+            place -= 1  # A duplicate waits among those of its original's time.
+        waiters.insert(place, _Waiter(offset, deadline_s, answer, future))
+        return future
+
+    def reached(self, offset: int) -> None:
+        """Answers those who wait for `offset`, or for less."""
+        waiters = self._waiters
+        while waiters and waiters[0].offset <= offset:
+            waiter = waiters.popleft()
+            if not waiter.future.done():
+                waiter.future.set_result(waiter.answer)
+
+    def fail(self, error: Exception) -> None:
+        """Nobody's answer is known any more."""
+        waiters, self._waiters = self._waiters, deque()
+        for waiter in waiters:
+            if not waiter.future.done():
+                waiter.future.set_exception(error)
+
+    def expire(self, now_s: float, error: Exception) -> None:
+        """Fails those whose deadline is over."""
+        if not any(waiter.deadline_s <= now_s for waiter in self._waiters):
+            return
+        kept: deque[_Waiter[T]] = deque()
+        for waiter in self._waiters:
+            if waiter.deadline_s > now_s:
+                kept.append(waiter)
+            elif not waiter.future.done():
+                waiter.future.set_exception(error)
+        self._waiters = kept

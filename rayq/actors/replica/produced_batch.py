@@ -1,0 +1,46 @@
+"""What a batch has to be for a leader to append it."""
+
+from __future__ import annotations
+
+from rayq.config import TopicConfig
+from rayq.errors import (
+    InvalidRequestError,
+    InvalidTimestampError,
+    NullKeyError,
+    RecordTooLargeError,
+)
+from rayq.storage.batch import BatchHeader, check_body, check_produced, check_records, read_header
+
+
+def check_produced_batch(
+    payload: memoryview, config: TopicConfig, *, topic: str, partition: int, now_ms: int
+) -> BatchHeader:
+    """The header of a batch that may be appended. See `messages.Produce` for the errors."""
+    if len(payload) > config.max_message_bytes:
+        raise RecordTooLargeError(
+            f"A batch of {len(payload)} bytes is above max_message_bytes = "
+            f"{config.max_message_bytes} of topic {topic!r}: send smaller records, or raise it "
+            "with alter_topic_config."
+        )
+    header = read_header(payload)
+    if header.length != len(payload) or header.record_count == 0:
+        raise InvalidRequestError("A produce request carries exactly one batch with records.")
+    if header.has_null_keys and config.is_compacted:
+        raise NullKeyError(
+            f"{topic}-{partition} is compacted: it keeps the latest record of each key, and a "
+            "record of this batch has none. Nothing was written; give every record a key."
+        )
+    if header.base_offset != 0 or header.last_offset_delta != header.record_count - 1:
+        raise InvalidRequestError("The offsets of a new batch are its leader's to give.")
+    check_body(payload, 0, header)
+    check_produced(header)
+    latest_ms = now_ms + config.message_timestamp_after_max_ms
+    if header.max_timestamp_ms > latest_ms or header.first_timestamp_ms < 0:
+        raise InvalidTimestampError(
+            f"A record's timestamp {header.max_timestamp_ms} ms is negative or more than "
+            f"message_timestamp_after_max_ms = {config.message_timestamp_after_max_ms} in the "
+            "future: check the producer's clock and unit (milliseconds)."
+        )
+    # Last, since it costs most: whoever fails the others has not made this process unpack it.
+    check_records(payload, 0, header, plain_bytes_max=config.plain_bytes_max)
+    return header
