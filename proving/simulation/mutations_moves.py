@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from proving.simulation.planting import Patch, plants
-from rayq.actors.broker.replica_supervisor import ReplicaSupervisor
+from rayq.actors.broker.placed_replicas import PlacedReplicas
 from rayq.core import election, reassignment
 from rayq.core.partition_state import PartitionState
 
@@ -50,7 +50,7 @@ def in_sync_outside_of_the_target() -> list[Patch]:
 
 @plants("moves", "a broker lets go of a replica as soon as its move away begins", MOVES)
 def directory_removed_before_the_commit() -> list[Patch]:
-    find = ReplicaSupervisor._find
+    find = PlacedReplicas.find
 
     def mutated(self: Any, key: Any) -> Any:
         found = find(self, key)
@@ -59,8 +59,8 @@ def directory_removed_before_the_commit() -> list[Patch]:
         return found
 
     return [
-        (ReplicaSupervisor, "_find", mutated),
-        (ReplicaSupervisor, "_may_remove", lambda self, key: True),
+        (PlacedReplicas, "find", mutated),
+        (PlacedReplicas, "may_remove", lambda self, key: True),
     ]
 
 
@@ -83,8 +83,8 @@ def cancelled_whatever_is_in_sync() -> list[Patch]:
 @plants("moves", "metadata of long ago decides which directories are removed", MOVES)
 def directory_removed_by_old_metadata() -> list[Patch]:
     return [
-        (ReplicaSupervisor, "_may_tidy", lambda self: True),
-        (ReplicaSupervisor, "_may_remove", lambda self, key: True),
+        (PlacedReplicas, "is_current", property(lambda self: True)),
+        (PlacedReplicas, "may_remove", lambda self, key: True),
     ]
 
 

@@ -18,7 +18,7 @@ from proving.simulation import World
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.invariants import InvariantError, Invariants
 from proving.simulation.invariants_moves import MoveInvariants
-from rayq.actors.broker.replica_supervisor import ReplicaSupervisor
+from rayq.actors.broker.replica_processes import ReplicaProcesses
 from rayq.actors.replica.replica_host import ReplicaHost
 from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.client import Client
@@ -151,11 +151,11 @@ def followers_kept_over_moves() -> Iterator[None]:
         def add(self, item: Any) -> None:
             pass
 
-    start = ReplicaSupervisor._start_host
+    start = ReplicaProcesses.start
 
-    def forgets(self: Any, key: Any, now_s: float) -> None:
-        start(self, key, now_s)
-        for host in self._hosts.values():
+    def forgets(self: Any, key: Any, name: str) -> None:
+        start(self, key, name)
+        for host in self:
             host.let_go = _Forgetful()
 
     apply = ReplicaHost._apply
@@ -168,7 +168,7 @@ def followers_kept_over_moves() -> Iterator[None]:
         (ReplicaHost, "_apply", hosts_again),
         (PartitionState, "committed", kept),
         (broker_changes, "register_replicas", trusting),
-        (ReplicaSupervisor, "_start_host", forgets),
+        (ReplicaProcesses, "start", forgets),
     ]
     with contextlib.ExitStack() as stack:
         for target, attribute, instead in patches:

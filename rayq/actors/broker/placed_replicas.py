@@ -1,0 +1,124 @@
+"""The replicas that the committed metadata places on this broker."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from rayq.actors.metadata.metadata_keeper import MetadataKeeper
+from rayq.core.cluster_state import Partition, Topic
+from rayq.core.metadata_records import (
+    MetadataRecord,
+    PartitionChanged,
+    ReplicaGone,
+    ReplicaRegistered,
+    TopicConfigChanged,
+    TopicDeleted,
+)
+from rayq.records import TopicIdPartition
+from rayq.wire import messages
+
+
+class PlacedReplicas:
+    """See the module. `incarnation` is that of the broker's process."""
+
+    def __init__(self, metadata: MetadataKeeper, broker: int, incarnation: str) -> None:
+        self._metadata = metadata
+        self._broker = broker
+        self._incarnation = incarnation
+        self._changed_at: dict[TopicIdPartition, int] = {}
+        self._known_since = metadata.version
+        """Whatever a process has not seen since may have changed: we do not know when."""
+
+    def __iter__(self) -> Iterator[TopicIdPartition]:
+        for topic, number, _ in self._metadata.state.replicas_on(self._broker):
+            yield topic.topic_id, number
+
+    def find(self, key: TopicIdPartition) -> tuple[Topic, Partition] | None:
+        """None: it is not placed here."""
+        topic = self._metadata.state.topics.get(key[0])
+        partition = None if topic is None else topic.partitions.get(key[1])
+        if topic is None or partition is None or self._broker not in partition.value.replicas:
+            return None
+        return topic, partition
+
+    def assignment(
+        self, number: int, topic: Topic, partition: Partition
+    ) -> messages.PartitionAssignment:
+        """What the replica here has to know of its partition."""
+        value = partition.value
+        leader = None if value.leader is None else partition.processes.get(value.leader)
+        running = {broker: one.incarnation for broker, one in partition.processes.items()}
+        return messages.PartitionAssignment(
+            topic=topic.name,
+            topic_id=topic.topic_id,
+            partition=number,
+            config=topic.whole_config,
+            leader=value.leader,
+            leader_incarnation=value.leader_incarnation,
+            leader_host=None if leader is None else leader.host,
+            leader_port=None if leader is None else leader.port,
+            leader_epoch=value.leader_epoch,
+            partition_epoch=value.partition_epoch,
+            last_unclean_epoch=value.last_unclean_epoch,
+            isr=[(member.broker, member.incarnation) for member in value.isr],
+            replicas=[(broker, running.get(broker)) for broker in value.replicas],
+            replication_factor=value.replication_factor,
+            throttle_bytes_per_s=(
+                value.throttle_bytes_per_s if self._broker in value.adding else None
+            ),
+        )
+
+    def take(
+        self, records: Sequence[MetadataRecord] | None, hosted: Collection[TopicIdPartition]
+    ) -> set[TopicIdPartition]:
+        """Takes note of committed records (None: a snapshot). Returns the partitions whose
+        assignments they change; `hosted` are those that processes here have."""
+        version = self._metadata.version
+        touched: set[TopicIdPartition] = set()
+        if records is None:
+            touched.update(self)
+        for record in records or ():
+            match record:
+                case PartitionChanged() | ReplicaRegistered() | ReplicaGone():
+                    touched.add((record.topic_id, record.partition))
+                case TopicConfigChanged():
+                    touched.update(key for key in self if key[0] == record.topic_id)
+                case TopicDeleted():
+                    touched.update(key for key in hosted if key[0] == record.topic_id)
+        for key in touched:
+            self._changed_at[key] = version
+        return touched
+
+    def changed_at(self, key: TopicIdPartition) -> int:
+        """The version of the metadata in which the partition's assignment changed last."""
+        return self._changed_at.get(key, self._known_since)
+
+    def forget(self, key: TopicIdPartition) -> None:
+        """The partition's files are gone."""
+        self._changed_at.pop(key, None)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the metadata here is known to be current: it holds our registration."""
+        known = self._metadata.state.brokers.get(self._broker)
+        return known is not None and known.registration.incarnation == self._incarnation
+
+    def may_remove(self, key: TopicIdPartition) -> bool:
+        """Whether the files of a partition that is not placed here may go: its topic was deleted
+        before our eyes, or it was moved away and has what it needs elsewhere.
+
+        Only asked once the metadata `is_current`: what a broker that has just started applies may
+        be of long ago, when a partition that it holds had not been placed here yet. Metadata that
+        is behind does no harm after that: should the partition be placed here again by now, nobody
+        counts on what is here before this process says so, on newer metadata (`placed_epoch`), of
+        a process that it starts after this.
+        """
+        topic = self._metadata.state.topics.get(key[0])
+        if topic is None:
+            return key in self._changed_at
+        partition = topic.partitions.get(key[1])
+        return (
+            partition is not None
+            and partition.value.leader is not None
+            and len(partition.value.isr) >= topic.min_insync(partition.value)
+        )

@@ -1,0 +1,269 @@
+"""The replica processes of a broker's node: started, watched, and stopped.
+
+A process that ends is noticed at once, one that is silent for a session is killed
+(docs/protocol.md, rule 13). `ReplicaSupervisor` decides what they host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from rayq.actors.hosting import HostProcess, ReplicaHostSpec, Runtime
+from rayq.actors.signal import Signal
+from rayq.config import ClusterConfig
+from rayq.environment import Address, Environment
+from rayq.errors import RayqError, StaleBrokerError
+from rayq.records import TopicIdPartition
+from rayq.wire import messages
+from rayq.wire.pool import ConnectionPool
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 60.0
+BACKOFF_S = 0.2
+BACKOFF_MAX_S = 10.0
+STABLE_S = 10.0
+"""A process that ran for so long may be started again at once."""
+STOP_TIMEOUT_S = 15.0
+
+
+@dataclass(slots=True)
+class ReplicaProcess:
+    """A replica process, from its start until it is known to be gone."""
+
+    incarnation: str
+    keys: set[TopicIdPartition]
+    started_s: float
+    process: HostProcess | None = None
+    endpoint: Address | None = None
+    """None until it has presented itself."""
+    statuses: dict[TopicIdPartition, messages.ReplicaStatus] = field(default_factory=dict)
+    let_go: set[TopicIdPartition] = field(default_factory=set)
+    """What it was told to close. It never hosts these again: its incarnation stands for a log whose
+    directory may be gone since."""
+    heard_s: float = 0.0
+    changed: Signal = field(default_factory=Signal)
+
+    def registration(
+        self, endpoint: Address, status: messages.ReplicaStatus, partition_epoch: int = 0
+    ) -> messages.ReplicaRegistration:
+        """One of its replicas, as the controller is told of it."""
+        return messages.ReplicaRegistration(
+            topic_id=status.topic_id,
+            partition=status.partition,
+            incarnation=self.incarnation,
+            host=endpoint[0],
+            port=endpoint[1],
+            last_epoch=status.last_epoch,
+            flushed=status.flushed,
+            partition_epoch=partition_epoch,
+        )
+
+
+class ReplicaProcesses:
+    """See the module. `on_gone()` is called when a process has ended."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        config: ClusterConfig,
+        runtime: Runtime,
+        pool: ConnectionPool,
+        *,
+        cluster_name: str,
+        broker: int,
+        data_path: str,
+        on_gone: Callable[[], None],
+    ) -> None:
+        self._environment = environment
+        self._config = config
+        self._runtime = runtime
+        self._pool = pool
+        self._cluster_name = cluster_name
+        self._broker = broker
+        self._data_path = data_path
+        self._on_gone = on_gone
+        self._hosts: dict[str, ReplicaProcess] = {}
+        self._not_before_s: dict[TopicIdPartition, float] = {}
+        self._backoff_s: dict[TopicIdPartition, float] = {}
+        self.starting = 0
+        """Processes that were started and have not presented themselves yet."""
+        self._is_stopping = False
+
+    def __iter__(self) -> Iterator[ReplicaProcess]:
+        return iter(list(self._hosts.values()))
+
+    def __contains__(self, incarnation: str | None) -> bool:
+        return incarnation in self._hosts
+
+    def get(self, incarnation: str) -> ReplicaProcess | None:
+        return self._hosts.get(incarnation)
+
+    def is_hosted(self, key: TopicIdPartition) -> bool:
+        """Whether a process has the partition, or was not yet heard to have let go of it: it may
+        be about to open the directory."""
+        return any(key in host.keys for host in self._hosts.values())
+
+    def with_room(self, key: TopicIdPartition) -> ReplicaProcess | None:
+        """A process that may host one partition more, and never hosted this one."""
+        for host in self._hosts.values():
+            if len(host.keys) < self._config.replicas_per_process and key not in host.let_go:
+                return host
+        return None
+
+    # --- starting ---------------------------------------------------------------------------
+
+    def start(self, key: TopicIdPartition, name: str) -> None:
+        """Starts a process for a partition; `name` is for those who look at the processes."""
+        spec = ReplicaHostSpec(
+            cluster_name=self._cluster_name,
+            broker=self._broker,
+            incarnation=self._environment.new_id(),
+            data_path=self._data_path,
+            names=(name,),
+        )
+        now_s = self._environment.clock.monotonic()
+        host = ReplicaProcess(spec.incarnation, {key}, now_s, heard_s=now_s)
+        self._hosts[spec.incarnation] = host
+        self.starting += 1
+        self._environment.tasks.spawn(self._start(host, spec), f"start {name}")
+
+    async def _start(self, host: ReplicaProcess, spec: ReplicaHostSpec) -> None:
+        try:
+            host.process = await self._runtime.start_replica_host(spec)
+        except RayqError as error:
+            logger.error("a process for %s could not be started: %s", spec.names, error)
+            self._gone(host, str(error))
+            return
+        self._watch(host)
+
+    def attach(self, request: messages.AttachReplicaHost) -> ReplicaProcess:
+        """A process presents itself: one that was started here, or that outlived the broker process
+        of before. Raises StaleBrokerError."""
+        host = self._hosts.get(request.incarnation)
+        if host is None:
+            process = self._runtime.adopt(request.pid, request.pid_start_time)
+            if process is None or self._is_stopping:
+                raise StaleBrokerError(f"No process {request.pid} runs on this node.")
+            keys = {(status.topic_id, status.partition) for status in request.replicas}
+            if any(keys & one.keys for one in self._hosts.values()):
+                process.kill()  # It held no directory when its successor was started.
+                raise StaleBrokerError("Another process was started for these partitions.")
+            now_s = self._environment.clock.monotonic()
+            host = ReplicaProcess(request.incarnation, keys, now_s, process)
+            self._hosts[request.incarnation] = host
+            self._watch(host)
+        elif host.process is None:
+            host.process = self._runtime.adopt(request.pid, request.pid_start_time)
+        if host.endpoint is None:
+            self.starting = max(0, self.starting - 1)
+        host.endpoint = (request.host, request.port)
+        host.let_go.update(request.let_go)
+        return host
+
+    # --- watching ---------------------------------------------------------------------------
+
+    def _watch(self, host: ReplicaProcess) -> None:
+        async def watch() -> None:
+            assert host.process is not None
+            self._gone(host, await host.process.wait_dead())
+
+        self._environment.tasks.spawn(watch(), f"watch {host.incarnation[:8]}")
+
+    def _gone(self, host: ReplicaProcess, reason: str) -> None:
+        if self._hosts.get(host.incarnation) is not host:
+            return
+        del self._hosts[host.incarnation]
+        if host.endpoint is None:
+            self.starting = max(0, self.starting - 1)
+        if self._is_stopping:
+            return
+        now_s = self._environment.clock.monotonic()
+        was_stable = now_s - host.started_s > STABLE_S
+        for key in host.keys:
+            self.back_off(key, 0.0 if was_stable else self.next_backoff_s(key), now_s)
+        if host.keys:
+            logger.warning("replica process of broker %d is gone: %s", self._broker, reason)
+        host.changed.notify()
+        self._on_gone()
+
+    def check_sessions(self, late_s: float) -> None:
+        """Kills what is silent. The broker's process itself was late by `late_s`: everyone gets
+        that much longer."""
+        now_s = self._environment.clock.monotonic()
+        session_s = self._config.session_timeout_ms / 1000
+        for host in self:
+            host.heard_s += late_s
+            limit_s = START_TIMEOUT_S if host.endpoint is None else session_s
+            if now_s - host.heard_s > limit_s and host.process is not None:
+                logger.warning(
+                    "replica process %s of broker %d was silent for %.1f s: killing it",
+                    host.incarnation[:8],
+                    self._broker,
+                    now_s - host.heard_s,
+                )
+                host.process.kill()
+
+    # --- backing off ------------------------------------------------------------------------
+
+    def may_start(self, key: TopicIdPartition, now_s: float) -> bool:
+        """Whether the partition's process ended long enough ago."""
+        return self._not_before_s.get(key, 0.0) <= now_s
+
+    def next_backoff_s(self, key: TopicIdPartition) -> float:
+        """Twice as long as before."""
+        return min(BACKOFF_MAX_S, max(BACKOFF_S, 2 * self._backoff_s.get(key, 0.0)))
+
+    def back_off(self, key: TopicIdPartition, backoff_s: float, now_s: float) -> None:
+        self._backoff_s[key] = backoff_s
+        self._not_before_s[key] = now_s + backoff_s
+
+    def forget(self, key: TopicIdPartition) -> None:
+        """The partition's files are gone."""
+        self._backoff_s.pop(key, None)
+
+    def kill_holder(self, key: TopicIdPartition, pid: int, start_time: int, now_s: float) -> bool:
+        """Kills the process that holds a partition's directory and did not present itself for a
+        session. False: it is gone already."""
+        process = self._runtime.adopt(pid, start_time)
+        if process is None:
+            return False
+        process.kill()
+        self._not_before_s[key] = now_s + BACKOFF_S  # It needs a moment to go.
+        return True
+
+    # --- stopping ---------------------------------------------------------------------------
+
+    async def stop(self) -> list[messages.ReplicaRegistration]:
+        """Stops every process and returns where each log ended."""
+        self._is_stopping = True
+        ends = await asyncio.gather(*(self._stop_host(host) for host in self))
+        return [end for some in ends for end in some]
+
+    async def _stop_host(self, host: ReplicaProcess) -> list[messages.ReplicaRegistration]:
+        endpoint = host.endpoint
+        ends: list[messages.ReplicaRegistration] = []
+        # One that hosts nothing any more has no ends to tell; it was killed a moment ago.
+        if endpoint is not None and host.keys:
+            try:
+                answer, _ = await self._pool.request(
+                    *endpoint, messages.StopReplicaHost(), timeout_s=STOP_TIMEOUT_S
+                )
+            except RayqError as error:
+                logger.warning("a replica process did not stop by itself: %s", error)
+            else:
+                ends = [
+                    host.registration(endpoint, status)
+                    for status in answer.replicas
+                    if status.failure is None and status.flushed >= 0
+                ]
+                if host.process is not None:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(host.process.wait_dead(), STOP_TIMEOUT_S)
+        if host.process is not None:  # One that was not asked has no open log.
+            host.process.kill()
+        return ends
