@@ -190,9 +190,9 @@ class GroupInvariants:
             self._loaded_s.pop(coordinator, None)
             return
         self._loaded_s.setdefault(coordinator, self._cluster.world.now_s)
-        if coordinator._committed < coordinator._decided or coordinator._ended is not None:
+        if coordinator._log.committed < coordinator._log.decided or coordinator._ended is not None:
             return
-        seen = (coordinator._generation, coordinator._decided)
+        seen = (coordinator._log.generation, coordinator._log.decided)
         if self._checked.get(coordinator) == seen or epoch < self._newest_epoch[partition]:
             return
         self._checked[coordinator] = seen

@@ -9,6 +9,7 @@ import msgspec
 
 from proving.simulation.planting import Patch, plants
 from rayq.actors.groups.group_coordinator import GroupCoordinator
+from rayq.actors.groups.group_log import GroupLog
 from rayq.actors.replica import compactor
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
@@ -81,7 +82,7 @@ def served_before_the_replay() -> list[Patch]:
 
 @plants("22", "a new coordinator replays what is committed by then, not all there is", GROUPS)
 def replay_ends_at_the_high_watermark() -> list[Patch]:
-    load = GroupCoordinator._load
+    replay = GroupLog.replay
 
     class _Seen:
         """The log as if it ended at its high watermark."""
@@ -102,15 +103,15 @@ def replay_ends_at_the_high_watermark() -> list[Patch]:
             found = getattr(self._replica_log, name, None)
             return getattr(self._replica_log.log, name) if found is None else found
 
-    async def mutated(self: Any) -> None:
+    async def mutated(self: Any, state: Any) -> int:
         replica_log = self._replica_log
         self._replica_log = _Seen(replica_log)
         try:
-            await load(self)
+            return await replay(self, state)
         finally:
             self._replica_log = replica_log
 
-    return [(GroupCoordinator, "_load", mutated)]
+    return [(GroupLog, "replay", mutated)]
 
 
 @plants("22", "after a change of coordinator nobody's session is extended", GROUPS)

@@ -1,9 +1,9 @@
 """The coordinator of the groups of one `__consumer_offsets` partition: it lives with the leader.
 
-Its hard state is that partition's log: a decision's records are replayed here at once and appended
-in batches (group commit, acks=all), and every answer waits until all it was based on is committed.
-So what a deposed coordinator says or writes is never acknowledged. It begins by reading the whole
-log; should an append fail, it drops its state and begins anew.
+Its hard state is that partition's log (`GroupLog`): a decision's records are replayed here at once
+and appended, and every answer waits until all that it is based on is committed. So what a deposed
+coordinator says or writes is never acknowledged (docs/protocol.md, rule 20). It begins by reading
+the whole log; should an append fail, it drops its state and begins anew.
 
 Its soft state is who was heard when: after a start every member has a full session.
 """
@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from rayq.actors.clock_watch import ClockWatch
-from rayq.actors.purgatory import Purgatory
+from rayq.actors.groups.group_answers import committed_offsets, description, named, summaries
+from rayq.actors.groups.group_log import GroupLog
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.signal import Signal
-from rayq.config import MIB
 from rayq.core import group_changes, group_offsets
 from rayq.core.assignors import load_assignors
 from rayq.core.group_changes import Beat
@@ -31,11 +30,7 @@ from rayq.core.group_records import (
     GroupValue,
     MemberRecord,
     MemberValue,
-    OffsetValue,
-    Partitions,
     Record,
-    decode,
-    encode,
     partition_of_group,
 )
 from rayq.core.group_state import Group, GroupState, SubscribedTopic
@@ -52,9 +47,7 @@ from rayq.errors import (
 )
 from rayq.logs import log_event
 from rayq.metrics import Sample
-from rayq.storage.batch import decode_columns, encode_batch, split_batches
 from rayq.wire import messages
-from rayq.wire.messages import TopicPartitionId
 from rayq.wire.metadata_pages import all_pages
 from rayq.wire.server import Peer
 
@@ -66,12 +59,6 @@ TICK_S = 0.1
 LOADING_WAIT_S = 0.5
 """How long a request waits for the coordinator to begin before it is told to try again."""
 RETRY_S = 0.1
-READ_BYTES = MIB
-BATCH_BYTES = MIB
-"""Decisions are appended together up to this size; one about members is never split."""
-OFFSETS_PER_BATCH_MAX = 1000
-APPEND_TIMEOUT_MS = 3_600_000
-"""An append is waited for until its fate is known: at the latest when the role ends."""
 TOPICS_WAIT_MS = 2_000
 TOPICS_INTERVAL_S = 0.05
 """Between two looks at the topics, however fast the metadata changes."""
@@ -101,7 +88,7 @@ class GroupCoordinator:
         self._leader = leader
         self._environment = replica_log.environment
         self._config = replica_log.config
-        self._topic_id = assignment.topic_id
+        self._log = GroupLog(replica_log, leader, assignment, on_failure=self._reset)
         self._partition = assignment.partition
         self._ask_broker = ask_broker
         self._version = metadata_version
@@ -113,13 +100,6 @@ class GroupCoordinator:
         self._failure: str | None = None
         self._ended: RayqError | None = None
         self._ready = Signal()
-        self._pending: deque[list[Record]] = deque()
-        self._decided = 0
-        self._committed = 0
-        self._is_writing = False
-        self._is_write_scheduled = False
-        self._generation = 0
-        self._waiters: Purgatory[None] = Purgatory()
         self._held: dict[MemberKey, asyncio.Future[None]] = {}
         self._latest: dict[MemberKey, Beat] = {}
         """The newest heartbeat of each member, while it is under way: only that one is held."""
@@ -176,16 +156,16 @@ class GroupCoordinator:
         clock = self._environment.clock
         key = (request.group, request.member)
         beat = Beat(
-            request.member,
-            request.member_epoch,
-            request.instance,
-            request.client,
-            tuple(request.topics),
-            request.pattern,
-            request.assignor,
-            request.session_timeout_ms,
-            request.max_poll_interval_ms,
-            frozenset(request.owned),
+            member=request.member,
+            member_epoch=request.member_epoch,
+            instance=request.instance,
+            client=request.client,
+            topics=tuple(request.topics),
+            pattern=request.pattern,
+            assignor=request.assignor,
+            session_timeout_ms=request.session_timeout_ms,
+            max_poll_interval_ms=request.max_poll_interval_ms,
+            owned=frozenset(request.owned),
         )
         records = await self._decide(
             lambda: group_changes.heartbeat(
@@ -213,7 +193,7 @@ class GroupCoordinator:
         loop = asyncio.get_running_loop()
         wait_ms = min(request.wait_ms, request.session_timeout_ms // 2)
         deadline_s = loop.time() + wait_ms / 1000
-        generation = self._generation
+        generation = self._log.generation
         value = self._member(key, request)
         while (
             self._latest.get(key) is beat
@@ -230,7 +210,8 @@ class GroupCoordinator:
                     del self._held[key]
             self._check(generation)
             value = await self._decide(lambda: self._member(key, request))
-        answer = messages.GroupHeartbeatResponse(value.member_epoch, self._named(value.assigned))
+        assigned = named(self._state, value.assigned)
+        answer = messages.GroupHeartbeatResponse(value.member_epoch, assigned)
         await self._until_committed()
         return answer
 
@@ -259,13 +240,6 @@ class GroupCoordinator:
 
     def _member(self, key: MemberKey, request: messages.GroupHeartbeat) -> MemberValue:
         return group_changes.find_member(self._state, *key, request.instance)
-
-    def _named(self, partitions: Partitions) -> list[TopicPartitionId]:
-        name_of = self._state.name_of_topic
-        return sorted(
-            (TopicPartitionId(name_of(topic_id), topic_id, one) for topic_id, one in partitions),
-            key=lambda one: (one.topic, one.topic_id, one.partition),
-        )
 
     def _release(self, key: MemberKey) -> None:
         """Lets the member's held heartbeat look again whether it is to be answered."""
@@ -314,11 +288,9 @@ class GroupCoordinator:
         group = self._state.groups.get(request.group)
         # A record that changes nothing: once it is committed, no newer coordinator had begun.
         self._append([GroupRecord(request.group, None if group is None else group.value)])
-        found = {} if group is None else group.offsets
-        wanted = sorted(found) if request.partitions is None else request.partitions
-        answer = messages.FetchCommittedResponse(
-            [_committed(*at, found[at]) for at in wanted if at in found]
-        )
+        group = group or Group()
+        wanted = sorted(group.offsets) if request.partitions is None else request.partitions
+        answer = messages.FetchCommittedResponse(committed_offsets(group, wanted))
         await self._until_committed()
         return answer
 
@@ -326,7 +298,7 @@ class GroupCoordinator:
         """See `messages.SetGroupOffsets`."""
         await self._begin(request.group, is_write=True)
         offsets = [
-            OffsetCommit(topic_id, partition, offset, None, "")
+            OffsetCommit(topic_id, partition, offset, last_epoch=None, metadata="")
             for topic_id, partition, offset in request.offsets
         ]
         records = await self._decide(
@@ -343,12 +315,7 @@ class GroupCoordinator:
     async def list_groups(self, request: messages.ListGroups) -> messages.ListGroupsResponse:
         """See `messages.ListGroups`."""
         await self._begin(None, is_write=False)
-        answer = messages.ListGroupsResponse(
-            [
-                messages.GroupSummary(name, group.name_of_state, len(group.members))
-                for name, group in sorted(self._state.groups.items())
-            ]
-        )
+        answer = messages.ListGroupsResponse(summaries(self._state))
         await self._until_committed()
         return answer
 
@@ -356,31 +323,9 @@ class GroupCoordinator:
         """See `messages.DescribeGroup`."""
         await self._begin(request.group, is_write=False, needs_topics=True)
         group = await self._decide(lambda: group_changes.find_group(self._state, request.group))
-        answer = self._description(request.group, group)
+        answer = description(self._state, request.group, group)
         await self._until_committed()
         return answer
-
-    def _description(self, name: str, group: Group) -> messages.DescribeGroupResponse:
-        return messages.DescribeGroupResponse(
-            name,
-            group.name_of_state,
-            group.value.epoch,
-            group.value.assignor,
-            [
-                messages.GroupMemberDescription(
-                    member,
-                    one.instance,
-                    one.client,
-                    one.member_epoch,
-                    self._named(one.assigned),
-                    self._named(one.revoking),
-                )
-                for member, one in sorted(group.members.items())
-            ],
-            [_committed(*at, one) for at, one in sorted(group.offsets.items())],
-            group.value.reason,
-            group.value.rebalance_time_ms,
-        )
 
     async def delete(self, request: messages.DeleteGroup) -> messages.Done:
         """See `messages.DeleteGroup`."""
@@ -438,7 +383,7 @@ class GroupCoordinator:
         if self._ended is not None:
             raise self._ended
         self._leader.check()
-        if generation is not None and generation != self._generation:
+        if generation is not None and generation != self._log.generation:
             raise CoordinatorLoadingError(
                 f"The coordinator of {self.where} begins anew: try again."
             )
@@ -467,17 +412,7 @@ class GroupCoordinator:
                 self._release(key)
                 if record.value is None:
                     self._connections.pop(key, None)
-        if any(isinstance(record, MemberRecord) for record in records):
-            self._pending.append(records)
-            self._decided += 1
-        else:  # Positions do not depend on each other.
-            for start in range(0, len(records), OFFSETS_PER_BATCH_MAX):
-                self._pending.append(records[start : start + OFFSETS_PER_BATCH_MAX])
-                self._decided += 1
-        if not self._is_writing and not self._is_write_scheduled:
-            # At the end of the turn: requests that came together are written together.
-            self._is_write_scheduled = True
-            asyncio.get_running_loop().call_soon(self._write)
+        self._log.append(records)
 
     def _log_rebalance(self, group: str, value: GroupValue) -> None:
         known = self._state.groups.get(group)
@@ -498,72 +433,20 @@ class GroupCoordinator:
 
     async def _until_committed(self) -> None:
         """Returns when all that is decided by now is committed, and this still coordinates."""
-        if self._committed < self._decided:
-            await self._waiters.add(self._decided, None)
+        await self._log.until_committed()
         self._check(None)
 
-    # --- the log ----------------------------------------------------------------------------
-
-    def _write(self) -> None:
-        """Appends what is pending, one batch at a time."""
-        self._is_write_scheduled = False
-        if self._is_writing or not self._pending or self._ended is not None:
-            return
-        keys: list[bytes | None] = []
-        values: list[bytes | None] = []
-        decisions = size_bytes = 0
-        while self._pending and size_bytes < BATCH_BYTES:
-            decisions += 1
-            for record in self._pending.popleft():
-                key, value = encode(record)
-                keys.append(key)
-                values.append(value)
-                size_bytes += len(key) + len(value or b"")
-        batch = encode_batch(values, keys, timestamps_ms=self._environment.clock.wall_ms())
-        request = messages.Produce(
-            self._topic_id, self._partition, self._leader.leader_epoch, -1, APPEND_TIMEOUT_MS
-        )
-        try:
-            outcome = self._leader.produce(request, memoryview(batch))
-        except RayqError as error:
-            self._reset(error)
-            return
-        index, generation = self._committed + decisions, self._generation
-        if isinstance(outcome, messages.ProduceResponse):
-            self._written(index)
-            return
-        self._is_writing = True
-
-        def done(future: asyncio.Future[messages.ProduceResponse]) -> None:
-            error = future.exception()
-            if generation != self._generation or self._ended is not None:
-                return
-            self._is_writing = False
-            if error is None:
-                self._written(index)
-            else:
-                assert isinstance(error, RayqError)
-                self._reset(error)
-
-        outcome.add_done_callback(done)
-
-    def _written(self, index: int) -> None:
-        self._committed = index
-        self._waiters.reached(index)
-        self._write()
+    # --- beginning anew ---------------------------------------------------------------------
 
     def _reset(self, error: RayqError) -> None:
         """An append failed: what was decided may never be. Begins anew from the log."""
         logger.warning("the coordinator of %s begins anew: %s", self.where, error)
-        self._is_loaded = self._has_topics = self._is_writing = False
+        self._is_loaded = self._has_topics = False
         self._fail_all(error)
         self._reset_wanted.notify()
 
     def _fail_all(self, error: RayqError) -> None:
-        self._generation += 1
-        self._pending.clear()
-        self._committed = self._decided
-        self._waiters.fail(error)
+        self._log.drop(error)
         for key in list(self._held):
             self._release(key)
         for closed in dict.fromkeys(self._connections.values()):
@@ -571,29 +454,8 @@ class GroupCoordinator:
         self._connections.clear()
 
     async def _load(self) -> None:
-        """Replays the log up to its end of now, once all of it is committed."""
-        replica_log = self._replica_log
-        end = replica_log.log.end_offset
-        while not self._leader.state.may_serve or replica_log.high_watermark < end:
-            await replica_log.committed.wait(RETRY_S)
         state = GroupState(self._assignors)
-        offset = replica_log.log.start_offset
-        count = 0
-        while offset < end:
-            data, next_offset = await replica_log.read(offset, end, READ_BYTES)
-            try:
-                for position, header in split_batches(data):
-                    columns = decode_columns(data, position, header)
-                    keys = columns.keys or [None] * len(columns.values)
-                    for key, value in zip(keys, columns.values, strict=True):
-                        state.replay(decode(key, value))
-                        count += 1
-            except CorruptBatchError:
-                # Where the disk is the reason this replica ends, and a sound one takes over.
-                await replica_log.verify(offset)
-                raise
-            offset = next_offset
-            await asyncio.sleep(0)  # The process leads other partitions, too.
+        count = await self._log.replay(state)
         self._state = state
         self._is_loaded = True
         self._failure = None
@@ -625,15 +487,15 @@ class GroupCoordinator:
     async def _keep_sessions(self) -> None:
         """Until the state is dropped."""
         clock = self._environment.clock
-        generation = self._generation
+        generation = self._log.generation
         last_s = clock.monotonic()
         offsets_interval_s = min(
             OFFSETS_CHECK_INTERVAL_S, self._config.offsets_retention_ms / 1000 / 4
         )
         offsets_s = last_s + offsets_interval_s
-        while generation == self._generation:
+        while generation == self._log.generation:
             await self._reset_wanted.wait(TICK_S)
-            if generation != self._generation:
+            if generation != self._log.generation:
                 return
             now_s, now_ms = clock.monotonic(), clock.wall_ms()
             late_s, last_s = now_s - last_s - TICK_S, now_s
@@ -699,12 +561,6 @@ class GroupCoordinator:
                 self._has_topics = True
                 self._ready.notify()
             await asyncio.sleep(TOPICS_INTERVAL_S)
-
-
-def _committed(topic_id: str, partition: int, one: OffsetValue) -> messages.CommittedOffset:
-    return messages.CommittedOffset(
-        topic_id, partition, one.offset, one.last_epoch, one.metadata, one.commit_time_ms
-    )
 
 
 def _wake(held: asyncio.Future[None]) -> None:

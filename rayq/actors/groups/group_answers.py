@@ -1,0 +1,65 @@
+"""What a coordinator tells of its groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rayq.core.group_records import Partitions
+from rayq.core.group_state import Group, GroupState
+from rayq.records import TopicIdPartition
+from rayq.wire import messages
+from rayq.wire.messages import TopicPartitionId
+
+
+def summaries(state: GroupState) -> list[messages.GroupSummary]:
+    return [
+        messages.GroupSummary(name, group.name_of_state, len(group.members))
+        for name, group in sorted(state.groups.items())
+    ]
+
+
+def description(state: GroupState, name: str, group: Group) -> messages.DescribeGroupResponse:
+    return messages.DescribeGroupResponse(
+        group=name,
+        state=group.name_of_state,
+        epoch=group.value.epoch,
+        assignor=group.value.assignor,
+        members=[
+            messages.GroupMemberDescription(
+                member=member,
+                instance=one.instance,
+                client=one.client,
+                member_epoch=one.member_epoch,
+                assigned=named(state, one.assigned),
+                revoking=named(state, one.revoking),
+            )
+            for member, one in sorted(group.members.items())
+        ],
+        offsets=committed_offsets(group, sorted(group.offsets)),
+        rebalance_reason=group.value.reason,
+        rebalance_time_ms=group.value.rebalance_time_ms,
+    )
+
+
+def committed_offsets(
+    group: Group, wanted: Iterable[TopicIdPartition]
+) -> list[messages.CommittedOffset]:
+    """Those of the wanted partitions that have one."""
+    return [
+        messages.CommittedOffset(
+            topic_id=topic_id,
+            partition=partition,
+            offset=one.offset,
+            last_epoch=one.last_epoch,
+            metadata=one.metadata,
+            commit_time_ms=one.commit_time_ms,
+        )
+        for topic_id, partition in wanted
+        if (one := group.offsets.get((topic_id, partition))) is not None
+    ]
+
+
+def named(state: GroupState, partitions: Partitions) -> list[TopicPartitionId]:
+    """With the names of their topics, sorted."""
+    found = sorted((state.name_of_topic(topic_id), topic_id, one) for topic_id, one in partitions)
+    return [TopicPartitionId(topic, topic_id, one) for topic, topic_id, one in found]

@@ -1,0 +1,160 @@
+"""A coordinator's partition of `__consumer_offsets`: its decisions go there in batches, one batch
+under way at a time (group commit, acks=all), and come back when a coordinator begins."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from rayq.actors.purgatory import Purgatory
+from rayq.actors.replica.leader import Leader
+from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.config import MIB
+from rayq.core.group_records import MemberRecord, Record, decode, encode
+from rayq.core.group_state import GroupState
+from rayq.errors import CorruptBatchError, RayqError
+from rayq.storage.batch import decode_columns, encode_batch, split_batches
+from rayq.wire import messages
+
+RETRY_S = 0.1
+READ_BYTES = MIB
+BATCH_BYTES = MIB
+"""Decisions are appended together up to this size; one about members is never split."""
+OFFSETS_PER_BATCH_MAX = 1000
+APPEND_TIMEOUT_MS = 3_600_000
+"""An append is waited for until its fate is known: at the latest when the role ends."""
+
+
+class GroupLog:
+    """See the module. `on_failure(error)` is called when an append failed: what was decided may
+    never be."""
+
+    def __init__(
+        self,
+        replica_log: ReplicaLog,
+        leader: Leader,
+        assignment: messages.PartitionAssignment,
+        *,
+        on_failure: Callable[[RayqError], None],
+    ) -> None:
+        self._replica_log = replica_log
+        self._leader = leader
+        self._environment = replica_log.environment
+        self._topic_id = assignment.topic_id
+        self._partition = assignment.partition
+        self._on_failure = on_failure
+        self._pending: deque[list[Record]] = deque()
+        self.decided = 0
+        """How many decisions were appended here."""
+        self.committed = 0
+        """How many of them are committed."""
+        self.generation = 0
+        """Another one begins whenever decisions were dropped."""
+        self._is_writing = False
+        self._is_write_scheduled = False
+        self._waiting: Purgatory[None] = Purgatory()
+
+    def append(self, records: list[Record]) -> None:
+        """A decision, which is on its way to the log from now on."""
+        if any(isinstance(record, MemberRecord) for record in records):
+            self._pending.append(records)
+            self.decided += 1
+        else:  # Positions do not depend on each other.
+            for start in range(0, len(records), OFFSETS_PER_BATCH_MAX):
+                self._pending.append(records[start : start + OFFSETS_PER_BATCH_MAX])
+                self.decided += 1
+        if not self._is_writing and not self._is_write_scheduled:
+            # At the end of the turn: requests that came together are written together.
+            self._is_write_scheduled = True
+            asyncio.get_running_loop().call_soon(self._write)
+
+    async def until_committed(self) -> None:
+        """Returns when all that is decided by now is committed. Raises what `drop` is given."""
+        if self.committed < self.decided:
+            await self._waiting.add(self.decided, None)
+
+    def drop(self, error: RayqError) -> None:
+        """Forgets what is not committed; whoever waits for it gets the error."""
+        self.generation += 1
+        self._is_writing = False
+        self._pending.clear()
+        self.committed = self.decided
+        self._waiting.fail(error)
+
+    def _write(self) -> None:
+        self._is_write_scheduled = False
+        if self._is_writing or not self._pending:
+            return
+        keys: list[bytes | None] = []
+        values: list[bytes | None] = []
+        decisions = size_bytes = 0
+        while self._pending and size_bytes < BATCH_BYTES:
+            decisions += 1
+            for record in self._pending.popleft():
+                key, value = encode(record)
+                keys.append(key)
+                values.append(value)
+                size_bytes += len(key) + len(value or b"")
+        batch = encode_batch(values, keys, timestamps_ms=self._environment.clock.wall_ms())
+        request = messages.Produce(
+            topic_id=self._topic_id,
+            partition=self._partition,
+            leader_epoch=self._leader.leader_epoch,
+            acks=-1,
+            timeout_ms=APPEND_TIMEOUT_MS,
+        )
+        try:
+            outcome = self._leader.produce(request, memoryview(batch))
+        except RayqError as error:
+            self._on_failure(error)
+            return
+        index, generation = self.committed + decisions, self.generation
+        if isinstance(outcome, messages.ProduceResponse):
+            self._written(index)
+            return
+        self._is_writing = True
+
+        def done(future: asyncio.Future[messages.ProduceResponse]) -> None:
+            error = future.exception()
+            if generation != self.generation:
+                return
+            self._is_writing = False
+            if error is None:
+                self._written(index)
+            else:
+                assert isinstance(error, RayqError)
+                self._on_failure(error)
+
+        outcome.add_done_callback(done)
+
+    def _written(self, index: int) -> None:
+        self.committed = index
+        self._waiting.reached(index)
+        self._write()
+
+    async def replay(self, state: GroupState) -> int:
+        """Replays the log up to its end of now, once all of it is committed; returns how many
+        records that were. Raises CorruptBatchError, StorageError, UnsupportedFormatError."""
+        replica_log = self._replica_log
+        end = replica_log.log.end_offset
+        while not self._leader.state.may_serve or replica_log.high_watermark < end:
+            await replica_log.committed.wait(RETRY_S)
+        offset = replica_log.log.start_offset
+        count = 0
+        while offset < end:
+            data, next_offset = await replica_log.read(offset, end, READ_BYTES)
+            try:
+                for position, header in split_batches(data):
+                    columns = decode_columns(data, position, header)
+                    keys = columns.keys or [None] * len(columns.values)
+                    for key, value in zip(keys, columns.values, strict=True):
+                        state.replay(decode(key, value))
+                        count += 1
+            except CorruptBatchError:
+                # Where the disk is the reason this replica ends, and a sound one takes over.
+                await replica_log.verify(offset)
+                raise
+            offset = next_offset
+            await asyncio.sleep(0)  # The process leads other partitions, too.
+        return count
