@@ -82,7 +82,8 @@ class WriteJob(NamedTuple):
     """The end of each partition when the job began."""
     first_producer_id: int
     timestamp_ms: int
-    """Of records without a time of their own."""
+    """Of records without a time of their own: the job's, not the attempt's. The CRC by which
+    attempts are compared covers it."""
     batch_bytes: int
     append_time: bool
     """Whether the topic's records carry the leader's time (`message_timestamp_type`)."""

@@ -205,7 +205,8 @@ class ClusterState:
         else:
             known.value = record.value
             for broker in [one for one in known.processes if one not in record.value.replicas]:
-                # Moved away: if the partition comes back, a process has to register anew.
+                # Moved away: if the partition comes back, a process has to register anew. That one
+                # is a follower that was away for long, in neither ISR nor ELR: it elects nobody.
                 del known.processes[broker]
         if record.value.target:
             self.moving.add((record.topic_id, record.partition))

@@ -58,7 +58,9 @@ class PartitionValue(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def replication_factor(self) -> int:
-        """How many replicas there are, without those that a move under way only adds."""
+        """How many replicas there are, without those that a move under way only adds: with them, a
+        majority of six would be four. `min_insync_replicas` follows from this number, so one record
+        that completes a move may ask for more in sync, or fewer."""
         return len(self.origin or self.replicas)
 
     @property

@@ -316,8 +316,9 @@ def remove_broker(state: ClusterState, broker: int) -> list[MetadataRecord]:
 
 
 def rebuild(state: ClusterState, gone: Collection[int]) -> list[MetadataRecord]:
-    """Moves the replicas of brokers that are gone to others, as far as there are any: of partitions
-    that have a leader to copy from. A move that adds a broker which is gone gets another target."""
+    """Moves the replicas of brokers that are gone to others, as far as there are any. A move that
+    adds a broker which is gone gets another target. A partition without a leader stays as it is:
+    there is nobody to copy from, and those that may hold what was acknowledged are waited for."""
     plan, _ = move_plans.replace(state.takers(), _placements(state), gone)
     records: list[MetadataRecord] = []
     room = REBUILDS_MAX - len(state.moving)

@@ -37,8 +37,9 @@ from rayq.storage.data_directory import (
 from rayq.storage.metadata_log import MetadataLog
 
 EPOCH_LEAP = 1000
-"""The new epoch is so much higher than any that is known here: voters that were taken for lost, and
-come back with promises of their own, must never be ahead."""
+"""The new epoch is so much higher than any that is known here. A majority of the old voters, taken
+for lost, may come back with promises of their own: this log is then the better one wherever the two
+meet, and theirs is cut (docs/protocol.md, rules 3 and 4)."""
 PRODUCER_ID_LEAP = 1 << 32
 """What the lost voters had granted since this copy was written must never be granted again: leader
 epochs leap by `EPOCH_LEAP`, producer ids by this. A replica that is away may hold batches of an

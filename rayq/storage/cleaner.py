@@ -330,7 +330,8 @@ class _Pass:
         )
 
     def _filtered(self, data: bytes, position: int, header: BatchHeader) -> Buffer:
-        """The batch as it is to be: the same bytes, or fewer records."""
+        """The batch as it is to be: the same bytes, or fewer records between the same first and
+        last offset. So logs that were cleaned differently agree on where batches end."""
         whole = data[position : position + header.length]
         columns = _columns(whole, 0, header)
         self.records_read += header.record_count

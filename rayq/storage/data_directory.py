@@ -331,8 +331,9 @@ class DataDirectory:
         return found
 
     def quarantine(self, path: str, *, to_remove: bool = False) -> str:
-        """Puts a partition's directory aside; returns where it is now. One that is `to_remove` is
-        found by `leftovers` if a crash keeps it from being removed."""
+        """Puts a partition's directory aside; returns where it is now. What is to be removed is put
+        aside first, so that a crash leaves nothing half removed under a live name; `leftovers`
+        finds it (`to_remove`)."""
         disk = self._environment.disk
         topic_id = self.partition_topic_id(disk, path) or "unknown"
         name = path.rpartition("/")[2]

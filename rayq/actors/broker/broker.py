@@ -294,6 +294,8 @@ class Broker:
         try:
             answer = await self._ask_controller(request)
         except StaleBrokerError as error:
+            # This directory is an old copy: what it promised and accepted may be forgotten. Under a
+            # new id it counts as empty, and has no vote until it has caught up.
             logger.error("broker %d: %s", meta.broker, error)
             self._directory.renew_directory_id()
             return

@@ -302,7 +302,8 @@ class Controller:
 
     def _append(self, records: Sequence[MetadataRecord], reason: str) -> int:
         """Adds to the log and to the state at once: what is decided next builds on it. `reason` is
-        for whoever reads the log lines of what changed."""
+        for the log lines of what changed: it is known here, where something is decided, and not on
+        the brokers, which only replay. So there is one line for the whole cluster."""
         if not records:
             return self._quorum.last_index
         index = self._quorum.append(records)

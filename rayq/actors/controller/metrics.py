@@ -100,6 +100,8 @@ class ControllerMetrics:
                 )
 
     def _measure(self) -> list[Sample]:
+        # From the state that decides: sums over leaders would leave out partitions that have none,
+        # and count some twice while leaders change.
         state, sample = self._state, self._metrics.sample
         partitions = offline = underreplicated = under_min_isr = 0
         for topic, _, partition in state.all_partitions():

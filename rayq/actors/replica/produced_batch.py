@@ -25,6 +25,7 @@ def check_produced_batch(
     header = read_header(payload)
     if header.length != len(payload) or header.record_count == 0:
         raise InvalidRequestError("A produce request carries exactly one batch with records.")
+    # Such records from before the topic was compacted stay for ever.
     if header.has_null_keys and config.is_compacted:
         raise NullKeyError(
             f"{topic}-{partition} is compacted: it keeps the latest record of each key, and a "

@@ -495,8 +495,9 @@ class ReplicaLog:
         return step
 
     async def learn(self, offset: int, cleaned_offset: int, tombstone_horizon: int) -> None:
-        """What the leader says of the records from `offset` on, durable before they are appended.
-        Raises StorageError."""
+        """What the leader says of the records from `offset` on, durable before they are appended: a
+        copy of a cleaned log has its gaps and lacks its tombstones, and may lead later. Raises
+        StorageError."""
         async with self.files_lock:
             log = self.log
             state = log.plan_learning(offset, cleaned_offset, tombstone_horizon)
