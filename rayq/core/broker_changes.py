@@ -153,21 +153,23 @@ def register_replicas(
         if known is not None and known.incarnation == report.incarnation:
             continue
         process = ReplicaRegistered(
-            report.topic_id,
-            report.partition,
-            broker,
-            directory_id,
-            report.incarnation,
-            report.host,
-            report.port,
-            report.last_epoch,
-            report.flushed,
+            topic_id=report.topic_id,
+            partition=report.partition,
+            broker=broker,
+            directory_id=directory_id,
+            incarnation=report.incarnation,
+            host=report.host,
+            port=report.port,
+            last_epoch=report.last_epoch,
+            flushed=report.flushed,
         )
         records.append(process)
         value = election.readmit(partition.value, process)
         processes = {**partition.processes, broker: process}
         topic = state.topics[report.topic_id]
-        records.extend(after.settle(topic, report.partition, value, processes, partition.value))
+        records.extend(
+            after.settle(topic, report.partition, partition, value=value, processes=processes)
+        )
     return records
 
 
@@ -191,7 +193,7 @@ def fail_replicas(
         records.append(ReplicaGone(topic_id, number, broker, incarnation))
         processes = {at: one for at, one in partition.processes.items() if at != broker}
         topic = state.topics[topic_id]
-        records.extend(after.settle(topic, number, partition.value, processes, partition.value))
+        records.extend(after.settle(topic, number, partition, processes=processes))
     return records
 
 
@@ -223,9 +225,7 @@ def stop_broker(
                 elr=tuple(_stopped(member, broker, end) for member in value.elr),
             )
         if not cluster_stops:
-            records.extend(
-                after.settle(topic, number, value, partition.processes, partition.value)
-            )
+            records.extend(after.settle(topic, number, partition, value=value))
             continue
         if value.leader == broker:
             value = msgspec.structs.replace(
@@ -410,19 +410,23 @@ class _BrokerDraft:
     ) -> list[MetadataRecord]:
         records: list[MetadataRecord] = []
         for topic, number, partition in partitions:
-            records.extend(
-                self.settle(topic, number, partition.value, partition.processes, partition.value)
-            )
+            records.extend(self.settle(topic, number, partition))
         return records
 
     def settle(
         self,
         topic: Topic,
         number: int,
-        value: PartitionValue,
-        processes: Mapping[int, ReplicaRegistered],
-        before: PartitionValue,
+        partition: Partition,
+        *,
+        value: PartitionValue | None = None,
+        processes: Mapping[int, ReplicaRegistered] | None = None,
     ) -> list[MetadataRecord]:
+        """The records that settle a partition, whose value or processes are those given instead of
+        the partition's own."""
+        before = partition.value
+        value = before if value is None else value
+        processes = partition.processes if processes is None else processes
         live = {
             broker: process
             for broker, process in processes.items()

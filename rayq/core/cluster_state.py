@@ -176,11 +176,11 @@ class ClusterState:
 
     def _topic_created(self, record: TopicCreated) -> None:
         self.topics[record.topic_id] = Topic(
-            record.topic_id,
-            record.name,
-            parse_stored(TopicConfig, record.config),
-            record.config,
-            record.replication_factor,
+            topic_id=record.topic_id,
+            name=record.name,
+            config=parse_stored(TopicConfig, record.config),
+            options=record.config,
+            replication_factor=record.replication_factor,
         )
         self.topic_ids[record.name] = record.topic_id
 

@@ -13,7 +13,7 @@ Partitions inside a value are grouped by topic: `[[topic id, [partition, ...]], 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import msgspec
@@ -172,31 +172,15 @@ _offset_decoder = msgspec.msgpack.Decoder(_StoredOffset)
 
 def encode(record: Record) -> tuple[bytes, bytes | None]:
     """`(key, value)` of the log's record."""
+    key: _GroupKey | _MemberKey | _OffsetKey
     if isinstance(record, OffsetRecord):
-        key = _encoder.encode(_OffsetKey(record.group, record.topic_id, record.partition))
-        one = record.value
-        if one is None:
-            return key, None
-        return key, _encoder.encode(
-            _StoredOffset(VERSION, one.offset, one.last_epoch, one.metadata, one.commit_time_ms)
-        )
-    if isinstance(record, MemberRecord):
-        key = _encoder.encode(_MemberKey(record.group, record.member))
-        return key, None if record.value is None else _encoder.encode(_stored(record.value))
-    key = _encoder.encode(_GroupKey(record.group))
-    group = record.value
-    if group is None:
-        return key, None
-    return key, _encoder.encode(
-        _StoredGroup(
-            VERSION,
-            group.assignor,
-            group.epoch,
-            group.reason,
-            group.rebalance_time_ms,
-            group.empty_since_ms,
-        )
-    )
+        key = _OffsetKey(record.group, record.topic_id, record.partition)
+    elif isinstance(record, MemberRecord):
+        key = _MemberKey(record.group, record.member)
+    else:
+        key = _GroupKey(record.group)
+    value = None if record.value is None else _encoder.encode(_stored(record.value))
+    return _encoder.encode(key), value
 
 
 def decode(key: bytes | None, value: bytes | None) -> Record:
@@ -212,67 +196,33 @@ def decode(key: bytes | None, value: bytes | None) -> Record:
                     f"{VERSION}: it was written by a newer one."
                 )
         if isinstance(named, _OffsetKey):
-            return OffsetRecord(
-                named.group,
-                named.topic_id,
-                named.partition,
-                None if value is None else _offset(_offset_decoder.decode(value)),
-            )
+            offset = None if value is None else OffsetValue(*_fields(_offset_decoder.decode(value)))
+            return OffsetRecord(named.group, named.topic_id, named.partition, offset)
         if isinstance(named, _MemberKey):
             member = None if value is None else _member(_member_decoder.decode(value))
             return MemberRecord(named.group, named.member, member)
-        return GroupRecord(
-            named.group, None if value is None else _group(_group_decoder.decode(value))
-        )
+        group = None if value is None else GroupValue(*_fields(_group_decoder.decode(value)))
+        return GroupRecord(named.group, group)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptBatchError(
             f"A record of __consumer_offsets with key {key!r} is not a group's: {error}"
         ) from error
 
 
-def _stored(one: MemberValue) -> _StoredMember:
-    return _StoredMember(
-        VERSION,
-        one.instance,
-        one.client,
-        one.topics,
-        one.pattern,
-        one.assignor,
-        one.session_timeout_ms,
-        one.max_poll_interval_ms,
-        one.member_epoch,
-        one.previous_epoch,
-        _grouped(one.target),
-        _grouped(one.assigned),
-        _grouped(one.revoking),
-    )
+def _stored(value: GroupValue | MemberValue | OffsetValue) -> tuple[Any, ...]:
+    """The version, then the value's fields in their order."""
+    fields = msgspec.structs.astuple(value)
+    return (VERSION, *(_grouped(one) if isinstance(one, frozenset) else one for one in fields))
 
 
-def _member(one: _StoredMember) -> MemberValue:
-    return MemberValue(
-        one.instance,
-        one.client,
-        one.topics,
-        one.pattern,
-        one.assignor,
-        one.session_timeout_ms,
-        one.max_poll_interval_ms,
-        one.member_epoch,
-        one.previous_epoch,
-        _flat(one.target),
-        _flat(one.assigned),
-        _flat(one.revoking),
-    )
+def _fields(stored: _StoredGroup | _StoredMember | _StoredOffset) -> tuple[Any, ...]:
+    return msgspec.structs.astuple(stored)[1:]
 
 
-def _group(one: _StoredGroup) -> GroupValue:
-    return GroupValue(
-        one.assignor, one.epoch, one.reason, one.rebalance_time_ms, one.empty_since_ms
-    )
-
-
-def _offset(one: _StoredOffset) -> OffsetValue:
-    return OffsetValue(one.offset, one.last_epoch, one.metadata, one.commit_time_ms)
+def _member(stored: _StoredMember) -> MemberValue:
+    *fields, target, assigned, revoking = _fields(stored)
+    values: list[Any] = [*fields, _flat(target), _flat(assigned), _flat(revoking)]
+    return MemberValue(*values)
 
 
 def _grouped(partitions: Collection[TopicIdPartition]) -> _Grouped:

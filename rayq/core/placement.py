@@ -1,9 +1,13 @@
-"""Where the replicas of new partitions go: spread over nodes, then balanced over brokers."""
+"""Where the replicas of new partitions go: spread over nodes, then balanced over brokers, none of
+which takes more than it may carry."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+
+from rayq.core.cluster_state import ClusterState
+from rayq.errors import ReplicaLimitError
 
 
 def place(
@@ -45,3 +49,21 @@ def place(
         carries.update(chosen)
         placed.append(tuple(chosen))
     return placed
+
+
+def check_replica_limits(state: ClusterState, added: Mapping[int, int], what: str) -> None:
+    """Raises ReplicaLimitError where `what` would give a broker more replicas than it may carry;
+    `added` says how many each gets."""
+    carried = Counter(
+        broker for _, _, partition in state.all_partitions() for broker in partition.value.replicas
+    )
+    for broker in sorted(added):
+        limit = state.brokers[broker].registration.replicas_max
+        count = carried[broker] + added[broker]
+        if count > limit:
+            raise ReplicaLimitError(
+                f"{what} would give broker {broker} {carried[broker]} + {added[broker]} = {count} "
+                f"replicas, above max_replicas_per_broker = {limit} (where it is not set: what the "
+                "memory of the node, or the files that the process may open, ulimit -n, allow). "
+                "Add brokers, raise the limit, or set replicas_per_process."
+            )

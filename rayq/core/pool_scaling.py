@@ -157,7 +157,7 @@ class PoolScaling:
         slope = (lag_s - lag_s_then) / passed_s if passed_s > 0 else 0.0
         self._measure(look)
 
-        needed, reason = self._needed(look, lag, lag_s, slope, incoming)
+        needed, reason = self._needed(look, lag, lag_s, slope=slope, incoming=incoming)
         wanted = self._cooled(now_s, needed, look.consumers)
         if wanted > needed:
             reason = f"{wanted} were needed within the last {self.limits.cool_down_s:g} s"
@@ -170,7 +170,14 @@ class PoolScaling:
             if wanted > look.consumers:
                 self._increased_at_s = now_s
         return Decision(
-            wanted, lag, lag_s, slope, incoming, handling, self._capacity, reason
+            wanted=wanted,
+            lag=lag,
+            lag_s=lag_s,
+            lag_slope=slope,
+            incoming_per_s=incoming,
+            handled_per_s=handling,
+            capacity_per_s=self._capacity,
+            reason=reason,
         )
 
     # --- what is seen ---------------------------------------------------------------------------

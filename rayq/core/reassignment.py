@@ -29,6 +29,7 @@ from rayq.core.metadata_records import (
     PartitionValue,
     VotersChanged,
 )
+from rayq.core.placement import check_replica_limits
 from rayq.errors import (
     BrokerInUseError,
     InvalidReassignmentError,
@@ -186,7 +187,7 @@ def alter_reassignments(
             added.update(broker for broker in target if broker not in value.replicas)
         if changed != value:
             records.append(PartitionChanged(topic.topic_id, number, changed))
-    _check_limits(state, added)
+    check_replica_limits(state, added, "The moves")
     return records
 
 
@@ -257,7 +258,7 @@ def set_replication_factor(
         added.update(broker for broker in target if broker not in value.replicas)
         changed = begun(value, target, throttle_bytes_per_s)
         records.append(PartitionChanged(topic.topic_id, number, changed))
-    _check_limits(state, added)
+    check_replica_limits(state, added, "The moves")
     return records
 
 
@@ -333,7 +334,7 @@ def rebuild(state: ClusterState, gone: Collection[int]) -> list[MetadataRecord]:
         room -= not value.target
         added.update(broker for broker in target if broker not in value.replicas)
         try:
-            _check_limits(state, added)
+            check_replica_limits(state, added, "The moves")
         except ReplicaLimitError:
             return records  # No room is left there, and nobody to tell: the rest waits.
         records.append(PartitionChanged(topic_id, number, changed))
@@ -478,20 +479,3 @@ def _cancel(
             "before back, or let the move finish; where one of its target is down, give it another."
         )
     return changed
-
-
-def _check_limits(state: ClusterState, added: Counter[int]) -> None:
-    if not added:
-        return
-    carried = Counter(
-        broker for _, _, partition in state.all_partitions() for broker in partition.value.replicas
-    )
-    for broker in sorted(added):
-        limit = state.brokers[broker].registration.replicas_max
-        if carried[broker] + added[broker] > limit:
-            raise ReplicaLimitError(
-                f"The moves would give broker {broker} {carried[broker]} + {added[broker]} "
-                f"replicas, above max_replicas_per_broker = {limit} (where it is not set: what the "
-                "memory of the node, or the files that the process may open, ulimit -n, allow). "
-                "Add brokers or raise the limit."
-            )

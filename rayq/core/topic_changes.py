@@ -22,14 +22,13 @@ from rayq.core.metadata_records import (
     TopicCreated,
     TopicDeleted,
 )
-from rayq.core.placement import place
+from rayq.core.placement import check_replica_limits, place
 from rayq.errors import (
     ConfigError,
     InvalidPartitionsError,
     InvalidReplicationFactorError,
     InvalidTopicError,
     PartitionOfflineError,
-    ReplicaLimitError,
     TopicExistsError,
     UnknownTopicError,
 )
@@ -88,7 +87,9 @@ def create_topic(
     check_topic_name(name)
     if name in state.topic_ids:
         raise TopicExistsError(f"Topic {name!r} exists already.")
-    return _create(state, topic_id, name, partitions, replication_factor, options)
+    return _create(
+        state, topic_id, name, options, partitions=partitions, replication_factor=replication_factor
+    )
 
 
 def ensure_offsets_topic(
@@ -98,7 +99,14 @@ def ensure_offsets_topic(
     brokers live, ReplicaLimitError."""
     if OFFSETS_TOPIC in state.topic_ids:
         return []
-    return _create(state, topic_id, OFFSETS_TOPIC, partitions, None, OFFSETS_TOPIC_OPTIONS)
+    return _create(
+        state,
+        topic_id,
+        OFFSETS_TOPIC,
+        OFFSETS_TOPIC_OPTIONS,
+        partitions=partitions,
+        replication_factor=None,
+    )
 
 
 def check_not_internal(name: str) -> None:
@@ -114,9 +122,10 @@ def _create(
     state: ClusterState,
     topic_id: str,
     name: str,
+    options: Mapping[str, Any],
+    *,
     partitions: int,
     replication_factor: int | None,
-    options: Mapping[str, Any],
 ) -> list[MetadataRecord]:
     _check_partitions(partitions)
     nodes = state.takers()
@@ -277,17 +286,7 @@ def _place(
     placed = place(
         nodes, existing, partitions=partitions, replication_factor=replication_factor
     )
-    carried = Counter(broker for replicas in existing for broker in replicas)
     added = Counter(broker for replicas in placed for broker in replicas)
-    for broker in sorted(added):
-        limit = state.brokers[broker].registration.replicas_max
-        if carried[broker] + added[broker] > limit:
-            raise ReplicaLimitError(
-                f"{partitions} partitions x {replication_factor} replicas would give broker "
-                f"{broker} {carried[broker]} + {added[broker]} = "
-                f"{carried[broker] + added[broker]} replicas, above max_replicas_per_broker = "
-                f"{limit} (where it is not set: what the memory of the node, or the files that the "
-                "process may open, ulimit -n, allow). Add brokers, raise the limit, or set "
-                "replicas_per_process."
-            )
+    what = f"{partitions} partitions x {replication_factor} replicas"
+    check_replica_limits(state, added, what)
     return placed

@@ -280,16 +280,16 @@ class Broker:
         meta = self._directory.meta
         host, port = self.endpoint
         request = messages.RegisterBroker(
-            meta.cluster_id,
-            meta.broker,
-            meta.directory_id,
-            meta.start_counter,
-            self._incarnation,
-            host,
-            port,
-            self._node_id,
-            self._replicas_max,
-            self._replicas.held(),
+            cluster_id=meta.cluster_id,
+            broker=meta.broker,
+            directory_id=meta.directory_id,
+            start_counter=meta.start_counter,
+            incarnation=self._incarnation,
+            host=host,
+            port=port,
+            node_id=self._node_id,
+            replicas_max=self._replicas_max,
+            held=self._replicas.held(),
         )
         try:
             answer = await self._ask_controller(request)
@@ -432,24 +432,24 @@ class Broker:
         # Until its own registration is committed here, what this broker knows may be from long ago.
         controller = metadata.controller if self.is_registered else None
         return messages.MetadataResponse(
-            self._directory.meta.cluster_id,
-            metadata.version,
-            metadata.controller_epoch,
-            None if controller is None else f"{controller[0]}:{controller[1]}",
-            [voter.broker for voter in state.voters],
-            [
+            cluster_id=self._directory.meta.cluster_id,
+            version=metadata.version,
+            controller_epoch=metadata.controller_epoch,
+            controller=None if controller is None else f"{controller[0]}:{controller[1]}",
+            voters=[voter.broker for voter in state.voters],
+            brokers=[
                 messages.BrokerEndpoint(
-                    number,
-                    broker.registration.host,
-                    broker.registration.port,
-                    broker.registration.node_id,
-                    broker.live,
-                    broker.cordoned,
+                    broker=number,
+                    host=broker.registration.host,
+                    port=broker.registration.port,
+                    node_id=broker.registration.node_id,
+                    live=broker.live,
+                    cordoned=broker.cordoned,
                 )
                 for number, broker in sorted(state.brokers.items())
             ],
-            topics,
-            after if left else None,
+            topics=topics,
+            next_after=after if left else None,
         )
 
     def _described(self, topic: Topic) -> messages.TopicMetadata:
@@ -476,16 +476,16 @@ class Broker:
                 )
             partitions.append(
                 messages.PartitionMetadata(
-                    number,
-                    value.leader,
-                    value.leader_epoch,
-                    value.partition_epoch,
-                    [member.broker for member in value.isr],
-                    replicas,
-                    offline_reason(self.metadata.state, topic, number),
-                    list(value.target),
-                    list(value.origin),
-                    value.throttle_bytes_per_s,
+                    partition=number,
+                    leader=value.leader,
+                    leader_epoch=value.leader_epoch,
+                    partition_epoch=value.partition_epoch,
+                    isr=[member.broker for member in value.isr],
+                    replicas=replicas,
+                    offline_reason=offline_reason(self.metadata.state, topic, number),
+                    target=list(value.target),
+                    origin=list(value.origin),
+                    throttle_bytes_per_s=value.throttle_bytes_per_s,
                 )
             )
         return messages.TopicMetadata(

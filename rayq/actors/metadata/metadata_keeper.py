@@ -148,15 +148,15 @@ class MetadataKeeper:
                 await self._write(lambda log: log.promise(request.epoch))
             voters = [(voter.broker, voter.directory_id) for voter in self.voters()]
             return messages.PrepareResponse(
-                meta.broker,
-                meta.directory_id,
-                meta.start_counter,
-                self._incarnation,
-                self._log.promised_epoch,
-                self._log.last_epoch,
-                self._log.last_index,
-                voters,
-                self.heard_ms_ago,
+                broker=meta.broker,
+                directory_id=meta.directory_id,
+                start_counter=meta.start_counter,
+                incarnation=self._incarnation,
+                promised_epoch=self._log.promised_epoch,
+                last_epoch=self._log.last_epoch,
+                last_index=self._log.last_index,
+                voters=voters,
+                heard_ms_ago=self.heard_ms_ago,
             )
 
     async def read(

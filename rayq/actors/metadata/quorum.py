@@ -179,8 +179,7 @@ class Quorum:
     ) -> list[tuple[messages.PrepareResponse, Address]]:
         """The answers, one for each broker. Does not wait long for the rest once a majority of the
         voters (those of the best log among the answers) has answered."""
-        host, port = self._endpoint
-        request = messages.Prepare(self._cluster_id, epoch, host, port, is_probe)
+        request = messages.Prepare(self._cluster_id, epoch, *self._endpoint, is_probe=is_probe)
         found: dict[int, tuple[messages.PrepareResponse, Address]] = {}
 
         async def ask(at: Address) -> None:
@@ -300,11 +299,13 @@ class Quorum:
         self._check_not_ended()
 
     def _add(self, answer: messages.PrepareResponse, at: Address, *, has_vote: bool) -> None:
+        host, port = at
         self._peers[answer.broker] = _Peer(
-            answer.broker,
-            answer.directory_id,
-            *at,
-            min(answer.last_index, self.last_index) + 1,
+            broker=answer.broker,
+            directory_id=answer.directory_id,
+            host=host,
+            port=port,
+            next_index=min(answer.last_index, self.last_index) + 1,
             acknowledged_s=self._environment.clock.monotonic(),
             has_vote=has_vote,
         )
@@ -317,9 +318,15 @@ class Quorum:
                 return
             if known.pusher is not None:
                 known.pusher.cancel()
-        peer = _Peer(broker, directory_id, *endpoint, self.last_index + 1)
-        peer.acknowledged_s = self._environment.clock.monotonic()
-        self._peers[broker] = peer
+        host, port = endpoint
+        peer = self._peers[broker] = _Peer(
+            broker=broker,
+            directory_id=directory_id,
+            host=host,
+            port=port,
+            next_index=self.last_index + 1,
+            acknowledged_s=self._environment.clock.monotonic(),
+        )
         self._start_pusher(peer)
 
     def remove_peer(self, broker: int) -> None:
@@ -415,12 +422,12 @@ class Quorum:
                 peer.host,
                 peer.port,
                 messages.AppendMetadata(
-                    self.epoch,
-                    host,
-                    port,
-                    previous_index,
-                    self._epoch_at(previous_index),
-                    commit_index,
+                    epoch=self.epoch,
+                    host=host,
+                    port=port,
+                    previous_index=previous_index,
+                    previous_epoch=self._epoch_at(previous_index),
+                    commit_index=commit_index,
                 ),
                 encode_entries(entries),
                 timeout_s=self._timeout_s,

@@ -115,12 +115,12 @@ class Follower:
         replica, assignment = self._replica_log, self._assignment
         self._connection.send(
             messages.ReplicaFlushed(
-                assignment.topic_id,
-                assignment.partition,
-                replica.broker,
-                replica.incarnation,
-                assignment.leader_epoch,
-                flushed_offset,
+                topic_id=assignment.topic_id,
+                partition=assignment.partition,
+                broker=replica.broker,
+                incarnation=replica.incarnation,
+                leader_epoch=assignment.leader_epoch,
+                flushed=flushed_offset,
             )
         )
 
@@ -187,18 +187,18 @@ class Follower:
             self._is_known_whole = True
         was_empty = log.end_offset == log.start_offset
         request = messages.ReplicaFetch(
-            assignment.topic_id,
-            assignment.partition,
-            replica.broker,
-            replica.incarnation,
-            assignment.leader_epoch,
-            log.end_offset,
-            log.flushed_offset,
-            log.start_offset,
-            log.last_epoch,
-            self._fetch_bytes_max,
-            FETCH_WAIT_MS,
-            0 if was_empty else self._copied_horizon,
+            topic_id=assignment.topic_id,
+            partition=assignment.partition,
+            broker=replica.broker,
+            incarnation=replica.incarnation,
+            leader_epoch=assignment.leader_epoch,
+            offset=log.end_offset,
+            flushed=log.flushed_offset,
+            log_start_offset=log.start_offset,
+            last_epoch=log.last_epoch,
+            bytes_max=self._fetch_bytes_max,
+            wait_ms=FETCH_WAIT_MS,
+            copied_horizon=0 if was_empty else self._copied_horizon,
         )
         clock = replica.environment.clock
         sent_s = clock.monotonic()

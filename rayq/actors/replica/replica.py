@@ -109,12 +109,12 @@ class Replica:
     def status(self) -> messages.ReplicaStatus:
         last_epoch, flushed = self._replica_log.ends()
         return messages.ReplicaStatus(
-            self.assignment.topic_id,
-            self.assignment.partition,
-            last_epoch,
-            flushed,
-            self._replica_log.failure,
-            self._replica_log.is_damaged,
+            topic_id=self.assignment.topic_id,
+            partition=self.assignment.partition,
+            last_epoch=last_epoch,
+            flushed=flushed,
+            failure=self._replica_log.failure,
+            is_damaged=self._replica_log.is_damaged,
         )
 
     def fail(self, error: BaseException, *, is_damage: bool = False) -> None:
@@ -251,15 +251,15 @@ class Replica:
     def describe(self) -> messages.DescribeReplicaResponse:
         log = self._replica_log.log
         return messages.DescribeReplicaResponse(
-            self._replica_log.broker,
-            self._environment.pid,
-            self.assignment.leader_epoch,
-            isinstance(self._role, Leader),
-            log.start_offset,
-            self._replica_log.high_watermark,
-            log.end_offset,
-            log.flushed_offset,
-            log.size_bytes,
+            broker=self._replica_log.broker,
+            pid=self._environment.pid,
+            leader_epoch=self.assignment.leader_epoch,
+            is_leader=isinstance(self._role, Leader),
+            log_start_offset=log.start_offset,
+            high_watermark=self._replica_log.high_watermark,
+            log_end_offset=log.end_offset,
+            flushed_offset=log.flushed_offset,
+            size_bytes=log.size_bytes,
             trouble=self._replica_log.trouble,
             disk_free_bytes=self._disk_free_bytes(),
         )

@@ -141,13 +141,13 @@ class ReplicaHost:
     async def _attach(self, connection: Connection) -> None:
         await connection.request(
             messages.AttachReplicaHost(
-                self._spec.incarnation,
-                self._environment.pid,
-                self._pid_start_time,
-                self._server.host,
-                self._server.port,
-                self._statuses(),
-                sorted(self._let_go),
+                incarnation=self._spec.incarnation,
+                pid=self._environment.pid,
+                pid_start_time=self._pid_start_time,
+                host=self._server.host,
+                port=self._server.port,
+                replicas=self._statuses(),
+                let_go=sorted(self._let_go),
             ),
             timeout_s=self._session_s,
         )
