@@ -25,6 +25,7 @@ from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.actors.metadata.quorum import Quorum
 from rayq.actors.replica.follower import Follower
 from rayq.actors.replica.leader import Leader
+from rayq.actors.replica.leader_reads import LeaderReads
 from rayq.client import metadata as client_metadata
 from rayq.client.metadata import MetadataCache
 from rayq.client.producing import sender
@@ -368,18 +369,19 @@ def committed_records_cut() -> list[Patch]:
 
 @plants("10", "readers get what is not committed")
 def fetch_above_the_high_watermark() -> list[Patch]:
-    fetch = Leader.fetch
+    fetch = LeaderReads.fetch
 
     async def mutated(self: Any, request: Any, room: Any) -> Any:
+        self._check()
         log = self._replica_log
-        if self._ended is None and log.high_watermark <= request.offset < log.log.end_offset:
+        if log.high_watermark <= request.offset < log.log.end_offset:
             data, next_offset = await log.read(
                 request.offset, log.log.end_offset, request.bytes_max
             )
             return messages.FetchResponse(next_offset, log.log.start_offset, 0, next_offset), data
         return await fetch(self, request, room)
 
-    return [(Leader, "fetch", mutated)]
+    return [(LeaderReads, "fetch", mutated)]
 
 
 @plants("10", "a new leader says where the log ends before it knows")

@@ -72,7 +72,7 @@ def answered_before_it_is_committed() -> list[Patch]:
 @plants("22", "a coordinator serves before it has replayed its log", GROUPS)
 def served_before_the_replay() -> list[Patch]:
     async def load(self: Any) -> None:
-        self._state = GroupState(self._assignors)
+        self.state = GroupState(self._assignors)
         self._is_loaded = True
         self._ready.notify()
         self._topics_wanted.notify()

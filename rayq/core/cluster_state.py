@@ -32,6 +32,7 @@ from rayq.core.metadata_records import (
     Voter,
     VotersChanged,
 )
+from rayq.errors import UnknownTopicError
 
 REQUESTS_REMEMBERED_MAX = 1000
 """Ids of the newest requests that are done. A client repeats a request for as long as its call
@@ -285,6 +286,14 @@ class ClusterState:
                     and member.incarnation == value.leader_incarnation
                     for member in value.isr
                 ), where
+
+
+def find_topic(state: ClusterState, name: str) -> Topic:
+    """Raises UnknownTopicError."""
+    topic = state.topic_named(name)
+    if topic is None:
+        raise UnknownTopicError(f"There is no topic {name!r}.")
+    return topic
 
 
 _REPLAY: dict[type[MetadataRecord], Callable[[ClusterState, Any], None]] = {

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Sequence
 import msgspec
 
 from rayq.core import election, move_plans
-from rayq.core.cluster_state import ClusterState, Partition, RegisteredBroker, Topic
+from rayq.core.cluster_state import ClusterState, Partition, RegisteredBroker, Topic, find_topic
 from rayq.core.election import Processes
 from rayq.core.metadata_records import (
     BrokerCordoned,
@@ -202,9 +202,7 @@ def set_replication_factor(
     ReassignmentInProgressError, ReplicaLimitError.
     """
     _check_throttle(throttle_bytes_per_s)
-    topic = state.topic_named(name)
-    if topic is None:
-        raise UnknownTopicError(f"There is no topic {name!r}.")
+    topic = find_topic(state, name)
     what = f"replication_factor {factor} of topic {name!r} is not possible"
     if factor < 1:
         raise InvalidReplicationFactorError(f"{what}: a partition has one replica at least.")
@@ -360,9 +358,7 @@ def _check_throttle(throttle_bytes_per_s: int | None) -> None:
 
 
 def _find(state: ClusterState, name: str, number: int) -> tuple[Topic, Partition]:
-    topic = state.topic_named(name)
-    if topic is None:
-        raise UnknownTopicError(f"There is no topic {name!r}.")
+    topic = find_topic(state, name)
     partition = topic.partitions.get(number)
     if partition is None:
         raise UnknownTopicError(f"Topic {name!r} has no partition {number}.")
@@ -376,14 +372,6 @@ def _known_broker(state: ClusterState, broker: int) -> RegisteredBroker:
             f"There is no broker {broker}; the cluster has {sorted(state.brokers)}."
         )
     return known
-
-
-def _live(state: ClusterState, partition: Partition, heard: Collection[int]) -> Processes:
-    return {
-        broker: process
-        for broker, process in state.live_processes(partition).items()
-        if broker in heard
-    }
 
 
 def _check_target(
@@ -467,7 +455,8 @@ def _cancel(
     value = partition.value
     if not value.target:
         raise NoReassignmentError(f"{topic.name}-{number} is not being moved.")
-    live = _live(state, partition, heard)
+    processes = state.live_processes(partition)
+    live = {broker: process for broker, process in processes.items() if broker in heard}
     minimum = topic.min_insync(value)
     changed = cancelled(value, live, min_insync=minimum)
     if changed is None:

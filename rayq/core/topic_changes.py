@@ -13,7 +13,7 @@ from typing import Any
 
 from rayq.config import MIB, TopicConfig, only_known, parse
 from rayq.core import broker_changes, election
-from rayq.core.cluster_state import ClusterState, Topic
+from rayq.core.cluster_state import ClusterState, Topic, find_topic
 from rayq.core.metadata_records import (
     MetadataRecord,
     PartitionChanged,
@@ -155,14 +155,14 @@ def _create(
 def delete_topic(state: ClusterState, name: str) -> list[MetadataRecord]:
     """Raises UnknownTopicError, InvalidTopicError."""
     check_not_internal(name)
-    return [TopicDeleted(_topic(state, name).topic_id)]
+    return [TopicDeleted(find_topic(state, name).topic_id)]
 
 
 def create_partitions(state: ClusterState, name: str, total: int) -> list[MetadataRecord]:
     """More partitions, up to `total`. Keys may then hash elsewhere. Raises UnknownTopicError,
     InvalidPartitionsError, ReplicaLimitError, InvalidReplicationFactorError, InvalidTopicError."""
     check_not_internal(name)  # A group's partition follows from their number.
-    topic = _topic(state, name)
+    topic = find_topic(state, name)
     _check_partitions(total)
     count = len(topic.partitions)
     if total <= count:
@@ -190,7 +190,7 @@ def alter_topic_config(
     InvalidTopicError for what rayq's own topic depends on."""
     if any(key.replace(".", "_") in OFFSETS_TOPIC_FIXED for key in changes):
         check_not_internal(name)
-    topic = _topic(state, name)
+    topic = find_topic(state, name)
     changes = {key.replace(".", "_"): value for key, value in changes.items()}
     factors = [  # Of those that move: before and after.
         min(one.value.replication_factor, len(one.value.target or one.value.replicas))
@@ -207,7 +207,7 @@ def elect_leaders(
     """The preferred replica of each partition where it is in sync; with `unclean`, any live replica
     for those that have no leader (acknowledged records may be lost). Raises UnknownTopicError,
     PartitionOfflineError where no replica lives."""
-    topic = _topic(state, name)
+    topic = find_topic(state, name)
     records: list[MetadataRecord] = []
     for number in sorted(topic.partitions) if partitions is None else partitions:
         partition = topic.partitions.get(number)
@@ -234,7 +234,7 @@ def settle_after_config_change(
     state: ClusterState, name: str, heard: Collection[int]
 ) -> list[MetadataRecord]:
     """A new `min_insync_replicas` or `unclean_leader_election` may decide an election."""
-    return broker_changes.settle_topic(state, _topic(state, name), heard)
+    return broker_changes.settle_topic(state, find_topic(state, name), heard)
 
 
 def offline_reason(state: ClusterState, topic: Topic, partition: int) -> str | None:
@@ -249,13 +249,6 @@ def offline_reason(state: ClusterState, topic: Topic, partition: int) -> str | N
         f"waits for broker {' or '.join(str(broker) for broker in missing)}, which may hold "
         "acknowledged records that the others lack"
     )
-
-
-def _topic(state: ClusterState, name: str) -> Topic:
-    topic = state.topic_named(name)
-    if topic is None:
-        raise UnknownTopicError(f"There is no topic {name!r}.")
-    return topic
 
 
 def _check_partitions(partitions: int) -> None:

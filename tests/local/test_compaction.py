@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rayq import NullKeyError, OffsetRange, Record
-from rayq.actors.replica import leader
+from rayq.actors.replica import produced_batch
 from rayq.config import GIB, TopicConfig
 from rayq.runtime import cleaner_process
 from rayq.storage.batch import decode_columns, encode_batch, split_batches
@@ -161,7 +161,7 @@ def test_a_batch_that_nobody_can_read_stops_no_replica_of_a_compacted_topic(
 ) -> None:
     eager.create_topic("state", **AT_ONCE)
     with monkeypatch.context() as patch:  # As a leader of before this was checked.
-        patch.setattr(leader, "check_records", lambda *_, **__: None)
+        patch.setattr(produced_batch, "check_records", lambda *_, **__: None)
         produce_raw(eager, "state", sealed({}, b"\xc1garbage"))
     with eager.producer() as producer:
         for number in range(200):

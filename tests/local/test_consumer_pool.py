@@ -16,7 +16,7 @@ import pytest
 
 import rayq
 from rayq import ConsumerPool, PoolStatus, Record, TopicPartition
-from rayq.actors.replica import leader
+from rayq.actors.replica import produced_batch
 from rayq.client import client
 from rayq.client import consumer_pool as pool_handle
 from rayq.core import pool_scaling
@@ -213,7 +213,7 @@ def fill_with_a_batch_that_nobody_can_read(
     """At offset 5 of 0 to 9 in partition 0, as a leader of before this was checked let it in."""
     fill(cluster, topic, 1, 5)
     with monkeypatch.context() as patch:
-        patch.setattr(leader, "check_records", lambda *_, **__: None)
+        patch.setattr(produced_batch, "check_records", lambda *_, **__: None)
         produce_raw(cluster, topic, sealed({}, b"\xc1garbage"))
     fill(cluster, topic, 1, 4, first=5)
 

@@ -19,7 +19,7 @@ from rayq import (
     TopicPartition,
     UnknownTopicError,
 )
-from rayq.actors.replica import leader
+from rayq.actors.replica import produced_batch
 from rayq.batch.offset_ranges import (
     Split,
     end_offsets,
@@ -381,7 +381,7 @@ def test_a_batch_that_nobody_can_read_is_an_exact_error_and_the_rest_can_be_read
     topic = new_topic()
     fill(cluster, topic, 5)
     with monkeypatch.context() as patch:  # As a leader of before this was checked.
-        patch.setattr(leader, "check_records", lambda *_, **__: None)
+        patch.setattr(produced_batch, "check_records", lambda *_, **__: None)
         produce_raw(cluster, topic, sealed({}, b"\xc1garbage"))
     fill(cluster, topic, 5, first=5)
     (split,) = split_ranges(snapshot(cluster, topic))

@@ -234,13 +234,13 @@ def test_a_new_leader_says_nothing_of_its_end_until_its_followers_have_it() -> N
         fetch = messages.Fetch("id", 0, LEADER_EPOCH, 0, None, 1 << 20, 0)
         room = AnswerRoom(lambda: True)
         await led.fetched(2, END, 6)
-        for question in (led.leader.list_offsets(asked), led.leader.fetch(fetch, room)):
+        for question in (led.leader.reads.list_offsets(asked), led.leader.reads.fetch(fetch, room)):
             with pytest.raises(OffsetNotAvailableError):
                 await question
         await led.fetched(3, END, 6)
-        assert (await led.leader.list_offsets(asked)).offset == 30
+        assert (await led.leader.reads.list_offsets(asked)).offset == 30
         led.produce(0, acks=1)
-        answer, _ = await led.leader.fetch(msgspec.structs.replace(fetch, offset=30), room)
+        answer, _ = await led.leader.reads.fetch(msgspec.structs.replace(fetch, offset=30), room)
         assert (answer.high_watermark, answer.next_offset) == (30, 30), "30 is not committed"
 
     leading(work)
@@ -252,7 +252,7 @@ def test_a_reader_that_waits_gets_a_record_as_soon_as_it_is_committed() -> None:
         clock = led.log.environment.clock
         led.produce(0, acks=1)
         fetch = messages.Fetch("id", 0, LEADER_EPOCH, 30, 6, 1 << 20, 60_000)
-        reading = asyncio.ensure_future(led.leader.fetch(fetch, AnswerRoom(lambda: True)))
+        reading = asyncio.ensure_future(led.leader.reads.fetch(fetch, AnswerRoom(lambda: True)))
         await asyncio.sleep(WAIT_S)
         assert not reading.done()
         began_s = clock.monotonic()
@@ -286,11 +286,11 @@ def test_a_reader_hears_when_what_it_has_read_is_not_in_the_leaders_log(
             await led.log.advance_log_start(15)
         fetch = messages.Fetch("id", 0, LEADER_EPOCH, offset, last_epoch, 1 << 20, 0)
         if error is None:
-            answer, _ = await led.leader.fetch(fetch, AnswerRoom(lambda: True))
+            answer, _ = await led.leader.reads.fetch(fetch, AnswerRoom(lambda: True))
             assert answer.next_offset == END
         else:
             with pytest.raises(error):
-                await led.leader.fetch(fetch, AnswerRoom(lambda: True))
+                await led.leader.reads.fetch(fetch, AnswerRoom(lambda: True))
 
     leading(work)
 
@@ -301,7 +301,7 @@ def test_a_leader_that_lost_its_broker_answers_nobody() -> None:
         led.has_lease = False
         fetch = messages.Fetch("id", 0, LEADER_EPOCH, 0, None, 1 << 20, 0)
         with pytest.raises(NotLeaderError):
-            await led.leader.fetch(fetch, AnswerRoom(lambda: True))
+            await led.leader.reads.fetch(fetch, AnswerRoom(lambda: True))
         with pytest.raises(NotLeaderError):
             await led.fetched(2, END, 6)
 

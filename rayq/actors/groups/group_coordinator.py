@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.groups.group_answers import committed_offsets, description, named, summaries
@@ -94,7 +94,8 @@ class GroupCoordinator:
         self._version = metadata_version
         self._clock_watch = clock_watch
         self._assignors = load_assignors(self._config.group_assignors)
-        self._state = GroupState(self._assignors)
+        self.state = GroupState(self._assignors)
+        """What is decided, committed or not."""
         self._is_loaded = False
         self._has_topics = False
         self._failure: str | None = None
@@ -111,29 +112,21 @@ class GroupCoordinator:
         self._forget_source = self._environment.metrics.add_source(self._measure)
         spawn = self._environment.tasks.spawn
         self._tasks = [
-            spawn(self._guarded(self._run), f"groups of {self.where}"),
-            spawn(self._guarded(self._watch_topics), f"topics for {self.where}"),
+            spawn(replica_log.guard(self._run), f"groups of {self.where}"),
+            spawn(replica_log.guard(self._watch_topics), f"topics for {self.where}"),
         ]
-
-    async def _guarded(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        await self._replica_log.guard(work)
-
-    @property
-    def state(self) -> GroupState:
-        """For invariants of tests: what is decided, committed or not."""
-        return self._state
 
     def _measure(self) -> list[Sample]:
         sample = self._environment.metrics.sample
         return [
             sample("rayq_consumergroup_members", len(group.members), group=name)
-            for name, group in self._state.groups.items()
+            for name, group in self.state.groups.items()
         ]
 
     def end(self, reason: str) -> None:
         """Another coordinates: whoever waits is told."""
         self._forget_source()
-        for group in self._state.groups:
+        for group in self.state.groups:
             self._environment.metrics.forget(group=group)
         self._ended = NotLeaderError(
             f"Broker {self._replica_log.broker} coordinates the groups of {self.where} no more "
@@ -169,11 +162,7 @@ class GroupCoordinator:
         )
         records = await self._decide(
             lambda: group_changes.heartbeat(
-                self._state,
-                request.group,
-                beat,
-                now_s=clock.monotonic(),
-                now_ms=clock.wall_ms(),
+                self.state, request.group, beat, now_s=clock.monotonic(), now_ms=clock.wall_ms()
             )
         )
         self._append(records)
@@ -210,36 +199,27 @@ class GroupCoordinator:
                     del self._held[key]
             self._check(generation)
             value = await self._decide(lambda: self._member(key, request))
-        assigned = named(self._state, value.assigned)
+        assigned = named(self.state, value.assigned)
         answer = messages.GroupHeartbeatResponse(value.member_epoch, assigned)
         await self._until_committed()
         return answer
 
     async def _leave(self, request: messages.GroupHeartbeat) -> messages.GroupHeartbeatResponse:
-        clock = self._environment.clock
+        key, clock = (request.group, request.member), self._environment.clock
+        now_ms = clock.wall_ms()
         if request.member_epoch == messages.MEMBER_EPOCH_LEAVE_STATIC:
             records = group_changes.leave_static(
-                self._state,
-                request.group,
-                request.member,
-                now_s=clock.monotonic(),
-                now_ms=clock.wall_ms(),
+                self.state, *key, now_s=clock.monotonic(), now_ms=now_ms
             )
         else:
-            records = group_changes.leave(
-                self._state,
-                request.group,
-                request.member,
-                request.reason,
-                now_ms=clock.wall_ms(),
-            )
+            records = group_changes.leave(self.state, *key, request.reason, now_ms=now_ms)
         self._append(records)
-        self._release((request.group, request.member))
+        self._release(key)
         await self._until_committed()
         return messages.GroupHeartbeatResponse(0, [])
 
     def _member(self, key: MemberKey, request: messages.GroupHeartbeat) -> MemberValue:
-        return group_changes.find_member(self._state, *key, request.instance)
+        return group_changes.find_member(self.state, *key, request.instance)
 
     def _release(self, key: MemberKey) -> None:
         """Lets the member's held heartbeat look again whether it is to be answered."""
@@ -258,7 +238,7 @@ class GroupCoordinator:
         now_s = self._environment.clock.monotonic()
         for key in [key for key, one in self._connections.items() if one is closed]:
             del self._connections[key]
-            group_changes.disconnected(self._state, *key, now_s=now_s)
+            group_changes.disconnected(self.state, *key, now_s=now_s)
 
     # --- offsets ----------------------------------------------------------------------------
 
@@ -267,7 +247,7 @@ class GroupCoordinator:
         await self._begin(request.group, is_write=True)
         records, refused = await self._decide(
             lambda: group_offsets.commit(
-                self._state,
+                self.state,
                 request.group,
                 member=request.member,
                 member_epoch=request.member_epoch,
@@ -285,7 +265,7 @@ class GroupCoordinator:
     ) -> messages.FetchCommittedResponse:
         """See `messages.FetchCommitted`."""
         await self._begin(request.group, is_write=True)
-        group = self._state.groups.get(request.group)
+        group = self.state.groups.get(request.group)
         # A record that changes nothing: once it is committed, no newer coordinator had begun.
         self._append([GroupRecord(request.group, None if group is None else group.value)])
         group = group or Group()
@@ -303,7 +283,7 @@ class GroupCoordinator:
         ]
         records = await self._decide(
             lambda: group_offsets.set_offsets(
-                self._state, request.group, offsets, now_ms=self._environment.clock.wall_ms()
+                self.state, request.group, offsets, now_ms=self._environment.clock.wall_ms()
             )
         )
         self._append(records)
@@ -315,15 +295,15 @@ class GroupCoordinator:
     async def list_groups(self, request: messages.ListGroups) -> messages.ListGroupsResponse:
         """See `messages.ListGroups`."""
         await self._begin(None, is_write=False)
-        answer = messages.ListGroupsResponse(summaries(self._state))
+        answer = messages.ListGroupsResponse(summaries(self.state))
         await self._until_committed()
         return answer
 
     async def describe(self, request: messages.DescribeGroup) -> messages.DescribeGroupResponse:
         """See `messages.DescribeGroup`."""
         await self._begin(request.group, is_write=False, needs_topics=True)
-        group = await self._decide(lambda: group_changes.find_group(self._state, request.group))
-        answer = description(self._state, request.group, group)
+        group = await self._decide(lambda: group_changes.find_group(self.state, request.group))
+        answer = description(self.state, request.group, group)
         await self._until_committed()
         return answer
 
@@ -331,7 +311,7 @@ class GroupCoordinator:
         """See `messages.DeleteGroup`."""
         await self._begin(request.group, is_write=True)
         self._append(
-            await self._decide(lambda: group_offsets.delete_group(self._state, request.group))
+            await self._decide(lambda: group_offsets.delete_group(self.state, request.group))
         )
         await self._until_committed()
         return messages.Done()
@@ -369,7 +349,7 @@ class GroupCoordinator:
             self._check_is_here(group)
 
     def _check_is_here(self, group: str) -> None:
-        own = self._state.topics.get(OFFSETS_TOPIC)
+        own = self.state.topics.get(OFFSETS_TOPIC)
         if own is not None and partition_of_group(group, own.partitions) != self._partition:
             raise InvalidRequestError(
                 f"Group {group!r} belongs to partition "
@@ -406,7 +386,7 @@ class GroupCoordinator:
                     self._environment.metrics.forget(group=record.group)
                 else:
                     self._log_rebalance(record.group, record.value)
-            self._state.replay(record)
+            self.state.replay(record)
             if isinstance(record, MemberRecord):
                 key = (record.group, record.member)
                 self._release(key)
@@ -415,7 +395,7 @@ class GroupCoordinator:
         self._log.append(records)
 
     def _log_rebalance(self, group: str, value: GroupValue) -> None:
-        known = self._state.groups.get(group)
+        known = self.state.groups.get(group)
         before = GroupValue() if known is None else known.value
         if (value.rebalance_time_ms, value.reason) != (before.rebalance_time_ms, before.reason):
             self._environment.metrics.counter(
@@ -456,7 +436,7 @@ class GroupCoordinator:
     async def _load(self) -> None:
         state = GroupState(self._assignors)
         count = await self._log.replay(state)
-        self._state = state
+        self.state = state
         self._is_loaded = True
         self._failure = None
         self._ready.notify()
@@ -500,13 +480,13 @@ class GroupCoordinator:
             now_s, now_ms = clock.monotonic(), clock.wall_ms()
             late_s, last_s = now_s - last_s - TICK_S, now_s
             if not self._may_be_heard():
-                group_changes.prolong_sessions(self._state, late_s + TICK_S)
+                group_changes.prolong_sessions(self.state, late_s + TICK_S)
                 continue
             if late_s > TICK_S:
-                group_changes.prolong_sessions(self._state, late_s)
+                group_changes.prolong_sessions(self.state, late_s)
             self._append(
                 group_changes.end_sessions(
-                    self._state,
+                    self.state,
                     now_s=now_s,
                     now_ms=now_ms,
                     disconnect_grace_ms=self._config.group_disconnect_grace_ms,
@@ -516,13 +496,13 @@ class GroupCoordinator:
                 offsets_s = now_s + offsets_interval_s
                 self._append(
                     group_offsets.expire_offsets(
-                        self._state,
+                        self.state,
                         now_ms=self._clock_watch.now_ms(),
                         retention_ms=self._config.offsets_retention_ms,
                     )
                 )
                 if self._has_topics:
-                    self._append(group_offsets.forget_topics(self._state, now_s=now_s))
+                    self._append(group_offsets.forget_topics(self.state, now_s=now_s))
 
     def _may_be_heard(self) -> bool:
         """Whether heartbeats are not refused just now."""
@@ -536,7 +516,7 @@ class GroupCoordinator:
         """Keeps the topics fresh while there are groups."""
         clock = self._environment.clock
         while True:
-            if not self._is_loaded or not (self._state.groups or self._requests_waiting):
+            if not self._is_loaded or not (self.state.groups or self._requests_waiting):
                 self._has_topics = False
                 await self._topics_wanted.wait(TOPICS_TIMEOUT_S)
                 continue
@@ -556,7 +536,7 @@ class GroupCoordinator:
                     for one in answer.topics
                 }
                 self._append(
-                    group_changes.set_topics(self._state, topics, now_ms=clock.wall_ms())
+                    group_changes.set_topics(self.state, topics, now_ms=clock.wall_ms())
                 )
                 self._has_topics = True
                 self._ready.notify()

@@ -50,6 +50,8 @@ STRAGGLERS_S = 0.1
 """How long a candidate waits for more answers once it has those of a majority."""
 Entry = tuple[int, int, bytes]
 """`(index, epoch, encoded record)`"""
+Answer = tuple[messages.PrepareResponse, Address]
+"""What a broker said to `Prepare`, and where it listens."""
 
 encode_entries = msgspec.msgpack.Encoder().encode
 decode_entries = msgspec.msgpack.Decoder(list[Entry]).decode
@@ -176,11 +178,11 @@ class Quorum:
 
     async def _ask(
         self, endpoints: Sequence[Address], *, epoch: int, is_probe: bool
-    ) -> list[tuple[messages.PrepareResponse, Address]]:
+    ) -> list[Answer]:
         """The answers, one for each broker. Does not wait long for the rest once a majority of the
         voters (those of the best log among the answers) has answered."""
         request = messages.Prepare(self._cluster_id, epoch, *self._endpoint, is_probe=is_probe)
-        found: dict[int, tuple[messages.PrepareResponse, Address]] = {}
+        found: dict[int, Answer] = {}
 
         async def ask(at: Address) -> None:
             answer, _ = await self._pool.request(*at, request, timeout_s=self._timeout_s / 2)
@@ -207,26 +209,20 @@ class Quorum:
         _cancel_all(waiting)
         return [found[broker] for broker in sorted(found)]
 
-    def _set_voters_of(
-        self, answers: Sequence[tuple[messages.PrepareResponse, Address]]
-    ) -> None:
+    def _set_voters_of(self, answers: Sequence[Answer]) -> None:
         best, _ = max(answers, key=lambda one: (one[0].last_epoch, one[0].last_index))
         self.voters = tuple(Voter(broker, directory) for broker, directory in best.voters)
 
     def _voter_keys(self) -> list[tuple[int, str]]:
         return [(voter.broker, voter.directory_id) for voter in self.voters]
 
-    def _missing_voters(
-        self, answers: Sequence[tuple[messages.PrepareResponse, Address]]
-    ) -> tuple[list[tuple[int, str]], bool]:
+    def _missing_voters(self, answers: Sequence[Answer]) -> tuple[list[tuple[int, str]], bool]:
         """The voters that are not among the answers, and whether that is too many."""
         present = {(answer.broker, answer.directory_id) for answer, _ in answers}
         missing = [key for key in self._voter_keys() if key not in present]
         return missing, len(self.voters) - len(missing) <= len(self.voters) // 2
 
-    def _require_majority(
-        self, answers: Sequence[tuple[messages.PrepareResponse, Address]]
-    ) -> None:
+    def _require_majority(self, answers: Sequence[Answer]) -> None:
         missing, is_too_many = self._missing_voters(answers)
         if is_too_many:
             names = ", ".join(f"broker {broker} (directory {where})" for broker, where in missing)
@@ -235,9 +231,7 @@ class Quorum:
                 f"{names or 'a formatted broker'}. Start these brokers with their directories."
             )
 
-    def _require_silence(
-        self, found: Sequence[tuple[messages.PrepareResponse, Address]], silent_s_min: float
-    ) -> None:
+    def _require_silence(self, found: Sequence[Answer], silent_s_min: float) -> None:
         """Raises where a majority of the voters hears a controller."""
         hearing = [
             answer.broker

@@ -1,7 +1,8 @@
-"""The leader's part: append, wait for the in-sync set, answer; serve readers and followers.
+"""The leader's part: append, wait for the in-sync set, answer; serve followers.
 
 One object leads in one leader epoch; newer metadata ends it. `PartitionState` holds what follows
-from the facts; this is the shell that feeds it and acts on it (docs/protocol.md, rules 6 to 10).
+from the facts; this is the shell that feeds it and acts on it (docs/protocol.md, rules 6 to 9).
+`LeaderReads` is what it answers to readers.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from rayq.actors.purgatory import Purgatory
+from rayq.actors.replica.leader_reads import LeaderReads
 from rayq.actors.replica.produced_batch import check_produced_batch
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.replica.replica_metrics import LeaderMetrics
@@ -20,11 +22,9 @@ from rayq.core.partition_state import Isr, PartitionState
 from rayq.errors import (
     DivergedLogError,
     FencedEpochError,
-    LogTruncatedError,
     NotEnoughReplicasAfterAppendError,
     NotEnoughReplicasError,
     NotLeaderError,
-    OffsetNotAvailableError,
     OffsetOutOfRangeError,
     RayqError,
     StalePartitionError,
@@ -32,16 +32,13 @@ from rayq.errors import (
     TimeoutError,
 )
 from rayq.logs import log_event
-from rayq.storage.batch import read_header
 from rayq.storage.log import Log
 from rayq.storage.producer_state import ProducerState
 from rayq.wire import messages
-from rayq.wire.answer_room import AnswerRoom
 
 logger = logging.getLogger(__name__)
 
 REPLICA_FETCH_BYTES_MAX = 8 * MIB
-CLIENT_FETCH_BYTES_MAX = 16 * MIB
 CONFIRM_CHECK_S = 0.1
 PROPOSAL_PAUSE_S = 0.1
 """After a proposal that failed: the metadata that says why is on its way. Each fetch of a follower
@@ -89,6 +86,7 @@ class Leader:
             high_watermark=min(replica_log.high_watermark, log.end_offset),
             started_s=self._environment.clock.monotonic(),
         )
+        self.reads = LeaderReads(replica_log, self.state, self._metrics, check=self.check)
         log_event(
             logger,
             logging.INFO,
@@ -230,110 +228,6 @@ class Leader:
             ),
         )
 
-    # --- reading ----------------------------------------------------------------------------
-
-    async def fetch(
-        self, request: messages.Fetch, room: AnswerRoom
-    ) -> tuple[messages.FetchResponse, bytes]:
-        """Committed batches; none are read before there is room for the answer. See
-        `messages.Fetch` for the errors."""
-        clock = self._environment.clock
-        deadline_s = clock.monotonic() + request.wait_ms / 1000
-        bytes_max = min(request.bytes_max, CLIENT_FETCH_BYTES_MAX)
-        while True:
-            async with room.take(bytes_max):
-                limit = self._fetch_limit(request)
-                log = self._replica_log.log
-                if request.offset < limit:
-                    data, next_offset = await self._replica_log.read(
-                        request.offset, limit, bytes_max
-                    )
-                    self.check()
-                    records = next_offset - request.offset
-                    self._metrics.sent(data, records, is_at_end=next_offset == limit)
-                    return self._read_answer(log, limit, next_offset), data
-            remaining_s = deadline_s - clock.monotonic()
-            if remaining_s <= 0 or not await self._replica_log.committed.wait(remaining_s):
-                return self._read_answer(log, limit, request.offset), b""
-
-    def _fetch_limit(self, request: messages.Fetch) -> int:
-        """Below which offset it may read now."""
-        self.check()
-        self._check_serving()
-        log = self._replica_log.log
-        if request.offset < log.start_offset:
-            raise OffsetOutOfRangeError(
-                f"Offset {request.offset} of {self.where} is below the log start "
-                f"{log.start_offset} (its end is {log.end_offset}): retention or delete_records "
-                "removed it."
-            )
-        if request.last_epoch is not None:
-            epoch, end = log.epochs.end_for(request.last_epoch, log.end_offset)
-            if epoch != request.last_epoch or end < request.offset:
-                raise LogTruncatedError(
-                    f"Offset {request.offset} of {self.where} is not in the log of its leader any "
-                    f"more (it ends at {log.end_offset}): an unclean election cut it off. Seek to "
-                    "go on."
-                )
-        if request.offset > log.end_offset:
-            # No reader comes here by reading: what it was given is committed, so a leader that was
-            # elected cleanly has it, and of another one the epoch that it names tells.
-            raise OffsetOutOfRangeError(
-                f"Offset {request.offset} of {self.where} is past the end of the log "
-                f"{log.end_offset} (its start is {log.start_offset}): nothing was written there "
-                "yet."
-            )
-        return self._replica_log.high_watermark
-
-    def _read_answer(self, log: Log, limit: int, next_offset: int) -> messages.FetchResponse:
-        return messages.FetchResponse(limit, log.start_offset, log.cleaned_offset, next_offset)
-
-    def describe_producers(
-        self, request: messages.DescribeProducers
-    ) -> messages.DescribeProducersResponse:
-        """Raises NotLeaderError, FencedEpochError, UnknownEpochError, OffsetNotAvailableError."""
-        self._check_serving()
-        return messages.DescribeProducersResponse(
-            self._replica_log.log.producers.ids_from(
-                request.first_producer_id, request.producer_id_count
-            )
-        )
-
-    def _check_serving(self) -> None:
-        if not self.state.may_serve:
-            raise OffsetNotAvailableError(
-                f"The new leader of {self.where} does not know its high watermark yet."
-            )
-
-    async def list_offsets(self, request: messages.ListOffsets) -> messages.ListOffsetsResponse:
-        """Raises NotLeaderError, FencedEpochError, UnknownEpochError, OffsetNotAvailableError."""
-        log = self._replica_log.log
-        if request.timestamp_ms == messages.EARLIEST:
-            return messages.ListOffsetsResponse(log.start_offset, None)
-        self._check_serving()
-        if request.timestamp_ms == messages.LATEST:
-            return messages.ListOffsetsResponse(self._replica_log.high_watermark, None)
-        found = await self._replica_log.offset_for_time(
-            request.timestamp_ms, self._replica_log.high_watermark
-        )
-        if found is None:
-            return messages.ListOffsetsResponse(None, None)
-        return messages.ListOffsetsResponse(*found)
-
-    async def describe_offset(
-        self, request: messages.DescribeOffset
-    ) -> messages.DescribeOffsetResponse:
-        """See `messages.DescribeOffset`."""
-        self._check_serving()
-        limit = self._replica_log.high_watermark
-        offset = max(request.offset, self._replica_log.log.start_offset)
-        if offset >= limit:
-            return messages.DescribeOffsetResponse(None, None)
-        data, _ = await self._replica_log.read(offset, limit, 1)
-        append_time_ms = read_header(data).append_time_ms
-        age_ms = max(self._environment.clock.wall_ms() - append_time_ms, 0)
-        return messages.DescribeOffsetResponse(append_time_ms, age_ms)
-
     # --- the log start ----------------------------------------------------------------------
 
     async def delete_records(
@@ -343,7 +237,7 @@ class Leader:
         clock = self._environment.clock
         deadline_s = clock.monotonic() + request.timeout_ms / 1000
         leader = self.state
-        self._check_serving()
+        self.reads.check_serving()
         # Where others cannot copy past damage, only this lets them come back into sync.
         if leader.is_under_min_isr and not self._replica_log.serves_around_damage:
             raise NotEnoughReplicasError(

@@ -292,22 +292,22 @@ class ReplicaHost:
             case messages.Produce():
                 return self._writable(request).produce(request, payload)
             case messages.Fetch():
-                return self._leader(request).fetch(request, peer.room)
+                return self._leader(request).reads.fetch(request, peer.room)
             case messages.ReplicaFetch():
                 return self._leader(request).replica_fetch(request)
             case messages.ReplicaFlushed():
                 self._leader(request).replica_flushed(request)
                 return None
             case messages.ListOffsets():
-                return self._leader(request).list_offsets(request)
+                return self._leader(request).reads.list_offsets(request)
             case messages.DescribeOffset():
-                return self._leader(request).describe_offset(request)
+                return self._leader(request).reads.describe_offset(request)
             case messages.DeleteRecords():
                 return self._writable(request).delete_records(request)
             case messages.ReplicaSnapshot():
                 return self._leader(request).replica_snapshot(request)
             case messages.DescribeProducers():
-                return self._leader(request).describe_producers(request)
+                return self._leader(request).reads.describe_producers(request)
             case messages.DescribeReplica():
                 return self._replica(request.topic_id, request.partition).describe()
             case messages.CheckRange():

@@ -1,0 +1,142 @@
+"""What a leader answers to readers: committed records, and where they are.
+
+See docs/protocol.md, rule 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.actors.replica.replica_metrics import LeaderMetrics
+from rayq.config import MIB
+from rayq.core.partition_state import PartitionState
+from rayq.errors import LogTruncatedError, OffsetNotAvailableError, OffsetOutOfRangeError
+from rayq.storage.batch import read_header
+from rayq.storage.log import Log
+from rayq.wire import messages
+from rayq.wire.answer_room import AnswerRoom
+
+CLIENT_FETCH_BYTES_MAX = 16 * MIB
+
+
+class LeaderReads:
+    """See the module. `check()` raises when the process may not answer as leader any more."""
+
+    def __init__(
+        self,
+        replica_log: ReplicaLog,
+        state: PartitionState,
+        metrics: LeaderMetrics,
+        *,
+        check: Callable[[], None],
+    ) -> None:
+        self._replica_log = replica_log
+        self._state = state
+        self._metrics = metrics
+        self._check = check
+        self._clock = replica_log.environment.clock
+        self._where = replica_log.where
+
+    async def fetch(
+        self, request: messages.Fetch, room: AnswerRoom
+    ) -> tuple[messages.FetchResponse, bytes]:
+        """Committed batches; none are read before there is room for the answer. See
+        `messages.Fetch` for the errors."""
+        clock = self._clock
+        deadline_s = clock.monotonic() + request.wait_ms / 1000
+        bytes_max = min(request.bytes_max, CLIENT_FETCH_BYTES_MAX)
+        while True:
+            async with room.take(bytes_max):
+                limit = self._fetch_limit(request)
+                log = self._replica_log.log
+                if request.offset < limit:
+                    data, next_offset = await self._replica_log.read(
+                        request.offset, limit, bytes_max
+                    )
+                    self._check()
+                    records = next_offset - request.offset
+                    self._metrics.sent(data, records, is_at_end=next_offset == limit)
+                    return self._read_answer(log, limit, next_offset), data
+            remaining_s = deadline_s - clock.monotonic()
+            if remaining_s <= 0 or not await self._replica_log.committed.wait(remaining_s):
+                return self._read_answer(log, limit, request.offset), b""
+
+    def _fetch_limit(self, request: messages.Fetch) -> int:
+        """Below which offset it may read now."""
+        self._check()
+        self.check_serving()
+        log = self._replica_log.log
+        if request.offset < log.start_offset:
+            raise OffsetOutOfRangeError(
+                f"Offset {request.offset} of {self._where} is below the log start "
+                f"{log.start_offset} (its end is {log.end_offset}): retention or delete_records "
+                "removed it."
+            )
+        if request.last_epoch is not None:
+            epoch, end = log.epochs.end_for(request.last_epoch, log.end_offset)
+            if epoch != request.last_epoch or end < request.offset:
+                raise LogTruncatedError(
+                    f"Offset {request.offset} of {self._where} is not in the log of its leader any "
+                    f"more (it ends at {log.end_offset}): an unclean election cut it off. Seek to "
+                    "go on."
+                )
+        if request.offset > log.end_offset:
+            # No reader comes here by reading: what it was given is committed, so a leader that was
+            # elected cleanly has it, and of another one the epoch that it names tells.
+            raise OffsetOutOfRangeError(
+                f"Offset {request.offset} of {self._where} is past the end of the log "
+                f"{log.end_offset} (its start is {log.start_offset}): nothing was written there "
+                "yet."
+            )
+        return self._replica_log.high_watermark
+
+    def _read_answer(self, log: Log, limit: int, next_offset: int) -> messages.FetchResponse:
+        return messages.FetchResponse(limit, log.start_offset, log.cleaned_offset, next_offset)
+
+    def describe_producers(
+        self, request: messages.DescribeProducers
+    ) -> messages.DescribeProducersResponse:
+        """Raises NotLeaderError, FencedEpochError, UnknownEpochError, OffsetNotAvailableError."""
+        self.check_serving()
+        return messages.DescribeProducersResponse(
+            self._replica_log.log.producers.ids_from(
+                request.first_producer_id, request.producer_id_count
+            )
+        )
+
+    def check_serving(self) -> None:
+        """Raises OffsetNotAvailableError (docs/protocol.md, rule 10)."""
+        if not self._state.may_serve:
+            raise OffsetNotAvailableError(
+                f"The new leader of {self._where} does not know its high watermark yet."
+            )
+
+    async def list_offsets(self, request: messages.ListOffsets) -> messages.ListOffsetsResponse:
+        """Raises NotLeaderError, FencedEpochError, UnknownEpochError, OffsetNotAvailableError."""
+        log = self._replica_log.log
+        if request.timestamp_ms == messages.EARLIEST:
+            return messages.ListOffsetsResponse(log.start_offset, None)
+        self.check_serving()
+        if request.timestamp_ms == messages.LATEST:
+            return messages.ListOffsetsResponse(self._replica_log.high_watermark, None)
+        found = await self._replica_log.offset_for_time(
+            request.timestamp_ms, self._replica_log.high_watermark
+        )
+        if found is None:
+            return messages.ListOffsetsResponse(None, None)
+        return messages.ListOffsetsResponse(*found)
+
+    async def describe_offset(
+        self, request: messages.DescribeOffset
+    ) -> messages.DescribeOffsetResponse:
+        """See `messages.DescribeOffset`."""
+        self.check_serving()
+        limit = self._replica_log.high_watermark
+        offset = max(request.offset, self._replica_log.log.start_offset)
+        if offset >= limit:
+            return messages.DescribeOffsetResponse(None, None)
+        data, _ = await self._replica_log.read(offset, limit, 1)
+        append_time_ms = read_header(data).append_time_ms
+        age_ms = max(self._clock.wall_ms() - append_time_ms, 0)
+        return messages.DescribeOffsetResponse(append_time_ms, age_ms)
