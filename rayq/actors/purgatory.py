@@ -30,12 +30,12 @@ class Purgatory(Generic[T]):
         waiters = self._waiters
         place = len(waiters)
         while place and waiters[place - 1].offset > offset:
-            place -= 1  # A duplicate waits among those of its original's time.
+            place -= 1  # A duplicate waits beside its original.
         waiters.insert(place, _Waiter(offset, deadline_s, answer, future))
         return future
 
     def reached(self, offset: int) -> None:
-        """Answers those who wait for `offset`, or for less."""
+        """Answers the requests that wait for `offset`, or for less."""
         waiters = self._waiters
         while waiters and waiters[0].offset <= offset:
             waiter = waiters.popleft()
@@ -43,14 +43,14 @@ class Purgatory(Generic[T]):
                 waiter.future.set_result(waiter.answer)
 
     def fail(self, error: Exception) -> None:
-        """Nobody's answer is known any more."""
+        """Fails all requests that wait."""
         waiters, self._waiters = self._waiters, deque()
         for waiter in waiters:
             if not waiter.future.done():
                 waiter.future.set_exception(error)
 
     def expire(self, now_s: float, error: Exception) -> None:
-        """Fails those whose deadline is over."""
+        """Fails the requests whose deadline is over."""
         if not any(waiter.deadline_s <= now_s for waiter in self._waiters):
             return
         kept: deque[_Waiter[T]] = deque()

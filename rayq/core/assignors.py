@@ -1,4 +1,4 @@
-"""Who gets which partition: the assignors `uniform` and `range`, and a user's own.
+"""Which member gets which partition: the assignors `uniform` and `range`, and a user's own.
 
 An assignor is a pure, quick function; it runs on the event loop of the group's coordinator::
 
@@ -158,7 +158,7 @@ def uniform(
 
 
 class _Shares:
-    """Who has which partitions of which topic while `uniform` works."""
+    """The partitions of each member, by topic, while `uniform` works."""
 
     def __init__(
         self, members: Mapping[str, MemberSubscription], partitions: Mapping[str, int]
@@ -191,14 +191,14 @@ class _Shares:
                 heapq.heapreplace(heap, (load + 1, member))
 
     def level(self) -> None:
-        """The most loaded gives first, so that nobody gives who need not."""
+        """The most loaded gives first, so that no member gives a partition without need."""
         has_moved = True
         while has_moved:
             has_moved = False
             heap = [(-load, member) for member, load in self._load.items()]
             heapq.heapify(heap)
             least = min(self._load.values(), default=0)
-            while heap and -heap[0][0] - 2 >= least:  # else nobody has two fewer than who is left
+            while heap and -heap[0][0] - 2 >= least:  # else none has two fewer than the rest
                 load, member = heapq.heappop(heap)
                 path = self._path_down(member) if -load == self._load[member] else []
                 for giver, topic, taker in path:

@@ -1,9 +1,9 @@
-"""Who leads: a partition's value and the replicas that live now in, its next value out.
+"""Which replica leads: a partition's value and the replicas that live now in, its next value out.
 
 Rules 1 and 2 of docs/protocol.md: a live leader stays; else a live member of the ISR, else of the
 ELR (KIP-966), that is the very process that was in sync; else, once as many members as
 `min_insync` have come back and said what their disks hold, the one that holds the most; else, where
-the topic allows it, any live replica, loudly; else nobody, and it says who is missing.
+the topic allows it, any live replica, loudly; else none, and it says which brokers are missing.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def settle(
 
     if unclean and live:
         return elect_unclean(value, live)
-    # Nobody: the members stay as they are, and are who is waited for.
+    # No replica leads: the members stay as they are, and are waited for.
     return _next(value, live, isr=value.isr, elr=value.elr, leader=None, min_insync=min_insync)
 
 
@@ -181,7 +181,7 @@ def missing(value: PartitionValue, live: Processes) -> list[int]:
 
 
 def _found(value: PartitionValue, live: Processes) -> PartitionValue | None:
-    """The first leader of a new partition: all logs are empty, so whoever lives founds it."""
+    """The first leader of a new partition: all logs are empty, so any live replica founds it."""
     members = tuple(as_member(live[broker]) for broker in value.replicas if broker in live)
     if not members:
         return None

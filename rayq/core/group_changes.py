@@ -1,9 +1,10 @@
 """What a coordinator decides when members come, stay and go, and when topics change.
 
 Each function reads the state and returns the records to commit; of the state it changes only what
-is soft (who was heard when). Errors are those of `rayq.errors`. Rebalancing is cooperative:
+is soft (when each member was heard). Errors are those of `rayq.errors`. Rebalancing is cooperative:
 
-- who joins, leaves or subscribes anew makes the assignor compute a *target* for every member;
+- a member that joins, leaves or subscribes anew makes the assignor compute a *target* for every
+  member;
 - what a member has beyond its target moves from `assigned` to `revoking` at once, and is nobody
   else's until the member says that it gave it up (or is gone);
 - what is in nobody's `assigned` or `revoking` goes to the member whose target it is;
@@ -193,8 +194,8 @@ def disconnected(state: GroupState, group: str, member: str, *, now_s: float) ->
 def end_sessions(
     state: GroupState, *, now_s: float, now_ms: int, disconnect_grace_ms: int
 ) -> list[Record]:
-    """Takes out who was silent for a session, did not come back after its connection broke, or
-    did not give up partitions in time."""
+    """Takes out the members that were silent for a session, did not come back after their
+    connection broke, or did not give up partitions in time."""
     records: list[Record] = []
     for name, group in list(state.groups.items()):
         gone: dict[str, str] = {}

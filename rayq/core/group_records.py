@@ -34,7 +34,7 @@ def partition_of_group(group: str, partitions: int) -> int:
 
 
 class GroupValue(msgspec.Struct, frozen=True):
-    """A group. `epoch` grows with each change of who may own what; `reason` and
+    """A group. `epoch` grows with each change of what members may own; `reason` and
     `rebalance_time_ms` tell of the last rebalance; `empty_since_ms` is None while it has members.
     """
 

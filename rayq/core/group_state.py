@@ -1,8 +1,9 @@
 """What the coordinator of one `__consumer_offsets` partition knows of its groups.
 
 Durable state comes from records alone: only `replay` changes it, start-up is the same replay over
-the compacted log. `group_changes` reads it and returns records. Soft state (who was heard when, the
-topics of the cluster) is rebuilt by each coordinator: every member then has a full session.
+the compacted log. `group_changes` reads it and returns records. Soft state (when members were
+heard, the topics of the cluster) is rebuilt by each coordinator: every member then has a full
+session.
 """
 
 from __future__ import annotations

@@ -49,11 +49,11 @@ def with_factor(
     in_sync: Mapping[Key, Sequence[int]],
     factor: int,
 ) -> tuple[dict[Key, list[int]], list[Key]]:
-    """So many replicas for each partition of `in_sync`, which says who is in sync, the leader
-    first; and the partitions for which there are too few brokers. Those that are there keep their
-    order. More are added on brokers that carry fewest. Of too many, those go first that are not in
-    sync, then those on brokers that are not in `nodes`, then where the most is carried; the leader
-    stays."""
+    """So many replicas for each partition of `in_sync`, which names the brokers that are in sync,
+    the leader first; and the partitions for which there are too few brokers. Those that are there
+    keep their order. More are added on brokers that carry fewest. Of too many, those go first that
+    are not in sync, then those on brokers that are not in `nodes`, then where the most is
+    carried; the leader stays."""
     load = _Load(placements.values())
     plan: dict[Key, list[int]] = {}
     impossible: list[Key] = []
@@ -110,7 +110,7 @@ class _Load:
 def _best_taker(
     takers: Mapping[int, str], load: _Load, replicas: Sequence[int], position: int
 ) -> int | None:
-    """Who takes the replica at a position, the other replicas being where they are."""
+    """The broker that takes the replica at a position, where the other replicas stay."""
     others = [broker for at, broker in enumerate(replicas) if at != position]
     used = {takers[broker] for broker in others if broker in takers}
     return min(

@@ -191,8 +191,8 @@ class PartitionState:
         self._maybe_under_way.add(proposed)
 
     def is_log_start_committed(self, offset: int) -> bool:
-        """Whether whoever leads next starts at `offset` at least: all that are in sync or proposed
-        for it do, and they are enough that nobody else can be elected."""
+        """Whether each replica that may lead next starts at `offset` at least: all that are in sync
+        or proposed for it do, and they are enough that no other can be elected."""
         return len(self.isr) >= self.min_insync and all(
             follower is not None and follower.log_start_offset >= offset
             for follower in self._heard_followers()

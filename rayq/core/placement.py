@@ -26,7 +26,7 @@ def place(
     assert 1 <= replication_factor <= len(nodes)
     leads = Counter(replicas[0] for replicas in existing)
     carries = Counter(broker for replicas in existing for broker in replicas)
-    # Who already follows whom: a broker's loss should spread its leadership over all others.
+    # Which broker follows which: a broker's loss should spread its leadership over all others.
     follows = Counter((replicas[0], broker) for replicas in existing for broker in replicas[1:])
     placed = []
     for _ in range(partitions):

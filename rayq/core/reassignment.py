@@ -1,4 +1,4 @@
-"""Moving partitions (KIP-455): what the controller decides about who keeps which replica.
+"""Moving partitions (KIP-455): what the controller decides about which broker keeps a replica.
 
 A move adds the target's replicas to those that are there; they copy the log and join the in-sync
 set by the ordinary rules. Once *every* replica of the target is in sync, by the very process that
@@ -73,9 +73,9 @@ def begun(
 def completed(value: PartitionValue, live: Processes) -> PartitionValue | None:
     """The value after its move; None while one of the target is not in sync by its live process.
 
-    Whoever was in sync holds all that is committed, so the in-sync set may shrink to the target:
-    what the leader takes for committed meanwhile is on the target too. A leader that goes is
-    replaced in the same record.
+    A replica that is in sync holds all that is committed, so the in-sync set may shrink to the
+    target: what the leader takes for committed meanwhile is on the target too. A leader that goes
+    is replaced in the same record.
     """
     in_sync = {one.broker: one for one in value.isr if election.is_same_process(one, live)}
     if value.leader is None or any(broker not in in_sync for broker in value.target):

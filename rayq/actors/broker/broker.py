@@ -1,6 +1,6 @@
 """A broker: one data directory, a copy of the metadata, the bootstrap port, the replicas' keeper.
 
-It registers with whoever is the controller and renews its session, answers clients' questions of
+It registers with the controller and renews its session, answers clients' questions of
 metadata, forwards changes to the controller, and, as a voter, stands in for a silent one.
 """
 
@@ -453,7 +453,7 @@ class Broker:
         )
 
     def _described(self, topic: Topic) -> messages.TopicMetadata:
-        """A topic as it is told to clients, encoded once for all who ask until metadata change."""
+        """A topic as it is told to clients, encoded once for all clients until metadata change."""
         encoded = self._encoded_topics.get(topic.name)
         if encoded is None:
             encoded = msgspec.Raw(ENCODER.encode(self._describe(topic)))

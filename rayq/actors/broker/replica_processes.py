@@ -118,7 +118,7 @@ class ReplicaProcesses:
     # --- starting ---------------------------------------------------------------------------
 
     def start(self, key: TopicIdPartition, name: str) -> None:
-        """Starts a process for a partition; `name` is for those who look at the processes."""
+        """Starts a process for a partition; `name` is for operators that look at the processes."""
         spec = ReplicaHostSpec(
             cluster_name=self._cluster_name,
             broker=self._broker,

@@ -1,9 +1,9 @@
 """The controller: decides every change of the cluster's metadata, for one controller epoch.
 
 Its hard state is the metadata log (`Quorum`): a handler decides on the state, appends the records
-it returns, replays them at once, and answers when they are committed. Its soft state is who was
-heard when; a new controller rebuilds it within one session. It ends for good when its epoch does:
-its memory may then hold what never was.
+it returns, replays them at once, and answers when they are committed. Its soft state is when each
+broker was heard; a new controller rebuilds it within one session. It ends for good when its epoch
+does: its memory may then hold what never was.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ BALANCE_INTERVAL_S = 10.0
 REBUILD_INTERVAL_S = 1.0
 CLUSTER_STOP_PATIENCE_S = 5.0
 """While the whole cluster stops, brokers are told so at once, and one that stops sends no more
-heartbeats. One that comes so long after the last stop: whoever stopped the cluster has died."""
+heartbeats. One that comes so long after the last stop shows that the stop of the cluster died."""
 OFFLINE_PATIENCE_S = 30.0
 """How long after a controller's start partitions without a leader are no warning: after a start of
 the whole cluster its brokers and replicas are still coming back."""

@@ -1,4 +1,4 @@
-"""Who hosts the controller: its own process by preference, else that of a voter."""
+"""The host of the controller: its own process by preference, else the process of a voter."""
 
 from __future__ import annotations
 

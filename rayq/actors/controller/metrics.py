@@ -139,7 +139,7 @@ def _move_told(before: PartitionValue, after: PartitionValue) -> str:
 
 
 def reason_of(request: messages.AnyRequest) -> str:
-    """Why the metadata changes, for whoever reads the log."""
+    """Why the metadata changes, as the log lines say it."""
     match request:
         case messages.RegisterBroker():
             return f"broker {request.broker} started"

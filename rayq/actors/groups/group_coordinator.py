@@ -5,7 +5,7 @@ and appended, and every answer waits until all that it is based on is committed.
 coordinator says or writes is never acknowledged (docs/protocol.md, rule 20). It begins by reading
 the whole log; should an append fail, it drops its state and begins anew.
 
-Its soft state is who was heard when: after a start every member has a full session.
+Its soft state is when each member was heard: after a start every member has a full session.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class GroupCoordinator:
         ]
 
     def end(self, reason: str) -> None:
-        """Another coordinates: whoever waits is told."""
+        """Another process coordinates: the requests that wait are told."""
         self._forget_source()
         for group in self.state.groups:
             self._environment.metrics.forget(group=group)

@@ -75,7 +75,7 @@ class GroupLog:
             await self._waiting.add(self.decided, None)
 
     def drop(self, error: RayqError) -> None:
-        """Forgets what is not committed; whoever waits for it gets the error."""
+        """Forgets what is not committed; the requests that wait for it get the error."""
         self.generation += 1
         self._is_writing = False
         self._pending.clear()

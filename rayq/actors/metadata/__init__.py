@@ -1,1 +1,1 @@
-"""The metadata log on brokers and their votes: who may write it, and each broker's copy."""
+"""The metadata log: the controller's hold on it, and each broker's copy."""

@@ -115,13 +115,13 @@ class Quorum:
     ) -> list[MetadataRecord]:
         """Wins the log and returns every record in it (from a snapshot on), `EpochStarted` last.
 
-        `known` are addresses of brokers. Before it disturbs anyone it asks who could be won: it
+        `known` are addresses of brokers. Before it disturbs anyone it asks which voters answer: it
         gives up while a majority of the voters is not there, or while one has heard a controller
         less than `silent_s_min` ago (Raft's PreVote: a candidate that reaches only some must not
         depose a controller that works).
 
-        Raises ControllerUnavailableError, which names what is missing or who works, and
-        FencedEpochError (another controller is ahead).
+        Raises ControllerUnavailableError, which names what is missing or the voters that hear a
+        controller, and FencedEpochError (another controller is ahead).
         """
         found = await self._ask(known, epoch=0, is_probe=True)
         if not found:
@@ -160,8 +160,8 @@ class Quorum:
 
     async def _greet(self, at: Address, records: Sequence[MetadataRecord]) -> None:
         """Sends the log to a broker that did not answer in time, from when it answers on. A broker
-        that starts for the first time may know of nobody else: it would never hear who the
-        controller is."""
+        that starts for the first time may know of nobody else: it would never hear of the
+        controller."""
         request = messages.Prepare(self._cluster_id, 0, *self._endpoint, is_probe=True)
         while all((peer.host, peer.port) != at for peer in self._peers.values()):
             try:
@@ -349,7 +349,7 @@ class Quorum:
         return heard > len(self.voters) // 2
 
     def end(self, reason: str) -> None:
-        """Stops sending; everyone who waits for a commit gets NotControllerError."""
+        """Stops sending; each request that waits for a commit gets NotControllerError."""
         if self._ended is not None:
             return
         self._ended = reason

@@ -129,7 +129,7 @@ class Leader:
         self.propose_isr()
 
     def end(self, reason: str) -> None:
-        """Another leads, or this process stops: whoever waits is told."""
+        """Another replica leads, or this process stops: the requests that wait are told."""
         self._ended = reason
         self._delayed.fail(
             NotLeaderError(
@@ -210,7 +210,7 @@ class Leader:
         return self._delayed.add(next_offset, answer, deadline_s=deadline_s)
 
     def _after_progress(self) -> None:
-        """Takes the leader's high watermark over and answers those who waited for it."""
+        """Takes the leader's high watermark over and answers the requests that waited for it."""
         high_watermark = self.state.high_watermark
         if self._ended is not None or high_watermark <= self._replica_log.high_watermark:
             return
@@ -219,7 +219,7 @@ class Leader:
         self._replica_log.committed.notify()
 
     def expire_waiters(self, now_s: float) -> None:
-        """Fails those who waited for too long."""
+        """Fails the requests that waited for too long."""
         self._delayed.expire(
             now_s,
             TimeoutError(
@@ -233,7 +233,8 @@ class Leader:
     async def delete_records(
         self, request: messages.DeleteRecords
     ) -> messages.DeleteRecordsResponse:
-        """Moves the log start; answers when whoever may lead next has moved it too, durably."""
+        """Moves the log start; answers when each replica that may lead next has moved it too,
+        durably."""
         clock = self._environment.clock
         deadline_s = clock.monotonic() + request.timeout_ms / 1000
         leader = self.state

@@ -42,6 +42,6 @@ def check_produced_batch(
             f"message_timestamp_after_max_ms = {config.message_timestamp_after_max_ms} in the "
             "future: check the producer's clock and unit (milliseconds)."
         )
-    # Last, since it costs most: whoever fails the others has not made this process unpack it.
+    # Last, since it costs most: a batch that fails another check is not unpacked.
     check_records(payload, 0, header, plain_bytes_max=config.plain_bytes_max)
     return header

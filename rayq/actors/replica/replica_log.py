@@ -77,10 +77,10 @@ class ReplicaLog:
         self.committed = Signal()
         """The high watermark moved, or the role ended."""
         self.flush_lock = asyncio.Lock()
-        """Held while a flush runs; who truncates holds it too."""
+        """Held while a flush runs; a truncation holds it too."""
         self.files_lock = asyncio.Lock()
-        """Held while compacted segments are put in place: who truncates, resets or moves the log
-        start holds it too, before the flush lock."""
+        """Held while compacted segments are put in place. A truncation, a reset and a move of the
+        log start hold it too, before the flush lock."""
         self.is_compacted_now = False
         """A pass of the cleaner is under way. Segments that the log start has passed stay until the
         next one: without them the pass would be in vain, and where retention deletes more often
@@ -488,7 +488,7 @@ class ReplicaLog:
 
     def _begin(self, job: Callable[[], T]) -> asyncio.Future[T]:
         """A job that works in the directory, in a thread. The directory's lock is kept until it is
-        done: whoever opens the directory next, or renames it, must not have it in there."""
+        done: the process that opens the directory next, or renames it, must not find it at work."""
         step = asyncio.ensure_future(self.environment.threads.run(job))
         self._jobs.add(step)
         step.add_done_callback(self._jobs.discard)
