@@ -17,7 +17,7 @@ from rayq.actors.hosting import Runtime
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.actors.signal import Signal
 from rayq.config import ClusterConfig
-from rayq.core.cluster_state import Partition, Topic
+from rayq.core.damaged_logs import have_others_all, may_copy_anew
 from rayq.core.metadata_records import MetadataRecord
 from rayq.environment import Environment
 from rayq.errors import ControllerUnavailableError, RayqError, StaleBrokerError, StorageError
@@ -33,8 +33,6 @@ REPORT_INTERVAL_S = 0.1
 TIDY_INTERVAL_S = 1.0
 """Looking through all directories costs too much to do at each report: it is done when something
 happened after which one may go, and this often besides."""
-COPIES_MIN = 2
-"""In-sync replicas elsewhere, before a log that is damaged is given up for a new copy."""
 
 
 class ReplicaSupervisor:
@@ -374,7 +372,7 @@ class ReplicaSupervisor:
                 host.changed.notify()
             if self._hosts.is_hosted(key) or not self._hosts.may_start(key, now_s):
                 continue
-            # From now on nobody counts on that log: see `_may_copy_anew`.
+            # From now on nobody counts on that log: see `may_copy_anew`.
             await self._tell(
                 messages.ReplicasFailed(
                     self._broker, self._incarnation, [(*key, incarnation)], "its log is damaged"
@@ -387,7 +385,7 @@ class ReplicaSupervisor:
                 disk = self._environment.disk
                 if DataDirectory.partition_holder(disk, path) is not None:
                     continue
-                if self._may_copy_anew(*found) and (
+                if may_copy_anew(*found, self._broker) and (
                     DataDirectory.partition_topic_id(disk, path) in (None, key[0])
                 ):
                     logger.warning("%s is damaged: it is copied anew from its leader", path)
@@ -410,29 +408,12 @@ class ReplicaSupervisor:
             found = self._placed.find(key)
             if found is None or key in self._damaged:
                 del self._copy_anew_from_s[key]
-            elif now_s >= from_s and self._have_others_all(*found):
+            elif now_s >= from_s and have_others_all(*found, self._broker):
                 process = found[1].processes.get(self._broker)
                 if process is not None and process.incarnation in self._hosts:
                     del self._copy_anew_from_s[key]
                     self._damaged[key] = process.incarnation
                     self._failed[key] = "its log is damaged"
-
-    def _have_others_all(self, topic: Topic, partition: Partition) -> bool:
-        """Whether enough replicas of other brokers are in sync for one here to be copied anew."""
-        value = partition.value
-        others = sum(member.broker != self._broker for member in value.isr)
-        return value.leader is not None and others >= max(topic.min_insync(value), COPIES_MIN)
-
-    def _may_copy_anew(self, topic: Topic, partition: Partition) -> bool:
-        """Whether a log that is damaged here may go: it counts for nothing in metadata from after
-        the controller was told that its replica is gone, and two others at least have all that was
-        acknowledged. (What one of these has damaged, the other has.)"""
-        value = partition.value
-        return (
-            self._have_others_all(topic, partition)
-            and self._broker not in partition.processes
-            and all(one.broker != self._broker for one in (*value.isr, *value.elr))
-        )
 
     async def _tell(self, request: messages.AnyRequest) -> None:
         """Returns when the metadata here shows the change. Raises RayqError."""
