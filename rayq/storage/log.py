@@ -43,7 +43,6 @@ from rayq.storage.recovery import (
     Reset,
     load_producers,
     recover,
-    remove_segment,
     reset_log,
 )
 from rayq.storage.salvage import SalvageRead
@@ -53,6 +52,7 @@ from rayq.storage.segment import (
     Segment,
     SegmentView,
     pread,
+    remove_segment,
     segment_path,
 )
 from rayq.storage.segment_list import RecentBatches, SegmentList
