@@ -39,7 +39,7 @@ HALF_OPEN_MAX = 300
 
 @dataclass(frozen=True)
 class Leader:
-    """The address and the id of one partition's leader."""
+    """One partition, its leader, and the epoch in which that broker leads."""
 
     host: str
     port: int

@@ -310,7 +310,7 @@ class SimulatedCluster:
     async def wait_until(
         self, holds: Callable[[], bool], what: str, *, limit_s: float = 60.0
     ) -> None:
-        """Waits for virtual seconds. Raises AssertionError when it takes longer."""
+        """Waits until `holds()`. Raises AssertionError after `limit_s` virtual seconds."""
         deadline_s = self.world.now_s + limit_s
         while not holds():
             assert self.world.now_s < deadline_s, (
