@@ -83,12 +83,7 @@ _METRICS = (
         "rayq_log_flush_seconds", "histogram", _PROCESS, "How long one fdatasync of a log took."
     ),
     Metric("rayq_log_size_bytes", "gauge", _REPLICA, "The size of a replica's log."),
-    Metric(
-        "rayq_log_end_offset",
-        "gauge",
-        _REPLICA,
-        "Where a replica's log ends.",
-    ),
+    Metric("rayq_log_end_offset", "gauge", _REPLICA, "Where a replica's log ends."),
     Metric(
         "rayq_log_unreadable_batches",
         "gauge",

@@ -172,9 +172,7 @@ class Server:
         evicted = self._unauthenticated.add(stream, host)
         if evicted is not None:
             self.refused(
-                "closed %s before it was authenticated, to make room for %s",
-                evicted.address,
-                host,
+                "closed %s before it was authenticated, to make room for %s", evicted.address, host
             )
             evicted.end(None)
         return stream
