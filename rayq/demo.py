@@ -127,8 +127,7 @@ def _load(progress: Progress, bar: TaskID) -> list[FlightRecord]:
 
 
 def start(data_dir: Path, progress: Progress) -> rayq.Cluster:
-    """Starts a Ray of its own, the brokers, and the topic. A bar shows the progress of each step.
-    """
+    """Starts a Ray of its own, the brokers, and the topic. A bar shows each step's progress."""
     with _step(progress, "starting Ray", 1):
         try:  # RAY_ADDRESS does not count here.
             ray.init(

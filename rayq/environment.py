@@ -39,8 +39,7 @@ class File(Protocol):
     """One open file. All methods are synchronous; each may raise OSError."""
 
     def pwrite(self, data: Buffer, position: int) -> int:
-        """Writes at `position`. Returns the number of bytes written: a full disk may write fewer.
-        """
+        """Writes at `position`. Returns how many bytes it wrote: a full disk may write fewer."""
         ...
 
     def pread(self, length: int, position: int) -> bytes:
@@ -138,8 +137,7 @@ class Tasks(Protocol):
     """Owns the background tasks of one process, so that a runtime can end them all at once."""
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Starts a task and keeps it alive until it ends. An exception that nobody awaits is logged
-        once."""
+        """Starts a task and keeps it alive. An exception that nobody awaits is logged once."""
         ...
 
     def cancel_all(self) -> None: ...

@@ -51,8 +51,7 @@ class QueryProgress(msgspec.Struct, frozen=True):
 
 
 class Resumption(msgspec.Struct, frozen=True):
-    """What a start finds: the batch without a commit, which is run again, and the position behind
-    it."""
+    """What a start finds: the batch to run again, if one has no commit, and where to go on."""
 
     replay: MicroBatch | None
     progress: QueryProgress

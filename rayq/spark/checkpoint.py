@@ -72,8 +72,7 @@ Content = TypeVar("Content", QueryMetadata, WrittenBatch, BatchCommit)
 
 
 class Checkpoint:
-    """A checkpoint, which one query holds from `open` to `close`. Every method raises
-    CheckpointError."""
+    """One query holds it from `open` to `close`. Every method raises CheckpointError."""
 
     def __init__(self, store: Store) -> None:
         """Use `Checkpoint.open`."""
@@ -170,8 +169,7 @@ class Checkpoint:
     # --- batches --------------------------------------------------------------------------------
 
     def write_batch(self, batch: MicroBatch) -> None:
-        """Writes a batch ahead, durably. Raises CheckpointInUseError where another query wrote it
-        meanwhile."""
+        """Writes a batch ahead, durably. Raises CheckpointInUseError if another query did."""
         expected = 0 if self._last_written is None else self._last_written + 1
         assert batch.batch_id == expected, (batch.batch_id, expected)
         name = f"{OFFSETS}/{batch.batch_id}"

@@ -378,8 +378,7 @@ class LeaseLock:
 
 
 def _is_gone(holder: CheckpointHolder) -> bool:
-    """Whether the holder surely has ended. Only processes of this boot and pid namespace are known.
-    """
+    """Whether the holder surely ended. Only processes of this boot and namespace are known."""
     if holder.started is None or None in (holder.boot_id, holder.pid_namespace):
         return False
     if (holder.boot_id, holder.pid_namespace) != (boot_id(), _pid_namespace()):

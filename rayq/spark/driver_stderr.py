@@ -22,8 +22,7 @@ NOISE = re.compile(rb"\[[^]]* I [^]]*\] gcs_client\.cc:\d+: GcsClient has no Clu
 
 @contextlib.contextmanager
 def without_noise() -> Iterator[None]:
-    """Filters the stderr of a JVM that PySpark launches in this block. A JVM that runs already
-    stays as it is."""
+    """Filters the stderr of a JVM that PySpark launches in this block, and of no other."""
     module: Any = context
     launch = module.launch_gateway
     read_end, write_end = os.pipe()

@@ -32,8 +32,7 @@ class Room:
         self._bytes_left = 0
 
     def take(self, length: int) -> None:
-        """Raises `DiskFullError` when `length` more bytes would reach into the reserve, or OSError.
-        """
+        """Raises `DiskFullError` where `length` more bytes would use the reserve, or OSError."""
         self._bytes_left -= length
         if self._bytes_left >= 0:
             return

@@ -86,8 +86,7 @@ def make_directory(disk: Disk, path: str) -> None:
 
 
 def read_whole(disk: Disk, path: str) -> bytes | None:
-    """A whole small file, or None when there is none. Raises `StorageError` when it is too large.
-    """
+    """A whole small file, or None where there is none. Raises `StorageError` for a large one."""
     try:
         opened = disk.open(path, writable=False)
     except FileNotFoundError:

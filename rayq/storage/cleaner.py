@@ -130,8 +130,7 @@ class CleaningResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Steps = Generator[int, None, CleaningResult]
-"""Each step yields the number of bytes that it has read and written. The return value is the
-result of the pass."""
+"""Each step yields the number of bytes that it read and wrote. The result is returned."""
 
 
 @contextmanager

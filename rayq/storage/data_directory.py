@@ -34,8 +34,7 @@ from rayq.storage import checked_file
 from rayq.storage.appending import open_failed
 
 FORMAT_VERSION = 1
-"""The format of everything in a broker's directory. A change that older versions of rayq cannot
-read raises it."""
+"""The format of a broker's directory. A change that older versions cannot read raises it."""
 META, SECRET, BROKER_LOCK, ENDPOINT = "meta.json", "secret", "broker.lock", "endpoint"
 QUARANTINE = "quarantine"
 REMOVED_SUFFIX = ".removed"

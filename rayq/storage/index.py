@@ -146,8 +146,7 @@ class Index:
         return IndexView(self.file, self._format, self.count)
 
     def write(self) -> IndexWrite | None:
-        """The write that brings the file up to date, or None. The first write has the header too.
-        """
+        """The write that brings the file up to date, or None. The first also has the header."""
         if self._has_header and not self.pending:
             return None
         data = b"".join(self._format.pack(*entry) for entry in self.pending)

@@ -175,8 +175,7 @@ class Log:
 
     @property
     def flushed_offset(self) -> int:
-        """Batches below count as on disk: they are synced, or appended when config.flush is "os".
-        """
+        """Batches below count as on disk: synced, or appended when config.flush is "os"."""
         return self._end if self._config.flush == "os" else self._flushed
 
     @property
@@ -195,8 +194,7 @@ class Log:
 
     @property
     def last_epoch(self) -> int | None:
-        """The leader epoch of the last batch (even when retention has removed it). None before the
-        first batch."""
+        """The epoch of the last batch, even when retention has removed it; None before it."""
         return self.epochs.epoch_of(self._end - 1)
 
     @property
@@ -580,8 +578,7 @@ class Log:
         self._guarded(lambda: self._reset(reset, producers))
 
     def _restart(self, end_offset: int, log_start: int) -> None:
-        """Empties the log, which goes on at `end_offset`. It keeps the epochs and the producer
-        state below."""
+        """Empties the log, which goes on at `end_offset` with its epochs and producers."""
         self.epochs.truncate_to_end(end_offset)
         producers = self.producers
         producers.forget_from(end_offset)

@@ -255,8 +255,7 @@ class TimeLookup:
     limit_offset: int
 
     def run(self) -> tuple[int, int] | None:
-        """In a thread: (offset, timestamp), or None when all records are older. Raises as a
-        `ReadPlan`."""
+        """In a thread: (offset, timestamp), or None. Raises the errors of a `ReadPlan`."""
         for view, pending in zip(self.views, self.pending, strict=True):
             try:
                 found = self._search(view, self._floor(view, pending))

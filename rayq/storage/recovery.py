@@ -227,8 +227,7 @@ class _Recovery:
         return epochs
 
     def _read_tail(self, beyond: list[int]) -> None:
-        """Reads from the recovery point up to the first batch that is not intact, and cuts there.
-        """
+        """Reads from the recovery point up to the first damaged batch, and cuts there."""
         segment = self._segments[-1]
         while self._read_segment(segment):
             if not beyond or beyond[0] != segment.next_offset:

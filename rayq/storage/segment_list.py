@@ -13,8 +13,7 @@ from rayq.storage.segment import Segment
 OPEN_SEGMENTS_MAX = 64
 """The files of this many closed segments stay open for readers."""
 RECENT_BATCHES = 4096
-"""The positions of this many batches at the tail stay in memory, so that reads there need no index.
-"""
+"""The positions of the last batches are in memory, so that reads at the tail need no index."""
 
 
 class SegmentList(Sequence[Segment]):
@@ -50,8 +49,7 @@ class SegmentList(Sequence[Segment]):
         return self._segments[max(place - 1, 0)]
 
     def use(self, segment: Segment) -> None:
-        """Keeps the files of a segment open for now, since a reader uses it. A closed segment must
-        be synced before."""
+        """Keeps the files of a segment open for a reader. A closed segment must be synced."""
         if segment is self.active:
             return
         self._opened[segment.base_offset] = segment

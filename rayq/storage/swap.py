@@ -160,8 +160,7 @@ class SwapPlan:
         return segments
 
     def finish(self) -> None:
-        """Does the steps on disk. Raises `StorageError` or OSError: then the next start finishes
-        the swap."""
+        """Does the steps on disk. After `StorageError` or OSError the next start does them."""
         _complete(self.disk, self.directory, self.swap)
 
     def cancel(self) -> None:

@@ -255,8 +255,7 @@ def _unreadable(segment: Segment, position: int, header: BatchHeader) -> str | N
 def _indexes(
     disk: Disk, segment: Segment, starts: dict[int, int], following: int | None, report: Report
 ) -> None:
-    """Checks the indexes. A wrong index is no damage: readers notice it, and the next start makes
-    it anew."""
+    """Checks the indexes. A wrong index is no damage, since the next start makes it anew."""
     for index in (segment.offsets, segment.times):
         if not disk.exists(index.path):
             report.notes.append(f"{index.path} is missing")

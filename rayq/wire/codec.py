@@ -36,8 +36,7 @@ def decode(decoder: msgspec.msgpack.Decoder[Message], header: Buffer, what: str)
 
 
 def encode_request(request: AnyRequest) -> bytes:
-    """Raises InvalidRequestError for an integer beyond 64 bits, and for a str that UTF-8 cannot
-    encode."""
+    """Raises InvalidRequestError for integers beyond 64 bits and for text that is no UTF-8."""
     try:
         return ENCODER.encode(request)
     except OverflowError as error:

@@ -35,8 +35,7 @@ OPEN_TIMEOUT_S = 5.0
 """TCP, TLS and the handshake must be done within this time."""
 
 PENDING_REQUESTS_MAX = 65_536
-"""One connection may have this many requests without an answer. Further requests fail with
-OverloadedError."""
+"""A connection with this many unanswered requests fails the next with OverloadedError."""
 
 SILENT_PEER_S = 5.0
 """When a request times out after at least this long, and no byte came from the peer since it was
@@ -206,8 +205,7 @@ class Connection(FrameStream):
         self.write_frame(FLAG_ONE_WAY, request.api, 0, encode_request(request), payload)
 
     def close(self) -> None:
-        """Closes once all that was written is sent. Pending requests fail with DisconnectedError.
-        """
+        """Closes once all is sent. Pending requests fail with DisconnectedError."""
         if not self.closed:
             self._closed_because = DisconnectedError(
                 f"The connection to {self.host}:{self.port} was closed on this side."

@@ -31,8 +31,7 @@ class UnfinishedHandshakes(Generic[Connection]):
         return iter(list(self._addresses))
 
     def add(self, connection: Connection, address: str) -> Connection | None:
-        """Adds a connection. Returns the connection that it evicts, which is removed, or None when
-        there was room."""
+        """Adds a connection. Returns the connection that it evicts for it, or None."""
         evicted = None
         if len(self._addresses) >= self._connections_max:
             evicted = self._next_to_go()

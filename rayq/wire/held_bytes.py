@@ -1,6 +1,5 @@
-"""How much memory a server holds for its clients, and which clients it disconnects when that is too
-much: answers that a client does not take, requests without an answer, frames that have not arrived
-whole."""
+"""The memory that a server holds for its clients: answers that they do not take, requests without
+an answer, frames that have not arrived whole. When it is too much, clients are disconnected."""
 
 from __future__ import annotations
 

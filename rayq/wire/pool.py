@@ -15,8 +15,7 @@ from rayq.wire.messages import Request, ResponseT
 
 
 class ConnectionPool:
-    """One connection for each address. It is opened when it is first needed, and anew after it
-    closed."""
+    """One connection for each address, opened at its first use, and anew after it closed."""
 
     def __init__(
         self,

@@ -1,5 +1,4 @@
-"""The server's side of connections: accepts and authenticates them, and calls a handler with each
-request."""
+"""The server's side: accepts and authenticates connections, calls a handler with each request."""
 
 from __future__ import annotations
 
@@ -60,8 +59,7 @@ CLIENT_HEADER_BYTES_MAX = 4 * 1024**2
 """A client's request with a longer header is refused."""
 
 HEADER_WEIGHT = 32
-"""A decoded header takes at most this many bytes of memory for each of its bytes: a header of many
-small values does."""
+"""A header of many small values takes this many bytes of memory for each byte when decoded."""
 
 REQUESTS_PER_TURN = 64
 """After this many requests of one connection the other connections have their turn."""
@@ -180,8 +178,7 @@ class Server:
     # --- for its streams ------------------------------------------------------------------------
 
     def authenticated(self, stream: _ServerStream, role: Role) -> None:
-        """Raises OverloadedError for a client when there are too many connections. Servers are
-        always let in."""
+        """Raises OverloadedError for a client too many. Servers are always let in."""
         if role == "client":
             self._check_room(stream)
         self._unauthenticated.remove(stream)
@@ -563,8 +560,7 @@ class _ServerStream(FrameStream):
 
 
 async def _outcome(work: Awaitable[Result]) -> Result | Exception:
-    """The result of the work, or its exception as a value: an error is an answer here, not a failed
-    task."""
+    """The result of the work, or its exception as a value: an error is an answer, too."""
     try:
         return await work
     except Exception as error:  # noqa: BLE001 - the peer gets it, and the log has unexpected ones

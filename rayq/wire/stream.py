@@ -1,5 +1,4 @@
-"""Frames over a transport: the part that the client's and the server's side of a connection share.
-"""
+"""Frames over a transport: the common part of the client's and the server's side."""
 
 from __future__ import annotations
 

@@ -217,8 +217,7 @@ def check_records(
 
 
 def check_size(body: Buffer, header: BatchHeader, plain_bytes_max: int) -> None:
-    """Raises `RecordTooLargeError` for a body that claims to be too large to be decompressed and
-    decoded."""
+    """Raises `RecordTooLargeError` for a body that claims to be too large to be decoded."""
     size_bytes = decoded_bytes(body, header)
     if size_bytes > plain_bytes_max:
         raise RecordTooLargeError(
@@ -310,8 +309,7 @@ def _check_columns(plain: Buffer, header: BatchHeader) -> None:
 
 
 def _array_length(column: memoryview) -> int | None:
-    """The length of a msgpack array. None for anything else, which the decoder accepts or refuses.
-    """
+    """The length of a msgpack array. None for anything else: the decoder judges that."""
     kind = column[0]
     if kind & 0xF0 == 0x90:
         return kind & 0x0F

@@ -17,8 +17,7 @@ _CRC = struct.Struct("<I")
 _ATTRIBUTES = struct.Struct("<H")
 _BODY_CRC_POSITION = _STAMP.size + _CRC.size
 _PRODUCER_ID, _BASE_SEQUENCE = 12, 14
-"""The places of these two among the fields of the header: a negative number there stands for None.
-"""
+"""The places of these two among the header's fields. A negative number there stands for None."""
 _COVERED = _BODY_CRC_POSITION + _CRC.size
 """Where the bytes begin that the body CRC covers."""
 

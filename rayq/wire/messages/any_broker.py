@@ -37,8 +37,7 @@ class PartitionMetadata(Response, frozen=True):
     replicas: list[ReplicaEndpoint]
     offline_reason: str | None
     target: list[int] = msgspec.field(default_factory=list)
-    """The replicas that stay after a move. Empty, as is `origin`, while the partition is not moved.
-    """
+    """The replicas that stay after a move. Empty, as is `origin`, when there is no move."""
     origin: list[int] = msgspec.field(default_factory=list)
     """The replicas before the move."""
     throttle_bytes_per_s: int | None = None
@@ -102,16 +101,14 @@ class AllocateProducerId(Request[AllocateProducerIdResponse], frozen=True):
 
 
 class ChangeResponse(Response, frozen=True):
-    """A change of metadata is committed. Brokers show the change in metadata of at least this
-    `version`."""
+    """The change is committed: it is in all metadata of at least this `version`."""
 
     version: int
 
 
 class Change(ToController[ChangeResponse], frozen=True, kw_only=True):
     """Base of the changes that clients ask for. A client repeats a change whose answer was lost,
-    under the same `request_id`: a change that was made already is answered as the first time, and
-    not made again."""
+    under the same `request_id`: then it is answered as the first time, and not made again."""
 
     request_id: Id | None = None
     """A random id that the client makes for each call. None: a repetition is another request."""
@@ -154,8 +151,7 @@ class ElectLeaders(Change, frozen=True):
 
 
 class EnsureOffsetsTopic(ToController[ChangeResponse], frozen=True):
-    """Creates `__consumer_offsets` unless it exists. A client asks for it at the first use of a
-    group."""
+    """Creates `__consumer_offsets` unless it exists, at the first use of a group."""
 
     api: ClassVar[int] = 8
 
@@ -166,8 +162,7 @@ class AlterReassignments(Change, frozen=True):
 
     api: ClassVar[int] = 9
     moves: list[tuple[str, int, list[int] | None]]
-    """`(topic, partition, brokers)`, the preferred leader first. None cancels the move that is
-    under way."""
+    """`(topic, partition, brokers)`, the preferred leader first. None cancels a move."""
     throttle_bytes_per_s: int | None = None
     """The most that each added replica copies. None: no limit."""
 

@@ -35,8 +35,7 @@ REQUESTS: dict[int, type[Request[Any]]] = {}
 class Request(msgspec.Struct, Generic[ResponseT_co], array_like=True, frozen=True, gc=False):
     """Base of the requests. Each request is a subclass of `Request[ItsAnswer]`, or of the base
     below that says which server answers it, and has a number of its own in `api`. A request that
-    `ends_with_connection` only reads or waits: the server cancels its work when the connection
-    ends."""
+    `ends_with_connection` only reads or waits: the end of the connection cancels its work."""
 
     api: ClassVar[int]
     response: ClassVar[type[Response]]

@@ -34,8 +34,7 @@ MEMBER_EPOCH_LEAVE_STATIC = -2
 
 
 class TopicPartitionId(Response, frozen=True):
-    """A partition that a member may own. The id tells a topic that was deleted from a later one of
-    its name."""
+    """A partition that a member may own. The id tells a deleted topic from a new one."""
 
     topic: str
     topic_id: str

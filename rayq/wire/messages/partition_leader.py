@@ -47,16 +47,14 @@ class Produce(ToLeader[ProduceResponse], frozen=True):
 
 
 class FetchResponse(Response, frozen=True):
-    """The payload holds whole record batches. The first may begin below the offset of the request.
-    """
+    """The payload holds whole record batches. The first may begin below the offset asked for."""
 
     high_watermark: int
     log_start_offset: int
     cleaned_offset: int
     """Below it compaction may have left gaps between offsets."""
     next_offset: int
-    """Where to fetch next: the end of the last batch, or the offset of the request when the payload
-    is empty."""
+    """Where to fetch next: the end of the last batch, or `offset` without a batch."""
 
 
 class Fetch(ToLeader[FetchResponse], frozen=True):

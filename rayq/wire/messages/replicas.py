@@ -40,13 +40,11 @@ class ReplicaFetchResponse(Response, frozen=True):
     cleaned_offset: int = 0
     """Below it compaction may have left gaps between offsets."""
     tombstone_horizon: int = 0
-    """Below it tombstones may be missing. A follower that copies from below remembers that, for the
-    time when it leads."""
+    """Below it tombstones may be missing. A follower that copies from below remembers that."""
 
 
 class ReplicaFetch(ToPartition[ReplicaFetchResponse], frozen=True):
-    """A follower's fetch. `offset` is the end of its log; its disk holds what is below `flushed`.
-    """
+    """A follower's fetch. Its log ends at `offset`; its disk holds all below `flushed`."""
 
     api: ClassVar[int] = 40
     ends_with_connection: ClassVar[bool] = True
@@ -115,8 +113,7 @@ class PartitionAssignment(msgspec.Struct, array_like=True, frozen=True):
     leader_epoch: int
     partition_epoch: int
     last_unclean_epoch: int | None
-    """The last leader epoch whose leader may have lacked committed records. None: there was no such
-    epoch."""
+    """The last leader epoch whose leader may have lacked committed records, or None."""
     isr: list[tuple[int, str]]
     """`(broker, incarnation)` of each in-sync replica."""
     replicas: list[tuple[int, str | None]]
@@ -151,8 +148,7 @@ class ReplicaHostHeartbeatResponse(Response, frozen=True):
     assignments: list[PartitionAssignment]
     """The assignments that changed since `version` of the request."""
     removed: list[tuple[str, int]]
-    """`(topic id, partition)` pairs that this process must close: their topic was deleted, or they
-    were moved away."""
+    """`(topic id, partition)` pairs that this process must close: deleted, or moved away."""
 
 
 class ReplicaHostHeartbeat(Request[ReplicaHostHeartbeatResponse], frozen=True):
@@ -171,7 +167,6 @@ class StopReplicaHostResponse(Response, frozen=True):
 
 
 class StopReplicaHost(Request[StopReplicaHostResponse], frozen=True):
-    """The broker tells the replica process to stop serving, flush, answer where each log ends, and
-    exit."""
+    """Tells a replica process to stop serving, flush, answer where each log ends, and exit."""
 
     api: ClassVar[int] = 52

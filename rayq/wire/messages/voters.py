@@ -56,8 +56,7 @@ class ReadMetadataLog(Request[ReadMetadataLogResponse], frozen=True):
 
 class AppendMetadataResponse(Response, frozen=True):
     directory_id: str
-    """The directory whose disk holds the entries: only a directory that is named as voter counts.
-    """
+    """The directory that holds the entries: only a directory that is named as voter counts."""
     last_index: int
     """Up to here this log agrees with the controller's, on disk."""
 
