@@ -65,8 +65,8 @@ def from_json(
         _, errors = parser.parse(table.column(column).to_pylist())
         if ERROR in table.column_names:
             table = table.drop_columns([ERROR])  # It is from an earlier attempt.
-        told = table.append_column(ERROR, pa.array(errors, pa.string()))
-        return told.filter(pa.array([error is not None for error in errors], pa.bool_()))
+        failed = table.append_column(ERROR, pa.array(errors, pa.string()))
+        return failed.filter(pa.array([error is not None for error in errors], pa.bool_()))
 
     def each(change: Callable[[pa.Table], pa.Table]) -> Dataset:
         return dataset.map_batches(
