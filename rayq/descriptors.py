@@ -1,9 +1,9 @@
-"""File descriptors of this process, and who may take how many of them.
+"""The file descriptors of this process, and how clients, servers and replicas share them.
 
-A new descriptor gets the lowest free number. So where a connection is refused whose number is too
-high, connections never reach the numbers above, and those stay free for what must not fail: the
-files of a replica that is open, then connections of servers. Replicas are opened only while a good
-quarter of the numbers is left for clients, or none could reach them.
+A new descriptor gets the lowest free number. A connection is refused when its number is too high.
+So the numbers above stay free for the files of open replicas, and below these for the connections
+of servers: both must not fail. A process opens another replica only while more than a quarter of
+all numbers is left for clients, since a replica that no client can reach is of no use.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ import resource
 from typing import NamedTuple
 
 RESERVE_MAX = 512
-"""The most that is reserved for files, and again for servers; an eighth of a low limit."""
+"""The most descriptors that are reserved for files, and the same number again for servers. Of a low
+limit each reserve is an eighth."""
 
 PER_REPLICA = 8
-"""A replica in a process of several holds about so many: its lock, its active segment and one that
-is read, and its connections."""
+"""A replica in a process of several holds about this many descriptors: for its lock, its active
+segment, a segment that is read, and its connections."""
 
 
 class Descriptors(NamedTuple):
-    """Each is the first number that is too high."""
+    """Each field is the first number that is too high."""
 
     limit: int
-    """Of the process (`ulimit -n`)."""
+    """The limit of the process (`ulimit -n`)."""
     for_connections: int
-    """Any connection; above it are files only."""
+    """For any connection. From here on there are only files."""
     for_clients: int
-    """A client's connection; above it are connections of servers only."""
+    """For a client's connection. From here on there are only connections of servers."""
     for_replicas: int
-    """Opening another replica."""
+    """For opening another replica."""
 
     @property
     def replicas_max(self) -> int:
@@ -43,7 +44,7 @@ class Descriptors(NamedTuple):
 
 
 def shares() -> Descriptors:
-    """As the process's limit is now."""
+    """The shares under the present limit of the process."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         limit = 2**31
@@ -53,14 +54,14 @@ def shares() -> Descriptors:
 
 
 def raise_limit() -> None:
-    """Raises this process's limit as far as it may by itself."""
+    """Raises the limit of this process as far as the process may."""
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def has_room_for_replica() -> bool:
-    """Whether another replica may be opened."""
+    """Whether this process may open another replica."""
     try:
         probe = os.open(os.devnull, os.O_RDONLY)
     except OSError:

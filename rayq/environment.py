@@ -1,8 +1,8 @@
-"""What code may use of the world: clock, randomness, disk, network, threads, tasks.
+"""All that code may use of the world: clock, randomness, disk, network, threads, tasks.
 
 Everything impure reaches core, storage, wire, client and actors through an `Environment` that the
-runtime made, so that the same code runs on a real machine and in a simulation. Timers are the event
-loop's own (`asyncio.sleep`, `loop.call_later`): the simulation's loop runs on virtual time.
+runtime makes. So the same code runs on a real machine and in a simulation. Timers are those of the
+event loop (`asyncio.sleep`, `loop.call_later`): the simulation's loop runs on virtual time.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Clock(Protocol):
-    """Two clocks: `monotonic` measures, `wall_ms` dates."""
+    """Two clocks: `monotonic` for durations, `wall_ms` for dates."""
 
     def monotonic(self) -> float:
-        """Seconds since some start; never goes back. The same clock as `loop.time()`."""
+        """Seconds since some start. It never goes back, and is the same clock as `loop.time()`."""
         ...
 
     def wall_ms(self) -> int:
-        """Unix time in milliseconds; may leap."""
+        """Unix time in milliseconds. It may leap."""
         ...
 
 
@@ -39,15 +39,15 @@ class File(Protocol):
     """One open file. All methods are synchronous; each may raise OSError."""
 
     def pwrite(self, data: Buffer, position: int) -> int:
-        """Writes at `position`, returns how many bytes went (a full disk may write fewer)."""
+        """Writes at `position`. Returns how many bytes it wrote: a full disk may write fewer."""
         ...
 
     def pread(self, length: int, position: int) -> bytes:
-        """At most `length` bytes from `position`; fewer only at the end of the file."""
+        """`length` bytes from `position`, or fewer at the end of the file."""
         ...
 
     def pread_cached(self, length: int, position: int) -> bytes | None:
-        """As `pread`, but None where it would have to wait for the disk."""
+        """As `pread`, but None where the call would have to wait for the disk."""
         ...
 
     def size(self) -> int: ...
@@ -59,8 +59,8 @@ class File(Protocol):
         ...
 
     def try_lock(self) -> bool:
-        """Takes the exclusive lock (flock), False when another process holds it. It lasts until
-        `close` or the end of the process."""
+        """Takes the exclusive lock (flock). Returns False when another process holds it. The lock
+        lasts until `close` or the end of the process."""
         ...
 
     def close(self) -> None: ...
@@ -74,7 +74,7 @@ class Disk(Protocol):
     def exists(self, path: str) -> bool: ...
 
     def list(self, path: str) -> list[str]:
-        """Names in a directory, sorted; [] when there is no such directory."""
+        """The names in a directory, sorted. [] when there is no such directory."""
         ...
 
     def make_dirs(self, path: str) -> None:
@@ -82,7 +82,7 @@ class Disk(Protocol):
         ...
 
     def rename(self, source: str, target: str) -> None:
-        """Atomic; replaces a file. Durable after `sync_dir` of the parent."""
+        """Renames atomically, over an existing file. Durable after `sync_dir` of the parent."""
         ...
 
     def remove(self, path: str) -> None: ...
@@ -98,9 +98,9 @@ Address = tuple[str, int]
 """`(host, port)`"""
 
 Accept = Callable[[str, Callable[[], None]], asyncio.BaseProtocol | None]
-"""`accept(host, give_up)` makes the protocol of a connection that came in from `host`, at once:
-before TLS, before a byte was read. None refuses the connection. `give_up()` ends it as long as
-`connection_made` was not called; `connection_lost` is called in any case."""
+"""`accept(host, give_up)` makes the protocol of a connection that comes from `host`. It is called
+at once: before TLS, and before a byte was read. None refuses the connection. `give_up()` ends the
+connection as long as `connection_made` was not called. `connection_lost` is called in any case."""
 
 
 class Listener(Protocol):
@@ -113,7 +113,7 @@ class Listener(Protocol):
 
 
 class Network(Protocol):
-    """Stream connections that drive asyncio protocols, as `loop.create_connection` does."""
+    """Makes stream connections for asyncio protocols, as `loop.create_connection` does."""
 
     async def connect(
         self, host: str, port: int, protocol_factory: Callable[[], asyncio.BaseProtocol]
@@ -122,13 +122,13 @@ class Network(Protocol):
         ...
 
     async def listen(self, host: str, port: int, accept: Accept) -> Listener:
-        """Port 0 picks a free one. Raises OSError when the port is taken."""
+        """Listens on `port`, or on any free port where it is 0. Raises OSError when it is taken."""
         ...
 
 
 class Threads(Protocol):
-    """Runs blocking jobs off the event loop. A job gets immutable arguments and touches no object
-    that the loop uses; its result is applied on the loop."""
+    """Runs blocking jobs off the event loop. A job gets immutable arguments, and touches no object
+    that the loop uses. Its result is applied on the loop."""
 
     async def run(self, job: Callable[..., T], *arguments: Any) -> T: ...
 
@@ -137,7 +137,7 @@ class Tasks(Protocol):
     """Owns the background tasks of one process, so that a runtime can end them all at once."""
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """A task that is kept alive until it ends. An exception nobody awaits is logged, once."""
+        """Starts a task and keeps it alive. An exception that nobody awaits is logged once."""
         ...
 
     def cancel_all(self) -> None: ...
@@ -147,9 +147,9 @@ class Tasks(Protocol):
 class Environment:
     """The world as one process sees it.
 
-    `pid` and `boot_id` name the process in lock files; in a simulation they are made up. `metrics`
-    are what this process measures. `has_descriptors_for_replica` says whether the process may open
-    the files of one more replica.
+    `pid` and `boot_id` name the process in lock files. A simulation makes them up. `metrics` has
+    the figures of this process. `has_descriptors_for_replica` says whether the process may open the
+    files of one more replica.
     """
 
     clock: Clock
@@ -164,12 +164,12 @@ class Environment:
     has_descriptors_for_replica: Callable[[], bool] = lambda: True
 
     def new_id(self) -> str:
-        """A fresh 128-bit id in hex: cluster, directory, incarnation, topic."""
+        """A new 128-bit id in hex for a cluster, directory, incarnation or topic."""
         return f"{self.random.getrandbits(128):032x}"
 
     def token_bytes(self, length: int) -> bytes:
-        """Random bytes for nonces and secrets; cryptographic where the runtime is real."""
-        return self.random.getrandbits(8 * length).to_bytes(length, "little")
+        """Random bytes for nonces and secrets. They are cryptographic on a real machine."""
+        return self.random.randbytes(length)
 
 
 # --- the real machine's clock, threads and tasks (disk: storage.disk, network: wire.network) ------

@@ -1,6 +1,7 @@
-"""What clients of Kafka (its own, librdkafka, kafka-python) call things, and what to say here.
+"""Config names of Kafka's clients (its own, librdkafka, kafka-python), and the words of rayq.
 
-For hints only: nothing is accepted under these names, or one program would have two spellings.
+They are for hints only: rayq accepts no config under these names, since a program should not have
+two spellings.
 """
 
 from __future__ import annotations
@@ -163,6 +164,6 @@ _BY_KIND = {
 
 
 def said_here(kind: str, name: str) -> str | None:
-    """What to say instead of a name with underscores in a config of this kind ("topic", "cluster",
-    "producer", "consumer", "pool"); None for what Kafka does not call so either."""
+    """What to say instead of `name` (with underscores) in a config of this kind ("topic",
+    "cluster", "producer", "consumer", "pool"). None for a name that Kafka does not use either."""
     return _BY_KIND[kind].get(name) or _EVERYWHERE.get(name)

@@ -1,4 +1,4 @@
-"""Log lines that people read and programs take apart: an event and its fields, `key=value`."""
+"""Log lines for people and for programs: an event and its fields, as `key=value`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import logging
 from collections.abc import Callable
 
 SELDOM_S = 10.0
-"""A line of `Seldom` comes at most this often."""
+"""`Seldom` writes at most one line in this time."""
 
 
 class Seldom:
-    """Logs what strangers can cause as often as they like: one line in ten seconds, which says how
-    many more there were since the last. `monotonic` is the clock, in seconds."""
+    """Logs events that strangers can cause as often as they like: one line in ten seconds, which
+    says how many more events there were since the last line. `monotonic` is the clock, in seconds.
+    """
 
     def __init__(self, logger: logging.Logger, level: int, monotonic: Callable[[], float]) -> None:
         self._logger = logger
@@ -34,9 +35,9 @@ class Seldom:
 
 
 def log_event(logger: logging.Logger, level: int, event: str, /, **fields: object) -> None:
-    """One line, `event key=value ...`; a text with blanks, quotes or what cannot be printed stands
-    in quotes, escaped as in Python. Handlers that want the parts find them in the record's
-    `rayq_event` and `rayq_fields`."""
+    """Logs one line, `event key=value ...`. A text with blanks, quotes or unprintable characters
+    stands in quotes, escaped as in Python. Handlers find the parts in `rayq_event` and
+    `rayq_fields` of the record."""
     if logger.isEnabledFor(level):
         line = " ".join((event, *(f"{key}={_shown(value)}" for key, value in fields.items())))
         extra = {"rayq_event": event, "rayq_fields": fields}
@@ -56,7 +57,7 @@ def _shown(value: object) -> str:
 
 
 def _escaped(one: str) -> str:
-    """Clients choose some texts: none may end the line, or speak to a terminal."""
+    """Clients choose some texts. No text may end the line or send commands to a terminal."""
     if one in '"\\':
         return "\\" + one
     return one if one.isprintable() else one.encode("unicode_escape").decode()

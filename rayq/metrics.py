@@ -1,16 +1,17 @@
-"""What the servers measure: every figure's name and meaning, and instruments that cost an addition.
+"""The metrics of the servers: names, meanings, and instruments that cost one addition.
 
-A process has one `Metrics`, in its `Environment`. What happens often is counted as it happens
-(`Counter`, `Histogram`: plain integers, no lock, one event loop); what can be looked up, such as
-the size of a log, is looked up when somebody asks (`add_source`). Names are Kafka's and those of
-its lag exporter where these have one, with Prometheus's suffixes.
+A process has one `Metrics`, in its `Environment`. Frequent events are counted as they happen
+(`Counter`, `Histogram`: plain integers, no lock, one event loop). Figures that can be looked up,
+such as the size of a log, are looked up when a request asks for metrics (`add_source`). Names are
+those of Kafka or of its lag exporter where these have one, with the suffixes of Prometheus.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 import msgspec
@@ -20,12 +21,12 @@ Kind = Literal["counter", "gauge", "histogram"]
 SECONDS_BOUNDS = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0,
 )  # fmt: skip
-"""Upper bounds of the buckets of every histogram; one more takes what lies above."""
+"""The upper bounds of the buckets of every histogram. One more bucket takes the values above."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One name: what it counts and by which labels. Units stand in the name."""
+    """One metric: its name with the unit, its kind, its labels and its meaning."""
 
     name: str
     kind: Kind
@@ -41,7 +42,7 @@ _POOL = ("cluster", "pool", "group")
 _GROUP_PARTITION = ("cluster", "group", "topic", "partition")
 
 _METRICS = (
-    # Every server process. `broker` is "controller" in the controller's own process.
+    # Of every server process. `broker` is "controller" in the controller's own process.
     Metric(
         "rayq_request_seconds",
         "histogram",
@@ -56,7 +57,7 @@ _METRICS = (
         "Requests that were answered by an error, by its class; clients repeat most of them.",
     ),
     Metric("rayq_connections", "gauge", _PROCESS, "Connections that are open now."),
-    # Replicas. Bytes are those of batches as they are stored, compressed.
+    # Of replicas. Bytes count the batches as they are stored, compressed.
     Metric("rayq_bytes_in_total", "counter", _REPLICA, "Bytes appended for producers."),
     Metric("rayq_records_in_total", "counter", _REPLICA, "Records appended for producers."),
     Metric("rayq_bytes_out_total", "counter", _REPLICA, "Bytes sent to consumers."),
@@ -82,12 +83,7 @@ _METRICS = (
         "rayq_log_flush_seconds", "histogram", _PROCESS, "How long one fdatasync of a log took."
     ),
     Metric("rayq_log_size_bytes", "gauge", _REPLICA, "The size of a replica's log."),
-    Metric(
-        "rayq_log_end_offset",
-        "gauge",
-        _REPLICA,
-        "Where a replica's log ends.",
-    ),
+    Metric("rayq_log_end_offset", "gauge", _REPLICA, "Where a replica's log ends."),
     Metric(
         "rayq_log_unreadable_batches",
         "gauge",
@@ -131,7 +127,7 @@ _METRICS = (
         _PROCESS,
         "The newest committed metadata that a broker has; one that stays behind is cut off.",
     ),
-    # The controller, wherever it is hosted; gone where it is not.
+    # Of the controller, from the process that hosts it now.
     Metric(
         "rayq_active_controller",
         "gauge",
@@ -234,7 +230,7 @@ _METRICS = (
         _POOL,
         "Records that went to the dead-letter topic.",
     ),
-    # Who asks for them all.
+    # From the client that asks all servers.
     Metric(
         "rayq_process_up",
         "gauge",
@@ -248,10 +244,10 @@ CATALOGUE: Mapping[str, Metric] = {metric.name: metric for metric in _METRICS}
 
 
 class Sample(msgspec.Struct, array_like=True, frozen=True):
-    """One metric under one set of labels, as it was when it was asked for.
+    """One metric under one set of labels, at one moment.
 
-    `value` is the number; of a histogram it is the sum of all observations, `count` their number,
-    and `buckets` how many lay at or below each of `SECONDS_BOUNDS`.
+    `value` is the number. For a histogram `value` is the sum of all observations, `count` is their
+    number, and `buckets` has how many of them lie at or below each of `SECONDS_BOUNDS`.
     """
 
     name: str
@@ -262,12 +258,13 @@ class Sample(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def mean(self) -> float | None:
-        """Of a histogram; None before the first observation."""
+        """The mean of a histogram; None before the first observation."""
         return self.value / self.count if self.count else None
 
     def quantile(self, share: float) -> float | None:
-        """The value below which this share of a histogram's observations lies, by straight lines
-        inside buckets; None before the first one. Above the last bound it answers that bound."""
+        """The value below which this share of a histogram's observations lies, interpolated inside
+        a bucket by a straight line; None before the first observation. In the bucket above the last
+        bound it is that bound."""
         if not self.count or self.buckets is None:
             return None
         wanted, below, lower = share * self.count, 0, 0.0
@@ -279,7 +276,7 @@ class Sample(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Counter:
-    """Only grows; `value` is added to in place."""
+    """A number that only grows: add to `value` in place."""
 
     __slots__ = ("value",)
 
@@ -302,7 +299,7 @@ class Histogram:
 
 
 Source = Callable[[], Iterable[Sample]]
-"""Looks figures up. It is called on the process's event loop; it must be quick, and not raise."""
+"""Looks figures up. It is called on the event loop: it must be quick, and must not raise."""
 
 _Key = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -310,8 +307,8 @@ _Key = tuple[str, tuple[tuple[str, str], ...]]
 class Metrics:
     """The figures of one process.
 
-    `label` says what is the same for all of them (cluster, broker); a metric that the catalogue
-    gives other labels does not get these.
+    `label` sets the labels that all figures share (cluster, broker). A metric gets only those that
+    the catalogue lists for it.
     """
 
     def __init__(self) -> None:
@@ -323,13 +320,13 @@ class Metrics:
         self._common.update((key, str(value)) for key, value in labels.items())
 
     def counter(self, name: str, **labels: object) -> Counter:
-        """The same object for the same labels. Keep it where it is used often."""
+        """The counter with these labels, always the same object. Keep it where you use it often."""
         found = self._instrument(name, labels)
         assert isinstance(found, Counter), name
         return found
 
     def histogram(self, name: str, **labels: object) -> Histogram:
-        """As `counter`."""
+        """The histogram with these labels, as `counter`."""
         found = self._instrument(name, labels)
         assert isinstance(found, Histogram), name
         return found
@@ -351,7 +348,7 @@ class Metrics:
             del self._instruments[key]
 
     def add_source(self, source: Source) -> Callable[[], None]:
-        """From now on `collect` calls it; the answer ends that."""
+        """From now on `collect` calls `source`. Call the result to end that."""
         token = object()
         self._sources[token] = source
 
@@ -361,7 +358,7 @@ class Metrics:
         return remove
 
     def sample(self, name: str, value: float, **labels: object) -> Sample:
-        """For sources."""
+        """A sample with all its labels, for sources."""
         return Sample(name, self._labels(name, labels), value)
 
     def _labels(self, name: str, labels: Mapping[str, object]) -> dict[str, str]:
@@ -372,7 +369,7 @@ class Metrics:
         }
 
     def collect(self) -> list[Sample]:
-        """Everything, as it is now."""
+        """All figures of this process, as they are now."""
         samples = []
         for (name, own), instrument in self._instruments.items():
             labels = self._labels(name, dict(own))
@@ -380,27 +377,18 @@ class Metrics:
                 samples.append(Sample(name, labels, instrument.value))
             else:
                 counts = instrument.counts
-                samples.append(
-                    Sample(name, labels, instrument.sum, sum(counts), _cumulated(counts[:-1]))
-                )
+                buckets = list(accumulate(counts[:-1]))
+                samples.append(Sample(name, labels, instrument.sum, sum(counts), buckets))
         for source in list(self._sources.values()):
             samples.extend(source())
         return samples
 
 
-def _cumulated(counts: Sequence[int]) -> list[int]:
-    total, found = 0, []
-    for count in counts:
-        total += count
-        found.append(total)
-    return found
-
-
 def merged(samples: Iterable[Sample]) -> list[Sample]:
-    """Samples of several processes in order of name and labels, those of equal ones put together.
-    They are added up: the processes of one broker's replicas answer its requests together. But a
-    gauge that says nothing of its broker is about the partition, the group or the cluster: while a
-    leader or the controller changes two processes may tell it, and the greater one counts."""
+    """The samples of several processes, sorted by name and labels. Samples with the same name and
+    labels are added up, since the processes of a broker's replicas answer its requests together.
+    But a gauge without the label `broker` is about a partition, a group or the cluster: while a
+    leader or the controller changes, two processes may have it, and the greater value counts."""
     found: dict[_Key, Sample] = {}
     for sample in samples:
         key = (sample.name, tuple(sorted(sample.labels.items())))
@@ -415,7 +403,7 @@ def merged(samples: Iterable[Sample]) -> list[Sample]:
 
 
 def _is_of_one_process(name: str) -> bool:
-    metric = CATALOGUE.get(name)  # A server may be newer than this process.
+    metric = CATALOGUE.get(name)  # None: the server is newer than this process.
     return metric is not None and metric.kind == "gauge" and "broker" not in metric.labels
 
 

@@ -31,15 +31,15 @@ from rayq.wire.messages import Fetch, ListOffsets, Metadata, Produce
 
 MIB = 1024**2
 PAUSE_S = 0.1
-"""Between two rounds of one of them."""
+"""The pause between two rounds of one attacker."""
 STOP_TIMEOUT_S = 30.0
 HALF_OPEN_MAX = 300
-"""Sockets that one keeps open and silent."""
+"""The number of sockets that an attacker keeps open and silent."""
 
 
 @dataclass(frozen=True)
 class Leader:
-    """Where one partition is written and read."""
+    """One partition, its leader, and the epoch in which that broker leads."""
 
     host: str
     port: int
@@ -50,14 +50,14 @@ class Leader:
 
 @dataclass(frozen=True)
 class Targets:
-    """What the attackers are told."""
+    """The arguments of the process of attackers."""
 
     token: str = field(repr=False)
     brokers: tuple[tuple[str, int], ...]
     read_from: tuple[Leader, ...]
-    """Leaders of what honest clients write: it is only read."""
+    """The leaders of the honest clients' topic. Attackers only read it."""
     write_to: tuple[Leader, ...]
-    """Leaders of a topic that is the attackers' own."""
+    """The leaders of the attackers' own topic."""
     seed: int
 
 
@@ -82,7 +82,7 @@ class Attacker:
             yield connected
 
     def half_open(self) -> None:
-        """Sockets that never say a word."""
+        """Sockets that never send a byte."""
         for _ in range(20):
             self._open.append(RawSocket(self._anybody()))
             if len(self._open) > HALF_OPEN_MAX:
@@ -100,7 +100,7 @@ class Attacker:
             connected.authenticate(self._rng.randbytes(KEY_BYTES))
 
     def come_and_go(self) -> None:
-        """Connections that are authenticated and left."""
+        """Connections that are authenticated and then left open."""
         for _ in range(5):
             with self._connected(self._anybody()):
                 pass
@@ -114,7 +114,7 @@ class Attacker:
             self._stop.wait(3)
 
     def metadata_never_read(self) -> None:
-        """All of it, and one name very often."""
+        """Requests for all metadata, and for one name very often."""
         with self._connected(self._rng.choice(self._targets.brokers)) as connected:
             connected.ask([Metadata(["chaos"] * 50_000)] * 5)
             connected.ask([Metadata()] * 200)
@@ -128,7 +128,7 @@ class Attacker:
             self._stop.wait(3)
 
     def bombs(self) -> None:
-        """A batch that is small and claims to be large, and one that is none."""
+        """A small batch that claims to be large, and bytes that are no batch."""
         leader = self._rng.choice(self._targets.write_to)
         with self._connected((leader.host, leader.port)) as connected:
             request = Produce(leader.topic_id, leader.partition, leader.leader_epoch, 1, 1000)
@@ -141,7 +141,7 @@ class Attacker:
                     connected.read_header()
 
     def many_requests(self) -> None:
-        """Small ones, faster than they can be served."""
+        """Small requests, faster than the server can answer them."""
         leader = self._rng.choice(self._targets.read_from)
         with self._connected((leader.host, leader.port)) as connected:
             where = (leader.topic_id, leader.partition, leader.leader_epoch)
@@ -167,18 +167,18 @@ ATTACKS: tuple[Callable[[Attacker], None], ...] = (
     Attacker.many_requests,
     Attacker.enormous_headers,
 )
-"""One client each."""
+"""Each name is one hostile client."""
 
 
 def attack(targets: Targets, stop: threading.Event) -> dict[str, int]:
-    """Until `stop` is set. Returns how many rounds there were of each."""
+    """Attacks until `stop` is set. Returns the number of rounds of each attack."""
     rounds = {one.__name__: 0 for one in ATTACKS}
 
     def go_on(one: Callable[[Attacker], None]) -> None:
         attacker = Attacker(targets, random.Random(f"{targets.seed}/{one.__name__}"), stop)
         while not stop.wait(PAUSE_S):
             with contextlib.suppress(OSError, RayqError, msgspec.ValidationError):
-                one(attacker)  # Refused or thrown out: that is what servers are to do.
+                one(attacker)  # A refusal or a disconnection is right.
             rounds[one.__name__] += 1
 
     threads = [threading.Thread(target=go_on, args=(one,), daemon=True) for one in ATTACKS]
@@ -190,7 +190,7 @@ def attack(targets: Targets, stop: threading.Event) -> dict[str, int]:
 
 
 def serve(targets: Targets, pipe: Connection) -> None:
-    """A process of attackers: until it is told to stop, or whoever started it is gone."""
+    """A process of attackers. It ends when it is told to, or when its parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stop = threading.Event()
     done: list[dict[str, int]] = []

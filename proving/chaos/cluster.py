@@ -33,18 +33,18 @@ REPLICAS = 3
 PORT = 9392
 HEAD_ADDRESS = "127.0.0.2"
 SETTLE_TIMEOUT_S = 90.0
-"""All replicas are in sync again so long after the end of a fault, or the run fails."""
+"""The run fails unless all replicas are in sync again this long after the end of a fault."""
 SETTLE_POLL_S = 0.1
 ASK_TIMEOUT_S = 5.0
 
 
 class ControllerPlace(NamedTuple):
-    """Where the controller is: its process, and the broker on the same node (None: the head)."""
+    """The controller's process, and the broker on its node (None: it is on the head)."""
 
     pid: int
     broker: int | None
     is_stand_in: bool
-    """The broker itself hosts it."""
+    """Whether the broker's own process hosts the controller."""
 
 
 class ChaosCluster:
@@ -99,7 +99,7 @@ class ChaosCluster:
         return range(self._brokers)
 
     def stop(self) -> None:
-        """A controlled stop of the brokers; the nodes go with `close`."""
+        """A controlled stop of the brokers. `close` ends the nodes."""
         self.rayq.close()
         ray_runtime.stop_cluster(NAME)
 
@@ -121,7 +121,7 @@ class ChaosCluster:
         return None if found is None else int(found["Pid"])
 
     def controller(self) -> ControllerPlace | None:
-        """None while there is none, or it is on the move."""
+        """The controller's place. None while there is no controller, or it moves."""
         info = self.rayq.admin.describe_cluster()
         for broker in info.brokers:
             if info.controller == f"{broker.host}:{broker.port}":
@@ -135,28 +135,29 @@ class ChaosCluster:
         return ControllerPlace(int(found["Pid"]), next(on_node, None), False)
 
     def node_pids(self, broker: int) -> list[int]:
-        """The raylet of a broker's node and everything it started."""
+        """The raylet of a broker's node, and all processes that it started."""
         raylet: int = self._nodes[broker].all_processes["raylet"][0].process.pid
         return with_descendants(raylet)
 
     # --- nodes that come and go -------------------------------------------------------------------
 
     def add_node(self, broker: int) -> None:
-        """A node with the address, and so the disk, of that broker."""
+        """Adds a node with the address of that broker, and so with its disk."""
         assert self._ray is not None
         self._nodes[broker] = self._ray.add_node(
             num_cpus=1, node_ip_address=f"127.0.0.{11 + broker}"
         )
 
     def forget_node(self, broker: int) -> None:
-        """After its processes were killed."""
+        """Removes a node whose processes were killed."""
         assert self._ray is not None
         self._ray.remove_node(self._nodes.pop(broker), allow_graceful=False)
 
     # --- health -----------------------------------------------------------------------------------
 
     def unsettled(self) -> str | None:
-        """What is not well yet; None when every replica is in sync and every broker lives.
+        """Why the cluster is not well yet, or None when every replica is in sync and every broker
+        lives.
 
         Each broker's process has to say so itself. By the metadata one that was killed lives up to
         the end of its session, and on a crowded machine Ray takes longer than that to start it
@@ -187,7 +188,7 @@ class ChaosCluster:
 def wait_until(
     holds: Callable[[], bool], timeout_s: float, why_not: Callable[[], str | None]
 ) -> None:
-    """Raises TimeoutError that tells `why_not()`."""
+    """Waits until `why_not()` is None. Raises TimeoutError with its last answer."""
     deadline_s = time.monotonic() + timeout_s
     while not holds():
         if time.monotonic() > deadline_s:
@@ -201,7 +202,7 @@ def _is_registered(broker: int) -> bool:
     try:
         actor: Any = ray.get_actor(name, namespace=ray_runtime.NAMESPACE)
         return bool(ray.get(actor.is_registered.remote(), timeout=ASK_TIMEOUT_S))
-    except (ValueError, RayError):  # It is not there, or just being started again.
+    except (ValueError, RayError):  # It is gone, or is being started again.
         return False
 
 

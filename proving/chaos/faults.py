@@ -1,7 +1,7 @@
-"""What is done to the cluster: SIGKILL or SIGSTOP of one process or of a whole node.
+"""The faults of a chaos run: SIGKILL or SIGSTOP of one process or of a whole node.
 
-A kind has a limit: so long after the signal writes go on at the latest, on every partition, while
-the fault lasts. They are the promises of docs/architecture.md.
+Each kind has a limit: this long after the signal, at the latest, writes go on, on every partition,
+while the fault lasts. The limits are the promises of docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from proving.chaos.cluster import ChaosCluster
 from proving.chaos.processes import Victim, hold
 
 KILLED_LIMIT_S = 1.0
-"""A process that ends is noticed at once, by pidfd; what runs on is not disturbed."""
+"""A process that ends is noticed at once, by pidfd. Other processes are not disturbed."""
 SILENT_LIMIT_S = 5.0
 """A process or node that falls silent is given up after one session of 3 s."""
 CONTROLLER_NODE_LIMIT_S = 9.0
@@ -28,7 +28,7 @@ which takes 12 s, or after."""
 
 
 class Kind(StrEnum):
-    """Whom it hits. Nodes: the raylet and every process below it."""
+    """The processes that it hits. Of a node: the raylet and every process below it."""
 
     KILL_LEADER = "kill-leader"
     KILL_FOLLOWER = "kill-follower"
@@ -43,7 +43,7 @@ class Kind(StrEnum):
     STOP_NODE = "stop-node"
     STOP_CONTROLLER_NODE = "stop-controller-node"
     STOP_STAND_IN = "stop-stand-in"
-    """What stop-controller becomes while a broker hosts the controller: that broker hangs too."""
+    """Replaces stop-controller while a broker hosts the controller: that broker hangs too."""
 
     @property
     def stops(self) -> bool:
@@ -66,18 +66,18 @@ class Kind(StrEnum):
 
 
 DRAWN = tuple(kind for kind in Kind if kind is not Kind.STOP_STAND_IN)
-"""The kinds that can be asked for."""
+"""The kinds that `--kinds` accepts."""
 
 
 class Target(NamedTuple):
-    """Whom a fault hits, chosen before the signal is sent."""
+    """The victim of a fault, chosen before the signal is sent."""
 
     kind: Kind
     pids: list[int]
     partitions: list[int]
-    """Those that had to do with it; of the others too progress is required."""
+    """The partitions that the fault affects. The others must make progress too."""
     broker: int | None
-    """Whose node it is, for nodes."""
+    """The broker of the node, for faults of nodes."""
     what: str
     lasts_s: float
 
@@ -89,13 +89,13 @@ class Injected:
     target: Target
     started_s: float
     healed_s: float = 0.0
-    """When the fault phase ended."""
+    """The end of the fault phase."""
     settled_s: float = 0.0
-    """When everything was in sync again."""
+    """The time when all replicas were in sync again."""
 
 
 def choose(cluster: ChaosCluster, kind: Kind, rng: random.Random) -> Target | None:
-    """Somebody for this kind; None when there is nobody at the moment."""
+    """A victim for this kind, or None when there is none at the moment."""
     match kind:
         case Kind.KILL_LEADER | Kind.STOP_LEADER | Kind.KILL_FOLLOWER | Kind.STOP_FOLLOWER:
             leads = kind in (Kind.KILL_LEADER, Kind.STOP_LEADER)
@@ -146,7 +146,7 @@ def _replica(cluster: ChaosCluster, kind: Kind, leads: bool, rng: random.Random)
 
 
 def _leading_broker(cluster: ChaosCluster, rng: random.Random, avoided: int | None) -> int:
-    """One that leads something, if possible; never `avoided`."""
+    """A broker other than `avoided`, one that leads a partition if possible."""
     allowed = [broker for broker in cluster.brokers if broker != avoided]
     leaders = {partition.leader for partition in cluster.partitions()}
     return rng.choice([broker for broker in allowed if broker in leaders] or allowed)
@@ -168,19 +168,19 @@ def _of_all(
 
 
 class Injector:
-    """Sends the signals, and takes back those that can be: use it as a context manager."""
+    """A context manager that sends the signals, and takes back those that it can."""
 
     def __init__(self, cluster: ChaosCluster) -> None:
         self._cluster = cluster
         self._stopped: list[Victim] = []
 
     def inject(self, target: Target) -> Injected:
-        """Raises ProcessLookupError when nobody was hit."""
+        """Raises ProcessLookupError when no process was hit."""
         victims = hold(target.pids)
         injected = Injected(target, time.monotonic())
         number = signal.SIGSTOP if target.kind.stops else signal.SIGKILL
         self._stopped = victims  # Before the first signal: an interrupt may come at any time.
-        # Of a node the raylet goes first, and starts nothing any more.
+        # The raylet of a node is hit first, so that it starts no more processes.
         hit = [victim.pid for victim in victims if victim.send(number)]
         if not hit:
             raise ProcessLookupError(f"{target.what}: gone before {target.kind} could hit it")

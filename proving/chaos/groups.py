@@ -51,11 +51,11 @@ PORT = 9592
 STEADY_MEMBERS = 2
 EXTRA_MEMBERS_MAX = 4
 PAUSE_S = (0.5, 2.5)
-"""Between two changes, once the group has settled."""
+"""The pause before the next change, once the group has settled."""
 AT_ONCE_SHARE = 0.25
-"""So many changes follow the one before without waiting for it."""
+"""This share of the changes does not wait until the group has settled after the one before."""
 KILL_SHARE = 0.4
-"""Of those who go."""
+"""The share of the leaving members that are killed."""
 SETTLE_TIMEOUT_S = 30.0
 CATCH_UP_TIMEOUT_S = 90.0
 RECORDS_PER_S = 600
@@ -65,13 +65,13 @@ What = Literal["join", "leave", "kill"]
 
 
 class Change(NamedTuple):
-    """A member came or went, and when the group had settled again."""
+    """A member that came or went, and the time when the group had settled again."""
 
     what: What
     at_s: float
     settled_s: float
     is_alone: bool
-    """No other change fell into it."""
+    """Whether no other change came before the group had settled."""
 
 
 class Gaps(NamedTuple):
@@ -97,14 +97,14 @@ class Result:
         return self.verdict is not None and self.verdict.is_clean and not self.problems
 
     def settling_s(self, what: What) -> list[float]:
-        """Of changes that no other one disturbed."""
+        """The times to settle of changes that no other change disturbed."""
         return [
             one.settled_s - one.at_s for one in self.changes if one.what == what and one.is_alone
         ]
 
 
 def run(seconds: float, seed: int, rate: int, say: Callable[[str], None]) -> Result:
-    """Whatever happens, no process of the run is left."""
+    """Runs the scenario. However it ends, no process of the run is left."""
     run_id = uuid.uuid4().hex
     os.environ[MARK] = run_id
     directory = Path(tempfile.mkdtemp(prefix="rayq-chaos-"))
@@ -204,7 +204,7 @@ def _churn(
 
 
 class _Crowd:
-    """The members, and who of them comes and goes."""
+    """The members: some stay, the others come and go."""
 
     def __init__(
         self,
@@ -223,7 +223,7 @@ class _Crowd:
         self._members: dict[str, Member] = {}
         self._leaving: list[Member] = []
         self._open: list[tuple[What, float]] = []
-        """Changes that the group has not settled after."""
+        """The changes after which the group has not settled yet."""
         self._count = 0
         self._started_s = time.monotonic()
 
@@ -264,7 +264,7 @@ class _Crowd:
         self._say(f"{time.monotonic() - self._started_s:6.1f} s  {what} {name}")
 
     def settle(self) -> None:
-        """Waits until all members share all partitions, and nothing is on its way."""
+        """Waits until the members share all partitions, and no partition is on its way."""
         deadline_s = time.monotonic() + SETTLE_TIMEOUT_S
         while not self._is_settled():
             if time.monotonic() > deadline_s:
@@ -286,7 +286,7 @@ class _Crowd:
         return is_settled(self._cluster, GROUP, len(self._members), PARTITIONS)
 
     def leave_all(self) -> list[MemberReport]:
-        """What those answer who were there all the time."""
+        """The answers of the members that stayed all the time."""
         members, self._members = self._members, {}
         for member in members.values():
             member.ask_to_leave()
@@ -301,11 +301,11 @@ class _Crowd:
 
 
 def is_settled(cluster: Cluster, group: str, members: int, partitions: int) -> bool:
-    """Whether so many members own all partitions, and nothing is on its way."""
+    """Whether this many members own all partitions, and no partition is on its way."""
     try:
         info = cluster.admin.describe_group(group)
     except UnknownGroupError:
-        return False  # the first member has yet to be heard
+        return False  # No member has joined yet.
     owned = sum(len(one.assigned) for one in info.members)
     return (
         info.state == "stable"

@@ -28,7 +28,7 @@ class Guard:
         )
 
     def close(self) -> bool:
-        """Whether nothing is left."""
+        """Returns whether no process is left."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         return self._process.wait(SWEEP_TIMEOUT_S) == 0

@@ -66,7 +66,7 @@ class Phase:
 
 @dataclass
 class Outcome:
-    """What came of it."""
+    """The result of a run."""
 
     seed: int
     phases: list[Phase] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Outcome:
         return self.verdict is not None and self.verdict.is_clean and not self.problems
 
     def times(self, *phases: Phase) -> Times | None:
-        """How long the writes took that were sent in these phases."""
+        """The latencies of the writes that were sent in these phases."""
         spans = [(one.started_s, one.ended_s) for one in phases]
         return times_of(
             acknowledged - sent
@@ -104,7 +104,7 @@ class Outcome:
 
 
 def run(minutes: float, seed: int, say: Callable[[str], None], leniency: float = 1.0) -> Outcome:
-    """Whatever happens, no process of it is left."""
+    """Runs the scenario. However it ends, no process of it is left."""
     run_id = uuid.uuid4().hex
     os.environ[MARK] = run_id
     directory = Path(tempfile.mkdtemp(prefix="rayq-hostile-"))
@@ -241,7 +241,7 @@ def _judge(outcome: Outcome, leniency: float) -> list[str]:
 
 
 def lines(outcome: Outcome) -> list[str]:
-    """What a run says of itself."""
+    """The report of a run."""
     told = []
     for name, is_hostile in (("calm", False), ("hostile", True)):
         phases = [one for one in outcome.phases if one.is_hostile == is_hostile]
@@ -279,7 +279,7 @@ class _Clients:
         self._process = context.Process(target=_begin, args=(work, there), daemon=True)
         self._process.start()
         there.close()
-        if is_idle:  # From its first import on: that alone would cost others half a second.
+        if is_idle:  # Before its first import, which alone would cost the others half a second.
             assert self._process.pid is not None
             os.sched_setscheduler(self._process.pid, os.SCHED_IDLE, os.sched_param(0))
         self._expect()

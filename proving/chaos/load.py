@@ -27,25 +27,25 @@ from rayq.testing.checker import Recorder
 from rayq.wire.authentication import key_of_token
 
 DELIVERY_TIMEOUTS_MS = (4_000, 15_000, 120_000)
-"""Of the producers, one each: the shortest gives up amid some faults."""
+"""The timeout of each producer. The shortest ends during some faults."""
 KEYS = 20
-"""Of each producer."""
+"""The number of keys of each producer."""
 ROUND_S = 0.01
-"""A producer sends some records, then waits so long."""
+"""The pause of a producer after it has sent some records."""
 VALUE_BYTES = (20, 120)
 CONSUMERS = 2
 AGAIN_S = (5.0, 15.0)
-"""After so long the second consumer jumps back."""
+"""The second consumer jumps back after this time."""
 AGAIN_RECORDS_MAX = 2000
 CATCH_UP_TIMEOUT_S = 60.0
 FINISH_TIMEOUT_S = 180.0
 READ_TIMEOUT_S = 300.0
-"""For the last reading of everything."""
+"""The limit for reading all records at the end."""
 
 
 @dataclass(frozen=True)
 class LoadSpec:
-    """What the clients' processes are told."""
+    """The arguments of the clients' processes."""
 
     addresses: str
     token: str = field(repr=False)
@@ -63,7 +63,7 @@ class LoadSpec:
         return Cluster(self.addresses.split(","), key=key_of_token(self.token))
 
     def recorder(self) -> Recorder:
-        """Appends to the history: one write for each event, so that processes may share it."""
+        """Appends to the history, with one write for each event, so that processes may share it."""
         return Recorder(open(self.history, "ab", buffering=0))
 
 
@@ -78,14 +78,14 @@ class Acknowledged:
 
 @dataclass
 class Finished:
-    """What a process of clients answers in the end."""
+    """The answer of a process of clients at its end."""
 
     acknowledged: list[Acknowledged]
     problems: list[str]
 
 
 class Load:
-    """Starts the clients; `finish` stops them and returns what they saw."""
+    """Starts the clients. `finish` stops them and returns their answers."""
 
     def __init__(self, spec: LoadSpec) -> None:
         self.spec = spec
@@ -161,7 +161,7 @@ Work = Callable[[LoadSpec, threading.Event], Finished]
 
 
 def _serve(work: Work, spec: LoadSpec, pipe: Connection) -> None:
-    """Runs until it is told to stop, or whoever started it is gone."""
+    """Runs until it is told to stop, or until its parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stop = threading.Event()
     done: list[Finished] = []
@@ -283,7 +283,7 @@ def run_consumers(spec: LoadSpec, stop: threading.Event) -> Finished:
 
 
 def _guarded(problems: list[str], work: Callable[..., None], *arguments: Any) -> None:
-    """A client's error is a finding."""
+    """Records an error of a client as a problem of the run."""
     try:
         work(*arguments)
     except RayqError as error:

@@ -1,4 +1,4 @@
-"""How long writes paused around each fault, from when records were sent and acknowledged."""
+"""The pauses of writes around each fault, from the times of sends and acknowledgements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from proving.chaos.load import Acknowledged
 
 
 class Times(NamedTuple):
-    """A distribution; seconds."""
+    """A distribution, in seconds."""
 
     n: int
     p50_s: float
@@ -22,7 +22,7 @@ class Times(NamedTuple):
 
 
 def times_of(values: Iterable[float]) -> Times | None:
-    """None for no values. Percentiles by nearest rank."""
+    """The distribution of values, with percentiles by nearest rank. None without values."""
     ranked = sorted(values)
     if not ranked:
         return None
@@ -32,7 +32,7 @@ def times_of(values: Iterable[float]) -> Times | None:
 
 
 class Measured(NamedTuple):
-    """One partition around one fault; seconds."""
+    """One partition around one fault, in seconds."""
 
     fault: Injected
     partition: int
@@ -41,7 +41,7 @@ class Measured(NamedTuple):
     pause_s: float
     """The longest time without an acknowledgement, from the signal to the end of the fault."""
     recovery_pause_s: float
-    """The same from there until everything was in sync again."""
+    """The longest time from there until all replicas were in sync again."""
 
     @property
     def is_affected(self) -> bool:
@@ -64,7 +64,7 @@ def measure(faults: Sequence[Injected], acknowledged: Sequence[Acknowledged]) ->
 
 
 def next_write_s(times: Acknowledged, from_s: float) -> float:
-    """Infinite when there was none.
+    """The pause, infinite where no such record was acknowledged.
 
     An acknowledgement that still was in a socket says nothing of the time after the fault: hence
     only records count that were sent later.
@@ -77,13 +77,13 @@ def next_write_s(times: Acknowledged, from_s: float) -> float:
 
 
 def longest_pause_s(at_s: array[float], from_s: float, until_s: float) -> float:
-    """Between neighbours among `from_s`, the times within, and `until_s`."""
+    """The longest gap between neighbours among `from_s`, the times within, and `until_s`."""
     within = at_s[bisect_right(at_s, from_s) : bisect_left(at_s, until_s)]
     return max(later - sooner for sooner, later in pairwise([from_s, *within, until_s]))
 
 
 def violations(measured: Iterable[Measured], leniency: float = 1.0) -> list[str]:
-    """Where writes paused for longer than the fault's kind allows, times `leniency`."""
+    """The partitions whose writes paused for longer than `leniency` times the fault's limit."""
     return [
         f"{one.fault.target.kind} of {one.fault.target.what}: partition {one.partition} made no "
         f"progress for {max(one.next_write_s, one.pause_s):.2f} s, more than "
@@ -94,7 +94,7 @@ def violations(measured: Iterable[Measured], leniency: float = 1.0) -> list[str]
 
 
 def by_kind(measured: Iterable[Measured]) -> dict[Kind, list[Measured]]:
-    """Of the affected partitions, in the order of the kinds."""
+    """The pauses of the affected partitions, in the order of the kinds."""
     found: dict[Kind, list[Measured]] = {}
     for one in measured:
         if one.is_affected:

@@ -1,4 +1,4 @@
-"""A member of a group, in a process of its own that never imports Ray, and who starts and ends it.
+"""A member of a group, in a process of its own that never imports Ray, and its start and end.
 
 At-least-once, as the documentation shows it: poll, deal with the records, commit. Everything it
 does and sees goes to the history.
@@ -21,7 +21,7 @@ from rayq.testing.checker import Recorder
 
 POLL_TIMEOUT_S = 0.5
 HANDLE_RECORD_S = 0.0002
-"""What a record costs its handler."""
+"""The time that the handler needs for a record."""
 END_TIMEOUT_S = 60.0
 
 
@@ -32,14 +32,14 @@ class MemberReport:
 
     name: str
     polled_s: array[float] = field(default_factory=lambda: array("d"))
-    """When each poll returned."""
+    """The time of each poll's return."""
     moved_s: array[float] = field(default_factory=lambda: array("d"))
-    """When partitions came or went."""
+    """The times at which partitions came or went."""
     problems: list[str] = field(default_factory=list)
 
 
 class Joined(NamedTuple):
-    """Sent by a member's process when it is about to join."""
+    """The message of a member's process before it joins."""
 
     at_s: float
 
@@ -58,14 +58,14 @@ class Member:
         theirs.close()
 
     def wait_joined(self) -> float:
-        """When it joined. Raises TimeoutError, EOFError."""
+        """The time when the member joined. Raises TimeoutError, EOFError."""
         if not self._pipe.poll(END_TIMEOUT_S):
             raise TimeoutError(f"{self.name} did not start.")
         joined: Joined = self._pipe.recv()
         return joined.at_s
 
     def kill(self) -> None:
-        """SIGKILL; returns when the process is gone."""
+        """Sends SIGKILL, and returns when the process is gone."""
         self._process.kill()
         self._process.join()
 
@@ -73,7 +73,7 @@ class Member:
         self._pipe.send("leave")
 
     def report(self) -> MemberReport:
-        """After `ask_to_leave`. Raises TimeoutError, EOFError."""
+        """The member's answer after `ask_to_leave`. Raises TimeoutError, EOFError."""
         if not self._pipe.poll(END_TIMEOUT_S):
             raise TimeoutError(f"{self.name} did not leave within {END_TIMEOUT_S:.0f} s.")
         report: MemberReport = self._pipe.recv()
@@ -87,7 +87,7 @@ class Member:
 
 
 def run_member(spec: LoadSpec, group: str, name: str, pipe: Connection) -> None:
-    """In the member's process."""
+    """The work of the member's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     report = MemberReport(name)
     try:
@@ -95,7 +95,7 @@ def run_member(spec: LoadSpec, group: str, name: str, pipe: Connection) -> None:
     except RayqError as error:
         report.problems.append(f"{name} failed with {type(error).__name__}: {error}")
     except EOFError:
-        return  # whoever started it is gone
+        return  # The parent process is gone.
     pipe.send(report)
 
 

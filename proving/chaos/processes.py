@@ -1,4 +1,4 @@
-"""Processes of this machine, found and signalled so that no other one can ever be hit."""
+"""Finds and signals processes of this machine, and never hits another process by mistake."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 MARK = "RAYQ_CHAOS_RUN"
-"""Environment variable that every process of a run inherits, wherever it is reparented to."""
+"""The environment variable that every process of a run inherits, even when its parent is gone."""
 SWEEP_PAUSE_S = 0.05
 SWEEPS_MAX = 200
 
@@ -23,7 +23,7 @@ class Victim:
         self._descriptor = os.pidfd_open(pid)
 
     def send(self, number: signal.Signals) -> bool:
-        """Whether it was there to be signalled."""
+        """Sends the signal. Returns whether the process was still there."""
         try:
             signal.pidfd_send_signal(self._descriptor, number)
         except ProcessLookupError:
@@ -41,7 +41,7 @@ class Victim:
 
 
 def hold(pids: list[int]) -> list[Victim]:
-    """Those of `pids` that still run."""
+    """The processes of `pids` that still run."""
     held = []
     for pid in pids:
         try:
@@ -69,7 +69,7 @@ def with_descendants(pid: int) -> list[int]:
 
 
 def is_marked(pid: int, run_id: str) -> bool:
-    """Whether a process belongs to a run; a zombie does not."""
+    """Whether a process belongs to a run. A zombie does not."""
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError):

@@ -1,4 +1,4 @@
-"""What a run says of itself: a table, and JSON."""
+"""The report of a run: a table, and JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run: steady, fault, recovery, again and again; then everything is read and judged."""
+"""One run: steady, fault, recovery, again and again. Then all records are read and judged."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Plan:
 
 @dataclass
 class Result:
-    """What came of it. `problems` are all reasons to fail but the checker's."""
+    """The result of a run. `problems` has all reasons to fail but those of the checker."""
 
     seed: int
     faults: list[Injected] = field(default_factory=list)

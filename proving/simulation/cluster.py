@@ -77,7 +77,7 @@ class SimulatedRuntime:
 
 
 class SimulatedCluster:
-    """See the module. `start` once; then break it as you like."""
+    """See the module. Call `start` once, then inject any faults."""
 
     def __init__(
         self, world: World, *, brokers: int = 3, config: ClusterConfig | None = None
@@ -87,7 +87,7 @@ class SimulatedCluster:
         self.hosts = [world.host(f"broker-{number}") for number in range(brokers)]
         self.controller_host = world.host("controller")
         self.brokers: dict[int, Broker] = {}
-        """The broker objects that started last, dead ones too."""
+        """The last broker object of each broker, even when it is dead."""
         self.broker_of: dict[Process, Broker] = {}
         """Every broker object that ever started, by its process."""
         self.replica_hosts: dict[Process, ReplicaHost] = {}
@@ -96,7 +96,7 @@ class SimulatedCluster:
         self.controller_process: Process | None = None
         self.controller: ControllerServer | None = None
         self.on_put_aside: Callable[[int, str], None] | None = None
-        """Called with broker and path before a broker puts a partition's directory aside."""
+        """Called with broker and path before a broker moves a partition to its quarantine."""
         self.peers = self.endpoints
         """Where brokers look for each other when they start. Those of a fresh cluster on Ray know
         of nobody."""
@@ -224,7 +224,7 @@ class SimulatedCluster:
             self.controller_process.kill()
 
     def kill_broker(self, number: int) -> None:
-        """The broker's process only; its replica processes live on."""
+        """Kills only the broker's process. Its replica processes run on."""
         self.broker_processes[number].kill()
 
     def replica_processes(self, number: int) -> list[Process]:
@@ -234,7 +234,7 @@ class SimulatedCluster:
         ]
 
     def topic_id(self, name: str) -> str:
-        """As the broker with the newest metadata knows it."""
+        """The state that the broker with the newest metadata has."""
         newest = max(self.brokers.values(), key=lambda broker: broker.metadata.version)
         return newest.metadata.state.topic_ids[name]
 
@@ -279,7 +279,7 @@ class SimulatedCluster:
         return all(len(found) == 1 and len(set(next(iter(found)))) == 1 for found in ends.values())
 
     def describe(self) -> str:
-        """Brokers, partitions and replicas as they are, for the message of a failure."""
+        """The present brokers, partitions and replicas, for the message of a failure."""
         lines = []
         for number, process in self.broker_processes.items():
             broker = self.broker_of.get(process)
@@ -310,7 +310,7 @@ class SimulatedCluster:
     async def wait_until(
         self, holds: Callable[[], bool], what: str, *, limit_s: float = 60.0
     ) -> None:
-        """Raises AssertionError when it takes longer, in virtual seconds."""
+        """Waits until `holds()`. Raises AssertionError after `limit_s` virtual seconds."""
         deadline_s = self.world.now_s + limit_s
         while not holds():
             assert self.world.now_s < deadline_s, (

@@ -24,7 +24,7 @@ class _Kept(NamedTuple):
 class _Written(NamedTuple):
     record: _Kept
     at_s: float
-    """When it was committed."""
+    """The time of the commit."""
 
 
 class CompactedHistory:
@@ -32,11 +32,11 @@ class CompactedHistory:
 
     def __init__(self) -> None:
         self._written: dict[int, _Written] = {}
-        """By offset."""
+        """The committed records by offset."""
         self._latest: dict[bytes | None, int] = {}
 
     def add(self, batch: bytes, now_s: float) -> None:
-        """A batch that a leader has committed."""
+        """Records a batch that a leader has committed."""
         for offset, record in _records(batch):
             self._written[offset] = _Written(record, now_s)
             self._latest[record.key] = offset
@@ -59,7 +59,7 @@ class CompactedHistory:
         return None
 
     def repeated(self) -> dict[tuple[bytes | None, bytes], list[int]]:
-        """Values that stand at several offsets, by key."""
+        """The values that are at several offsets, by key."""
         found: dict[tuple[bytes | None, bytes], list[int]] = {}
         for offset, (record, _) in self._written.items():
             if record.value is not None:
@@ -69,7 +69,7 @@ class CompactedHistory:
     def fault_of(
         self, start: int, batch: bytes, *, horizon: int, deleted_before_s: float
     ) -> str | None:
-        """What is wrong with a batch that a replica has next after offset `start`."""
+        """The error in a batch that a replica has next after offset `start`, or None."""
         header = read_header(batch)
         found = dict(_records(batch))
         for offset, record in found.items():
@@ -86,7 +86,7 @@ class CompactedHistory:
         return None
 
     def fault_of_missing(self, offset: int, *, horizon: int, deleted_before_s: float) -> str | None:
-        """What is wrong with there being no record at this offset."""
+        """The error in the lack of a record at this offset, or None."""
         written = self._written.get(offset)
         if written is None:
             return None
@@ -108,7 +108,7 @@ class CompactedHistory:
         return None
 
     def state(self) -> dict[bytes | None, bytes]:
-        """The latest value of each key that has one."""
+        """The latest value of each key that has a value."""
         return {
             key: value
             for key, offset in self._latest.items()

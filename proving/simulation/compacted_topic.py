@@ -1,4 +1,4 @@
-"""A compacted topic in a simulated cluster: who writes it, who reads it, and what must be read.
+"""A compacted topic in a simulated cluster: its producers, its readers, and what they must read.
 
 Producers write values and tombstones under a few keys of their own. Whoever reads the topic from
 its start to its end, faster than `delete_retention_ms`, knows of each key what was acknowledged
@@ -38,17 +38,17 @@ class _Write:
     value: bytes | None
     outcome: str = "under way"
     at: tuple[int, int] = (0, -1)
-    """Partition and offset, once that is known."""
+    """The partition and the offset, once they are known."""
 
 
 @dataclass(slots=True)
 class _Key:
-    """What was sent under a key, in order: all by one producer."""
+    """The writes under one key, in order. One producer sends all of them."""
 
     writes: list[_Write] = field(default_factory=list)
 
     def acknowledged_below(self, ends: Mapping[TopicPartition, int]) -> int:
-        """The last write that is known to stand below these offsets; -1: none."""
+        """The number of the last write that is surely below these offsets, or -1."""
         for number in range(len(self.writes) - 1, -1, -1):
             partition, offset = self.writes[number].at
             if 0 <= offset < ends[TopicPartition(TOPIC, partition)]:
@@ -110,7 +110,7 @@ class CompactedTopic:
         try:
             await producer.close()
         except DeliveryError:
-            pass  # Each record's own outcome says so.
+            pass  # Each record's own outcome has the error.
 
     async def _send(self, producer: AsyncProducer, key: bytes, value: bytes | None) -> None:
         known = self._keys.setdefault(key, _Key())
@@ -154,7 +154,7 @@ class CompactedTopic:
                     self._check_order(record, last)
                     found[record.key] = record.value
         except RayqError:
-            return None  # Nobody could say where it ends.
+            return None  # No broker could say where the log ends.
         finally:
             await consumer.close()
         if (self._world.now_s - began_s) * 1000 >= self.delete_retention_ms:
@@ -179,7 +179,7 @@ class CompactedTopic:
         last[record.partition] = record.offset
 
     async def read_in_the_end(self, client: Client, histories: list[CompactedHistory]) -> None:
-        """Nothing is written any more: what is read is what is committed, key by key."""
+        """When no client writes any more: a reader gets what is committed, key by key."""
         committed: dict[bytes | None, bytes] = {}
         for history in histories:
             committed.update(history.state())

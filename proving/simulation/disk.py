@@ -23,7 +23,7 @@ from rayq.environment import Buffer
 T = TypeVar("T")
 
 FREE_BYTES = 1 << 40
-"""What a disk without a capacity says is free."""
+"""The free bytes of a disk without a capacity."""
 
 SYNC_S = (0.00005, 0.002)
 """A good disk's time for a sync, at least and usually at most; one in a hundred takes 20 times as
@@ -31,7 +31,7 @@ long."""
 
 
 class DiskUser(Protocol):
-    """What the disk asks of the process that uses it."""
+    """The interface of the process that uses the disk."""
 
     def enter_disk(self, *, changes: bool) -> bool:
         """Called before each operation. Raises `ProcessDied` when dead; True: dies in this one."""
@@ -46,7 +46,7 @@ class DiskUser(Protocol):
         ...
 
     def ahead_s(self) -> float:
-        """For how long the calling thread has waited already, beyond the loop's time."""
+        """How long the calling thread has waited already, beyond the loop's time."""
         ...
 
 
@@ -120,7 +120,7 @@ class SimulatedDisk:
         return position
 
     def power_loss(self) -> None:
-        """Forgets what was not synced, or some of it."""
+        """A power loss: the disk loses some of the changes that were not synced, or all."""
         self.trace.note(f"{self.name}: power loss")
         stopped: set[Directory] = set()
         keep = self.rng.choice((0.0, 0.5, 0.9, 1.0))
@@ -136,7 +136,7 @@ class SimulatedDisk:
             self.trace.mix(zlib.crc32(path.encode()), zlib.crc32(file.current))
 
     def copy(self, name: str) -> SimulatedDisk:
-        """Another disk that holds what this one shows now, all of it durable: a backup."""
+        """A backup: another disk with the present files of this disk, all of them durable."""
         disk = SimulatedDisk(name, self.rng, self.trace, self._now)
         disk.capacity_bytes, disk.sync_s = self.capacity_bytes, self.sync_s
         disk._root = self._root.copy()
@@ -223,7 +223,7 @@ class SimulatedDisk:
         self.trace.mix(*(zlib.crc32(name.encode()) for _, name, _ in parts))
 
     def sync_directory(self, directory: Directory) -> None:
-        """Makes its changes durable, and those of others that have to come before them."""
+        """Makes a directory's changes durable, and the changes of others that must come before."""
         needed = {directory}
         synced: list[Change] = []
         kept: list[Change] = []
@@ -248,7 +248,7 @@ class ProcessDisk:
         self._files: dict[ProcessFile, None] = {}
 
     def release(self) -> None:
-        """The process died: its files are closed, its locks free."""
+        """Closes the files and frees the locks of the process, which died."""
         for file in list(self._files):
             file.unlock()
         self._files.clear()

@@ -1,4 +1,4 @@
-"""What goes wrong in a simulated cluster: each fault begins, lasts, and is undone.
+"""The faults of a simulated cluster: each begins, lasts, and is undone.
 
 A fault is a coroutine of `Faults`; `ORDINARY` are those that may meet each other at any moment.
 Those that take a disk away for good happen alone, to one broker at a time: rayq promises to keep
@@ -30,7 +30,7 @@ MOMENT_WAIT_S = 1.0
 
 
 class Faults:
-    """Injects faults into a cluster. `count` says how many began; `log` what they were."""
+    """Injects faults into a cluster. `count` is the number of faults, `log` describes each."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Faults:
         return len(self.log)
 
     async def inject(self, until_s: float) -> None:
-        """Faults of all kinds, several at a time, until the world is so old; each ends by then."""
+        """Injects faults of all kinds, several at a time. All end before the world has this age."""
         running: set[asyncio.Task[None]] = set()
         intensity_s = self._rng.choice((1.5, 3.0, 4.0))
         loses_disk_s = self._world.now_s + self._rng.uniform(5, max(6, until_s - 25))
@@ -80,14 +80,14 @@ class Faults:
             await asyncio.wait(running)
 
     async def _with_aftermath(self, fault: Injection) -> None:
-        """A fault, and sometimes another just when its victim is coming back."""
+        """A fault, and sometimes another fault just when its victim comes back."""
         await fault(self)
         if self._rng.random() < AFTERMATH_SHARE:
             await asyncio.sleep(self._rng.choice((0.02, 0.2, 0.6)) * self._rng.random())
             await self._rng.choice(self._aftermaths)(self)
 
     async def heal(self) -> None:
-        """Undoes everything: the network, disks, clocks, pauses; all that is dead starts again."""
+        """Undoes all faults of network, disks, clocks and pauses, and starts all dead processes."""
         self._note("everything heals")
         self._world.network.heal()
         for fault in self._disk_faults:
@@ -180,7 +180,7 @@ class Faults:
             victim.kill()
 
     async def kill_a_broker(self) -> None:
-        """The broker's process alone; its replicas live on."""
+        """Kills only the broker's process. Its replicas run on."""
         number = self._any_broker()
         self._begin(f"kill broker {number}'s process")
         self._cluster.kill_broker(number)
@@ -188,7 +188,7 @@ class Faults:
         self._ensure_broker(number)
 
     async def kill_a_host(self) -> None:
-        """All processes of a host at once; the page cache survives."""
+        """Kills all processes of a host at once. The page cache survives."""
         await self._moment()
         number = self._any_broker()
         self._begin(f"kill all of broker {number}")
@@ -223,7 +223,7 @@ class Faults:
         self._ensure_controller()
 
     async def crash_at_a_disk_operation(self) -> None:
-        """A process, or its whole host, in the middle of one of its next writes or syncs."""
+        """Ends a process, or its whole host, in the middle of one of its next writes or syncs."""
         processes = self._servers()
         if not processes:
             return
@@ -239,7 +239,7 @@ class Faults:
         self._ensure_controller()
 
     async def kill_the_controller(self) -> None:
-        """Wherever it is hosted now, perhaps in the middle of a write of metadata."""
+        """Ends the controller, perhaps in the middle of a write of metadata."""
         self._begin("kill the controller")
         await asyncio.sleep(self._rng.choice((0.0, self._rng.uniform(0, 0.5))))
         cluster = self._cluster
@@ -336,7 +336,7 @@ class Faults:
             victim.resume()
 
     async def isolate_a_coordinator(self) -> None:
-        """From the other servers, while it still hears members; or from clients."""
+        """Cuts a coordinator off from the servers, while members reach it, or from clients."""
         coordinators = self._coordinators()
         if not coordinators:
             return
@@ -390,7 +390,7 @@ class Faults:
         return [*self._cluster.hosts, self._cluster.controller_host, *self._clients]
 
     async def isolate_a_broker(self) -> None:
-        """From the other servers, perhaps also from clients."""
+        """Cuts a host off from the other servers, perhaps also from clients."""
         number = self._any_broker()
         host = self._cluster.hosts[number]
         others: list[NetworkHost] = [
@@ -404,7 +404,7 @@ class Faults:
         await self._cut([host], others, both_ways)
 
     async def split(self) -> None:
-        """Any set of hosts from any other."""
+        """Cuts any set of hosts off from any other set."""
         hosts = self._hosts()
         self._rng.shuffle(hosts)
         size = self._rng.randint(1, len(hosts) - 1)
@@ -447,7 +447,7 @@ class Faults:
         await self._fail_disk(self._rng.choice(("write", "read", "rename")))
 
     async def failed_syncs(self) -> None:
-        """As `disk_errors`; afterwards the page cache shows what the disk does not hold."""
+        """As `disk_errors`. Afterwards the page cache shows bytes that the disk does not hold."""
         await self._fail_disk("sync")
 
     async def _fail_disk(self, operation: str) -> None:
@@ -472,7 +472,7 @@ class Faults:
         fault = disk.fail("write", path_part=f"/{self._topics[0]}-", error=errno.ENOSPC, times=20)
         self._disk_faults.append(fault)
         if self._rng.random() < 0.5:
-            # Instead of all writes: below the reserve that is kept for the metadata.
+            # Not all writes fail: the metadata still has its reserve.
             fault.heal()
             disk.capacity_bytes = (1 << 40) - disk.free_bytes() + (32 << 20)
         disk.short_writes = 0.2
@@ -506,7 +506,7 @@ class Faults:
         await self.calm()
 
     async def _return_with_an_empty_disk(self, number: int) -> None:
-        """Sometimes before anybody has noticed that it was gone."""
+        """Starts the victim again, sometimes before any server has noticed that it was gone."""
         self._begin(f"broker {number} loses its disk")
         self._cluster.hosts[number].power_loss()
         await self._last(*self._rng.choice(((0.05, 1.0), (0.1, 8.0))))
@@ -514,7 +514,7 @@ class Faults:
         self._ensure_broker(number)
 
     async def _return_with_an_old_copy(self, number: int) -> None:
-        """Its disk as it was before its last start: what a restored backup is."""
+        """Gives a broker its disk as it was before its last start, as a restored backup does."""
         host = self._cluster.hosts[number]
         self._begin(f"broker {number} returns with an old copy of its disk")
         host.power_loss()
@@ -546,7 +546,7 @@ WITH_GROUPS: list[Injection] = [
     Faults.pause_a_coordinator,
     Faults.isolate_a_coordinator,
 ]
-"""Beside the ordinary ones, where there are groups."""
+"""The faults beside the ordinary ones, where there are groups."""
 
 ORDINARY: list[Injection] = [
     Faults.kill_a_replica,

@@ -1,4 +1,4 @@
-"""What a simulated disk holds: files and directories, each as it is seen and as it is durable."""
+"""The files and directories of a simulated disk, as processes see them and as they are durable."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class StoredFile:
         self._dirty.clear()
 
     def power_loss(self, rng: random.Random) -> None:
-        """Keeps what was synced, and of the rest what chance says."""
+        """Keeps all that was synced, and a random part of the rest."""
         luck = rng.random()
         if luck < 0.2:
             self.sync()  # all of it got through
@@ -85,7 +85,7 @@ class StoredFile:
         if start < end <= new_size and (end - 1) // PAGE_BYTES in self._dirty:
             torn_from = rng.randint(start, end)
         if self._cut is not None and rng.random() < 0.5:
-            # The truncation did not happen: the old tail is there, also behind a new page.
+            # The truncation is undone: the old tail is back, also behind a new page.
             last = self._cut // PAGE_BYTES
             self._dirty = {page: None for page in self._dirty if page <= last}
             new_size = old_size
@@ -98,7 +98,7 @@ class StoredFile:
         self._durable_size = rng.choice((low, high, rng.randint(low, high)))
 
     def is_durable(self, start: int, stop: int) -> bool:
-        """Whether a power loss now would leave these bytes as they are seen."""
+        """Whether a power loss now would leave these bytes as processes see them."""
         is_cut = self._cut is not None and self._cut < stop
         return (
             not is_cut
@@ -133,7 +133,7 @@ class StoredFile:
 
 
 class Directory:
-    """Names: as they are seen, and as they are durable."""
+    """A directory's names, as processes see them and as they are durable."""
 
     def __init__(self) -> None:
         self.entries: dict[str, Directory | StoredFile] = {}
@@ -154,7 +154,7 @@ class Directory:
                 yield f"{path}/{name}", entry
 
     def copy(self) -> Directory:
-        """A tree of what is seen, all of it durable."""
+        """A copy of the tree that processes see, all of it durable."""
         tree = Directory()
         for name, entry in self.entries.items():
             if isinstance(entry, Directory):

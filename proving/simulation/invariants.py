@@ -1,4 +1,4 @@
-"""What must hold of a cluster after every event: checked from outside, by whoever's event it was.
+"""The invariants of a cluster, checked from outside after every event.
 
 - one leader for each (partition, leader epoch), one controller for each controller epoch, one
   process that has a partition's directory open;
@@ -51,8 +51,7 @@ class InvariantError(AssertionError):
 
 @dataclass(slots=True)
 class _Committed:
-    """What the leaders of one partition have committed: each batch once, and how far each epoch
-    got."""
+    """The batches that the leaders of one partition have committed, and the end of each epoch."""
 
     starts: list[int] = field(default_factory=list)
     batches: list[tuple[int, int]] = field(default_factory=list)
@@ -84,12 +83,12 @@ class _Batches:
     """Their next offsets."""
     segment: int = 0
     position: int = 0
-    """Where to go on: in the segment of this base offset, at this byte."""
+    """The segment (by base offset) and the position where the scan goes on."""
 
     def between(self, disk: SimulatedDisk, log: Log, start: int, end: int) -> list[_Batch]:
-        """Those from the one that ends above `start` to the one that reaches `end`."""
+        """The batches from the one that ends above `start` to the one that reaches `end`."""
         if start >= end:
-            return []  # What is not asked for is not read: a failed sync may have lost it.
+            return []  # Nothing more is read: a failed sync may have lost it.
         if not self.ends or self.ends[-1] < end:
             self._find(disk, log, end)
         first, last = bisect_right(self.ends, start), bisect_left(self.ends, end)
@@ -118,7 +117,7 @@ class _Batches:
 
 @dataclass(slots=True)
 class _Seen:
-    """A replica as it was when last looked at."""
+    """A replica as it was at the last check."""
 
     leader: PartitionState | None = None
     high_watermark: int = 0
@@ -126,7 +125,7 @@ class _Seen:
     flushed_offset: int = -1
     flushed_generation: int = -1
     compared: int = 0
-    """Below it the log was compared with what is committed."""
+    """Below it the log was compared with the committed batches."""
     durable: int = 0
     """Below it the log was found on disk."""
     batches: _Batches = field(default_factory=lambda: _Batches(-1))
@@ -141,12 +140,12 @@ class Invariants:
         self._cluster = cluster
         self._replicas: dict[Replica, _Seen] = {}
         self._hosts: dict[str, tuple[Process, ReplicaHost]] = {}
-        """By incarnation."""
+        """The replicas, by incarnation."""
         self._holders: dict[tuple[int, TopicIdPartition], tuple[Process, Replica]] = {}
-        """Who opened the partition's directory on a broker last."""
+        """The process that opened a partition's directory on a broker last."""
         self._committed: dict[TopicIdPartition, _Committed] = {}
         self.histories: dict[TopicIdPartition, CompactedHistory] = {}
-        """Of the partitions of compacted topics."""
+        """The histories of the partitions of compacted topics."""
         self._leaders: dict[tuple[str, int, int], tuple[int, str]] = {}
         self._controllers: dict[int, object] = {}
         self._metadata: dict[int, bytes] = {}
@@ -192,12 +191,12 @@ class Invariants:
                 self._check_derived(disk, replica, seen, log)
 
     def committed_end(self, key: TopicIdPartition) -> int:
-        """Up to where leaders of a partition have committed."""
+        """The offset up to which the leaders of a partition have committed."""
         committed = self._committed.get(key)
         return 0 if committed is None else committed.end
 
     def flushed_of(self, incarnation: str, key: TopicIdPartition) -> int | None:
-        """What a replica has flushed; None while it does not run."""
+        """The flushed offset of a replica, or None while it does not run."""
         process, host = self._hosts.get(incarnation, (None, None))
         replica = None if host is None else host._replicas.get(key)
         if process is None or not process.alive or replica is None:
@@ -217,7 +216,7 @@ class Invariants:
             raise InvariantError(f"two controllers started epoch {controller.epoch}")
 
     def _check_metadata(self, broker: Broker) -> None:
-        """Looks at the records that this broker has applied since."""
+        """Checks the records that this broker has applied since the last check."""
         log = broker.metadata._log
         known = self._versions.get(broker, 0)
         version = self._versions[broker] = broker.metadata.version
@@ -314,7 +313,7 @@ class Invariants:
         if not process.alive or not replica._replica_log.is_open or log.config.flush == "os":
             return
         if log.failure is not None:
-            return  # It stopped on the way; nobody hears of its offsets any more.
+            return  # It has stopped, and no other process learns its offsets any more.
         if seen.flushed_generation != log.generation:
             seen.durable = 0
         seen.flushed_offset, seen.flushed_generation = log.flushed_offset, log.generation
@@ -362,7 +361,7 @@ class Invariants:
         if log.failure is not None or not replica._replica_log.is_open:
             return
         if log.start_offset > 0 or log.cleaned_offset > 0:
-            return  # Some of it is from batches that are gone.
+            return  # Some of the state is from batches that are gone.
         found = _batches(disk, log, seen, 0, log.end_offset)
         fault = fault_of(log, (read_header(_content(disk, batch)) for batch in found))
         if fault is not None:
@@ -497,7 +496,7 @@ class Invariants:
         metadata has it: those that live, that is; a disk may be lost with its broker."""
         partition = self.state.partition(*_key(replica))
         if partition is None or partition.value.leader_epoch != leader.leader_epoch:
-            return  # Deposed: what it knew of its followers may be history.
+            return  # It is deposed, and what it knew of its followers may be old.
         if partition.value.partition_epoch < leader.partition_epoch:
             return
         for member in partition.value.isr:
@@ -545,7 +544,7 @@ class Invariants:
     def _compare_compacted(
         self, disk: SimulatedDisk, replica: Replica, seen: _Seen, log: Log, limit: int
     ) -> None:
-        """Of what compaction may have touched: compares it by its records."""
+        """Compares the compacted part of a log by its records."""
         history, config = self.histories[_key(replica)], log.config
         limit = min(limit, log.cleaned_offset, log.end_offset)
         until_s = self._cluster.world.now_s - config.delete_retention_ms / 1000

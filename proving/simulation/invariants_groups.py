@@ -1,4 +1,4 @@
-"""What must hold of consumer groups after every event, besides what holds of every partition.
+"""The invariants of consumer groups, besides those of every partition.
 
 The truth is what is committed in `__consumer_offsets`, read from the disk of the leader that
 commits it:
@@ -44,7 +44,7 @@ SILENT = re.compile(r"member (\w+)[^;]* was silent for")
 
 @dataclass(slots=True)
 class _Group:
-    """What is committed of a group."""
+    """The committed state of a group."""
 
     value: GroupValue = field(default_factory=GroupValue)
     members: dict[str, MemberValue] = field(default_factory=dict)
@@ -59,9 +59,9 @@ class GroupInvariants:
         self._cluster = cluster
         self._groups: dict[str, _Group] = {}
         self._version = 0
-        """Batches that were committed."""
+        """Takes batches that were committed."""
         self._newest_epoch: dict[int, int] = {}
-        """Of each partition of the topic: the last leader epoch that began."""
+        """The last leader epoch that began, for each partition of the topic."""
         self._loaded_s: dict[GroupCoordinator, float] = {}
         self._checked: dict[GroupCoordinator, tuple[int, int]] = {}
         self._serving: dict[tuple[int, int], GroupCoordinator] = {}
@@ -69,7 +69,7 @@ class GroupInvariants:
         self._highest: dict[tuple[str, int], int] = {}
         self._meanings: dict[tuple[str, str, int], Partitions] = {}
         self.consumers: dict[Process, AsyncConsumer] = {}
-        """The members that live; whoever makes one says so here."""
+        """The members that live. The workload adds each member that it makes."""
         self._beliefs: dict[Process, tuple[object, ...]] = {}
         self.rebalances = 0
 
@@ -228,7 +228,7 @@ class GroupInvariants:
         group = self._group(member._coordinator.group)
         known = group.members.get(member.member_id)
         if known is None:
-            return  # It is out, and will hear of it.
+            return  # It is out of the group, and will learn that.
         believed = {
             (of, place.partition) for place, of in {**member._granted, **member.held}.items()
         }

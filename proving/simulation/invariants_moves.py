@@ -1,4 +1,4 @@
-"""What must hold while partitions move, beside the ordinary invariants.
+"""The invariants of partitions that move, beside the ordinary invariants.
 
 - A partition has at least as many replicas as its replication factor, also while that changes.
 - Replicas leave only for a target that is in sync as a whole, each of it by a process that, if it
@@ -46,7 +46,7 @@ class MoveInvariants:
             raise InvariantError(self._violation)
 
     def _check_record(self, state: ClusterState, record: MetadataRecord) -> None:
-        """`state` is that of before."""
+        """Checks a record. `state` is the state before it."""
         if not isinstance(record, PartitionChanged):
             return
         topic = state.topics[record.topic_id]

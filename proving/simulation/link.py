@@ -9,7 +9,7 @@ from proving.simulation.loop import SimulationLoop
 
 
 class NetworkHost(Protocol):
-    """What the network knows of a host."""
+    """The network's view of a host."""
 
     name: str
     address: str
@@ -42,7 +42,7 @@ class Link:
         return self.cut or not self.source.up or not self.target.up
 
     def arrival(self, size: int) -> float:
-        """When so many bytes, sent now, are there."""
+        """The time when this many bytes arrive that are sent now."""
         least, usual = self.delay_s
         delay = least + (usual - least) * self._rng.random() ** 2
         if self._rng.random() < 0.005:

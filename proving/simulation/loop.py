@@ -29,13 +29,13 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 START_S = 1000.0
-"""What `time()` says at first: as on a real machine, not 0."""
+"""The first value of `time()`. It is not 0, as on a real machine."""
 
 EVENTS_MAX = 200_000_000
-"""Events of one loop; more is taken for a livelock."""
+"""The most events of one loop. More count as a livelock."""
 
 EVENTS_PER_INSTANT_MAX = 1_000_000
-"""Events at one point of virtual time; more is taken for a livelock."""
+"""The most events at one point of virtual time. More count as a livelock."""
 
 COLLECT_EVERY_EVENTS = 500_000
 """Garbage is collected at fixed events, never by chance: finalizers may schedule callbacks."""
@@ -47,7 +47,7 @@ _REPORTED_ERRORS_MAX = 1000
 
 
 class SimulationError(Exception):
-    """The simulated program can not go on; the message says what it was doing."""
+    """The simulated program cannot go on. The message says what it was doing."""
 
 
 class DeadlockError(SimulationError):
@@ -60,7 +60,7 @@ class LimitError(SimulationError):
 
 @dataclass(frozen=True)
 class ReportedError:
-    """What asyncio would have logged: an error that no code took."""
+    """An error that no code handled, which asyncio would have logged."""
 
     time_s: float
     owner: str
@@ -158,7 +158,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         self._tail: deque[tuple[float, Owner, object]] = deque(maxlen=_TAIL_EVENTS)
         self._thread = threading.get_ident()
         self.observer: Callable[[Owner], None] | None = None
-        """Called after each event with whose it was; what it raises ends the run. Set before."""
+        """Called after each event with its owner. Its exceptions end the run. Set it before."""
 
     # --- scheduling -------------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         return self.call_soon(callback, *args, context=context)
 
     def timer_was_cancelled(self) -> None:
-        """Throws cancelled timers away once they are most of all."""
+        """Drops the cancelled timers once they are most of the timers."""
         self._timers_cancelled += 1
         if self._timers_cancelled > max(_CANCELLED_TIMERS_MAX, len(self._timers) // 2):
             self._timers = [timer for timer in self._timers if not timer[2]._cancelled]
@@ -246,7 +246,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         self._owners.append(owner)
 
     def current_owner(self) -> Owner:
-        """Whose code is running."""
+        """The owner whose code runs now."""
         return OWNER.get(self.root)
 
     def pause(self, owner: Owner) -> None:
@@ -409,7 +409,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):
             self.create_task(generator.aclose(), name="close an abandoned generator")
 
     def describe(self) -> str:
-        """Who waits for what, and what ran last."""
+        """Which task waits for what, and the last events."""
         lines = [f"At {self._now:.6f} s, after {self.events} events:"]
         tasks = [(owner, task) for owner in self._owners for task in owner.tasks()]
         for owner, task in tasks[:_REPORTED_TASKS_MAX]:

@@ -49,7 +49,7 @@ EVERYTHING = 1 << 62
 
 @contextlib.contextmanager
 def planted(name: str) -> Iterator[None]:
-    """Plants a bug; takes it out again."""
+    """Plants a bug for the length of a `with` block."""
     with contextlib.ExitStack() as stack:
         for target, attribute, instead in MUTATIONS[name].patches():
             stack.enter_context(mock.patch.object(target, attribute, instead))

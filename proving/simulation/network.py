@@ -25,13 +25,13 @@ OTHER_HOST_S = (0.0001, 0.002)
 as long."""
 
 GIVE_UP_S = (8.0, 14.0)
-"""After so long without a working link the kernel ends a connection (keepalive, user timeout)."""
+"""The kernel ends a connection after this time without a working link (keepalive, user timeout)."""
 
 CONNECT_TIMEOUT_S = (4.0, 10.0)
-"""After so long without an answer a connect fails."""
+"""A connect fails after this time without an answer."""
 
 SYN_RETRY_S = 1.0
-"""A connect that gets no answer asks again after so long."""
+"""A connect that gets no answer asks again after this time."""
 
 FIRST_FREE_PORT = 40_000
 
@@ -67,7 +67,7 @@ class SimulatedNetwork:
     def __init__(self, loop: SimulationLoop, rng: random.Random) -> None:
         self.loop = loop
         self.delay_s = OTHER_HOST_S
-        """Of the links between hosts that are not slow."""
+        """The delays of the links between hosts that are not slow."""
         self._rng = rng
         self._hosts: dict[str, NetworkHost] = {}
         self._links: dict[tuple[str, str], Link] = {}
@@ -150,7 +150,7 @@ class SimulatedNetwork:
     # --- for hosts and processes ------------------------------------------------------------------
 
     def process_died(self, owner: Owner, *, power_loss: bool) -> None:
-        """Closes what the process had open; at a power loss the peers hear nothing."""
+        """Closes the sockets of the process. At a power loss the peers get no word of it."""
         for listener in list(self._listeners.values()):
             if listener.owner is owner:
                 self.remove_listener(listener)
@@ -164,7 +164,7 @@ class SimulatedNetwork:
         self._lost_touch()
 
     def links_are_back(self) -> None:
-        """Sends again what was lost on links that work now."""
+        """Sends lost bytes again on links that work now."""
         for transport in self._transports:
             transport.out.link_is_back()
 

@@ -1,4 +1,4 @@
-"""Whom code of the simulation belongs to: each process, and the world outside of them."""
+"""The owners of simulated code: each process, and the world outside of all processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ProcessDied(BaseException):
 
 
 class Owner:
-    """Whom callbacks and tasks belong to. Its `context` makes them its own."""
+    """An owner of callbacks and tasks. What is scheduled in its `context` belongs to it."""
 
     def __init__(self, name: str, number: int) -> None:
         self.name = name
@@ -49,7 +49,7 @@ class Owner:
         return running if running.get(OWNER, None) is self else self.context.copy()
 
     def tasks(self) -> list[asyncio.Task[Any]]:
-        """Those that have not ended, oldest first."""
+        """The tasks that have not ended, oldest first."""
         return [task for task in self._tasks if not task.done()]
 
     def add_task(self, task: asyncio.Task[Any]) -> None:
@@ -78,7 +78,7 @@ def _close(coroutine: Coroutine[Any, Any, Any]) -> None:
         try:
             coroutine.close()
         except RuntimeError:
-            continue  # a `finally` awaited something: the dead do not wait
+            continue  # A `finally` block awaited something. A dead process does not wait.
         except BaseException:  # noqa: BLE001 - whatever its last words are, nobody hears them
             pass
         return

@@ -29,7 +29,7 @@ class _World(Protocol):
 
 
 class ProcessHost(NetworkHost, Protocol):
-    """What a process knows of the host that it runs on."""
+    """A process's view of its host."""
 
     thread_s: tuple[float, float]
     disk: SimulatedDisk
@@ -120,7 +120,7 @@ class Process(Owner):
             self._loop.resume(self)
 
     def lose_power(self) -> None:
-        """Its part of `Host.power_loss`."""
+        """The process's part of `Host.power_loss`."""
         self._end("has no power", power_loss=True)
 
     def _end(self, how: str, *, power_loss: bool) -> None:
@@ -161,7 +161,7 @@ class Process(Owner):
         return max(0.0, self.blocked_until - self._loop.time())
 
     def run_job(self, job: Callable[..., T], *arguments: Any) -> tuple[T, float]:
-        """Calls a thread's job; returns also the seconds that it waited for the disk."""
+        """Calls a thread's job. Also returns the seconds that it waited for the disk."""
         self._job_s = 0.0
         try:
             return job(*arguments), self._job_s
@@ -229,8 +229,8 @@ class ProcessThreads:
         self, future: asyncio.Future[T], job: Callable[..., T], arguments: tuple[Any, ...]
     ) -> None:
         if future.done():
-            return  # cancelled before a thread took it
-        asyncio._set_running_loop(None)  # a thread has no loop
+            return  # The job was cancelled before a thread took it.
+        asyncio._set_running_loop(None)  # A thread has no loop.
         waited_s = 0.0
         try:
             result, waited_s = self._process.run_job(job, *arguments)

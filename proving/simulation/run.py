@@ -34,7 +34,7 @@ PROBLEMS_MAX = 20
 
 @dataclass
 class Outcome:
-    """What became of a seed. `problems` is empty when all is well."""
+    """The result of a seed. `problems` is empty when every invariant held."""
 
     seed: int
     scenario: str = "ordinary"
@@ -61,7 +61,7 @@ SCENARIOS: dict[str, type[Workload]] = {
 
 
 def run_seed(seed: int, scenario: str = "ordinary") -> Outcome:
-    """Runs one seed of a scenario; never raises for what the cluster does wrong."""
+    """Runs one seed of a scenario. Errors of the cluster are results, and are not raised."""
     kind = SCENARIOS[scenario]
     outcome = Outcome(seed, scenario)
     sys.unraisablehook = _hear_unraisable
@@ -95,12 +95,12 @@ def run_seed(seed: int, scenario: str = "ordinary") -> Outcome:
         outcome.virtual_s = world.now_s
         outcome.events = world.loop.events
         outcome.trace = world.trace.digest()
-    gc.collect()  # A world is full of cycles; a thousand of them would not fit.
+    gc.collect()  # A world has many cycles. A thousand worlds would not fit into memory.
     return outcome
 
 
 def _hear_unraisable(told: Any) -> None:
-    """What generators of dead processes try when they are collected is nobody's error."""
+    """Ignores the errors of generators of dead processes when they are collected."""
     if not isinstance(told.exc_value, ProcessDied):
         sys.__unraisablehook__(told)
 
@@ -108,7 +108,7 @@ def _hear_unraisable(told: Any) -> None:
 def _choose_hardware(
     world: World, rng: random.Random, syncs_s: Sequence[tuple[float, float]]
 ) -> None:
-    """Fast or slow: what is under way when something dies is what finds bugs."""
+    """The disk is fast or slow, so that different work is under way when a process dies."""
     world.network.delay_s = rng.choice((OTHER_HOST_S, OTHER_HOST_S, (0.001, 0.02)))
     sync_s = rng.choice(syncs_s)
     for host in world.hosts:
@@ -174,5 +174,5 @@ async def _script(
 
 
 def quiet() -> None:
-    """rayq logs what goes wrong around it; here that is what is meant to happen."""
+    """Silences rayq's log: the faults that it reports are intended here."""
     logging.getLogger("rayq").setLevel(logging.CRITICAL + 1)

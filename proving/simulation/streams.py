@@ -22,16 +22,16 @@ from proving.simulation.loop import SimulationLoop
 from proving.simulation.owner import Owner
 
 WINDOW_BYTES = (32 * 1024, 512 * 1024)
-"""What the two kernels hold of one stream, under way and received but not read: from, to."""
+"""The range of the bytes that the two kernels hold of one stream, under way or not yet read."""
 
 RECEIVE_BYTES_MAX = 256 * 1024
 """The most one `data_received` gets."""
 
 RESET_AFTER_S = 0.00001
-"""A reset comes so long after the last bytes."""
+"""A reset comes this long after the last bytes."""
 
 RETRANSMIT_S = (0.05, 1.0)
-"""How long after a cut is healed its lost bytes are sent again."""
+"""The lost bytes are sent again this long after the cut is healed."""
 
 _HIGH_WATER_BYTES = 64 * 1024
 
@@ -61,7 +61,7 @@ class Stream:
         return max(0, self._window_bytes - used)
 
     def send(self, data: bytes | None) -> None:
-        """Puts bytes (None: the end of the stream) on their way."""
+        """Sends bytes, or the end of the stream (None)."""
         size = len(data) if data is not None else 0
         arrival = max(self.link.arrival(size), self.last_arrival())
         self._under_way.append((arrival, data))
@@ -70,7 +70,7 @@ class Stream:
             self._set_timer(arrival)
 
     def break_off(self) -> None:
-        """Forgets the last part of what did not arrive, cut at any byte."""
+        """Loses the last part of the bytes under way, cut at any byte."""
         kept = self._rng.randint(0, self._under_way_bytes)
         under_way, self._under_way = self._under_way, deque()
         self._under_way_bytes = kept
@@ -80,11 +80,11 @@ class Stream:
                 kept -= len(data)
 
     def last_arrival(self) -> float:
-        """When all that is under way will be there."""
+        """The time when all bytes under way will have arrived."""
         return self._under_way[-1][0] if self._under_way else self._loop.time()
 
     def drop(self) -> None:
-        """Forgets all that did not arrive."""
+        """Loses all bytes under way."""
         self._under_way.clear()
         self._under_way_bytes = 0
         if self._timer is not None:
@@ -108,7 +108,7 @@ class Stream:
     def _arrive(self) -> None:
         self._timer = None
         if self.link.is_cut():
-            return  # lost; `link_is_back` sends them again
+            return  # The bytes are lost. `link_is_back` sends them again.
         now = self._loop.time()
         size = 0
         while self._under_way and self._under_way[0][0] <= now:
@@ -257,7 +257,7 @@ class SimulatedTransport(asyncio.Transport):
         self.loop.call_soon(self._tell_lost, error, context=self._context)
 
     def vanish(self) -> None:
-        """The host lost its power: nothing is sent, nobody hears."""
+        """The host lost its power: it sends nothing, and its peers get no word of it."""
         self.gone = self._closing = True
         self.out.drop()
 
@@ -285,7 +285,7 @@ class SimulatedTransport(asyncio.Transport):
         self.lose(TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
 
     def pump(self) -> None:
-        """Sends what the window has room for."""
+        """Sends as many bytes as the window has room for."""
         if self.gone or not self._unsent:
             return
         room = self.out.room()
@@ -300,7 +300,7 @@ class SimulatedTransport(asyncio.Transport):
             self._finish_close()
 
     def wake(self) -> None:
-        """Something may be there to be read."""
+        """Reads, if there are bytes to read."""
         if not self._delivery_is_due:
             self._delivery_is_due = True
             self.loop.call_soon(self._deliver, context=self._context)
@@ -322,7 +322,7 @@ class SimulatedTransport(asyncio.Transport):
     def _finish_close(self) -> None:
         if self.into.received:
             self.out.break_off()
-            self.send_reset()  # as Linux does when the closed socket holds unread bytes
+            self.send_reset()  # Linux does this when the closed socket holds unread bytes.
         else:
             self.out.send(None)
         self.lose(None)

@@ -1,4 +1,4 @@
-"""What happened in a run: two runs of one seed must not differ in it."""
+"""The trace of a run. Two runs of one seed must have the same trace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _TAIL_NOTES = 200
 
 
 class Trace:
-    """What happened, as a hash over everything and the last part of it as text."""
+    """A hash over all events, and the last of them as text."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -18,12 +18,12 @@ class Trace:
         self._notes: deque[str] = deque(maxlen=_TAIL_NOTES)
 
     def note(self, text: str) -> None:
-        """An event worth reading when a run has failed."""
+        """Notes an event that is worth reading when a run has failed."""
         self.value = hash((self.value, zlib.crc32(text.encode())))
         self._notes.append(f"{self._now():.6f} {text}")
 
     def mix(self, *numbers: float) -> None:
-        """An event that only has to be the same in the next run of this seed."""
+        """Notes an event that only has to be the same in the next run of this seed."""
         self.value = hash((self.value, numbers))
 
     def digest(self) -> str:

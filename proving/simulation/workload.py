@@ -36,12 +36,12 @@ PRODUCERS = 3
 CONSUMERS = 2
 KEYS = 5
 ROUND_S = 0.4
-"""A producer sends some records, then waits about so long."""
+"""The pause of a producer after it has sent some records, about."""
 ROUND_RECORDS_MAX = 8
 AGAIN_S = (8.0, 25.0)
-"""After so long the second consumer begins anew."""
+"""The second consumer begins anew after this time."""
 WATCH_S = 0.5
-"""The watcher asks about so often for the end of each partition."""
+"""The watcher asks this often for the end of each partition, about."""
 DELIVERY_TIMEOUTS_MS = (4_000, 15_000, 120_000)
 Work = Callable[[str, Process, random.Random], Coroutine[Any, Any, None]]
 
@@ -50,17 +50,17 @@ class Workload:
     """See the module. `create_topics`, `start`, later `stop_sending`, then `read_all`."""
 
     topics: tuple[str, ...] = TOPICS
-    """Those that the checker judges: values are unique, and every record stays."""
+    """The topics that the checker judges: values are unique, and every record stays."""
     partitions = PARTITIONS
     topics_on_disk: tuple[str, ...] = TOPICS
-    """Those whose disks fail."""
+    """The topics whose disks fail."""
     more_faults: Sequence[Injection] = ()
     lasts_s = 60.0
     """How long it runs, in virtual seconds; longer where recovery or the records take longer."""
     syncs_s: Sequence[tuple[float, float]] = (SYNC_S, (0.005, 0.1), (0.02, 0.3))
-    """Disks of a seed: how long a sync takes."""
+    """The sync time of a seed's disks."""
     heals_at_s = 48.0
-    """Until then there are faults."""
+    """The end of the faults."""
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         world = cluster.world
@@ -73,7 +73,7 @@ class Workload:
         self._tasks: list[tuple[Process, asyncio.Task[None]]] = []
         self.acknowledged_by: dict[str, int] = {}
         self.problems: list[str] = []
-        """What clients saw that must not be, besides what the checker finds in the history."""
+        """The problems that clients saw, besides those that the checker finds in the history."""
         self.topic_options: dict[str, Any] = {
             "segment_bytes": self._rng.choice((4096, 16_384, 1 << 20)),
             "index_interval_bytes": self._rng.choice((256, 4096)),
@@ -86,15 +86,15 @@ class Workload:
 
     @classmethod
     def broker_count(cls, rng: random.Random) -> int:
-        """How many brokers the seed's cluster has."""
+        """The number of brokers of the seed's cluster."""
         return 3
 
     def observer(self, invariants: Invariants) -> Callable[[Owner], None]:
-        """What is called after each event."""
+        """The function that is called after each event."""
         return invariants.observe
 
     def calm_down(self) -> None:
-        """Clients stop to do what breaks things, for good."""
+        """The clients stop for good to do things that disturb others."""
 
     @property
     def places(self) -> list[TopicPartition]:
@@ -213,7 +213,7 @@ class Workload:
         try:
             await producer.close()
         except DeliveryError:
-            pass  # Each record's own outcome says so.
+            pass  # Each record's own outcome has the error.
         client.close()
 
     def _note_delivery(
@@ -253,7 +253,7 @@ class Workload:
         async def watch(place: TopicPartition) -> None:
             highest = 0
             while self._is_reading:
-                with contextlib.suppress(RayqError):  # No leader for so long: asked again.
+                with contextlib.suppress(RayqError):  # There was no leader for too long: ask again.
                     end = (await consumer.end_offsets([place]))[place]
                     assert end >= highest, f"the end of {place} goes back from {highest} to {end}"
                     highest = end

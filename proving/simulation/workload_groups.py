@@ -47,13 +47,13 @@ from rayq.testing.checker.history import Sent
 
 GROUP = "billing"
 KEEPERS = 2
-"""Producers of the compacted topic."""
+"""The number of producers of the compacted topic."""
 STATIC_SHARE = 0.3
-"""Of the slots whose members are static ones."""
+"""The share of the slots whose members are static."""
 PATIENT_S = (2.0, 15.0)
-"""How long a slot leaves its member alone."""
+"""The time for which a slot leaves its member alone."""
 AWAY_S = (0.05, 6.0)
-"""Between two lives of a slot."""
+"""The pause between two lives of a slot."""
 END_LIMIT_S = 60.0
 COMMIT_STYLES = ("each poll", "sometimes", "auto", "behind")
 
@@ -68,9 +68,9 @@ class Member:
         self.style = rng.choice(COMMIT_STYLES)
         self.wants_to_leave = False
         self.work_s = rng.choice((0.0, 0.02, 0.2))
-        """The most it works on what one poll returns, usually."""
+        """The usual maximum of the work on the records of one poll."""
         self.is_slow = rng.random() < 0.2
-        """It sometimes works for longer than it may."""
+        """Whether it sometimes works for longer than it may."""
         self.config = ConsumerConfig(
             auto_offset_reset="earliest",
             group_instance_id=instance,
@@ -111,7 +111,7 @@ class GroupWorkload(Workload):
         self.invariants = GroupInvariants(cluster)
         self.compacted = CompactedTopic(cluster.world, self._rng, self.problems)
         self.processed: dict[TopicPartition, int] = {}
-        """All records below were processed by some member."""
+        """Some member has processed all records below."""
         self._histories: dict[tuple[str, int], CompactedHistory] = {}
         self._is_wild = True
         self._slots: list[asyncio.Task[None]] = []
@@ -357,7 +357,7 @@ class GroupWorkload(Workload):
             try:
                 records = await consumer.poll(0.5)
             except (MaxPollIntervalError, TimeoutError):
-                continue  # Too slow; or nobody answered when it began.
+                continue  # It was too slow, or no broker answered at its start.
             except FencedMemberError:
                 break
             recorder.polled(name, records)
@@ -408,7 +408,7 @@ class GroupWorkload(Workload):
         self._check_committed(member, positions)
 
     def _check_committed(self, member: Member, positions: dict[TopicPartition, int]) -> None:
-        """What was acknowledged is committed in the group's log."""
+        """Acknowledged commits are in the group's log."""
         for place, offset in positions.items():
             found = self.invariants.highest(GROUP, place.partition)
             if found < offset:

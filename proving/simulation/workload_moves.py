@@ -33,7 +33,7 @@ from rayq.storage.data_directory import QUARANTINE
 
 OPERATORS = 2
 REST_S = 2.5
-"""An operator does something, then rests about so long."""
+"""The pause of an operator between two requests, about."""
 QUESTION_TIMEOUT_S = 6.0
 THROTTLES = (None, None, 3_000, 30_000)
 END_LIMIT_S = 60.0
@@ -145,7 +145,7 @@ class Operators(Workload):
         }
         brokers = [broker.broker for broker in response.brokers]
         if not replicas:
-            return  # Told by a broker that has just started.
+            return  # The answer came from a broker that has just started.
         places = rng.sample(sorted(replicas), min(len(replicas), rng.choice((1, 1, 2, 4))))
         trace = self._cluster.world.trace
         trace.note(f"OPERATOR {what} {places}")
@@ -153,7 +153,7 @@ class Operators(Workload):
             targets = {one: rng.sample(brokers, min(factors[one], len(brokers))) for one in places}
             await self._move(admin, targets, rng)
         elif what == "there and back":
-            # Whoever hosts a replica may not notice that it was away.
+            # The host of a replica may not notice that the replica was away.
             back = {one: replicas[one] for one in places if len(replicas[one]) == factors[one]}
             away = {one: rng.sample(brokers, min(factors[one], len(brokers))) for one in back}
             await self._move(admin, away, rng)

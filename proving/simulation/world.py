@@ -21,7 +21,7 @@ from proving.simulation.process import THREAD_S, Process
 T = TypeVar("T")
 
 START_WALL_MS = 1_900_000_000_000
-"""What an honest wall clock says at first."""
+"""The first value of a correct wall clock."""
 
 FIRST_PID = 100
 
@@ -49,7 +49,7 @@ class World:
 
     @property
     def errors(self) -> list[ReportedError]:
-        """Errors that no code took: those of tasks nobody awaited, of callbacks, of protocols."""
+        """Errors that no code handled: of tasks that nobody awaited, of callbacks, of protocols."""
         return self.loop.errors
 
     def host(self, name: str | None = None) -> Host:
@@ -60,7 +60,7 @@ class World:
         return host
 
     def new_disk(self, name: str) -> SimulatedDisk:
-        """An empty disk, to be put into a host."""
+        """A new empty disk, for a host."""
         return SimulatedDisk(name, self.new_random(f"disk {name}"), self.trace, self.loop.time)
 
     def new_random(self, purpose: str) -> random.Random:
@@ -166,7 +166,7 @@ class Host:
         return START_WALL_MS + int(self.world.now_s * 1000) + self.clock_offset_ms
 
     def jump_clock(self, milliseconds: int) -> None:
-        """Moves the wall clock, back when negative."""
+        """Moves the wall clock forward, or back by a negative number."""
         self.clock_offset_ms += milliseconds
         self.clock_jumps += 1
         self.world.trace.note(f"{self.name}: the wall clock jumps by {milliseconds} ms")

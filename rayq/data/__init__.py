@@ -1,8 +1,8 @@
 """Ray Data over the log: a source, a sink, and JSON values as typed columns. Needs the extra
 `data`.
 
-`snapshot` fixes what there is to read, `read_topic` reads it as a `ray.data.Dataset`, `write_topic`
-writes one, `from_json` turns JSON values into typed columns. See docs/ray-data.md.
+`snapshot` fixes the offsets to read, `read_topic` reads them as a `ray.data.Dataset`, `write_topic`
+writes a Dataset, `from_json` turns JSON values into typed columns. See docs/ray-data.md.
 """
 
 from rayq.errors import MissingExtraError

@@ -1,4 +1,4 @@
-"""JSON values as typed Arrow columns, record by record: one that does not parse fails alone."""
+"""JSON values as typed Arrow columns. Each record is parsed by itself, and fails by itself."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ray.data import Dataset
 from rayq.errors import InvalidRequestError
 
 ERROR = "error"
-"""The column of dead letters that says what is wrong."""
+"""The column of dead letters that says why a record does not parse."""
 
 
 class Parsed(NamedTuple):
-    """What became of a JSON column. Both are lazy, and each reads its input anew: `materialize()`
-    the input where both are used."""
+    """The two parts of a parsed JSON column. Both are lazy, and each reads its input anew:
+    `materialize()` the input where you use both."""
 
     rows: Dataset
     dead_letters: Dataset
@@ -32,9 +32,9 @@ def from_json(
 
     `rows` has the fields of `schema`, behind those columns of the Dataset that `keep` names.
     `dead_letters` has the records that do not parse, with all columns of the Dataset and a column
-    `error`: what is not JSON, is not an object, has a field of another type than `schema` says (or
-    beyond its range), or is null (a tombstone). A field that is missing, or null, is null; fields
-    that `schema` does not name are left out. To keep dead letters::
+    `error`: a value that is not JSON, or not an object, or null (a tombstone), or that has a field
+    of another type than `schema` says (or beyond its range). A field that is missing, or null, is
+    null; fields that `schema` does not name are left out. To keep dead letters::
 
         parsed = from_json(dataset.materialize(), schema)
         write_topic(parsed.dead_letters, "dead", key="key", header_columns=["error"])
@@ -64,9 +64,9 @@ def from_json(
         _check_columns(table, [column])
         _, errors = parser.parse(table.column(column).to_pylist())
         if ERROR in table.column_names:
-            table = table.drop_columns([ERROR])  # of an earlier attempt at these records
-        told = table.append_column(ERROR, pa.array(errors, pa.string()))
-        return told.filter(pa.array([error is not None for error in errors], pa.bool_()))
+            table = table.drop_columns([ERROR])  # It is from an earlier attempt.
+        failed = table.append_column(ERROR, pa.array(errors, pa.string()))
+        return failed.filter(pa.array([error is not None for error in errors], pa.bool_()))
 
     def each(change: Callable[[pa.Table], pa.Table]) -> Dataset:
         return dataset.map_batches(
@@ -110,8 +110,7 @@ class JsonColumns:
     def parse(
         self, values: Sequence[bytes | str | None]
     ) -> tuple[list[pa.Array], list[str | None]]:
-        """The columns of those values that parse, and for each value what is wrong with it, or
-        None."""
+        """The columns of the values that parse, and for each value its error, or None."""
         errors: list[str | None] = [None] * len(values)
         places: list[int] = []
         found: list[Any] = []
@@ -137,7 +136,7 @@ class JsonColumns:
                     break
             else:
                 return columns, errors
-            # Rare: a value beyond what its type holds. Those of this field are taken out.
+            # This is rare: a field has values that are too large for its type. These are removed.
             before = len(found)
             for index in reversed(range(before)):
                 try:
@@ -146,7 +145,7 @@ class JsonColumns:
                     errors[places[index]] = f"{error} - at `$.{field.name}`"
                     del found[index], places[index]
             if len(found) == before:
-                raise failure  # not a value's fault: together they are more than Arrow holds
+                raise failure  # Each value fits, but all together are too large for Arrow.
 
 
 _NOT_OF_TYPE = (pa.ArrowException, OverflowError, ValueError, UnicodeError)
@@ -160,13 +159,13 @@ def _column(items: list[Any], field: pa.Field) -> pa.Array:
 
 
 def _python_type(kind: pa.DataType, name: str) -> Any:
-    """What msgspec decodes to, so that `pa.array` takes it. Raises InvalidRequestError."""
+    """The type to which msgspec decodes for `pa.array`. Raises InvalidRequestError."""
     is_ = pa.types
     if is_.is_boolean(kind):
         return bool
     if is_.is_integer(kind):
         if kind.bit_width == 64:
-            return int  # pyarrow refuses what is beyond; msgspec cannot say it
+            return int  # pyarrow refuses larger numbers: msgspec has no such limits.
         bits = kind.bit_width - (0 if is_.is_unsigned_integer(kind) else 1)
         least = 0 if is_.is_unsigned_integer(kind) else -(2**bits)
         return Annotated[int, msgspec.Meta(ge=least, le=2**bits - 1)]

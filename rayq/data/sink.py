@@ -25,8 +25,8 @@ from rayq.records import OffsetRange
 
 
 class Written(NamedTuple):
-    """What became of a Dataset's rows. `repeated` of the records were there already when a task
-    sent them, from an earlier attempt at it. `ranges` are sorted and may hold records of others."""
+    """The result of a write. `repeated` counts the records that the log had already, from an
+    earlier attempt at a task. `ranges` are sorted, and may hold records of other producers too."""
 
     records: int
     repeated: int
@@ -51,19 +51,19 @@ def write_topic(
 ) -> Written:
     """Writes the rows of a Dataset to a topic, with acks="all"; returns when all are committed.
 
-    `value`, `key`, `headers`, `partition` and `timestamp` name the columns to take; other columns
-    are not written. Values and keys are binary or strings (a null value is a tombstone), headers
-    lists of structs of key (or name) and value, in order and with their duplicates. Without
-    `partition` a record goes where a producer would send its key; without `timestamp` it has the
-    time at which the write began. `header_columns` are further columns (binary or string) that
-    become headers of their names, where they are not null: the `error` of dead letters, say.
-    `cluster`: None means the process's current one.
+    `value`, `key`, `headers`, `partition` and `timestamp` name columns; other columns are not
+    written. Values and keys are binary or strings (a null value is a tombstone). Headers are lists
+    of structs of key (or name) and value, in order and with their duplicates. Without `partition` a
+    record goes where a producer would send its key. Without `timestamp` it has the time at which
+    the write began. `header_columns` are further columns (binary or string): each value that is not
+    null becomes a header under the column's name, for example the `error` of dead letters.
+    `cluster`: None means the process's current cluster.
 
-    A task that Ray retries sends the same batches under the same numbers, and none is appended
-    twice. Where it makes other rows than before it fails with RewriteMismatchError. A write that
-    fails leaves what was written so far, and calling this again writes anew, unless it is given the
-    same `job` (of `begin_write`) and the Dataset consists of the same blocks.
-    See `rayq.batch.task_writer` for how far that goes. Raises what `write_task` raises.
+    A task that Ray retries sends the same batches under the same numbers, and no batch is appended
+    twice. Where it makes other rows than before, it fails with RewriteMismatchError. A write that
+    fails leaves the records that it has written so far. Another call writes all records anew,
+    unless it has the same `job` (of `begin_write`) and the Dataset consists of the same blocks.
+    `rayq.batch.task_writer` says how far that goes. Raises what `write_task` raises.
     """
     found = cluster or Cluster.current()
     sink = TopicDatasink(
@@ -85,8 +85,8 @@ def write_topic(
 
 
 class TopicDatasink(Datasink[TaskWritten]):
-    """Writes to a topic; for `Dataset.write_datasink`, which `write_topic` calls. After the write
-    `written` says what became of the rows."""
+    """Writes to a topic, for `Dataset.write_datasink`, which `write_topic` calls. After the write
+    `written` has the result."""
 
     def __init__(
         self,
@@ -97,8 +97,8 @@ class TopicDatasink(Datasink[TaskWritten]):
         header_columns: Sequence[str] = (),
         timeout_s: float = 120.0,
     ) -> None:
-        """`columns` says which column of the Dataset is the value, and where wanted the key,
-        headers, partition and timestamp."""
+        """`columns` maps "value", and perhaps "key", "headers", "partition" and "timestamp", to
+        columns of the Dataset. None: there is no such column."""
         self.job = job
         self.written: Written | None = None
         self._cluster = cluster
@@ -150,7 +150,7 @@ class TopicDatasink(Datasink[TaskWritten]):
             yield pa.table(made)
 
     def _headers(self, table: pa.Table, given: Any) -> pa.Array:
-        """The given headers, and those made of columns."""
+        """The given headers, and the headers from columns."""
         kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
         found: list[list[Any]] = [[] for _ in range(table.num_rows)]
         if given is not None:
@@ -167,7 +167,7 @@ class TopicDatasink(Datasink[TaskWritten]):
 
 
 def _merged(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
-    """Sorted; those that touch become one."""
+    """The ranges, sorted. Ranges that touch become one."""
     merged: list[OffsetRange] = []
     for one in sorted(ranges):
         last = merged[-1] if merged else None

@@ -26,20 +26,20 @@ logger = logging.getLogger(__name__)
 
 ALL_COLUMNS = (*COLUMNS, "headers")
 TASK_BYTES = 32 * MIB
-"""A read task is made for about so much of Arrow data."""
+"""A read task has about this much Arrow data."""
 TASK_OFFSETS_MIN = 10_000
-"""No task is made smaller than this only to give every CPU one."""
+"""A task has at least this many offsets, even where some CPUs then have no task."""
 BLOCK_BYTES = 64 * MIB
-"""A read task that is larger hands its records to Ray Data in several blocks."""
+"""A larger read task hands its records to Ray Data in several blocks."""
 RECORD_BYTES_UNKNOWN = 1024
-"""What a record is taken for where none could be looked at."""
+"""The size of a record where no sample could be read."""
 SAMPLE_RECORDS = 1000
 SAMPLE_TIMEOUT_S = 5.0
 
 
 class Snapshot(NamedTuple):
-    """What there is to read, bound by bound; the same for every task, retry and later use. A plain
-    value: it pickles."""
+    """The ranges of offsets to read, the same for every task, retry and later use. It is a plain
+    value, which pickles."""
 
     ranges: list[Split]
 
@@ -49,19 +49,19 @@ class Snapshot(NamedTuple):
 
     @property
     def end_offsets(self) -> dict[TopicPartition, int]:
-        """Where the next job goes on: its `starting_offsets`."""
+        """The `starting_offsets` of the next job."""
         return offset_ranges.end_offsets(self.ranges)
 
 
 def snapshot(
     topics: str | Iterable[str] = (), *, cluster: Cluster | None = None, **bounds: Any
 ) -> Snapshot:
-    """What `topics` (or those that `pattern` matches) hold now, for `read_topic`.
+    """The present ranges of `topics`, or of the topics that `pattern` matches, for `read_topic`.
 
     `bounds` are the keywords of `rayq.batch.offset_ranges.snapshot`, with the meanings that users
     of Spark's Kafka source know: pattern, starting_offsets ("earliest"), ending_offsets ("latest",
     the end as it is now), starting_timestamp(s), ending_timestamp(s), new_partitions,
-    fail_on_data_loss (True), timeout_s (60). `cluster`: None means the process's current one.
+    fail_on_data_loss (True), timeout_s (60). `cluster`: None means the process's current cluster.
     Raises what that function raises.
     """
     return Snapshot(offset_ranges.snapshot(cluster, topics, **bounds))
@@ -83,24 +83,24 @@ def read_topic(
     of the columns key, value (binary), topic (string), partition (int32), offset (int64), timestamp
     (microseconds, UTC) and headers (a list of structs of key and value: order and duplicates stay).
 
-    Ends are fixed here, once: reading again gives the same records. Take the `Snapshot` yourself to
-    know where a job goes on::
+    The ends are fixed here, once, so reading again gives the same records. Take the `Snapshot`
+    yourself to know where the next job goes on::
 
         taken = rayq.data.snapshot("flights")
         dataset = rayq.data.read_topic(taken)
         ...
         more = rayq.data.read_topic("flights", starting_offsets=taken.end_offsets)
 
-    Partitions are read in parallel and cut by offsets where that helps; `min_partitions` is the
-    least number of read tasks, if more than one for about 32 MiB, or one for each CPU. Naming fewer
-    `columns` reads faster. `ray_remote_args` are options of the read tasks; other keywords are the
-    bounds of `snapshot`. `cluster`: None means the process's current one.
+    Partitions are read in parallel, and cut by offsets where that helps: there is a read task for
+    about 32 MiB, or for each CPU, and there are at least `min_partitions`. Fewer `columns` are
+    faster to read. `ray_remote_args` are options of the read tasks; other keywords are the bounds
+    of `snapshot`. `cluster`: None means the process's current cluster.
 
-    Reading is exact or fails: while a leader cannot be reached it is tried again, and without any
-    progress for `timeout_s` seconds the job raises PartitionOfflineError or TimeoutError. Records
-    that expired since the snapshot are an OffsetOutOfRangeError, or, with
-    `fail_on_data_loss=False`, logged and left out. (Ray Data's own `max_errored_blocks`, where it
-    is set, leaves out tasks that fail: keep it at 0.) A topic deleted meanwhile is an
+    A read is exact, or it fails. While a leader cannot be reached, the task tries again; without
+    any progress for `timeout_s` seconds the job raises PartitionOfflineError or TimeoutError.
+    Records that expired since the snapshot raise OffsetOutOfRangeError; with
+    `fail_on_data_loss=False` they are logged and left out. (Ray Data's own `max_errored_blocks`
+    leaves out tasks that fail: keep it at 0.) A topic that was deleted meanwhile raises
     UnknownTopicError. Raises what `snapshot` raises.
     """
     found = cluster or Cluster.current()
@@ -135,7 +135,7 @@ def read_topic(
 
 
 class TopicDatasource(Datasource):
-    """Reads a `Snapshot`; for `ray.data.read_datasource`, which `read_topic` calls."""
+    """Reads a `Snapshot`, for `ray.data.read_datasource`, which `read_topic` calls."""
 
     def __init__(
         self,
@@ -159,13 +159,13 @@ class TopicDatasource(Datasource):
         return "Topic"
 
     def estimate_inmemory_data_size(self) -> int:
-        """Bytes in Arrow: a sample of each topic times its offsets."""
+        """The size in Arrow: a topic's offsets times the size of a record in a sample."""
         return sum(map(self._size_of, self._taken.ranges))
 
     def task_count(self, min_partitions: int | None) -> int:
-        """How many read tasks to ask for; an empty topic has one, which gives the schema."""
+        """The number of read tasks. An empty topic has one task, which gives the schema."""
         ranges = self._taken.ranges
-        split_ranges(ranges, min_partitions)  # checks it
+        split_ranges(ranges, min_partitions)  # This checks min_partitions.
         offsets = sum(one.offsets for one in ranges)
         cpus = int(ray.cluster_resources().get("CPU", 1))  # type: ignore[no-untyped-call]
         by_size = math.ceil(self.estimate_inmemory_data_size() / TASK_BYTES)
@@ -180,7 +180,8 @@ class TopicDatasource(Datasource):
     ) -> list[ReadTask]:
         splits = split_ranges(self._taken.ranges, max(parallelism, 1))
         if not splits:
-            return [self._task(self._schema.empty_table, 0, 0, "nothing", per_task_row_limit)]
+            nothing = [self._schema.empty_table()]
+            return [self._task(lambda: nothing, 0, 0, "nothing", per_task_row_limit)]
         return [
             self._task(
                 _reading(
@@ -190,7 +191,7 @@ class TopicDatasource(Datasource):
                     self._fail_on_data_loss,
                     self._timeout_s,
                 ),
-                # Compaction leaves offsets without a record, so how many there are is not known.
+                # The number of records is not known: compaction leaves offsets without a record.
                 None,
                 self._size_of(split),
                 f"rayq://{split.topic}/{split.partition}/{split.start}-{split.end}",
@@ -201,7 +202,7 @@ class TopicDatasource(Datasource):
 
     def _task(
         self,
-        read: Callable[[], Any],
+        read: Callable[[], Iterable[pa.Table]],
         rows: int | None,
         size_bytes: int,
         name: str,
@@ -210,7 +211,7 @@ class TopicDatasource(Datasource):
         metadata = BlockMetadata(
             num_rows=rows, size_bytes=size_bytes, exec_stats=None, input_files=(name,)
         )
-        return ReadTask(_blocks(read), metadata, self._schema, row_limit)
+        return ReadTask(read, metadata, self._schema, row_limit)
 
     def _size_of(self, split: Split) -> int:
         if self._record_bytes is None:
@@ -218,9 +219,8 @@ class TopicDatasource(Datasource):
         return int(self._record_bytes.get(split.topic, RECORD_BYTES_UNKNOWN) * split.offsets)
 
     def _sampled(self) -> dict[str, float]:
-        """Bytes of Arrow data for each offset, by topic, from the largest range of each. A topic
-        that could not be sampled is left out: the estimate only decides how many tasks there are.
-        """
+        """The bytes of Arrow data for an offset of each topic, from a sample of its largest range.
+        A topic without a sample is left out: the estimate only decides the number of tasks."""
         largest: dict[str, Split] = {}
         for one in self._taken.ranges:
             if not one.is_empty and one.offsets > largest.get(one.topic, one).offsets - 1:
@@ -249,8 +249,8 @@ def _reading(
     fail_on_data_loss: bool,
     timeout_s: float,
 ) -> Callable[[], Iterator[pa.Table]]:
-    """What a read task does, wherever it runs. Which offsets each block holds is decided before:
-    Ray may run a task again for one lost block, and takes the block of the same number for it."""
+    """The function of a read task, for any process. The offsets of each block are decided before:
+    Ray may run a task again for one lost block, and then takes the block of the same number."""
 
     def read() -> Iterator[pa.Table]:
         for block in blocks:
@@ -264,11 +264,3 @@ def _reading(
             yield pa.Table.from_batches(list(batches), schema=read_schema(columns))
 
     return read
-
-
-def _blocks(read: Callable[[], Any]) -> Callable[[], Iterator[pa.Table]]:
-    def blocks() -> Iterator[pa.Table]:
-        found = read()
-        yield from ([found] if isinstance(found, pa.Table) else found)
-
-    return blocks

@@ -1,4 +1,4 @@
-"""`python -m rayq.spark`: whether Spark can run on this machine, and if not, what it needs."""
+"""`python -m rayq.spark` says whether Spark can run on this machine, or what it lacks."""
 
 from __future__ import annotations
 

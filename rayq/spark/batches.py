@@ -1,15 +1,15 @@
-"""Which offsets each micro-batch of a streaming query reads. Pure: the checkpoint and the log come
-in as values.
+"""Which offsets each micro-batch of a streaming query reads. The decision is pure: the checkpoint
+and the log come in as values.
 
-A batch is decided once, written ahead under its id, and from then on it is what was written: after
-a crash the batch without a commit is run again as it stands, whatever the log holds by then. So a
-sink that keeps one result for each batch id has every record once.
+A batch is decided once, and written ahead under its id. From then on the written batch counts:
+after a crash the batch without a commit is run again as it was written, whatever the log holds by
+then. So a sink that keeps one result for each batch id has every record once.
 
-What a batch holds for each partition of the query, also for those it reads nothing of, is all that
-the next one needs to go on: batches follow each other without a gap and without an overlap. Only
-where the log has lost records, and `fail_on_data_loss=False` accepts it, does the next batch begin
-elsewhere: where the log starts, or where it ends. It is then as well that a start leaves deleted
-topics out of the batch that it runs again.
+A batch has a range for each partition of the query, even for partitions of which it reads nothing.
+The next batch needs no more to go on: batches follow each other without a gap and without an
+overlap. There are two exceptions, for which `fail_on_data_loss=False` is needed. Where the log has
+lost records, the next batch begins where the log starts, or where it ends. And a start leaves
+deleted topics out of the batch that it runs again.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from rayq.records import TopicPartition
 
 class MicroBatch(msgspec.Struct, frozen=True):
     """A micro-batch as it is written ahead: one range for every partition of the query, sorted by
-    topic and partition. Some may be empty; all of them only where the log ended before the query's
-    position, so that what is appended there from now on is read, also after a restart."""
+    topic and partition. Some ranges may be empty. All are empty only where the log ended before the
+    query's position: so the query also reads, after a restart too, what is appended there later."""
 
     batch_id: int
     timestamp_ms: int
-    """When it was decided."""
+    """The time of the decision."""
     ranges: list[Split]
 
     @property
     def offsets(self) -> int:
-        """How many; in a compacted log fewer of them may hold a record."""
+        """The number of offsets. In a compacted log some of them have no record."""
         return sum(one.offsets for one in self.ranges)
 
 
 class QueryProgress(msgspec.Struct, frozen=True):
-    """How far a query is: where the batch `next_id` begins, as empty ranges."""
+    """The position of a query: where the batch `next_id` begins, as empty ranges."""
 
     next_id: int
     positions: list[Split]
@@ -51,15 +51,15 @@ class QueryProgress(msgspec.Struct, frozen=True):
 
 
 class Resumption(msgspec.Struct, frozen=True):
-    """What a start finds: the batch to run again, if one has no commit, and where to go on then."""
+    """What a start finds: the batch to run again, if one has no commit, and where to go on."""
 
     replay: MicroBatch | None
     progress: QueryProgress
 
 
 def resume(start: Sequence[Split], written: MicroBatch | None, committed: int | None) -> Resumption:
-    """From the starting positions of the query, its last batch written and the last committed.
-    Raises CheckpointDamagedError where these cannot be of one query."""
+    """How a query goes on from its starting positions `start`, its last written batch, and the id
+    of its last committed batch. Raises CheckpointDamagedError where these contradict each other."""
     if written is None:
         if committed is not None:
             raise CheckpointDamagedError(
@@ -77,7 +77,7 @@ def resume(start: Sequence[Split], written: MicroBatch | None, committed: int | 
 
 
 def after(batch: MicroBatch) -> QueryProgress:
-    """Where to go on once a batch is written."""
+    """The position behind a batch."""
     return QueryProgress(batch.batch_id + 1, _ends(batch.ranges))
 
 
@@ -86,7 +86,7 @@ def _ends(ranges: Iterable[Split]) -> list[Split]:
 
 
 def with_topics(found: Resumption, topics: Collection[str]) -> Resumption:
-    """What is left of a resumption without the topics that are not among these."""
+    """The resumption without the topics that are not in `topics`."""
 
     def left(ranges: Iterable[Split]) -> list[Split]:
         return [one for one in ranges if one.topic in topics]
@@ -108,14 +108,14 @@ def next_batch(
     until: Mapping[TopicPartition, int] | None = None,
     now_ms: int,
 ) -> MicroBatch | None:
-    """The next batch, None while there is nothing new: no offsets to read, and no log that ends
+    """The next batch. None while there is nothing new: no offsets to read, and no log that ends
     before the query's position.
 
-    `available`: for every partition of the topics as they are now the range from the query's
-    position (of a partition that is new to it, from the log's start) to the end. `until`: ends that
-    are not passed; a partition without one is left for another time. `offsets_max` offsets are
-    shared out in proportion to what is there, at least one to each partition; where they are too
-    few for that, partitions take turns.
+    `available` has for every partition of the present topics the range from the query's position
+    to the end; the range of a new partition begins at the log's start. The batch does not pass the
+    ends in `until`, and reads nothing of a partition without an end there. `offsets_max` offsets
+    are shared out in proportion to the ranges, at least one to each partition; where there are too
+    few offsets for that, the partitions take turns.
     """
     check_same_topics(progress.positions, available)
     ranges = sorted(available)
@@ -135,7 +135,7 @@ def _until(one: Split, end: int | None) -> Split:
 
 
 def _share(ranges: list[Split], offsets_max: int, batch_id: int) -> list[Split]:
-    """Depends on nothing but its arguments: the same log gives the same batch."""
+    """The ranges, cut to `offsets_max` in all. The same arguments give the same ranges."""
     filled = [one for one in ranges if not one.is_empty]
     if len(filled) <= offsets_max:
         return limit_ranges(ranges, offsets_max)
@@ -145,7 +145,7 @@ def _share(ranges: list[Split], offsets_max: int, batch_id: int) -> list[Split]:
 
 
 def check_same_topics(known: Iterable[Split], found: Iterable[Split]) -> None:
-    """Raises CheckpointMismatchError where a topic of the query is another one by now."""
+    """Raises CheckpointMismatchError where a topic of the query was deleted and created anew."""
     ids = {one.topic: one.topic_id for one in known}
     for one in found:
         expected = ids.get(one.topic, one.topic_id)

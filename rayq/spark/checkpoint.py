@@ -2,17 +2,17 @@
 
 Laid out as Spark's own::
 
-    lock            who uses it
+    lock            the process that uses the checkpoint
     metadata        the query: its id, its topics and cluster, and where it starts
-    offsets/<N>     what batch N reads, written before it runs
-    commits/<N>     written after it has run
+    offsets/<N>     the ranges that batch N reads, written before it runs
+    commits/<N>     written after batch N has run
 
 Each file is a line `rayq <kind> <version> <crc32c>` and JSON (`rayq.storage.checked_file`), and is
-replaced as a whole. `metadata` is the first to be written, with the starting positions: a query
-that started at "latest" starts there again, also when it died before its first batch. A crash
-leaves at most one batch without a commit, the last: it is run again, with the same offsets.
+replaced as a whole. `metadata` is written first, with the starting positions: so a query that
+started at "latest" starts there again, even when it died before its first batch. A crash leaves at
+most one batch without a commit, the last. It is run again, with the same offsets.
 
-The last batch alone says where to go on. `BATCHES_KEPT` of them are kept for people to look at.
+Only the last batch says where to go on. `BATCHES_KEPT` batches are kept for people to look at.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ BATCHES_KEPT = 100
 
 
 class QueryMetadata(msgspec.Struct, frozen=True):
-    """`metadata`: what the checkpoint is of. `start` holds an empty range for each partition where
-    the query starts; `topics` is empty where there is a pattern."""
+    """The file `metadata`. `start` has an empty range for each partition, where the query starts.
+    `topics` is empty where there is a pattern."""
 
     id: str
     cluster_id: str
@@ -54,14 +54,14 @@ class QueryMetadata(msgspec.Struct, frozen=True):
 
 
 class WrittenBatch(msgspec.Struct, frozen=True):
-    """`offsets/<N>`."""
+    """A file `offsets/<N>`."""
 
     query_id: str
     batch: MicroBatch
 
 
 class BatchCommit(msgspec.Struct, frozen=True):
-    """`commits/<N>`."""
+    """A file `commits/<N>`."""
 
     query_id: str
     batch_id: int
@@ -72,7 +72,7 @@ Content = TypeVar("Content", QueryMetadata, WrittenBatch, BatchCommit)
 
 
 class Checkpoint:
-    """Held by one query from `open` to `close`. Every method raises CheckpointError."""
+    """One query holds it from `open` to `close`. Every method raises CheckpointError."""
 
     def __init__(self, store: Store) -> None:
         """Use `Checkpoint.open`."""
@@ -96,7 +96,7 @@ class Checkpoint:
         return Checkpoint(store)
 
     def close(self) -> None:
-        """Lets go of the lock. Idempotent."""
+        """Releases the lock. Idempotent."""
         self._store.unlock()
 
     # --- the start ------------------------------------------------------------------------------
@@ -115,16 +115,16 @@ class Checkpoint:
         return found
 
     def create(self, metadata: QueryMetadata) -> None:
-        """Makes a new checkpoint this query's, durably."""
+        """Writes the metadata of a new checkpoint, durably."""
         assert self._query_id == "", "made once"
         self._store.make_directories(OFFSETS, COMMITS)
         self._write(METADATA, METADATA, metadata)
         self._query_id = metadata.id
 
     def resume(self, metadata: QueryMetadata) -> Resumption:
-        """What to run again, and where to go on. Raises CheckpointDamagedError,
+        """The batch to run again, and the position behind it. Raises CheckpointDamagedError,
         UnsupportedFormatError."""
-        # Both may be missing after a power loss right after their parent was made.
+        # Both may be missing after a power loss at the first start.
         self._store.make_directories(OFFSETS, COMMITS)
         written, committed = self._numbers(OFFSETS), self._numbers(COMMITS)
         batch = self._batch(written[-1]) if written else None
@@ -169,8 +169,7 @@ class Checkpoint:
     # --- batches --------------------------------------------------------------------------------
 
     def write_batch(self, batch: MicroBatch) -> None:
-        """Writes ahead what a batch will read, durably. Raises CheckpointInUseError where another
-        query wrote it meanwhile."""
+        """Writes a batch ahead, durably. Raises CheckpointInUseError if another query did."""
         expected = 0 if self._last_written is None else self._last_written + 1
         assert batch.batch_id == expected, (batch.batch_id, expected)
         name = f"{OFFSETS}/{batch.batch_id}"
@@ -184,13 +183,13 @@ class Checkpoint:
         self._last_written = batch.batch_id
 
     def commit(self, batch_id: int, now_ms: int) -> None:
-        """Says that a batch is done, durably, and forgets an old one."""
+        """Writes that a batch is done, durably, and removes an old batch."""
         assert batch_id == self._last_written, (batch_id, self._last_written)
         self._store.check_lock()
         self._write(f"{COMMITS}/{batch_id}", COMMITS, BatchCommit(self._query_id, batch_id, now_ms))
         self._last_committed = batch_id
         for directory in (OFFSETS, COMMITS):
-            # What cannot be removed now is removed by the next start.
+            # The next start removes the files that cannot be removed now.
             with contextlib.suppress(CheckpointError):
                 self._store.remove(f"{directory}/{batch_id - BATCHES_KEPT}")
 

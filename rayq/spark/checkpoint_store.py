@@ -1,9 +1,10 @@
-"""Where a checkpoint's files are: a local directory, or any file system that fsspec knows.
+"""The files of a checkpoint, in a local directory or in any file system that fsspec knows.
 
-Both replace a file as a whole. A local one is durable when `write` returns (temporary file,
-fdatasync, rename, fsync of the directory), and its lock is the kernel's: it goes with the process.
-Elsewhere a file is written under another name and moved, which is as durable as the file system
-makes it; and the lock is a lease, a file that its holder rewrites every few seconds (`LeaseLock`).
+Both replace a file as a whole. A local file is durable when `write` returns (temporary file,
+fdatasync, rename, fsync of the directory), and the lock there is the kernel's, which ends with the
+process. Elsewhere a file is written under another name and moved, which is as durable as the file
+system makes it. The lock there is a lease: a file that its holder rewrites every few seconds
+(`LeaseLock`).
 """
 
 from __future__ import annotations
@@ -15,32 +16,33 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import msgspec
 
 from rayq.client.environment import boot_id
 from rayq.environment import Disk, File
-from rayq.errors import CheckpointError, CheckpointInUseError, MissingExtraError, StorageError
+from rayq.errors import CheckpointError, CheckpointInUseError, MissingExtraError
 from rayq.runtime.processes import process_start_time
 from rayq.storage import checked_file
 from rayq.storage.disk import LocalDisk, LocalFile
 
 ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?!/)")
-"""`s3:/bucket/x`, as Hadoop's paths may be written: not to be taken for a directory named `s3:`."""
+"""Hadoop's paths may look like `s3:/bucket/x`. That is no directory with the name `s3:`."""
 LOCK = "lock"
 LEASE_S = 30.0
-"""A lease that its holder did not renew for so long is over."""
+"""A lease ends when its holder has not renewed it for this long."""
 RENEWALS_PER_LEASE = 6
 SETTLE_S = 1.0
-"""Between taking a lease and looking whether another process took it at the same moment."""
+"""After this time a process that took a lease checks whether another process took it as well."""
 
 
 class CheckpointHolder(msgspec.Struct, frozen=True):
-    """Who uses a checkpoint. `started` is the process's start (clock ticks since boot): with the
-    pid, the boot and the pid namespace it names one process for ever. The host's name is for people
-    alone: machines and containers may share one."""
+    """The process that uses a checkpoint. `started` is the start of the process (clock ticks since
+    boot). With the pid, the boot and the pid namespace it names one process for ever. The host's
+    name is only for people, since machines and containers may share a name."""
 
     host: str
     pid: int
@@ -48,14 +50,14 @@ class CheckpointHolder(msgspec.Struct, frozen=True):
     run_id: str
     boot_id: str | None = None
     pid_namespace: str | None = None
-    """As Linux names them; None where it does not say (or an earlier version did not ask)."""
+    """Linux's name for it. None where Linux gives none, or an earlier version wrote the file."""
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host} (run {self.run_id})"
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """Content of the lock file that is no kernel's lock."""
+    """The content of the lock file where the lock is a lease."""
 
     holder: CheckpointHolder
     beat: int
@@ -71,7 +73,7 @@ class Store(Protocol):
     def make_directories(self, *names: str) -> None: ...
 
     def read(self, name: str) -> bytes | None:
-        """None: no such file."""
+        """The content of a file, or None when there is no such file."""
         ...
 
     def write(self, name: str, data: bytes) -> None:
@@ -137,6 +139,19 @@ def open_store(path: str | os.PathLike[str], run_id: str) -> Store:
     return FsspecStore(files, root, text, this_process(run_id))
 
 
+@contextmanager
+def _failing(path: str, name: str, what: str) -> Iterator[None]:
+    """Raises errors of the file system, which may be of any class, as CheckpointError."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{name} of the checkpoint {path} cannot be {what}: {error}") from (
+            error
+        )
+
+
 # --- a local directory ----------------------------------------------------------------------------
 
 
@@ -150,40 +165,28 @@ class LocalStore:
         self._lock: File | None = None
 
     def make_directories(self, *names: str) -> None:
-        try:
+        with _failing(self.path, self.path, "made"):
             for name in names:
                 checked_file.make_directory(self._disk, f"{self.path}/{name}")
-        except OSError as error:
-            raise self._failed("made", self.path, error) from error
 
     def read(self, name: str) -> bytes | None:
-        try:
+        with _failing(self.path, name, "read"):
             return checked_file.read_whole(self._disk, f"{self.path}/{name}")
-        except (OSError, StorageError) as error:
-            raise self._failed("read", name, error) from error
 
     def write(self, name: str, data: bytes) -> None:
-        try:
+        with _failing(self.path, name, "written"):
             checked_file.replace(self._disk, f"{self.path}/{name}", data)
-        except OSError as error:
-            raise self._failed("written", name, error) from error
 
     def names(self, directory: str) -> list[str]:
-        try:
+        with _failing(self.path, directory, "listed"):
             return self._disk.list(f"{self.path}/{directory}")
-        except OSError as error:
-            raise self._failed("listed", directory, error) from error
 
     def remove(self, name: str) -> None:
-        try:
+        with _failing(self.path, name, "removed"), suppress(FileNotFoundError):
             self._disk.remove(f"{self.path}/{name}")
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise self._failed("removed", name, error) from error
 
     def lock(self) -> None:
-        try:
+        with _failing(self.path, LOCK, "locked"):
             checked_file.make_directory(self._disk, self.path)
             file = self._disk.open(f"{self.path}/{LOCK}", create=True)
             try:
@@ -194,8 +197,6 @@ class LocalStore:
             except BaseException:
                 file.close()
                 raise
-        except OSError as error:
-            raise self._failed("locked", LOCK, error) from error
         self._lock = file
 
     def check_lock(self) -> None:
@@ -203,22 +204,19 @@ class LocalStore:
 
     def unlock(self) -> None:
         if self._lock is not None:
-            # A child that was forked shares the open file: until it ends as well, closing ours
-            # does not unlock. Nor may it unlock what is its parent's.
+            # A forked child shares the open file: as long as the child runs, closing the file here
+            # does not unlock it. And the child must not unlock the file of its parent.
             if isinstance(self._lock, LocalFile) and self._holder.pid == os.getpid():
                 fcntl.flock(self._lock.descriptor, fcntl.LOCK_UN)
             self._lock.close()
             self._lock = None
-
-    def _failed(self, what: str, name: str, error: Exception) -> CheckpointError:
-        return CheckpointError(f"{name} of the checkpoint {self.path} cannot be {what}: {error}")
 
 
 def _holder_in(content: bytes) -> CheckpointHolder | None:
     try:
         return msgspec.json.decode(content, type=CheckpointHolder)
     except msgspec.DecodeError:
-        return None  # it has yet to sign
+        return None  # The holder has not written its line yet.
 
 
 def _in_use(path: str, holder: CheckpointHolder | None) -> CheckpointInUseError:
@@ -233,7 +231,7 @@ def _in_use(path: str, holder: CheckpointHolder | None) -> CheckpointInUseError:
 
 
 class FsspecStore:
-    """Files of an fsspec file system, whose errors may be of any class."""
+    """The files of an fsspec file system, whose errors may be of any class."""
 
     def __init__(self, files: Any, root: str, url: str, holder: CheckpointHolder) -> None:
         self.path = url
@@ -242,48 +240,33 @@ class FsspecStore:
         self._lease = LeaseLock(self, holder)
 
     def make_directories(self, *names: str) -> None:
-        try:
+        with _failing(self.path, self.path, "made"):
             for name in names:
                 self._files.makedirs(self._full(name), exist_ok=True)
-        except Exception as error:
-            raise self._failed("made", self.path, error) from error
 
     def read(self, name: str) -> bytes | None:
-        try:
+        with _failing(self.path, name, "read"), suppress(FileNotFoundError):
             self._files.invalidate_cache()
             found: bytes = self._files.cat_file(self._full(name))
-        except FileNotFoundError:
-            return None
-        except Exception as error:
-            raise self._failed("read", name, error) from error
-        return found
+            return found
+        return None
 
     def write(self, name: str, data: bytes) -> None:
-        full = self._full(name)
-        temporary = full + checked_file.TEMPORARY_SUFFIX
-        try:
+        temporary = self._full(name) + checked_file.TEMPORARY_SUFFIX
+        with _failing(self.path, name, "written"):
             self._files.pipe_file(temporary, data)
-            self._files.mv(temporary, full)
-        except Exception as error:
-            raise self._failed("written", name, error) from error
+            self._files.mv(temporary, self._full(name))
 
     def names(self, directory: str) -> list[str]:
-        try:
+        with _failing(self.path, directory, "listed"), suppress(FileNotFoundError):
             self._files.invalidate_cache()
             found = self._files.ls(self._full(directory), detail=False)
-        except FileNotFoundError:
-            return []
-        except Exception as error:
-            raise self._failed("listed", directory, error) from error
-        return sorted(posixpath.basename(name.rstrip("/")) for name in found)
+            return sorted(posixpath.basename(name.rstrip("/")) for name in found)
+        return []
 
     def remove(self, name: str) -> None:
-        try:
+        with _failing(self.path, name, "removed"), suppress(FileNotFoundError):
             self._files.rm_file(self._full(name))
-        except FileNotFoundError:
-            return
-        except Exception as error:
-            raise self._failed("removed", name, error) from error
 
     def lock(self) -> None:
         self.make_directories("")
@@ -298,22 +281,19 @@ class FsspecStore:
     def _full(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
 
-    def _failed(self, what: str, name: str, error: Exception) -> CheckpointError:
-        return CheckpointError(f"{name} of the checkpoint {self.path} cannot be {what}: {error}")
-
 
 class LeaseLock:
     """A lock by a file, for file systems without locks.
 
-    The file names its holder and a beat that grows every few seconds. Who finds it watches: a beat
-    that moves means in use; one that stands still for `LEASE_S` means that the holder is dead (at
-    once where it was a process of this boot and pid namespace that is gone). No clocks are
-    compared.
+    The file names its holder, and a number (`beat`) that the holder raises every few seconds. A
+    process that finds the file watches it. When the number grows, the checkpoint is in use. When it
+    does not grow for `LEASE_S`, the holder is dead; a holder of this boot and pid namespace whose
+    process is gone counts as dead at once. No clocks are compared.
 
-    Without a compare-and-swap this is no proof: of two that take a dead holder's lease at the same
-    moment the later writer wins, and the other sees so after `SETTLE_S`, or before its next batch
-    (`check`). So two may decide one batch only where a process stood still for longer than that
-    between the look and the write.
+    Without a compare-and-swap this is no proof. When two processes take a dead holder's lease at
+    the same moment, the later writer wins, and the other finds that out after `SETTLE_S`, or before
+    its next batch (`check`). So two processes can decide one batch only when one of them stood
+    still for longer than that between its check and its write.
     """
 
     def __init__(
@@ -346,7 +326,7 @@ class LeaseLock:
         self._renewer.start()
 
     def check(self) -> None:
-        """Raises CheckpointInUseError where another holds it by now."""
+        """Raises CheckpointInUseError where another process holds the lease by now."""
         current = self._read()
         if current is None or current.holder != self._holder:
             raise _in_use(self._store.path, None if current is None else current.holder)
@@ -375,11 +355,11 @@ class LeaseLock:
             try:
                 current = self._read()
                 if current is None or current.holder != self._holder:
-                    return  # taken by another: `check` will say so
+                    return  # Another process took the lease: `check` reports it.
                 self._beat += 1
                 self._write()
             except CheckpointError:
-                continue  # tried again, long before the lease is over
+                continue  # There is time for another attempt before the lease ends.
 
     def _read(self) -> Lease | None:
         content = self._store.read(LOCK)
@@ -398,7 +378,7 @@ class LeaseLock:
 
 
 def _is_gone(holder: CheckpointHolder) -> bool:
-    """A process that this one would see, and that has ended; of others nothing is known."""
+    """Whether the holder surely ended. Only processes of this boot and namespace are known."""
     if holder.started is None or None in (holder.boot_id, holder.pid_namespace):
         return False
     if (holder.boot_id, holder.pid_namespace) != (boot_id(), _pid_namespace()):

@@ -1,7 +1,7 @@
-"""What the driver's JVM says on stderr, but for a line that is no news.
+"""Removes a useless line from the stderr of the driver's JVM.
 
-Ray's client in that JVM logs how it connects, at level INFO, before it has read any setting: so no
-setting keeps it off the console, and it comes amid the results of each program that uses Spark.
+Ray's client in that JVM logs at level INFO how it connects, before it has read any setting. So no
+setting keeps the line off the console, where it would stand amid the results of every program.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ NOISE = re.compile(rb"\[[^]]* I [^]]*\] gcs_client\.cc:\d+: GcsClient has no Clu
 
 @contextlib.contextmanager
 def without_noise() -> Iterator[None]:
-    """For a JVM that PySpark launches in this block; one that runs already is left as it is."""
+    """Filters the stderr of a JVM that PySpark launches in this block, and of no other."""
     module: Any = context
     launch = module.launch_gateway
     read_end, write_end = os.pipe()
     lines = os.fdopen(read_end, "rb")
-    # Until the JVM has ended: it outlives the session. What it writes comes out as it did before.
+    # The thread runs until the JVM ends, which outlives the session.
     threading.Thread(
         target=copy_without_noise, args=(lines, STDERR), name="spark-stderr", daemon=True
     ).start()
@@ -40,7 +40,7 @@ def without_noise() -> Iterator[None]:
 
 
 def copy_without_noise(lines: IO[bytes], descriptor: int) -> None:
-    """Up to the end of `lines`, and closes them."""
+    """Copies `lines` to their end without the noise, and closes them."""
     with lines:
         for line in lines:
             if not NOISE.match(line):

@@ -1,8 +1,8 @@
 """Batch reads: a topic as a DataFrame, with the columns and options of Spark's Kafka source.
 
-The driver fixes what is read once (`rayq.batch.offset_ranges.snapshot`); each Spark task gets one
-range of offsets and fetches it from the partition's leader into Arrow when Spark runs it. A range
-is a plain value, so a task that Spark runs again reads the same records.
+The driver fixes the ranges of offsets once (`rayq.batch.offset_ranges.snapshot`). Each Spark task
+gets one range, and fetches it from the partition's leader into Arrow when Spark runs the task. A
+range is a plain value, so a task that Spark runs again reads the same records.
 """
 
 from __future__ import annotations
@@ -37,30 +37,30 @@ def read(
     include_headers: bool = False,
     timeout_s: float = 60.0,
 ) -> DataFrame:
-    """What is in `topics` (or in those whose whole name `pattern` matches) as a DataFrame.
+    """The records of `topics` (or of the topics whose whole name `pattern` matches) as a DataFrame.
 
-    Columns: key and value (binary), topic (string), partition (int), offset (long), timestamp;
-    with `include_headers` also headers, an array of (key string, value binary) that is empty where
-    a record has none.
+    The columns are key and value (binary), topic (string), partition (int), offset (long) and
+    timestamp. With `include_headers` there is also headers, an array of (key string, value binary)
+    that is empty for a record without headers.
 
-    Where to start and to end: "earliest", "latest", or offsets for every partition, as
+    The start and the end are "earliest", "latest", or offsets for every partition, as
     `{TopicPartition("t", 0): 23}` or `{"t": {0: 23}}`; or a time (Unix milliseconds, or a datetime
-    with a time zone), one for all or one for each partition. Ends are exclusive; "latest" is the
-    high watermark, asked for once, now: whatever is appended later is not part of the DataFrame,
-    however often and late it is evaluated. Nothing is fetched before it is. A mapping names every
-    partition; with `new_partitions="earliest"` those that `starting_offsets` leaves out, such as
-    ones added since, begin at their log start. A time that no record reaches is the partition's
-    end, also to start at (Spark's Kafka source raises there).
+    with a time zone), one for all or one for each partition. Ends are exclusive. "latest" is the
+    high watermark at this call: records that are appended later are not part of the DataFrame,
+    however often and late it is evaluated. Nothing is fetched before it is evaluated. A mapping
+    names every partition; with `new_partitions="earliest"` the partitions that `starting_offsets`
+    leaves out, such as new ones, begin at their log start. A time after the last record stands for
+    the partition's end, as a start too (where Spark's Kafka source raises).
 
-    Each topic partition becomes one Spark partition; `min_partitions` cuts large ones by offset
-    until there are so many. `fail_on_data_loss`: whether records that expired are an error, or are
-    left out with a warning. `timeout_s`: how long, in seconds, a leader may be away, here and in
-    a task, before that attempt at the task fails; Spark makes `spark.task.maxFailures` (4) of them
-    before the job fails. Never are fewer records returned instead.
+    Each topic partition becomes one Spark partition. `min_partitions` cuts large ranges by offset
+    until there are at least as many. `fail_on_data_loss`: whether expired records are an error, or
+    are left out with a warning. `timeout_s`: how long, in seconds, a leader may be away, here and
+    in a task, before that attempt at the task fails; Spark makes `spark.task.maxFailures` (4)
+    attempts before the job fails. A read never returns fewer records instead.
 
-    Raises what `rayq.batch.offset_ranges.snapshot` does: UnknownTopicError, OffsetOutOfRangeError,
-    InvalidRequestError, PartitionOfflineError, TimeoutError; NoClusterError. A task's errors reach
-    the driver as PySpark's PythonException, with rayq's own in its text.
+    Raises the errors of `rayq.batch.offset_ranges.snapshot`: UnknownTopicError,
+    OffsetOutOfRangeError, InvalidRequestError, PartitionOfflineError, TimeoutError; NoClusterError.
+    A task's errors reach the driver as PySpark's PythonException, with rayq's error in its text.
     """
     cluster = cluster or Cluster.current()
     ranges = snapshot(
@@ -96,7 +96,7 @@ def read_ranges(
     fail_on_data_loss: bool = True,
     timeout_s: float = 60.0,
 ) -> DataFrame:
-    """Exactly these ranges, one Spark partition for each, in their order."""
+    """The records of exactly these ranges, with one Spark partition for each, in their order."""
     columns = (*COLUMNS, "headers") if include_headers else COLUMNS
     schema = read_schema(columns)
     if not splits:
@@ -114,7 +114,7 @@ def _fetcher(
     fail_on_data_loss: bool,
     timeout_s: float,
 ) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """What a task runs; it pickles with no more than these arguments."""
+    """The function that a task runs. It pickles with these arguments and no more."""
 
     def fetch(numbers: Iterable[Any]) -> Iterator[Any]:
         for batch in numbers:

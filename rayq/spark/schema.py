@@ -1,4 +1,4 @@
-"""Schemas at the edge: the columns that a read has, and JSON values as typed columns."""
+"""The columns of a read, and JSON values as typed columns."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COLUMN_TYPES = {
     "timestamp": TimestampType(),
     "headers": HEADERS_TYPE,
 }
-"""Names and types of Spark's Kafka source."""
+"""The names and types of Spark's Kafka source."""
 
 
 def read_schema(columns: tuple[str, ...]) -> StructType:
@@ -41,24 +41,24 @@ def read_schema(columns: tuple[str, ...]) -> StructType:
 
 
 class Parsed(NamedTuple):
-    """What became of a JSON column. Both are lazy, and each reads its input anew: `cache()` the
-    input where both are used."""
+    """The two parts of a parsed JSON column. Both are lazy, and each reads its input anew:
+    `cache()` the input where you use both."""
 
     rows: DataFrame
     dead_letters: DataFrame
 
 
 ERROR = "error"
-"""The column of dead letters that says what is wrong."""
+"""The column of dead letters that says why a record does not parse."""
 
 _PARSED = "_rayq_parsed"
 _CORRUPT = "_rayq_corrupt"
 _PAIR = "_rayq_pair"
 _END = "_rayq_end"
-"""Spark's parser stops behind the first JSON value, whatever follows. So it gets the text as the
-first of two items in an array, the second one ours: only where both come out, and no third, was the
-text one value and nothing else. Text that itself has these names could get past; none does by
-accident."""
+"""Spark's parser stops behind the first JSON value, whatever follows. So it gets an array of two
+items: the text, and an item with the field `_rayq_end`. The text was one value and nothing else
+only where exactly these two come out. A text that contains these names could get past the check,
+but no text does so by accident."""
 
 
 def from_json(
@@ -72,11 +72,12 @@ def from_json(
 
     `rows` has the fields of `schema` (a StructType, or DDL such as "carrier string, delay double"),
     behind those columns of `df` that `keep` names. `dead_letters` has the records that do not
-    parse, with all columns of `df` and a column `error` (in place of one that `df` has, from an
-    earlier attempt), ready for `rayq.spark.write`: what is not UTF-8, is not exactly one JSON
-    object, has a field of another type than `schema` says, or is null (a tombstone). A field that
-    is missing, or null, is null. A string field takes any JSON: what is no string becomes its text,
-    such as `7` or `{"x":1}`; numbers may be NaN and Infinity. Raises InvalidRequestError.
+    parse, with all columns of `df` and a column `error` (which replaces such a column of an earlier
+    attempt), ready for `rayq.spark.write`: a value that is not UTF-8, or not exactly one JSON
+    object, or null (a tombstone), or that has a field of another type than `schema` says. A field
+    that is missing, or null, is null. A string field takes any JSON: a value that is no string
+    becomes its text, such as `7` or `{"x":1}`. Numbers may be NaN and Infinity. Raises
+    InvalidRequestError.
     """
     fields = _struct_of(df.sparkSession, schema)
     if column not in df.columns:
@@ -129,7 +130,7 @@ def _parsed(text: Column, fields: StructType) -> Column:
 
 
 def _is_utf8(text: Column) -> Column:
-    """Decoding replaces what is not UTF-8, and so it does not come back."""
+    """Whether the text is UTF-8: decoding replaces other bytes, which then do not come back."""
     data = text.cast("binary")
     return fn.encode(fn.decode(data, "UTF-8"), "UTF-8") == data
 

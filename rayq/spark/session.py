@@ -1,8 +1,8 @@
 """A Spark session on the Ray that rayq runs on, through RayDP.
 
-RayDP waits for ever where Ray has no room or a node has no Java. So all of that is looked at first:
-the executors' CPUs and memory are reserved as a placement group, which either comes within
-`PATIENCE_S` or is an error that says what is missing.
+RayDP waits for ever where Ray has no room or a node has no Java. So both are checked first: the
+executors' CPUs and memory are reserved as a placement group, which is either there within
+`PATIENCE_S`, or is an error that says what is missing.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from rayq.spark.driver_stderr import without_noise
 from rayq.spark.streaming_query import stop_active_queries
 
 JAVA_MIN = 17
-"""RayDP's JVMs get options that this one is the first to need; older ones may refuse them."""
+"""RayDP gives its JVMs options that Java needs from this version on, and may refuse before it."""
 JAVA_END = 24
-"""From here on the JVM lacks what Spark 3.5 still uses of it (the security manager)."""
+"""From this version on Java lacks the security manager, which Spark 3.5 still uses."""
 JAVA_INSTALL = "apt-get install -y openjdk-17-jre-headless"
 MEMORY_MIN_BYTES = 450 * MIB
-"""Spark refuses an executor with less: one and a half times what it reserves for itself."""
+"""Spark refuses an executor with less: this is one and a half times what it reserves for itself."""
 PATIENCE_S = 20.0
-"""How long Ray may take to find room: what a session before it held is freed after a moment."""
+"""How long Ray may take to find room. It frees the room of an earlier session after a moment."""
 NODE_CHECK_TIMEOUT_S = 60.0
 
 _OPENED = (
@@ -63,7 +63,7 @@ _OPENED = (
     "sun.security.action",
     "sun.util.calendar",
 )
-"""Packages of the JDK that Spark, Arrow and Ray's Java worker reach into."""
+"""The packages of the JDK whose internals Spark, Arrow and Ray's Java worker use."""
 _JAVA_OPTIONS = " ".join(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPENED)
 _JAVA_OPTION_KEYS = (
     "spark.driver.extraJavaOptions",
@@ -71,10 +71,10 @@ _JAVA_OPTION_KEYS = (
     "spark.ray.raydp_app_master.extraJavaOptions",
 )
 _LOG4J_KEY, _LOG4J_VARIABLE = "spark.log4j.config.file.name", "SPARK_LOG4J_CONFIG_FILE_NAME"
-"""How RayDP is told of log4j settings for the driver's JVM: the key goes before the variable."""
+"""RayDP reads the log4j settings of the driver's JVM from the key, else from the variable."""
 _LOG4J_FILE = os.path.join(os.path.dirname(__file__), "log4j2.properties")
 _DEFAULTS = {
-    # The master takes no CPU of its own, or it would wait for those that the executors reserve.
+    # The master takes no CPU: otherwise it would wait for the CPUs that the executors reserve.
     "spark.ray.raydp_spark_master.actor.resource.CPU": "0",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
@@ -89,18 +89,18 @@ def session(
     memory: str = "1g",
     **conf: Any,
 ) -> Iterator[SparkSession]:
-    """A `SparkSession` whose executors are Ray actors, for the length of a `with` block. Streaming
-    queries that are active at its end are stopped.
+    """A `SparkSession` whose executors are Ray actors, for the length of a `with` block. Its end
+    stops the streaming queries that are active.
 
-    `executors` processes with `cores` tasks at once and a JVM of `memory` each (such as "512m" or
-    "2g"; Spark takes no less than 450 MiB), spread over the nodes of the Ray that this process is
-    connected to, else of RAY_ADDRESS, else a local one. They reserve as many CPUs of Ray. `conf`
-    are further Spark settings, with `_` for each `.` (`spark_sql_shuffle_partitions=8`) or, as they
-    are, `**{"spark.memory.fraction": 0.5}`.
+    There are `executors` processes, each with `cores` tasks at once and a JVM with `memory` (such
+    as "512m" or "2g"; Spark takes no less than 450 MiB). They are spread over the nodes of the Ray
+    that this process is connected to, else of RAY_ADDRESS, else of a local Ray, and reserve that
+    many of its CPUs. `conf` are further Spark settings, with `_` for each `.`
+    (`spark_sql_shuffle_partitions=8`) or, as they are, `**{"spark.memory.fraction": 0.5}`.
 
-    Every node needs Java 17 and the same Python environment at the same path. One session per
-    process at a time. Raises JavaError, NotEnoughResourcesError (within 20 s, instead of waiting
-    for ever), SparkSessionError (another session is up, or RayDP failed), ConfigError,
+    Every node needs Java 17 and the same Python environment at the same path. A process may have
+    one session at a time. Raises JavaError, NotEnoughResourcesError (within 20 s, instead of
+    waiting for ever), SparkSessionError (another session is up, or RayDP failed), ConfigError,
     MissingExtraError.
     """
     memory_bytes = _check(executors, cores, memory)
@@ -118,7 +118,7 @@ def session(
         finally:
             try:
                 stop_active_queries()
-            finally:  # Ctrl+C while a query ends: a Spark that stays up bars the next session
+            finally:  # Even after Ctrl+C: a Spark that stays up would bar the next session.
                 raydp.stop_spark()
     finally:
         ray.util.remove_placement_group(group)
@@ -141,7 +141,7 @@ def _check(executors: int, cores: int, memory: str) -> int:
 
 
 def _settings(conf: Mapping[str, Any]) -> dict[str, str]:
-    """Spark's settings: ours, and the user's over them."""
+    """The settings of Spark. Those of the user override those of rayq."""
     settings = {_LOG4J_KEY: os.environ.get(_LOG4J_VARIABLE, _LOG4J_FILE), **_DEFAULTS}
     for given, value in conf.items():
         name = given if "." in given else given.replace("_", ".")
@@ -171,7 +171,7 @@ def check_java() -> int:
     """The major version of the Java that Spark would use here. Raises JavaError."""
     home = os.environ.get("JAVA_HOME")
     places = [os.path.join(home, "bin", "java")] if home else []
-    # RayDP's app master takes the one on the PATH, Spark's driver that of JAVA_HOME.
+    # RayDP's app master takes the Java on the PATH, Spark's driver the Java of JAVA_HOME.
     on_path = shutil.which("java")
     if on_path is None:
         raise JavaError(
@@ -210,7 +210,7 @@ def _major_version(java: str) -> int:
 
 
 def _join_ray() -> None:
-    """Connects this process to Ray, as `rayq.start` does: never to one that merely runs here."""
+    """Connects this process to Ray, as `rayq.start` does: never to a Ray that merely runs here."""
     leave_out_noise()
     if ray.is_initialized():
         return
@@ -220,8 +220,8 @@ def _join_ray() -> None:
 
 
 def _check_nodes(group: PlacementGroup) -> None:
-    """The executors' nodes start JVMs too, with the `java` on their raylet's PATH; without one,
-    RayDP would wait for ever."""
+    """Checks Java on the executors' nodes, whose JVMs use the `java` on the PATH of their raylet.
+    Without it RayDP would wait for ever."""
     here = ray.get_runtime_context().get_node_id()
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in _nodes()}
     placed = ray.util.placement_group_table(group)["bundles_to_node_id"]
@@ -286,11 +286,11 @@ def _gigabytes(size_bytes: float) -> str:
 
 @contextlib.contextmanager
 def _environment() -> Iterator[None]:
-    """What Spark reads from the environment while it starts, put back afterwards."""
+    """Sets the variables that Spark reads while it starts, and removes them afterwards."""
     wanted = {
-        "PYSPARK_PYTHON": sys.executable,  # of the executors: the same path on every node
+        "PYSPARK_PYTHON": sys.executable,  # The executors have it at the same path.
         "PYSPARK_DRIVER_PYTHON": sys.executable,
-        # Else the JVM looks its own host name up, which need not resolve.
+        # Without it the JVM looks up the name of its host, which may not resolve.
         "SPARK_LOCAL_IP": _address_here(),
     }
     added = [name for name in wanted if name not in os.environ]
@@ -314,7 +314,7 @@ def _start(
         spark: SparkSession = raydp.init_spark(
             app_name, executors, cores, memory, placement_group=group, configs=settings
         )
-    except Exception as error:  # RayDP and Py4J raise bare ones
+    except Exception as error:  # RayDP and Py4J raise bare exceptions.
         raise SparkSessionError(
             f"RayDP could not start Spark {app_name!r}: {error}. The logs of its JVMs are in "
             "Ray's session directory, in logs/java-*.log."

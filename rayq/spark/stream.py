@@ -1,4 +1,4 @@
-"""Micro-batch streaming: a topic as a sequence of DataFrames, each given to a function of yours.
+"""Micro-batch streaming: a topic as a sequence of DataFrames, for each of which your function runs.
 
     query = (
         rayq.spark.stream(spark, "flights", checkpoint="./checkpoint", trigger="5 seconds")
@@ -7,10 +7,11 @@
     )
     query.awaitTermination()
 
-What each batch reads is written to the checkpoint before it runs, and that it is done afterwards.
-So after a crash at any point the one batch that may have been under way is run again with the same
-id and the same offsets, and none is left out: at-least-once, and exactly once where the function
-does nothing twice for one batch id (replaces what it wrote for that id, for example).
+The offsets of each batch are written to the checkpoint before the batch runs, and its commit
+afterwards. So after a crash at any point the one batch that may have been under way is run again
+with the same id and the same offsets, and no batch is left out. That is at-least-once. It is
+exactly once where the function does nothing twice for one batch id, for example where it replaces
+the earlier result of that id.
 """
 
 from __future__ import annotations
@@ -63,26 +64,26 @@ def stream(
     timeout_s: float = 60.0,
     retry_timeout_s: float = 120.0,
 ) -> TopicStream:
-    """A stream of `topics` (or of those whose whole name `pattern` matches), to be given a function
-    by `foreach_batch`, then started. The columns are those of `rayq.spark.read`.
+    """A stream of `topics` (or of the topics whose whole name `pattern` matches). Give it a
+    function by `foreach_batch`, then start it. The columns are those of `rayq.spark.read`.
 
-    `checkpoint`: a directory, or a URL that fsspec knows, of this query alone. It says where the
-    query goes on; the options of a start (the trigger, the limits) may differ from the last one's,
-    the topics may not. `starting_...` (see `read`) count only while the checkpoint is new, where
-    the default is all that is there. Partitions that are added later are read from their start, and
-    so are topics that begin to match the pattern.
+    `checkpoint`: a directory, or a URL that fsspec knows, for this query alone. It says where the
+    query goes on. A later start may have other options (the trigger, the limits), but not other
+    topics. `starting_...` (see `read`) count only for a new checkpoint; the default is the log
+    start. Partitions that are added later are read from their start, and so are topics that begin
+    to match the pattern.
 
-    `trigger`: "5 seconds" (how often to look for new records, or another interval),
-    "available_now" (read what is there at the start, in as many batches as the limit makes of it,
-    then end), None (a batch after the other). `max_offsets_per_trigger` is shared by the partitions
-    in proportion to what each has; `min_partitions` cuts large ranges for more Spark tasks.
+    `trigger`: "5 seconds" (the query looks for new records at this or another interval),
+    "available_now" (it reads the records that are there at the start, in one or more batches, then
+    ends), None (one batch follows the other). The partitions share `max_offsets_per_trigger` in
+    proportion to their new records. `min_partitions` cuts large ranges for more Spark tasks.
 
     `fail_on_data_loss`: whether records that expired before they were read end the query, or are
     left out with a warning. `timeout_s`: how long, in seconds, a leader may be away while a task
-    reads; `retry_timeout_s`: while the query looks for new records.
+    reads. `retry_timeout_s`: how long while the query looks for new records.
 
-    `group`: after each batch its positions are committed to this consumer group, so that its lag
-    shows. They are for people; nobody may be a member of the group.
+    `group`: after each batch the query commits its positions to this consumer group, so that people
+    can see its lag. The group must have no members.
 
     Raises InvalidRequestError; NoClusterError.
     """
@@ -92,7 +93,7 @@ def stream(
         raise InvalidRequestError(
             f"max_offsets_per_trigger is an int from 1, or None, not {max_offsets_per_trigger!r}."
         )
-    split_ranges([], min_partitions)  # checks it
+    split_ranges([], min_partitions)  # This checks min_partitions.
     source = TopicSource(
         cluster or Cluster.current(), topics, pattern, fail_on_data_loss=fail_on_data_loss
     )
@@ -125,7 +126,7 @@ def stream(
 
 @dataclass(frozen=True, kw_only=True)
 class TopicStream:
-    """A stream that has yet to learn what to do with its batches."""
+    """A stream that needs a function for its batches."""
 
     engine: Engine
     source: TopicSource
@@ -139,9 +140,9 @@ class TopicStream:
 
     def foreach_batch(self, function: Callable[[DataFrame, int], object]) -> StreamStarter:
         """`function(df, batch_id)` is called for each batch, in the query's own thread of the
-        driver. `df` reads the log whenever it is evaluated, the same records each time: persist it
-        where it is evaluated more than once. The batch is done when the function returns; an
-        exception ends the query."""
+        driver. Each evaluation of `df` reads the same records from the log again: persist it where
+        you evaluate it more than once. The batch is done when the function returns. An exception
+        ends the query."""
         if not callable(function):
             raise InvalidRequestError(
                 f"foreach_batch takes a function of a DataFrame and a batch id, not {function!r}."
@@ -157,13 +158,13 @@ class StreamStarter:
         self._function = function
 
     def start(self) -> StreamingQuery:
-        """Starts the query, in a thread of its own; returns once the checkpoint is read, or made,
+        """Starts the query, in a thread of its own. Returns once the checkpoint is read, or made,
         and the topics are found.
 
         Raises CheckpointInUseError (another query uses it), CheckpointMismatchError (it is of
-        another cluster, or of other topics, also one that was deleted and made anew),
+        another cluster, or of other topics, or a topic was deleted and created anew),
         CheckpointDamagedError, UnsupportedFormatError, CheckpointError, UnknownTopicError,
-        OffsetOutOfRangeError, GroupNotEmptyError, and what the cluster answers for
+        OffsetOutOfRangeError, GroupNotEmptyError, and retriable errors of the cluster that last for
         `retry_timeout_s`.
         """
         stream = self._stream
@@ -194,7 +195,7 @@ class StreamStarter:
         return query
 
     def _metadata(self, checkpoint: Checkpoint) -> QueryMetadata:
-        """Of the checkpoint, checked to be of this query; written where it is new."""
+        """The metadata of the checkpoint, which must be of this query. A new checkpoint gets it."""
         source = self._stream.source
         found = checkpoint.metadata()
         cluster_id = self._ask(source.cluster_id)
@@ -213,8 +214,8 @@ class StreamStarter:
         return made
 
     def _without_deleted(self, found: Resumption) -> Resumption:
-        """What to resume of the topics that are there. Raises UnknownTopicError, unless
-        `fail_on_data_loss` accepts that some are not; CheckpointMismatchError."""
+        """The resumption without deleted topics. Raises UnknownTopicError for these unless
+        `fail_on_data_loss` is False; CheckpointMismatchError."""
         source = self._stream.source
         positions = found.progress.positions
         topics = self._ask(lambda timeout_s: source.check_topics(positions, timeout_s))
@@ -229,7 +230,7 @@ class StreamStarter:
         return with_topics(found, topics)
 
     def _commit_to_group(self, resumption: Resumption) -> None:
-        """Where the query stands now; a group that it cannot use shows at the start."""
+        """Commits the present position: so an unusable group is an error at the start."""
         group = self._stream.group
         if group is None:
             return
@@ -302,13 +303,13 @@ class SparkEngine:
     def cancel(self, group: str) -> None:
         try:
             self._spark.sparkContext.cancelJobGroup(group)
-        except (Py4JError, OSError, AttributeError) as error:  # Spark was stopped, or its JVM died
+        except (Py4JError, OSError, AttributeError) as error:  # Spark was stopped, or its JVM died.
             logger.info("no jobs to cancel: %s", error)
 
 
 class _QueryThread(InheritableThread):
-    """Spark's own kind of thread: it has a thread of the JVM to itself, where its job group is. It
-    asks the JVM before it begins to work, and fails there if that died."""
+    """A thread of Spark's own class, with a thread of the JVM for itself, where its job group is.
+    It asks the JVM before it begins to work, and fails there if the JVM has died."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""A streaming query at work: decide the next batch, write it down, run it, commit it.
+"""A running streaming query: it decides the next batch, writes it ahead, runs it and commits it.
 
-One thread does this for as long as the query is active. What it needs of Spark is an `Engine`, so
-that all of it runs without one as well.
+One thread does this as long as the query is active. It uses Spark only through an `Engine`, so that
+tests can run it without Spark.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
@@ -27,21 +28,21 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ATTEMPT_TIMEOUT_S = 5.0
-"""How long one question to the cluster may take before the query looks whether it was stopped."""
+"""One request to the cluster may take this long before the query checks whether it was stopped."""
 RETRY_PAUSE_S = 0.5
 CANCEL_AGAIN_S = 1.0
-"""A batch that is being stopped may start one more Spark job: jobs are cancelled this often."""
+"""A batch that is being stopped may start further Spark jobs, so jobs are cancelled this often."""
 PROGRESS_KEPT = 100
-"""As Spark's numRecentProgressUpdates."""
+"""The default of Spark's numRecentProgressUpdates."""
 
 BatchFunction = Callable[[Any, int], object]
 
 _active: set[StreamingQuery] = set()
-"""The queries of this process that run."""
+"""The active queries of this process."""
 
 
 class Engine(Protocol):
-    """Where batches run."""
+    """Runs batches."""
 
     def thread(
         self,
@@ -49,12 +50,12 @@ class Engine(Protocol):
         never_ran: Callable[[BaseException], None],
         name: str,
     ) -> threading.Thread:
-        """A thread that may use the engine, not started. It calls `work`, or `never_ran` with what
-        it failed with before it came to that."""
+        """A thread that may use the engine, not started. It calls `work`, or `never_ran` with the
+        error that kept it from that."""
         ...
 
     def begin(self, group: str, description: str) -> None:
-        """In that thread: what it starts from now on belongs to this group of jobs."""
+        """In that thread: the jobs that it starts from now on belong to this group."""
         ...
 
     def frame(self, ranges: Sequence[Split]) -> Any:
@@ -62,7 +63,7 @@ class Engine(Protocol):
         ...
 
     def cancel(self, group: str) -> None:
-        """Ends the jobs of a group that run now. From any thread."""
+        """Ends the running jobs of a group. Call it from any thread."""
         ...
 
 
@@ -106,7 +107,7 @@ class StreamingQuery:
         self._changed = threading.Condition()
         self._looks_begun = 0
         self._idle_look = 0
-        """The last look at the log that began, and the last one that found nothing new."""
+        """The numbers of the last look at the log, and of the last look that found nothing new."""
         self._error: StreamingQueryError | None = None
         self._last_trigger_s: float | None = None
         self._status = _status("Initializing")
@@ -122,12 +123,12 @@ class StreamingQuery:
 
     @property
     def id(self) -> str:
-        """Of the query: the same after every restart from its checkpoint."""
+        """The id of the query, the same after every restart from its checkpoint."""
         return self._id
 
     @property
     def runId(self) -> str:  # noqa: N802
-        """Of this run of it."""
+        """The id of this run of the query."""
         return self._run_id
 
     @property
@@ -140,52 +141,52 @@ class StreamingQuery:
 
     @property
     def status(self) -> dict[str, Any]:
-        """`message` (what it does now, or what it waits for), `isDataAvailable`,
+        """`message` (the present step, or what the query waits for), `isDataAvailable`,
         `isTriggerActive`."""
         return dict(self._status)
 
     @property
     def lastProgress(self) -> dict[str, Any] | None:  # noqa: N802
-        """Of the last batch that was committed; None before the first. Its keys mean what those of
-        Spark's progress do; of these it has not `stateOperators`, nor `numOutputRows` of the sink.
-        `numInputRows` counts offsets, of which a compacted log may lack some."""
+        """The progress of the last committed batch; None before the first. Its keys are those of
+        Spark's progress, without `stateOperators` and the sink's `numOutputRows`. `numInputRows`
+        counts offsets, of which a compacted log may lack some."""
         recent = self.recentProgress
         return recent[-1] if recent else None
 
     @property
     def recentProgress(self) -> list[dict[str, Any]]:  # noqa: N802
-        """Of the last 100 batches of this run."""
+        """The progress of the last 100 batches of this run."""
         with self._changed:
             return list(self._recent)
 
     def exception(self) -> StreamingQueryError | None:
-        """What the query failed with; None while it is active and after a `stop`. Its `__cause__`
-        is the error itself."""
+        """The error that ended the query; None while it is active and after a `stop`. Its
+        `__cause__` is the original error."""
         return self._error
 
     def awaitTermination(self, timeout: float | None = None) -> bool | None:  # noqa: N802
-        """Waits until the query has ended. With `timeout` (in seconds) answers whether it has.
-        Raises the StreamingQueryError that it failed with."""
+        """Waits until the query has ended. With `timeout` (in seconds) it returns whether the query
+        has ended. Raises the StreamingQueryError that ended the query."""
         has_ended = self._ended.wait(None if timeout is None else seconds(timeout))
         if has_ended and self._error is not None:
             raise self._error
         return None if timeout is None else has_ended
 
     def processAllAvailable(self) -> None:  # noqa: N802
-        """Waits until all that is in the topics now has been processed and committed. Raises the
-        StreamingQueryError that the query failed with."""
+        """Waits until all records that are in the topics now have been processed and committed.
+        Raises the StreamingQueryError that ended the query."""
         self._check_not_inside("processAllAvailable")
         with self._changed:
-            # A look that has begun already may not have seen what is there now.
+            # A look that has begun already may have missed the newest records.
             wanted = self._looks_begun + 1
             self._changed.wait_for(lambda: self._idle_look >= wanted or self._ended.is_set())
         if self._error is not None:
             raise self._error
 
     def stop(self) -> None:
-        """Ends the query and waits until it has ended. The Spark jobs of the batch that runs are
-        cancelled, and it is run again by the next start, unless its function returns all the same.
-        From inside the function: the query ends after this batch. Idempotent."""
+        """Ends the query and waits until it has ended. The Spark jobs of the running batch are
+        cancelled, and the next start runs that batch again, unless its function returns all the
+        same. When the function itself calls it, the query ends after this batch. Idempotent."""
         self._stopping.set()
         with self._changed:
             self._changed.notify_all()
@@ -223,7 +224,7 @@ class StreamingQuery:
             self._end()
 
     def _never_ran(self, error: BaseException) -> None:
-        """Instead of `_run`."""
+        """Called instead of `_run` when the thread failed before it."""
         try:
             self._failed(error)
         finally:
@@ -280,7 +281,7 @@ class StreamingQuery:
         return watch
 
     def _look(self, watch: _Stopwatch, until: Mapping[TopicPartition, int] | None) -> bool:
-        """One trigger; whether there was a batch."""
+        """One trigger. Returns whether there was a batch."""
         with self._changed:
             self._looks_begun += 1
             look = self._looks_begun
@@ -310,7 +311,7 @@ class StreamingQuery:
         watch: _Stopwatch,
         latest: Mapping[TopicPartition, int] | None = None,
     ) -> None:
-        """Runs and commits a batch that is written. Raises what the user's function does."""
+        """Runs and commits a written batch. Raises the errors of the user's function."""
         self._progress = after(batch)
         self._replay = batch
         self._status = _status(
@@ -339,15 +340,16 @@ class StreamingQuery:
         )
 
     def _patiently(self, what: str, ask: Callable[[float], T]) -> T:
-        """Asks the cluster, again and again while the error may pass by itself."""
+        """Asks the cluster, and asks again while the error is retriable."""
         return patiently(what, ask, self._retry_timeout_s, self._stopping, self._waits_for)
 
     def _waits_for(self, message: str) -> None:
         self._status = _status(message, is_trigger_active=True)
 
     def _commit_to_group(self) -> str | None:
-        """For others to see the lag by: the checkpoint is what counts, so that a group that cannot
-        be reached, or has got members meanwhile, is no reason to end."""
+        """Commits the position for people who look at the lag. Returns the error, if any. Only the
+        checkpoint counts, so a group that cannot be reached, or that has members by now, does not
+        end the query."""
         if self._group is None:
             return None
         try:
@@ -364,7 +366,7 @@ class StreamingQuery:
         latest: Mapping[TopicPartition, int] | None,
         group_error: str | None,
     ) -> dict[str, Any]:
-        """`latest`: None for a batch that is run again, which does not look."""
+        """`latest` is None for a batch that is run again, since its start does not ask for ends."""
         ends = {one.place: one.end for one in batch.ranges}
         latest = ends if latest is None else latest
         behind = [latest[place] - end for place, end in ends.items()] or [0]
@@ -405,7 +407,7 @@ class StreamingQuery:
 
 
 def stop_active_queries() -> None:
-    """Stops those of this process: before the end of the Spark session that they run on."""
+    """Stops the queries of this process, before their Spark session ends."""
     for query in list(_active):
         query.stop()
 
@@ -421,8 +423,8 @@ def patiently(
     stopping: threading.Event,
     waits_for: Callable[[str], None],
 ) -> T:
-    """Asks the cluster until it answers: errors that may pass by themselves are retried for
-    `timeout_s`. `waits_for` is told what it waits for."""
+    """Asks the cluster until it answers. Retriable errors are retried for `timeout_s`, and
+    `waits_for` is called with each."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         left_s = deadline_s - time.monotonic()
@@ -442,10 +444,10 @@ def patiently(
 
 
 class _Stopwatch:
-    """Durations of the steps of a trigger."""
+    """The durations of the steps of a trigger."""
 
     def __init__(self, previous_start_s: float | None) -> None:
-        """`previous_start_s`: when the trigger before it began, None for the first of the run."""
+        """`previous_start_s`: the start of the trigger before, or None for the first of the run."""
         self.start_s = time.monotonic()
         self._previous_start_s = previous_start_s
         self.durations_ms: dict[str, int] = {}
@@ -454,24 +456,16 @@ class _Stopwatch:
     def since_previous_s(self) -> float | None:
         return None if self._previous_start_s is None else self.start_s - self._previous_start_s
 
-    def measure(self, step: str) -> _Measurement:
-        return _Measurement(self, step)
+    @contextmanager
+    def measure(self, step: str) -> Iterator[None]:
+        start_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self.durations_ms[step] = int((time.monotonic() - start_s) * 1000)
 
     def total(self, step: str) -> None:
         self.durations_ms[step] = int((time.monotonic() - self.start_s) * 1000)
-
-
-class _Measurement:
-    def __init__(self, watch: _Stopwatch, step: str) -> None:
-        self._watch = watch
-        self._step = step
-
-    def __enter__(self) -> None:
-        self._start_s = time.monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        duration_ms = int((time.monotonic() - self._start_s) * 1000)
-        self._watch.durations_ms[self._step] = duration_ms
 
 
 def _status(
@@ -485,7 +479,7 @@ def _status(
 
 
 def _nested(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    """As Spark's Kafka source writes offsets: `{topic: {partition: offset}}`."""
+    """The offsets as Spark's Kafka source writes them: `{topic: {partition: offset}}`."""
     found: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in offsets.items():
         found.setdefault(topic, {})[str(partition)] = offset

@@ -1,5 +1,5 @@
-"""What a streaming query asks the cluster: the topics, where their logs start and end, and, if a
-group is to show the lag, to note how far the query is."""
+"""The requests of a streaming query to the cluster: for topics, for the starts and ends of their
+logs, and, where a group shows the lag, to commit the query's position."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 
 
 class TopicSource:
-    """The topics of one query, by name or by pattern. Every method may raise retriable errors;
-    `timeout_s` is of one attempt."""
+    """The topics of one query, by name or by pattern. Every method may raise retriable errors.
+    `timeout_s` is the time of one attempt."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class TopicSource:
         return self.cluster.admin.describe_cluster(timeout_s=timeout_s).cluster_id
 
     def start(self, where: Mapping[str, Any], timeout_s: float) -> list[Split]:
-        """The starting positions, as empty ranges; `where` are `starting_...` keywords of
+        """The starting positions, as empty ranges. `where` has `starting_...` keywords of
         `rayq.batch.offset_ranges.snapshot`."""
         found = snapshot(
             self.cluster,
@@ -62,12 +62,13 @@ class TopicSource:
         return [one._replace(end=one.start) for one in found]
 
     def available(self, positions: Iterable[Split], timeout_s: float) -> list[Split]:
-        """For each partition, from the query's position to the end as it is now; partitions that
-        are new from their log's start.
+        """For each partition the range from the query's position to the present end. The range of a
+        new partition begins at its log start.
 
         Raises OffsetOutOfRangeError where records at a position are gone (with
-        `fail_on_data_loss=False` it is logged, and the range starts where the log does),
-        UnknownTopicError and CheckpointMismatchError for a topic that was deleted (and made anew).
+        `fail_on_data_loss=False` the loss is logged, and the range begins at the log start),
+        UnknownTopicError for a topic that was deleted, CheckpointMismatchError where it was created
+        anew.
         """
         names, kept = self._names(positions, timeout_s)
         try:
@@ -80,14 +81,15 @@ class TopicSource:
                 timeout_s=timeout_s,
             )
         except (OffsetOutOfRangeError, InvalidRequestError):
-            # A topic made anew is shorter, or has fewer partitions: then that is what to say.
+            # The cause may be a topic that was created anew: it is shorter, or has fewer
+            # partitions. Then this is the error to raise.
             check_same_topics(kept, snapshot(self.cluster, names, timeout_s=timeout_s))
             raise
         check_same_topics(kept, found)
         return found
 
     def _names(self, positions: Iterable[Split], timeout_s: float) -> tuple[list[str], list[Split]]:
-        """The topics as they are now, and the positions in those."""
+        """The present topics, and the positions in them."""
         if self.pattern is None:
             return self.topics, list(positions)
         there = self.cluster.admin.list_topics(timeout_s=timeout_s)
@@ -105,8 +107,8 @@ class TopicSource:
         return names, [one for one in positions if one.topic in set(names)]
 
     def check_topics(self, known: Iterable[Split], timeout_s: float) -> set[str]:
-        """The topics as they are now. Raises UnknownTopicError, CheckpointMismatchError where those
-        of a checkpoint are others by now."""
+        """The present topics. Raises UnknownTopicError, or CheckpointMismatchError where a topic of
+        the checkpoint was created anew."""
         names, kept = self._names(known, timeout_s)
         client, background = self.cluster.shared_client()
         for name in names:
@@ -115,10 +117,10 @@ class TopicSource:
         return set(names)
 
     def commit(self, group: str, positions: Mapping[TopicPartition, int], timeout_s: float) -> None:
-        """Sets the group's offsets. Raises GroupNotEmptyError where consumers are in it."""
+        """Sets the group's offsets. Raises GroupNotEmptyError where the group has members."""
         self.cluster.admin.set_group_offsets(group, to=positions, timeout_s=timeout_s)
 
 
 def advice(error: RayqError, what: str, after_s: float) -> RayqError:
-    """An error that stayed for as long as the query was to retry it, of the same class."""
+    """The same error with the advice that it lasted for the whole `retry_timeout_s`."""
     return type(error)(f"{error} ({what} was retried for {after_s:g} s: retry_timeout_s.)")

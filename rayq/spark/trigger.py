@@ -1,4 +1,4 @@
-"""When a streaming query looks for its next batch."""
+"""The times at which a streaming query looks for its next batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rayq.errors import InvalidRequestError
 
 AVAILABLE_NOW = "available_now"
 IDLE_S = 0.25
-"""Without an interval: how long a query that found nothing waits before it looks again."""
+"""A query without an interval that found nothing looks again after this time."""
 
 _UNITS_S = {
     "millisecond": 0.001,
@@ -25,23 +25,23 @@ _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)(s?)\s*(?=\d|$)")
 
 
 class Trigger(NamedTuple):
-    """`interval_s` 0: a batch follows the one before at once. `drains`: the query ends when it has
-    read what was there at its start."""
+    """With `interval_s` 0 a batch follows the batch before at once. With `drains` the query ends
+    when it has read the records that were there at its start."""
 
     interval_s: float
     drains: bool = False
 
     def next_s(self, started_s: float, now_s: float, *, found_any: bool) -> float:
-        """When to look again, after a look that began at `started_s`: an interval later, or at once
-        where the batch took longer than that."""
+        """The time of the next look, after a look that began at `started_s`: one interval later, or
+        at once where the batch took longer than that."""
         if self.interval_s:
             return max(started_s + self.interval_s, now_s)
         return now_s if found_any or self.drains else now_s + IDLE_S
 
 
 def parse_trigger(text: str | None) -> Trigger:
-    """None (as fast as it goes), "available_now", or an interval such as "5 seconds" or "1 minute
-    30 seconds". Raises InvalidRequestError."""
+    """The trigger for None (no pause), "available_now", or an interval such as "5 seconds" or
+    "1 minute 30 seconds". Raises InvalidRequestError."""
     if text is None:
         return Trigger(0.0)
     if text == AVAILABLE_NOW:

@@ -1,10 +1,9 @@
 """Batch writes: the rows of a DataFrame as records of a topic.
 
-Each Spark task appends its own rows. That a task which Spark runs again, or twice at once, writes
-nothing twice is the work of `rayq.batch.task_writer`: any attempt at a task sends the same batches
-under the same numbers, and the leaders take each once. For that an attempt has to make the same
-rows in the same order as the one before; `_ordered` sees to it where the rows are those of one
-aggregation.
+Each Spark task appends its own rows. Spark may run a task again, or twice at once. Then
+`rayq.batch.task_writer` prevents duplicates: any attempt at a task sends the same batches under the
+same numbers, and the leaders append each batch once. For that, all attempts have to make the same
+rows in the same order. `_ordered` ensures that for the rows of one aggregation.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ _ACCEPTED: dict[str, tuple[tuple[type[DataType], ...], str]] = {
 
 
 class Written(NamedTuple):
-    """What a write did: records in all, and how many of them an attempt found already written by an
-    attempt before it."""
+    """The result of a write: the number of records, and how many of them the log had already, from
+    an earlier attempt at a task."""
 
     records: int
     repeated: int
@@ -73,26 +72,27 @@ def write(
     job: WriteJob | None = None,
     timeout_s: float = 120.0,
 ) -> Written:
-    """Evaluates `df` and appends each of its rows to `topic`; returns when all are committed.
+    """Evaluates `df` and appends each of its rows to `topic`. Returns when all are committed.
 
     Columns are given by name or as expressions: `value` (binary, or string as UTF-8; null writes a
     tombstone), `key` (the same; None: no keys), `partition` (a whole number; None: by the key's
     hash), `headers` (array of (key string, value binary)), `timestamp` (None: the time of the
     call). `timeout_s`: how long, in seconds, a leader may be away before an attempt at a task
-    fails; Spark makes `spark.task.maxFailures` (4) of them before the job does.
+    fails; Spark makes `spark.task.maxFailures` (4) attempts before the job fails.
 
-    A task that fails half-way and is run again, and a speculative copy, write nothing twice, if
-    they make the same rows in the same order: read, map and filter do, and so does one aggregation
-    with nothing but maps and filters behind it, because `write` sorts such rows by all of their
-    columns. Behind anything else that shuffles (repartition, join, a union of aggregations, an
-    explode of one) Spark promises no order: `sortWithinPartitions` there. Where an attempt makes
-    other rows than the one before it raises RewriteMismatchError rather than write a row twice or
-    not at all. This ends with the job: a job that fails leaves what its tasks had written, and
-    writing again appends again. There are no transactions; readers may see a part of it. `job`: one
-    of `rayq.batch.task_writer.begin_write` that was kept, to repeat a job that may have run.
+    A task that is run again, and a speculative copy of a task, write nothing twice if they make the
+    same rows in the same order. Read, map and filter do, and so does one aggregation with nothing
+    but maps and filters behind it, because `write` sorts such rows by all of their columns. Behind
+    anything else that shuffles (repartition, join, a union of aggregations, an explode of one)
+    Spark promises no order: use `sortWithinPartitions` there. An attempt that makes other rows than
+    the attempt before raises RewriteMismatchError, rather than write a row twice or not at all.
+    This ends with the job: a job that fails leaves the records that its tasks have written, and
+    another write appends all records again. There are no transactions: readers may see a part of
+    the records. `job`: the result of `rayq.batch.task_writer.begin_write`, which you keep to repeat
+    a job that may have run.
 
     Raises InvalidRequestError (a column of the wrong type), UnknownTopicError, NoClusterError. A
-    task's errors reach the driver as PySpark's PythonException, with rayq's own in its text.
+    task's errors reach the driver as PySpark's PythonException, with rayq's error in its text.
     """
     cluster = cluster or Cluster.current()
     named = {
@@ -133,7 +133,7 @@ def _check_types(records: DataFrame) -> None:
 
 
 def _is_headers(found: DataType) -> bool:
-    """Whatever may be null."""
+    """Whether this is the type of headers, with or without nulls."""
     return found.simpleString() == HEADERS_TYPE.simpleString()
 
 
@@ -144,10 +144,10 @@ def _with_long_partition(records: DataFrame) -> DataFrame:
 
 
 def _ordered(records: DataFrame) -> DataFrame:
-    """The rows in an order that is the same in every attempt of a task. Those of an aggregation
-    come as the blocks of its shuffle arrive; they are sorted, as their order means nothing. What
-    else comes in an order may mean it, also where Spark does not promise to keep it; so only
-    projections and filters are looked through."""
+    """The rows in an order that is the same in every attempt at a task. The rows of an aggregation
+    come in the order in which the blocks of its shuffle arrive. That order means nothing, so they
+    are sorted. The order of other rows may mean something, even where Spark does not promise it. So
+    the search for an aggregation passes only projections and filters."""
     plan = records._jdf.queryExecution().optimizedPlan()
     while plan.nodeName() in ("Project", "Filter"):
         plan = plan.child()
@@ -159,7 +159,7 @@ def _ordered(records: DataFrame) -> DataFrame:
 def _appender(
     cluster: Cluster, job: WriteJob, timeout_s: float
 ) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """What a task runs; it pickles with no more than these arguments."""
+    """The function that a task runs. It pickles with these arguments and no more."""
 
     def append(batches: Iterable[Any]) -> Iterator[Any]:
         context = TaskContext.get()

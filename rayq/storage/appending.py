@@ -1,4 +1,4 @@
-"""What batches must pass before they are appended: room on the disk, their order, the segment."""
+"""The checks before batches are appended: room on the disk, their order, room in the segment."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from rayq.storage.batch import BatchHeader
 from rayq.storage.segment import Segment
 
 RESERVED_BYTES = 64 * MIB
-"""Room that data leaves to the metadata on each disk."""
+"""The room that records leave to the metadata on each disk."""
 ROOM_CHECK_BYTES = 4 * MIB
-"""Free space is looked up once for so many bytes appended at least."""
+"""A log that has appended this many bytes looks up the free space again, at the latest."""
 LOGS_PER_DISK = 1024
-"""So many logs may share a disk and fill it at the same time: one look lets a log have this part of
-what is free above the reserve."""
+"""This many logs may share a disk and fill it at the same time. So after one look a log may append
+this part of the free space above the reserve."""
 RELATIVE_OFFSET_MAX = 2**32 - 2
-"""Offsets in a segment fit the index entries."""
+"""The highest relative offset in a segment: index entries have 32 bits for it."""
 
 
 class Room:
-    """Keeps the metadata's reserve free, which all logs on the disk share with each other and know
-    nothing of each other. After a refusal every append asks the disk anew."""
+    """Keeps the metadata's reserve free. All logs on the disk share it, and know nothing of each
+    other. After a refusal every append asks the disk anew."""
 
     def __init__(self, disk: Disk, directory: str) -> None:
         self._disk = disk
@@ -32,7 +32,7 @@ class Room:
         self._bytes_left = 0
 
     def take(self, length: int) -> None:
-        """Raises `DiskFullError` when `length` more bytes would reach into the reserve, OSError."""
+        """Raises `DiskFullError` where `length` more bytes would use the reserve, or OSError."""
         self._bytes_left -= length
         if self._bytes_left >= 0:
             return
@@ -43,11 +43,11 @@ class Room:
         self._bytes_left = min(ROOM_CHECK_BYTES, spare_bytes // LOGS_PER_DISK)
 
     def forget(self) -> None:
-        """What was looked up is old: other logs have gone on meanwhile."""
+        """The last look at the free space is too old: other logs may have appended since."""
         self._bytes_left = 0
 
     def refused(self, error: OSError) -> DiskFullError:
-        """The error of an append that the disk refused so (`is_full`)."""
+        """The error for an append that the disk refused with `error`, for which `is_full` holds."""
         if _is_out_of_descriptors(error):
             return OpenFilesLimitError(
                 f"{self._directory}: no file for the append: {error}. Raise the limit (ulimit -n) "
@@ -64,8 +64,8 @@ class Room:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether there was no room on the disk, or no descriptor for the file: that heals, and what
-    was tried can be tried again."""
+    """Whether the disk had no room, or the process no descriptor for the file. Both pass, and the
+    same change can be tried again."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT) or _is_out_of_descriptors(error)
 
 
@@ -74,8 +74,8 @@ def _is_out_of_descriptors(error: OSError) -> bool:
 
 
 def open_failed(path: str, error: OSError) -> StorageError:
-    """The error of opening what is in a directory: a full disk heals, as does a lack of file
-    descriptors; others do not."""
+    """The error for files that cannot be opened. A full disk and a lack of file descriptors pass;
+    other errors do not."""
     if _is_out_of_descriptors(error):
         return OpenFilesLimitError(
             f"{path} cannot be opened: {error}. Raise the limit (ulimit -n) or host fewer replicas "
@@ -95,10 +95,8 @@ def check_order(
     last_epoch: int | None,
     allow_gaps_below: int,
 ) -> None:
-    """Whether a leader's batches continue a log that ends at `end_offset` in `last_epoch`.
-
-    Raises `CorruptBatchError`.
-    """
+    """Raises `CorruptBatchError` unless a leader's batches continue a log that ends at `end_offset`
+    in `last_epoch`."""
     for _, header in batches:
         base_offset = header.base_offset
         if base_offset != end_offset and not end_offset < base_offset <= allow_gaps_below:
@@ -116,8 +114,8 @@ def check_order(
 def count_fitting(
     config: TopicConfig, active: Segment, batches: Sequence[tuple[int, BatchHeader]]
 ) -> int:
-    """How many of these batches the active segment takes before it must roll; all their headers
-    are stamped. At least one when it is empty."""
+    """How many of these batches, whose headers are stamped, the active segment takes before it must
+    roll. An empty segment takes at least one."""
     size, first_append_time_ms = active.size, active.first_append_time_ms
     for number, (_, header) in enumerate(batches):
         if first_append_time_ms is None:

@@ -1,17 +1,18 @@
 """Small files that are replaced as a whole: checkpoints, leader epochs, snapshots, promises.
 
-One line, then the content::
+Each file is one line, then the content::
 
     rayq <kind> <version> <crc32c of the content, 8 hex digits>\n
     content
 
-Written to `<name>.tmp`, synced, renamed over the old one, the directory synced: a crash leaves the
-old file or the new one, and perhaps a `.tmp` that nobody reads.
+A new file is written to `<name>.tmp`, synced, and renamed over the old file; then the directory is
+synced. A crash leaves the old file or the new file, and perhaps a `.tmp` that nothing reads.
 """
 
 from __future__ import annotations
 
 import os.path
+from contextlib import closing
 
 import google_crc32c
 
@@ -29,9 +30,9 @@ def encode(kind: str, version: int, content: bytes) -> bytes:
 
 
 def decode(kind: str, version: int, data: bytes, path: str) -> bytes:
-    """The content of a checked file; `path` is for the errors only.
+    """The content of a checked file. `path` is only for the errors.
 
-    Raises `UnsupportedFormatError` for another version, `StorageError` for anything damaged.
+    Raises `UnsupportedFormatError` for another version, `StorageError` for a damaged file.
     """
     line, separator, content = data[:_FIRST_LINE_BYTES_MAX].partition(b"\n")
     words = line.split(b" ")
@@ -56,7 +57,7 @@ def write(disk: Disk, path: str, kind: str, version: int, content: bytes) -> Non
 
 
 def read(disk: Disk, path: str, kind: str, version: int) -> bytes | None:
-    """The content of a checked file, None when there is no such file. Raises as `decode`."""
+    """The content of a checked file, or None when there is no such file. Raises as `decode`."""
     data = read_whole(disk, path)
     return None if data is None else decode(kind, version, data, path)
 
@@ -64,46 +65,41 @@ def read(disk: Disk, path: str, kind: str, version: int) -> bytes | None:
 def replace(disk: Disk, path: str, data: bytes) -> None:
     """Replaces a whole file, durably and atomically. Raises OSError."""
     temporary = path + TEMPORARY_SUFFIX
-    file = disk.open(temporary, create=True)
-    try:
+    with closing(disk.open(temporary, create=True)) as file:
         file.truncate(0)
         write_all(file, data, 0)
         file.sync_data()
-    finally:
-        file.close()
     disk.rename(temporary, path)
     disk.sync_dir(os.path.dirname(path))
 
 
 def make_directory(disk: Disk, path: str) -> None:
-    """Makes a directory and its parents, durably: also those that a process made which died before
-    it had synced them. Raises OSError."""
+    """Makes a directory and its parents, durably. Existing parents are synced too: the process that
+    made them may have died before its sync. Raises OSError."""
     disk.make_dirs(path)
     while (parent := os.path.dirname(path)) != path:
         try:
             disk.sync_dir(parent)
         except PermissionError:
-            return  # Not readable for us, so it is not one of those we make.
+            return  # rayq makes no directories that it cannot read.
         path = parent
 
 
 def read_whole(disk: Disk, path: str) -> bytes | None:
-    """A whole small file, None when it is not there. Raises `StorageError` when it is too large."""
+    """A whole small file, or None where there is none. Raises `StorageError` for a large one."""
     try:
-        file = disk.open(path, writable=False)
+        opened = disk.open(path, writable=False)
     except FileNotFoundError:
         return None
-    try:
+    with closing(opened) as file:
         size = file.size()
         if size > CONTENT_BYTES_MAX:
             raise StorageError(f"{path} has {size} bytes: more than any such file may have.")
         return file.pread(size, 0)
-    finally:
-        file.close()
 
 
 def write_all(file: File, data: Buffer, position: int) -> None:
-    """Writes all of `data`. A disk that fills up on the way raises its OSError."""
+    """Writes all of `data`. Raises the OSError of a disk that becomes full meanwhile."""
     view = memoryview(data)
     while view:
         written = file.pwrite(view, position)

@@ -1,4 +1,4 @@
-"""What a log knows for sure about itself: the file `checkpoint` of a partition directory."""
+"""The file `checkpoint` of a partition directory: a state of the log that is surely on disk."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _VERSION = 1
 class LogCheckpoint:
     """One state of a log that is on disk as a whole.
 
-    Content: lines of `name value`. A crash leaves the previous checkpoint or this one. It is
-    written after everything it speaks of is synced, and lowered before anything is cut. Recovery
-    never cuts below `recovery_point`, whatever the log looks like there.
+    The file has lines of `name value`. A crash leaves the previous checkpoint or the new one. A
+    checkpoint is written after all that it covers is synced, and lowered before anything is cut.
+    Recovery never cuts below `recovery_point`, whatever the log looks like there.
     """
 
     recovery_point: int
-    """All batches below are on disk, with their index entries, epochs and producer states."""
+    """All batches below it are on disk, with their index entries, epochs and producer states."""
     high_watermark: int
     log_start: int
     """The first offset that readers may ask for."""
@@ -43,7 +43,7 @@ def write_checkpoint(disk: Disk, directory: str, checkpoint: LogCheckpoint) -> N
 
 
 def read_checkpoint(disk: Disk, directory: str) -> LogCheckpoint | None:
-    """The checkpoint, None in a directory that has none yet.
+    """The checkpoint, or None in a directory that has none yet.
 
     Raises `StorageError` when it is damaged, `UnsupportedFormatError` for another version.
     """

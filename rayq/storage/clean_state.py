@@ -1,4 +1,4 @@
-"""What compaction has done to a log: the file `cleaned` of a partition directory."""
+"""The file `cleaned` of a partition directory: how far compaction has changed the log."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ CLEANED = "cleaned"
 _KIND = "cleaned"
 _VERSION = 1
 MARKS_MAX = 64
-"""Marks closer than `delete_retention_ms` / this become one, the later: tombstones then stay a
-little longer than they must."""
+"""Of two marks that are less than `delete_retention_ms` / MARKS_MAX apart only the later is kept.
+Tombstones then stay a little longer than they must."""
 
 
 class Mark(NamedTuple):
@@ -26,27 +26,29 @@ class Mark(NamedTuple):
 
 
 class CleanState(msgspec.Struct, array_like=True, frozen=True):
-    """The file `cleaned`: a msgpack array of these fields. No file: nothing was ever cleaned.
+    """The file `cleaned` is a msgpack array of these fields. Without the file the log was never
+    compacted.
 
-    A crash leaves this state or the one before. It is written before a record that it speaks of is
-    appended (by a follower), and in one swap with the cleaned segments, see `swap`.
+    A crash leaves this state or the one before. A follower writes it before it appends records from
+    a compacted part of its leader's log. The cleaner's result brings it in one swap with the
+    cleaned segments, see `swap`.
     """
 
     cleaned_offset: int = 0
-    """Below it offsets may be missing: what was there has a later record of its key, or none was
-    left of it. That of a leader counts as well, for what was copied from it."""
+    """Below it offsets may be missing: compaction removed records that have a later record of their
+    key, or tombstones. For records that were copied from a leader, the leader's offset counts."""
     tombstone_horizon: int = 0
-    """Below it tombstones may be missing. Whoever holds records of before, and does not reach
-    further, may hold some that were deleted: it has to begin anew."""
+    """Below it tombstones may be missing. So another replica whose log ends below may hold records
+    that were deleted, and has to copy the log anew."""
     clean_until: int = 0
-    """How far this replica has compacted; what follows is dirty."""
+    """This replica has compacted its log up to here. The part from here on is dirty."""
     marks: tuple[Mark, ...] = ()
     """Ascending. A tombstone may go `delete_retention_ms` after the first mark above it."""
     tombstones: int = 0
-    """How many the last pass has left."""
+    """The number of tombstones that the last pass left."""
 
     def removable_below(self, now_ms: int, delete_retention_ms: int) -> int:
-        """Tombstones below have been there for long enough."""
+        """The offset below which tombstones have been in the log for long enough."""
         due = [mark.offset for mark in self.marks if mark.time_ms <= now_ms - delete_retention_ms]
         return max(due, default=0)
 
@@ -69,15 +71,15 @@ class CleanState(msgspec.Struct, array_like=True, frozen=True):
                 marks.pop()
             marks.append(Mark(clean_until, now_ms))
         return CleanState(
-            max(self.cleaned_offset, clean_until),
-            max(self.tombstone_horizon, horizon),
-            clean_until,
-            tuple(marks),
-            tombstones,
+            cleaned_offset=max(self.cleaned_offset, clean_until),
+            tombstone_horizon=max(self.tombstone_horizon, horizon),
+            clean_until=clean_until,
+            marks=tuple(marks),
+            tombstones=tombstones,
         )
 
     def learned(self, cleaned_offset: int, tombstone_horizon: int) -> CleanState:
-        """With what a leader says of the records that are copied from it."""
+        """The state with both offsets of a leader from which records are copied."""
         return msgspec.structs.replace(
             self,
             cleaned_offset=max(self.cleaned_offset, cleaned_offset),
@@ -85,8 +87,8 @@ class CleanState(msgspec.Struct, array_like=True, frozen=True):
         )
 
     def cut(self, end_offset: int) -> CleanState:
-        """After a truncation. What may be missing below stays missing, so the other two offsets
-        stay: too high they are safe."""
+        """The state after a truncation. The two offsets below which something may be missing stay:
+        an offset that is too high is safe."""
         if self.clean_until <= end_offset:
             return self
         return msgspec.structs.replace(

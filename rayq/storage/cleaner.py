@@ -1,21 +1,21 @@
 """Compaction of closed segments: the latest record of each key stays, at its offset.
 
-A pass has two halves. First it reads the dirty part, what was appended since the last pass, and
-maps each key to its latest offset there. Then it copies the log from its start on without the
-records that the map supersedes. The map has a limit: when it is full the pass covers less, and the
-next one goes on from there. KIP-58, and the cleaner of Kafka that it describes.
+A pass has two halves. First it reads the dirty part, which was appended since the last pass, and
+maps each key to its latest offset there. Then it copies the log from its start on, without the
+records that the map supersedes. The map has a limit: when it is full, the pass covers less, and the
+next pass goes on from there. This follows the cleaner of Kafka, which KIP-58 describes.
 
-What also stays: records without a key, control batches, and of batches that lose all their records
-the header alone where it tells something: the last batches of each live producer (so that a retry
-is still recognised by who copies the log), the last batch of a leader epoch and of a segment (so
-that it is known where they end). Tombstones, records without a value, stay for
-`delete_retention_ms` after the pass that first left nothing else of their key. A batch whose bytes
-are as they were written, and which is no batch of records all the same, stays as it is and is told
-of: it is not the disk's fault, and no reason to stop.
+Records without a key and control batches stay too. Of a batch that loses all its records the header
+stays in three cases: for the last batches of each live producer (so that the replicas that copy the
+log still recognise a retry), and for the last batch of a leader epoch and of a segment (so that
+their ends are known). Tombstones, which are records without a value, stay for `delete_retention_ms`
+after the pass that first left nothing else of their key. A batch whose CRC is right, and whose
+bytes are no batch of records all the same, stays as it is and is reported: the disk did not damage
+it, so the pass goes on.
 
-This reads segments that do not change any more and writes into `<partition>/cleaning/`; only
-`swap` touches the log. So it can run anywhere, be stopped at any step and be forgotten: it is a
-generator of small steps, for whoever paces them.
+A pass reads segments that do not change any more and writes into `<partition>/cleaning/`. Only
+`swap` changes the log. So a pass can run in any process, and can be stopped and dropped at any
+step: it is a generator of small steps, which its caller paces.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ from rayq.storage.batch import (
 from rayq.storage.segment import LOG_SUFFIX, Segment, pread, segment_path
 
 CLEANING = "cleaning"
-"""The directory, within the partition's, of segments that are being made."""
+"""The directory for new segments, within the partition's directory."""
 CLEANER_LOCK = "cleaner.lock"
-"""In the broker's directory: one pass at a time on one disk."""
+"""A lock in the broker's directory, so that one pass runs at a time on one disk."""
 STEP_BYTES = 1 * MIB
-"""Read at once; a single batch may be larger."""
+"""A pass reads this much at once. A single batch may be larger."""
 SYNC_BYTES = 1 * MIB
-"""Written between two syncs, so that no other sync on the disk waits behind a long one."""
+"""A pass writes this much between two syncs, so that no other sync waits behind a long one."""
 LEFT_BYTES = 2 * RESERVED_BYTES
-"""Of free space a pass leaves so much: more than appends must leave, so that they go on."""
+"""A pass leaves this much free space: more than appends must leave, so that they go on."""
 BYTES_PER_KEY = 256
-"""Of memory in the map, while it grows: measured 130 to 230."""
+"""The memory of one key in the map while the map grows. Measured: 130 to 230 bytes."""
 DIGEST_BYTES = 16
 """Two of 2**32 keys share a digest with a probability of 2**-65."""
 
@@ -79,18 +79,18 @@ class CleaningJob(msgspec.Struct, frozen=True, kw_only=True):
 
     directory: str
     groups: tuple[tuple[SourceSegment, ...], ...]
-    """From the log's first segment on, in order; each group becomes one segment."""
+    """From the log's first segment on, in order. Each group becomes one segment."""
     dirty_offset: int
-    """What lies below was compacted before."""
+    """The log below was compacted before."""
     tombstones_below: int
-    """Tombstones below go."""
+    """Tombstones below this offset go."""
     producer_batches: tuple[int, ...]
-    """Base offsets of the batches whose headers tell the state of live producers."""
+    """The base offsets of the batches whose headers hold the state of live producers."""
     index_interval_bytes: int
     memory_bytes: int
-    """For the map of keys."""
+    """The limit for the map of keys."""
     bytes_per_s: int
-    """The most to read and write."""
+    """The most that the pass reads and writes in a second."""
 
     @property
     def keys_max(self) -> int:
@@ -98,39 +98,39 @@ class CleaningJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CleanedGroup(msgspec.Struct, array_like=True, frozen=True):
-    """A group and the segment made of it, in `cleaning/` under the first base offset."""
+    """A group and its new segment, in `cleaning/` under the first base offset."""
 
     base_offsets: tuple[int, ...]
     next_offset: int
     size_bytes: int | None
-    """None: the segment stays as it is, nothing was to be removed."""
+    """The size of the new segment. None: the old segment stays, since no record had to go."""
 
 
 class CleaningResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pass has made; all of it is on disk."""
+    """The result of a pass. All of it is on disk."""
 
     groups: tuple[CleanedGroup, ...]
     end_offset: int
-    """The log is compacted up to here; less than was asked for when the map was full."""
+    """The log is compacted up to here. When the map was full, this is before the job's end."""
     tombstones: int
-    """How many stay."""
+    """The number of tombstones that stay."""
     horizon: int
-    """The last tombstone that went was just below; 0: none did."""
+    """The offset after the last tombstone that went. 0: no tombstone went."""
     keys: int
     records_read: int = 0
     records_kept: int = 0
     bytes_read: int = 0
     bytes_kept: int = 0
     unreadable_batches: int = 0
-    """So many were kept as they are, since they are no batches of records."""
+    """The number of batches that stay as they are, since they are no batches of records."""
     unreadable_offset: int | None = None
-    """Where the first of them is."""
+    """The offset of the first of them."""
     peak_memory_bytes: int | None = None
-    """Of the helper process, where there is one."""
+    """The peak of the cleaner process, where a process of its own runs the pass."""
 
 
 Steps = Generator[int, None, CleaningResult]
-"""Each step yields how many bytes it has read and written; the result is the return value."""
+"""Each step yields the number of bytes that it read and wrote. The result is returned."""
 
 
 @contextmanager
@@ -144,23 +144,23 @@ def cleaner_turn(disk: Disk, partition_directory: str) -> Iterator[None]:
 
 
 def clean(disk: Disk, job: CleaningJob) -> Steps:
-    """The pass, in steps. The caller has the turn (`cleaner_turn`).
+    """The pass, in steps. The caller holds the lock (`cleaner_turn`).
 
-    Raises CorruptBatchError naming file and position where the disk damaged a batch, DiskFullError,
+    Raises CorruptBatchError with file and position where the disk damaged a batch, DiskFullError,
     OSError.
     """
     try:
         return (yield from _clean(disk, job))
     except (RayqError, OSError):
-        remove_cleaning(disk, job.directory)  # It may be what fills the disk.
+        remove_cleaning(disk, job.directory)  # These files may be what fills the disk.
         raise
 
 
 def remove_cleaning(disk: Disk, directory: str) -> None:
-    """Removes what a pass has made and nobody wants. Raises OSError."""
+    """Removes the files of a pass whose result is not used. Raises OSError."""
     for name in disk.list(f"{directory}/{CLEANING}"):
         path = f"{directory}/{CLEANING}/{name}"
-        if disk.exists(path):  # A cleaner that outlived its broker may tidy up as well.
+        if disk.exists(path):  # A cleaner that outlived its broker may remove it meanwhile.
             disk.remove(path)
 
 
@@ -191,7 +191,7 @@ def _clean(disk: Disk, job: CleaningJob) -> Steps:
 
 
 def _digest(key: bytes) -> bytes:
-    """Stands for the key in the map. A short key stands for itself: no digest is as short."""
+    """The key in the map. A short key is its own digest: no real digest is as short."""
     if len(key) < DIGEST_BYTES:
         return key
     return hashlib.blake2b(key, digest_size=DIGEST_BYTES).digest()
@@ -200,7 +200,7 @@ def _digest(key: bytes) -> bytes:
 def _latest_offsets(
     disk: Disk, job: CleaningJob
 ) -> Generator[int, None, tuple[dict[bytes, int], int]]:
-    """The latest offset of each key in the dirty part, and how far that is known."""
+    """The latest offset of each key in the dirty part, and the offset up to which the map holds."""
     latest: dict[bytes, int] = {}
     end_offset = job.dirty_offset
     for source in (source for group in job.groups for source in group):
@@ -223,8 +223,8 @@ def _latest_offsets(
 
 
 def _columns(data: bytes, position: int, header: BatchHeader) -> Columns | None:
-    """None: no batch of records, although its bytes are as they were written. Raises
-    CorruptBatchError where they are not."""
+    """The records of a batch. None: it is no batch of records, although its CRC is right. Raises
+    CorruptBatchError where the CRC is wrong."""
     check_body(data, position, header)
     try:
         return decode_columns(data, position, header, check_crc=False)
@@ -235,7 +235,7 @@ def _columns(data: bytes, position: int, header: BatchHeader) -> Columns | None:
 def _chunks(
     disk: Disk, directory: str, source: SourceSegment
 ) -> Iterator[tuple[bytes, list[tuple[int, BatchHeader]]]]:
-    """The segment in pieces of whole batches, with their places. Bodies are not checked."""
+    """The segment in pieces of whole batches, with their positions. Bodies are not checked."""
     path = segment_path(directory, source.base_offset, LOG_SUFFIX)
     file = disk.open(path, writable=False)
     position = 0
@@ -246,7 +246,7 @@ def _chunks(
             raise CorruptBatchError(f"{path}, from position {position}: {error}") from error
         yield data, batches
         position += length
-    file.close()  # Of a pass that is given up it closes by itself.
+    file.close()  # When a pass is given up, the file closes with its last reference.
 
 
 def _chunk(file: File, start: int, end: int) -> tuple[bytes, list[tuple[int, BatchHeader]], int]:
@@ -267,7 +267,7 @@ def _chunk(file: File, start: int, end: int) -> tuple[bytes, list[tuple[int, Bat
 
 
 class _Pass:
-    """The second half: copies groups of segments without what the map supersedes."""
+    """The second half of a pass: copies groups of segments without superseded records."""
 
     def __init__(
         self, disk: Disk, job: CleaningJob, directory: str, latest: dict[bytes, int]
@@ -300,7 +300,7 @@ class _Pass:
             for data, batches in _chunks(self._disk, self._job.directory, source):
                 for position, before in batches:
                     if emptied is not None and emptied[0].leader_epoch != before.leader_epoch:
-                        output.add(*emptied)  # It says where its epoch ends.
+                        output.add(*emptied)  # This header says where its epoch ends.
                     emptied = None
                     batch = self._filtered(data, position, before)
                     header = read_header(batch)
@@ -311,7 +311,7 @@ class _Pass:
                         emptied = header, batch
                 yield len(data) + output.write()
         if emptied is not None:
-            output.add(*emptied)  # It says where the segment ends.
+            output.add(*emptied)  # This header says where the segment ends.
         yield output.finish()
         segment = output.segment
         assert segment.next_offset == sources[-1].next_offset
@@ -358,7 +358,7 @@ class _Pass:
         if len(kept) < header.record_count:
             try:
                 batch = keep_records(header, columns, kept)
-            except RecordTooLargeError:  # A large batch with its offsets spelled out: let it be.
+            except RecordTooLargeError:  # The column of offsets makes it too large: it stays.
                 self.records_kept += header.record_count
                 return whole
             self.records_kept += len(kept)
@@ -385,7 +385,7 @@ class _Output:
         self.segment.appended(header, self._index_interval_bytes)
 
     def write(self) -> int:
-        """Brings what was added to the file; returns how much that was."""
+        """Writes the added batches to the file. Returns their size in bytes."""
         length = len(self._buffer)
         if length:
             checked_file.write_all(self.segment.file, self._buffer, self._written)
@@ -397,7 +397,7 @@ class _Output:
         return length
 
     def finish(self) -> int:
-        """All of it, indexes included, is on disk when this returns."""
+        """Brings the whole segment, with its indexes, to disk. Returns the bytes written."""
         length = self.write()
         self.segment.file.sync_data()
         self.segment.seal()

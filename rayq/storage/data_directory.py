@@ -1,4 +1,4 @@
-"""The directories of a broker and of its partitions: who they belong to and who holds them.
+"""The directories of a broker and of its partitions: their owners, and their locks.
 
 A broker's directory (`<root>/broker-<id>`)::
 
@@ -11,13 +11,14 @@ A broker's directory (`<root>/broker-<id>`)::
                     *.removed are on their way out
     <topic>-<n>/    a partition: partition.json, lock, and the log's files
 
-Lock files are held by flock, which ends with its process, and tell who holds them in one JSON line.
-All other files are replaced as a whole: a crash leaves the old one or the new one.
+A lock file is held by flock, which ends with its process, and names the process in one JSON line.
+All other files are replaced as a whole: a crash leaves the old file or the new file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import TypeVar
 
 import msgspec
@@ -33,32 +34,33 @@ from rayq.storage import checked_file
 from rayq.storage.appending import open_failed
 
 FORMAT_VERSION = 1
-"""Of everything in a broker's directory; a change that older versions cannot read raises it."""
+"""The format of a broker's directory. A change that older versions cannot read raises it."""
 META, SECRET, BROKER_LOCK, ENDPOINT = "meta.json", "secret", "broker.lock", "endpoint"
 QUARANTINE = "quarantine"
 REMOVED_SUFFIX = ".removed"
 PARTITION_META, PARTITION_LOCK = "partition.json", "lock"
 BROKER_PREFIX = "broker-"
 _LOCK_BYTES = 512
-"""A lock file's line, padded: it is replaced by one write."""
+"""The line of a lock file is padded to this size, so that one write replaces it."""
 _HOLDER_READS_MAX = 10_000
-"""How often a lock that was taken this moment is read until its holder has signed it."""
+"""A lock that was taken this moment is read this often, until its holder has written its line."""
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
-    """`meta.json`: what a broker's directory is."""
+    """The file `meta.json` of a broker's directory."""
 
     format_version: int
     cluster_id: str
     broker: int
     directory_id: str
-    """Random; a new one says that what was here may be lost."""
+    """A random id. A new id says that the directory may have lost what it held."""
     start_counter: int
-    """How often a broker process has opened the directory: an old copy has a lower one."""
+    """How often a broker process has opened the directory. An old copy has a lower count."""
 
 
 class PartitionMeta(msgspec.Struct, frozen=True, kw_only=True):
-    """`partition.json`: which partition a directory holds. A topic created anew has another id."""
+    """The file `partition.json`: the partition that a directory holds. A topic that was created
+    anew has another id."""
 
     format_version: int
     topic: str
@@ -67,8 +69,8 @@ class PartitionMeta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DirectoryHolder(msgspec.Struct, frozen=True, kw_only=True):
-    """Who wrote a lock file. `start_time` tells a process from a later one with the same pid; None
-    where it is not known."""
+    """The process that wrote a lock file. `start_time` tells it from a later process with the same
+    pid; None where it is not known."""
 
     pid: int
     start_time: int | None
@@ -87,7 +89,7 @@ Json = TypeVar("Json", Meta, PartitionMeta)
 
 
 def read_meta(disk: Disk, path: str) -> Meta | None:
-    """The `meta.json` of a broker's directory, None where there is none.
+    """The `meta.json` of a broker's directory, or None where there is none.
 
     Raises `UnsupportedFormatError` for another format version, `StorageError` when it is damaged.
     """
@@ -119,9 +121,8 @@ def find_brokers(disk: Disk, root: str) -> list[tuple[int, str]]:
 def format_directory(
     environment: Environment, path: str, *, cluster_id: str, broker: int, secret: bytes
 ) -> Meta:
-    """Makes `path` a broker's directory. A crash on the way leaves one that is not formatted.
-
-    One that is formatted already gets a new directory id. Raises `StorageError`.
+    """Makes `path` a broker's directory. A crash meanwhile leaves a directory that is not
+    formatted. A directory that is formatted already gets a new id. Raises `StorageError`.
     """
     disk = environment.disk
     meta = Meta(
@@ -156,8 +157,8 @@ def _read_json(disk: Disk, path: str, kind: type[Json]) -> Json | None:
 
 
 def _partition_meta(disk: Disk, path: str) -> PartitionMeta | None:
-    """None also where it cannot be read: what is wrong is for the replica to say, which opens the
-    directory. A broker with many must not stumble over one."""
+    """The `partition.json` of a directory. None also where it cannot be read: one such directory
+    must not stop a broker with many. The replica that opens the directory reports the error."""
     try:
         return _read_json(disk, f"{path}/{PARTITION_META}", PartitionMeta)
     except (OSError, StorageError, UnsupportedFormatError):
@@ -183,20 +184,18 @@ def _read_holder(file: File) -> DirectoryHolder | None:
 
 
 def lock_holder(disk: Disk, path: str) -> DirectoryHolder | None:
-    """Who holds a lock file; None when nobody does. Raises OSError."""
+    """The process that holds a lock file, or None when no process does. Raises OSError."""
     try:
-        file = disk.open(path, writable=False)
+        opened = disk.open(path, writable=False)
     except FileNotFoundError:
         return None
-    try:
+    with closing(opened) as file:
         for _ in range(_HOLDER_READS_MAX):
             if file.try_lock():
                 return None
             holder = _read_holder(file)
             if holder is not None:
                 return holder
-    finally:
-        file.close()
     raise StorageError(f"{path} is locked by a process that does not say who it is.")
 
 
@@ -212,8 +211,9 @@ def _in_use(path: str, holder: DirectoryHolder | None) -> DirectoryInUseError:
 
 
 def _lock(path: str, file: File, holder: DirectoryHolder) -> None:
-    """Takes and signs a lock file; closes it and raises `DirectoryInUseError` when it is held, or
-    OSError when the disk fails: nobody may be kept out by a lock that was not given."""
+    """Takes a lock file and writes the holder's line. On an error it closes the file, since a
+    failed attempt must not keep others out. Raises `DirectoryInUseError` when another process holds
+    the lock, or OSError."""
     if not file.try_lock():
         current = _read_holder(file)
         file.close()
@@ -245,8 +245,8 @@ class DataDirectory:
     def open(environment: Environment, path: str, cluster_id: str | None = None) -> DataDirectory:
         """Locks a formatted directory and counts the start, durably.
 
-        Raises `DirectoryInUseError` naming the pid, `WrongClusterError` when it is not of
-        `cluster_id` (None: any), `UnsupportedFormatError`, `StorageError`.
+        Raises `DirectoryInUseError` with the pid, `WrongClusterError` when the directory belongs to
+        another cluster than `cluster_id` (None: any), `UnsupportedFormatError`, `StorageError`.
         """
         disk = environment.disk
         try:
@@ -279,19 +279,19 @@ class DataDirectory:
         return DataDirectory(environment, path, meta, secret, lock)
 
     def renew_directory_id(self) -> None:
-        """Takes a new directory id, durably: what is here is an old copy."""
+        """Takes a new directory id, durably, since this directory is an old copy."""
         self.meta = msgspec.structs.replace(self.meta, directory_id=self._environment.new_id())
         self._change(lambda: _write_json(self._environment.disk, f"{self.path}/{META}", self.meta))
 
     def write_endpoint(self, host: str, port: int) -> None:
-        """Leaves word for this broker's replica processes where it listens."""
+        """Writes where this broker listens, for its replica processes."""
         content = f"{host} {port}\n".encode()
         path = f"{self.path}/{ENDPOINT}"
         self._change(lambda: checked_file.replace(self._environment.disk, path, content))
 
     @staticmethod
     def read_endpoint(disk: Disk, path: str) -> tuple[str, int] | None:
-        """What the broker of the directory `path` wrote last, None before it did."""
+        """The last endpoint that the broker of the directory `path` wrote, or None."""
         content = checked_file.read_whole(disk, f"{path}/{ENDPOINT}")
         words = (content or b"").decode("utf-8", "replace").split()
         return (words[0], int(words[1])) if len(words) == 2 and words[1].isdecimal() else None
@@ -308,18 +308,18 @@ class DataDirectory:
 
     @staticmethod
     def partition_topic_id(disk: Disk, path: str) -> str | None:
-        """The topic whose partition the directory `path` holds, None when it holds none, or cannot
-        be read."""
+        """The id of the topic whose partition the directory `path` holds. None when it holds no
+        partition, or cannot be read."""
         meta = _partition_meta(disk, path)
         return None if meta is None else meta.topic_id
 
     @staticmethod
     def partition_holder(disk: Disk, path: str) -> DirectoryHolder | None:
-        """The replica process that holds a partition's directory, None when none does."""
+        """The replica process that holds a partition's directory, or None when no process does."""
         return lock_holder(disk, f"{path}/{PARTITION_LOCK}")
 
     def partitions(self) -> list[tuple[PartitionMeta, str]]:
-        """What each partition directory here holds, and its path; of those that can be read."""
+        """`(partition, path)` of each partition directory here that can be read."""
         found = []
         for name in self._environment.disk.list(self.path):
             if not name.rpartition("-")[2].isdecimal():
@@ -354,13 +354,13 @@ class DataDirectory:
         return aside
 
     def leftovers(self) -> list[str]:
-        """What was to be removed and is still there."""
+        """The paths of directories in the quarantine that still have to be removed."""
         aside = f"{self.path}/{QUARANTINE}"
         names = self._environment.disk.list(aside)
         return [f"{aside}/{name}" for name in names if name.endswith(REMOVED_SUFFIX)]
 
     def close(self) -> None:
-        """Lets go of the lock."""
+        """Releases the lock."""
         self._lock.close()
 
     def _change(self, change: Callable[[], None]) -> None:
@@ -393,7 +393,7 @@ class PartitionDirectory:
         """Makes the directory, or checks that it holds this partition, and locks it.
 
         Raises `DirectoryInUseError` with `holder_pid` and `holder_start_time` when another process
-        holds it (one that was killed takes a moment to go: try again), `WrongClusterError` when it
+        holds it (a killed process takes a moment to end: try again), `WrongClusterError` when it
         holds another topic, `UnsupportedFormatError`, `StorageError`.
         """
         disk = environment.disk

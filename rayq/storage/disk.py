@@ -1,4 +1,4 @@
-"""The real disk: `environment.Disk` by way of `os`."""
+"""The real disk: `environment.Disk` through the module `os`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import threading
 from rayq.environment import Buffer
 
 FILE_MODE = 0o600
-"""Files hold users' records and the cluster's secret: the owner alone reads them."""
+"""Files hold users' records and the cluster's secret, so only their owner may read them."""
 DIRECTORY_MODE = 0o700
 
 
 class LocalFile:
-    """One file descriptor. It is closed by `close`, or when the last reference to it goes: a reader
-    in a thread may so go on with a file that the log has deleted meanwhile."""
+    """One file descriptor. It is closed by `close`, or when the last reference to it goes. So a
+    reader in a thread can go on with a file that the log has deleted meanwhile."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
 
     @property
     def descriptor(self) -> int:
-        """For `os.sendfile`. Raises OSError when closed."""
+        """The number of the descriptor. Raises OSError when it is closed."""
         if self._descriptor is None:
             raise OSError(errno.EBADF, "the file is closed")
         return self._descriptor
@@ -78,7 +78,7 @@ class LocalFile:
 
 
 class _SpareDescriptor:
-    """One file descriptor that this process keeps, to be given up for a moment."""
+    """One file descriptor in reserve. It is free for others within a `with` block."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -156,7 +156,7 @@ class LocalDisk:
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
-            # A flush that fails ends its replica: it must not for want of a descriptor.
+            # A flush that fails ends its replica. A lack of descriptors must not do that.
             with _spare:
                 _sync_dir(path)
 

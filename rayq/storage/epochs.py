@@ -1,4 +1,4 @@
-"""Which leader epoch wrote which offsets: how two replicas find where their logs part."""
+"""The leader epoch of each offset, by which two replicas find where their logs diverge."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _VERSION = 1
 class EpochCache:
     """`(leader epoch, start offset)` pairs, both ascending: an epoch lasts until the next starts.
 
-    Kept in memory; the file `leader-epochs` (lines of `epoch start`) is written with each
-    checkpoint and trusted below its recovery point only: what follows is read from the batches.
+    The cache is in memory. The file `leader-epochs` (lines of `epoch start`) is written with each
+    checkpoint, and trusted only below its recovery point: later epochs are read from the batches.
     KIP-101, KIP-279.
     """
 
@@ -25,13 +25,13 @@ class EpochCache:
         self._epochs: list[int] = []
         self._starts: list[int] = []
         self.changes = 0
-        """Grows with each change, so that an unchanged cache need not be written again."""
+        """The number of changes, so that an unchanged cache is not written again."""
         for epoch, start_offset in entries or []:
             self.assign(epoch, start_offset)
 
     def assign(self, epoch: int, start_offset: int) -> None:
-        """`epoch` begins at `start_offset`; nothing happens when it began already. Epochs that
-        would start there or later had no records and go."""
+        """`epoch` begins at `start_offset`, unless it began already. Epochs that would start there
+        or later had no records: they go."""
         if self._epochs and epoch <= self._epochs[-1]:
             assert epoch == self._epochs[-1], f"epoch {epoch} after {self._epochs[-1]}"
             return
@@ -45,21 +45,21 @@ class EpochCache:
         return self._epochs[-1] if self._epochs else None
 
     def start_of(self, epoch: int) -> int | None:
-        """Where `epoch` starts, None when it left no records here."""
+        """The start of `epoch`, or None when it left no records here."""
         place = bisect_left(self._epochs, epoch)
         if place < len(self._epochs) and self._epochs[place] == epoch:
             return self._starts[place]
         return None
 
     def epoch_of(self, offset: int) -> int | None:
-        """The epoch that wrote (or will write) `offset`, None below all that is known."""
+        """The epoch that wrote (or will write) `offset`, or None before the first known epoch."""
         place = bisect_right(self._starts, offset) - 1
         return self._epochs[place] if place >= 0 else None
 
     def end_for(self, epoch: int, end_offset: int) -> tuple[int | None, int]:
-        """The largest epoch here that is not above `epoch`, and where it ends (KIP-279): what an
-        asker whose last batch is of `epoch` can have in common with a log that ends at
-        `end_offset`. Without such an epoch: None, and where this log's first one starts."""
+        """The largest epoch here that is not above `epoch`, and its end (KIP-279): so much a
+        replica whose last batch is of `epoch` can have in common with this log, which ends at
+        `end_offset`. Without such an epoch: None, and the start of the first epoch here."""
         place = bisect_right(self._epochs, epoch)
         ends = self._starts[place] if place < len(self._starts) else end_offset
         return (self._epochs[place - 1] if place > 0 else None), ends
@@ -75,8 +75,8 @@ class EpochCache:
             self.changes += 1
 
     def truncate_to_start(self, offset: int) -> None:
-        """Drops the epochs that end at `offset` or before. The one that wrote the record before
-        `offset` stays: an emptied log still knows its last epoch."""
+        """Drops the epochs that end before `offset`. The epoch of the record before `offset` stays,
+        so that an emptied log still knows its last epoch."""
         drop = bisect_left(self._starts, offset) - 1
         if drop > 0:
             del self._epochs[:drop], self._starts[:drop]
@@ -93,7 +93,7 @@ def write_epochs(disk: Disk, directory: str, content: bytes) -> None:
 
 
 def read_epochs(disk: Disk, directory: str) -> EpochCache | None:
-    """The cache as it was written, None when there is no file.
+    """The cache as it was written, or None when there is no file.
 
     Raises `StorageError` when it is damaged, `UnsupportedFormatError` for another version.
     """

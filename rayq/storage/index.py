@@ -1,12 +1,11 @@
 """The sparse indexes of a segment: from offset to file position, from time to offset.
 
-Both are files of fixed-size entries, ascending, behind eight bytes of file header (`RQIX`, version
-u16, entry size u16, little endian). Entries are made as batches are appended, one for about every
-`index_interval_bytes` of log; they wait in memory and reach the file, synced, with the checkpoint
-that covers them. So a file may hold rubbish after a crash, but only beyond the checkpoint's
-recovery point, where it is cut and made anew from the log. An index is never needed to be right:
-whoever follows an entry checks that a batch with that offset starts there, and scans the segment
-when it does not.
+Both are files of ascending entries of a fixed size, behind eight bytes of file header (`RQIX`,
+version u16, entry size u16, little endian). Entries are made as batches are appended, one for about
+every `index_interval_bytes` of log. They wait in memory, and reach the file, synced, with the
+checkpoint that covers them. So a file may hold rubbish after a crash, but only beyond the recovery
+point of the checkpoint, where it is cut and made anew from the log. An index need not be right:
+a reader checks that the batch of an entry starts at its position, and scans the segment otherwise.
 """
 
 from __future__ import annotations
@@ -20,13 +19,14 @@ from typing import Any
 from rayq.environment import Disk, File
 
 Reader = Callable[[File, int, int], bytes]
-"""`read(file, length, position)`: as `File.pread`, or a way of reading that may give up."""
+"""`read(file, length, position)`: as `File.pread`, or a read that raises rather than wait."""
 
 OFFSET_ENTRY = struct.Struct("<II")
-"""Offset index: (base offset of a batch - base offset of the segment, its position in the log)."""
+"""Offset index: (base offset of a batch - base offset of the segment, its position in the file)."""
 TIME_ENTRY = struct.Struct("<qI")
 """Time index: (greatest timestamp of all batches before, relative base offset of the batch that
-follows them). One for each entry of the offset index; in a closed segment one more, for its end."""
+follows them). It has one entry for each entry of the offset index. In a closed segment it has one
+more, for the segment's end."""
 
 _FILE_HEADER = struct.Struct("<4sHH")
 _MAGIC = b"RQIX"
@@ -34,12 +34,12 @@ _VERSION = 1
 
 
 class DamagedIndexError(Exception):
-    """An index file is shorter than it was, or not what it should be: scan the log instead."""
+    """An index file is too short, or its entries are wrong: scan the log instead."""
 
 
 @dataclass(frozen=True)
 class IndexView:
-    """The entries of an index file at one moment; the file only grows while the view is in use."""
+    """The entries of an index file at one moment. The file only grows while the view is used."""
 
     file: File
     format: struct.Struct
@@ -53,12 +53,12 @@ class IndexView:
         return first, second
 
     def last_at_most(self, key: int, read: Reader, column: int = 0) -> int | None:
-        """The number of the last entry whose `column` is <= `key`, None when there is none."""
+        """The number of the last entry whose `column` is <= `key`, or None."""
         place = bisect_right(_Column(self, column, read), key)
         return place - 1 if place > 0 else None
 
     def last_below(self, key: int, read: Reader) -> int | None:
-        """The number of the last entry whose first column is < `key`, None when there is none."""
+        """The number of the last entry whose first column is < `key`, or None."""
         place = bisect_left(_Column(self, 0, read), key)
         return place - 1 if place > 0 else None
 
@@ -78,13 +78,13 @@ class _Column:
 
 @dataclass(frozen=True)
 class IndexWrite:
-    """Pending entries on their way into the file: a job for a thread."""
+    """Pending entries and their place in the file, for a thread that writes them."""
 
     file: File
     position: int
     data: bytes
     count: int
-    """How many entries the file has then."""
+    """The number of entries in the file after the write."""
 
 
 class Index:
@@ -112,11 +112,11 @@ class Index:
         return self._file
 
     def release(self) -> None:
-        """Lets go of the file; it is opened again when it is needed."""
+        """Drops the file. It is opened again when it is needed."""
         self._file = None
 
     def load(self) -> bool:
-        """Counts the entries that the file holds; False when it is missing or no index."""
+        """Counts the entries of the file. Returns False when it has no valid header."""
         header = self.file.pread(_FILE_HEADER.size, 0)
         self.pending.clear()
         self.count = 0
@@ -137,7 +137,7 @@ class Index:
             self.file.truncate(self._end())
 
     def entry(self, number: int, read: Reader) -> tuple[int, int]:
-        """One entry, wherever it is. Raises `DamagedIndexError`."""
+        """One entry, from the file or pending. Raises `DamagedIndexError`."""
         if number >= self.count:
             return self.pending[number - self.count]
         return self.view().entry(number, read)
@@ -146,7 +146,7 @@ class Index:
         return IndexView(self.file, self._format, self.count)
 
     def write(self) -> IndexWrite | None:
-        """What the file lacks; the file header goes along with the first entries."""
+        """The write that brings the file up to date, or None. The first also has the header."""
         if self._has_header and not self.pending:
             return None
         data = b"".join(self._format.pack(*entry) for entry in self.pending)
@@ -156,7 +156,7 @@ class Index:
         return IndexWrite(self.file, self._end(), data, len(self))
 
     def written(self, count: int) -> None:
-        """`count` entries in all have reached the file."""
+        """The file has `count` entries now."""
         self._has_header = True
         if count > self.count:
             del self.pending[: count - self.count]

@@ -43,7 +43,6 @@ from rayq.storage.recovery import (
     Reset,
     load_producers,
     recover,
-    remove_segment,
     reset_log,
 )
 from rayq.storage.salvage import SalvageRead
@@ -51,7 +50,9 @@ from rayq.storage.segment import (
     DELETED_SUFFIX,
     SUFFIXES,
     Segment,
+    SegmentView,
     pread,
+    remove_segment,
     segment_path,
 )
 from rayq.storage.segment_list import RecentBatches, SegmentList
@@ -60,24 +61,24 @@ from rayq.storage.swap import Cleaning, SwapPlan, cleanable, grouped, is_due, sw
 logger = logging.getLogger(__name__)
 
 CLOCK_LEAP_MS = 60_000
-"""Batches dated further in the future than this at a start are worth a warning."""
+"""A log whose newest batch is dated further in the future than this logs a warning at its start."""
 
 
 class Log:
     """One partition's batches, from `start_offset` up to `end_offset` (exclusive).
 
-    Synchronous; one thread (the event loop) owns it. What may wait for the disk comes as a plan to
-    run in another thread: `plan_flush`, `plan_read`, `plan_offset_for_time`, `plan_verify`, and
-    `remove_files`.
-    `truncate`, `reset` and `close` sync by themselves; no flush plan may be under way meanwhile.
+    A log is synchronous, and one thread (the event loop) owns it. Work that may wait for the disk
+    comes as a plan, which runs in another thread: `plan_flush`, `plan_read`,
+    `plan_offset_for_time`, `plan_verify`, and `remove_files`. `truncate`, `reset` and `close` sync
+    by themselves; no flush plan may run meanwhile.
 
-    A disk that fails an operation makes the log useless: `failure` says why, and every call that
-    would touch the disk raises `StorageError` from then on. A full disk (`DiskFullError`) does not:
-    the log is as it was before the append.
+    A disk that fails an operation makes the log useless: `failure` says why, and from then on every
+    call that would use the disk raises `StorageError`. A full disk (`DiskFullError`) does not: the
+    log is as it was before the append.
 
-    Files, in the partition's directory: segments, `checkpoint`, `leader-epochs`, `*.snapshot`; of
-    compaction `cleaned`, `cleaning/` and, during a swap, `swap`.
-    Nothing but what `flushed_offset` covers is sure to survive a power loss.
+    The files in the partition's directory are segments, `checkpoint`, `leader-epochs` and
+    `*.snapshot`; those of compaction are `cleaned`, `cleaning/` and, during a swap, `swap`. Only
+    the batches below `flushed_offset` are sure to survive a power loss.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Log:
         self._checkpoint_bytes = checkpoint_bytes
         self.failure: str | None = None
         self.generation = 0
-        """Grows whenever batches are cut off."""
+        """Grows with each truncation."""
         self.epochs: EpochCache = recovered.epochs
         self.producers: ProducerState = recovered.producers
         self._clean = recovered.clean_state
@@ -123,11 +124,12 @@ class Log:
     def open(
         disk: Disk, directory: str, config: TopicConfig, *, checkpoint_bytes: int, now_ms: int
     ) -> Log:
-        """Opens the log in `directory` (made when it is missing), recovering it after a crash.
+        """Opens the log in `directory`, and recovers it after a crash. A missing directory is made.
 
-        `checkpoint_bytes`: the recovery point moves after so many appended bytes. What is found is
-        synced: `flushed_offset` equals `end_offset`. Raises `StorageError` when the disk fails or
-        batches are damaged that had been synced, `UnsupportedFormatError` for a newer format.
+        After each `checkpoint_bytes` of appended bytes the recovery point moves. All that was found
+        is synced: `flushed_offset` equals `end_offset`. Raises `StorageError` when the disk fails,
+        or when batches that had been synced are damaged, `UnsupportedFormatError` for a newer
+        format.
         """
         try:
             checked_file.make_directory(disk, directory)
@@ -139,7 +141,7 @@ class Log:
                 plan = log._flush_plan(recovered.checkpoint.high_watermark, checkpoint=True)
                 log.apply_flush(plan, has_checkpoint=plan.run())
             else:
-                # A process that died may have cut the file and not synced that.
+                # A process that died may have cut the file without a sync.
                 log._segments.active.file.sync_data()
         except OSError as error:
             raise open_failed(directory, error) from error
@@ -151,7 +153,7 @@ class Log:
             )
         return log
 
-    # --- what it is -------------------------------------------------------------------------------
+    # --- state ------------------------------------------------------------------------------------
 
     @property
     def config(self) -> TopicConfig:
@@ -159,7 +161,7 @@ class Log:
 
     @config.setter
     def config(self, config: TopicConfig) -> None:
-        # What counted as flushed under "os" goes on counting: offsets never go back unasked.
+        # Offsets that counted as flushed under "os" still count: they must not go back.
         self._flushed = self.flushed_offset
         self._config = config
 
@@ -173,7 +175,7 @@ class Log:
 
     @property
     def flushed_offset(self) -> int:
-        """The end of what counts as on disk: synced, or appended when config.flush is "os"."""
+        """Batches below count as on disk: synced, or appended when config.flush is "os"."""
         return self._end if self._config.flush == "os" else self._flushed
 
     @property
@@ -192,18 +194,17 @@ class Log:
 
     @property
     def last_epoch(self) -> int | None:
-        """The leader epoch of the last batch (also when retention has removed it), None before the
-        first."""
+        """The epoch of the last batch, even when retention has removed it; None before it."""
         return self.epochs.epoch_of(self._end - 1)
 
     @property
     def last_append_time_ms(self) -> int | None:
-        """The append time of the newest batch, None in an empty log."""
+        """The append time of the newest batch, or None in an empty log."""
         return self._last_append_time_ms or None
 
     @property
     def cleaned_offset(self) -> int:
-        """Below it offsets may be missing: compaction took what was superseded."""
+        """Below it offsets may be missing, since compaction removed superseded records."""
         return self._clean.cleaned_offset
 
     @property
@@ -218,8 +219,9 @@ class Log:
     ) -> BatchHeader:
         """Stamps and appends exactly one batch, whose header, body and sequence the caller checked.
 
-        Returns the header as it was stamped, in place. Raises `InvalidRecordError` or
-        `UnsupportedFormatError` for what no reader could read, `DiskFullError`, `StorageError`.
+        Stamps it in place, and returns the stamped header. Raises `InvalidRecordError` or
+        `UnsupportedFormatError` for a batch that no reader could read, `DiskFullError`,
+        `StorageError`.
         """
         self._check_usable()
         check_produced(header)
@@ -242,12 +244,13 @@ class Log:
         return stamped
 
     def append_as_follower(self, payload: Buffer) -> int:
-        """Appends a leader's batches as they are; returns the new end.
+        """Appends a leader's batches as they are, and returns the new end.
 
-        Offsets must follow on (gaps only below `cleaned_offset`: learn the leader's before) and
-        epochs must not go back. An empty log also takes the batch that its start lies in; no flush
-        plan may be running then. Raises `CorruptBatchError` or `UnsupportedFormatError` before
-        anything is written; `DiskFullError` when only the first of them, or none, found room.
+        Each offset must follow the one before. Gaps are legal only below `cleaned_offset`: learn
+        that of the leader first. Epochs must not go back. An empty log also takes the batch that
+        contains its start; no flush plan may run meanwhile. Raises `CorruptBatchError` or
+        `UnsupportedFormatError` before anything is written, and `DiskFullError` when there was room
+        for only the first batches, or for none.
         """
         self._check_usable()
         view = memoryview(payload)
@@ -284,7 +287,7 @@ class Log:
             raise self._fail("ask for free space", error) from error
 
     def _roll(self) -> None:
-        """Begins a new segment. The old one is synced by the next flush plan, not here."""
+        """Begins a new segment. The next flush plan syncs the old one."""
         segment = Segment(self._disk, self.directory, self._end)
         try:
             segment.create()
@@ -316,15 +319,15 @@ class Log:
             raise self._room.refusal(reason)
 
     def _appended(self, header: BatchHeader) -> None:
-        """Takes a batch into account that was written at the end of the active segment."""
+        """Counts a batch that was written at the end of the active segment."""
         active = self._segments.active
         if header.base_offset != self._end:
-            self._recent.clear()  # It knows of no gaps: the index does.
+            self._recent.clear()  # It cannot hold gaps. The index can.
         self._recent.add(header.base_offset, active.size)
         active.appended(header, self._config.index_interval_bytes)
         if header.leader_epoch != self.epochs.latest():
-            # After a gap it is where the epoch began for sure: compaction keeps the last batch of
-            # the epoch before.
+            # After a gap, too, the epoch begins at the end: compaction keeps the last batch of the
+            # epoch before.
             self.epochs.assign(header.leader_epoch, self._end)
         self.producers.update(header)
         self._end = header.next_offset
@@ -337,11 +340,12 @@ class Log:
     def plan_flush(
         self, high_watermark: int, *, checkpoint: bool = False, may_checkpoint: bool = True
     ) -> FlushPlan | None:
-        """What brings all that is appended by now to disk; None when there is nothing to do.
+        """The plan that brings all appended batches to disk, or None when there is nothing to do.
 
-        A checkpoint goes along after a roll, after `checkpoint_bytes`, or when asked for; none
-        unless `may_checkpoint` (the last one found no room a moment ago). Under flush="os" there is
-        nothing to do but checkpoints. Run it in a thread, then `apply_flush`.
+        The plan has a checkpoint after a roll, after `checkpoint_bytes`, or when `checkpoint` asks
+        for it, but never without `may_checkpoint`: the disk may have refused one a moment ago.
+        Under flush="os" there are only checkpoints to do. Run the plan in a thread, then call
+        `apply_flush`.
         """
         self._check_usable()
         self._room.forget()
@@ -356,18 +360,19 @@ class Log:
 
     def _flush_plan(self, high_watermark: int, *, checkpoint: bool) -> FlushPlan:
         syncs_directory = self._directory_synced < self._directory_changes
+        is_dirty = self._synced < self._end or syncs_directory
         return FlushPlan(
-            self._disk,
-            self.directory,
-            self.generation,
-            self._end,
-            tuple(self._unsynced),
-            tuple(segment.file for segment in self._unsynced),
-            syncs_directory,
-            self._segments.active.file if self._synced < self._end or syncs_directory else None,
-            self._checkpoint_job(high_watermark) if checkpoint else None,
-            self._directory_changes,
-            self._bytes_since_checkpoint,
+            disk=self._disk,
+            directory=self.directory,
+            generation=self.generation,
+            end_offset=self._end,
+            closed=tuple(self._unsynced),
+            files=tuple(segment.file for segment in self._unsynced),
+            syncs_directory=syncs_directory,
+            active=self._segments.active.file if is_dirty else None,
+            checkpoint=self._checkpoint_job(high_watermark) if checkpoint else None,
+            directory_changes=self._directory_changes,
+            bytes_since_checkpoint=self._bytes_since_checkpoint,
         )
 
     def _checkpoint_job(self, high_watermark: int) -> CheckpointJob:
@@ -379,20 +384,20 @@ class Log:
                     writes.append((index, write))
         changed = self.epochs.changes != self._written_epoch_changes
         return CheckpointJob(
-            LogCheckpoint(
+            state=LogCheckpoint(
                 recovery_point=self._end,
                 high_watermark=min(high_watermark, self._end),
                 log_start=self._start,
             ),
-            tuple(writes),
-            self.epochs.encode() if changed else None,
-            self.epochs.changes,
-            self.producers.snapshot(),
+            index_writes=tuple(writes),
+            epochs=self.epochs.encode() if changed else None,
+            epoch_changes=self.epochs.changes,
+            producer_snapshot=self.producers.snapshot(),
         )
 
     def apply_flush(self, plan: FlushPlan, *, has_checkpoint: bool = True) -> bool:
-        """Takes a finished plan into account, whose `run` said whether its checkpoint was written;
-        False when the log was truncated meanwhile."""
+        """Applies a finished plan. `has_checkpoint` is the result of its `run`. Returns False when
+        the log was truncated meanwhile."""
         if plan.generation != self.generation:
             return False
         self._synced = max(self._synced, plan.end_offset)
@@ -408,15 +413,17 @@ class Log:
             self._written_epoch_changes = plan.checkpoint.epoch_changes
             self._bytes_since_checkpoint -= plan.bytes_since_checkpoint
             self._directory_checkpointed = plan.directory_changes
-            # Not before: should the start be lost in a crash, the epochs below it are needed.
+            # Not earlier: a crash before the checkpoint brings the old log start back, and with it
+            # the need for the epochs below the new one.
             self.epochs.truncate_to_start(self._checkpoint.log_start)
         return True
 
     # --- reading ----------------------------------------------------------------------------------
 
     def plan_read(self, offset: int, limit_offset: int, bytes_max: int) -> ReadPlan:
-        """A read of whole batches, the first of which contains `offset`, all below `limit_offset`
-        (a batch boundary), of `bytes_max` in all but at least one; from one segment only.
+        """A read of whole batches from one segment. The first contains `offset`; all lie below
+        `limit_offset`, which is the end of a batch. They have at most `bytes_max` together, except
+        that the first is always read.
 
         Raises `OffsetOutOfRangeError` outside the log, `StorageError` when the log has failed.
         """
@@ -429,37 +436,35 @@ class Log:
         at = self._recent.locate(offset, limit_offset, bytes_max, active)
         if at is not None:
             return ExactRead(
-                self.generation,
-                active.path,
-                active.file,
-                at.start,
-                at.end - at.start,
-                at.next_offset,
+                generation=self.generation,
+                path=active.path,
+                file=active.file,
+                position=at.start,
+                length=at.end - at.start,
+                next_offset=at.next_offset,
             )
-        segment = self._segments.find(offset)
-        try:
-            view = segment.view(offset, limit_offset, bytes_max)
-        except OSError as error:
-            raise read_failed(segment.path, None, error) from error
-        self._use(segment)
         return IndexedRead(
-            self.generation, view, offset, limit_offset, bytes_max, self.cleaned_offset
+            generation=self.generation,
+            view=self._view(self._segments.find(offset), offset, limit_offset, bytes_max),
+            offset=offset,
+            limit_offset=limit_offset,
+            bytes_max=bytes_max,
+            gaps_below=self.cleaned_offset,
         )
 
     def plan_salvage(self, offset: int, limit_offset: int, bytes_max: int) -> SalvageRead:
-        """As `plan_read`, for a segment that is damaged somewhere: batches in it that cannot be
-        read are answered by stand-ins. To be run in a thread."""
+        """As `plan_read`, for a damaged segment: stand-ins take the place of batches that cannot be
+        read. Run it in a thread."""
         self._check_usable()
         if not self._start <= offset < min(limit_offset, self._end):
             raise self._out_of_range(offset)
-        segment = self._segments.find(offset)
-        try:
-            view = segment.view(offset)
-        except OSError as error:
-            raise read_failed(segment.path, None, error) from error
-        self._use(segment)
-        epoch = self.epochs.epoch_of(offset) or 0
-        return SalvageRead(view, offset, limit_offset, bytes_max, epoch)
+        return SalvageRead(
+            view=self._view(self._segments.find(offset), offset),
+            offset=offset,
+            limit_offset=limit_offset,
+            bytes_max=bytes_max,
+            leader_epoch=self.epochs.epoch_of(offset) or 0,
+        )
 
     def plan_offset_for_time(self, timestamp_ms: int, limit_offset: int) -> TimeLookup:
         """A look-up of the first record below `limit_offset` with a timestamp >= `timestamp_ms`;
@@ -469,37 +474,29 @@ class Log:
         for segment in self._segments:
             if segment.next_offset <= self._start or segment.max_timestamp_ms < timestamp_ms:
                 continue
-            try:
-                views.append(segment.view(max(self._start, segment.base_offset)))
-            except OSError as error:
-                raise read_failed(segment.path, None, error) from error
+            views.append(self._view(segment, max(self._start, segment.base_offset)))
             pending.append(tuple(segment.times.pending))
-            self._use(segment)
             if segment.base_offset >= self._start:
                 break
         return TimeLookup(
-            self.generation,
-            tuple(views),
-            tuple(pending),
-            timestamp_ms,
-            self._start,
-            min(limit_offset, self._end),
+            generation=self.generation,
+            views=tuple(views),
+            pending=tuple(pending),
+            timestamp_ms=timestamp_ms,
+            start_offset=self._start,
+            limit_offset=min(limit_offset, self._end),
         )
 
     def plan_verify(self, offset: int) -> VerifyPlan:
-        """A check of what a read from `offset` sends, on the disk; its `run` raises `StorageError`.
+        """A check on the disk of the batches that a read from `offset` gives. Its `run` raises
+        `StorageError`.
 
         Raises `OffsetOutOfRangeError` when the log holds no such offset.
         """
         self._check_usable()
         if not self._start <= offset < self._end:
             raise self._out_of_range(offset)
-        segment = self._segments.find(offset)
-        try:
-            view = segment.view(offset)
-        except OSError as error:
-            raise read_failed(segment.path, None, error) from error
-        self._use(segment)
+        view = self._view(self._segments.find(offset), offset)
         return VerifyPlan(self.generation, view, offset, self.cleaned_offset)
 
     def _out_of_range(self, offset: int) -> OffsetOutOfRangeError:
@@ -507,10 +504,17 @@ class Log:
             f"{self.directory}: offset {offset} is outside {self._start} to {self._end}."
         )
 
-    def _use(self, segment: Segment) -> None:
-        # A file that is closed before it is synced may take its errors along.
+    def _view(
+        self, segment: Segment, offset: int, limit_offset: int | None = None, bytes_max: int = 0
+    ) -> SegmentView:
+        try:
+            view = segment.view(offset, limit_offset, bytes_max)
+        except OSError as error:
+            raise read_failed(segment.path, None, error) from error
+        # A file that closes before its sync may hide the error of a write.
         if segment not in self._unsynced:
             self._segments.use(segment)
+        return view
 
     # --- the end moves back -----------------------------------------------------------------------
 
@@ -532,7 +536,7 @@ class Log:
         if place is None:
             raise CorruptBatchError(f"{segment.path}: no batch leads to offset {offset}.")
         end = place.header.base_offset
-        if end > offset:  # In a gap: what stays ends before it.
+        if end > offset:  # `offset` lies in a gap: the log then ends before the gap.
             end = segment.view().end_before(offset, pread)
         lowered = LogCheckpoint(
             recovery_point=min(self._checkpoint.recovery_point, end),
@@ -565,7 +569,7 @@ class Log:
         """Empties the log and restarts it at `start_offset` with a leader's leader epochs and
         producer state, durably: a crash leaves the old log or the new one.
 
-        No flush plan may be running. Raises `StorageError` (also for a damaged snapshot).
+        No flush plan may be running. Raises `StorageError`, also for a damaged snapshot.
         """
         self._check_usable()
         producers = ProducerState()
@@ -574,18 +578,17 @@ class Log:
         self._guarded(lambda: self._reset(reset, producers))
 
     def _restart(self, end_offset: int, log_start: int) -> None:
-        """Empties the log, going on at `end_offset`; what is known of epochs and producers below
-        stays."""
+        """Empties the log, which goes on at `end_offset` with its epochs and producers."""
         self.epochs.truncate_to_end(end_offset)
         producers = self.producers
         producers.forget_from(end_offset)
         self._reset(
             Reset(
-                end_offset,
-                log_start,
-                self.epochs.entries(),
-                producers.snapshot(),
-                self._clean.cut(end_offset),
+                end_offset=end_offset,
+                log_start=log_start,
+                epochs=self.epochs.entries(),
+                producer_snapshot=producers.snapshot(),
+                clean_state=self._clean.cut(end_offset),
             ),
             producers,
         )
@@ -620,20 +623,21 @@ class Log:
     # --- the start moves on -----------------------------------------------------------------------
 
     def retention_start(self, now_ms: int, high_watermark: int) -> int:
-        """The log start that retention_ms and retention_bytes call for: a segment's base offset at
-        most `high_watermark`, or the present start. Closed segments only, by append time."""
+        """The log start that retention_ms and retention_bytes call for: the base offset of a
+        segment, at most `high_watermark`, or the present start. Only closed segments go, by their
+        append times."""
         if not self._config.is_deleted_by_retention:
             return self._start
         start = self._segments.retention_start(self._config, now_ms, high_watermark)
         return self._start if start is None else max(start, self._start)
 
     def advance_start(self, offset: int, *, keeps_segments: bool = False) -> list[str]:
-        """Moves the log start up to `offset` (not back, not past the end); the next checkpoint
+        """Moves the log start up to `offset` (never back, never past the end). The next checkpoint
         persists it.
 
-        Closed segments that lie below it and below the last checkpoint are renamed to `*.deleted`;
-        their paths are for `remove_files`, in a thread. `keeps_segments` leaves that to a later
-        call: a pass of the cleaner reads them. Raises `StorageError`.
+        Renames the closed segments below it and below the last checkpoint to `*.deleted`, and
+        returns their paths for `remove_files`, in a thread. With `keeps_segments` a later call does
+        that, since a pass of the cleaner still reads them. Raises `StorageError`.
         """
         self._check_usable()
         self._start = max(self._start, min(offset, self._end))
@@ -658,9 +662,9 @@ class Log:
 
     @staticmethod
     def remove_files(disk: Disk, paths: list[str]) -> None:
-        """Removes what `advance_start` renamed; in a thread. Raises OSError.
+        """In a thread: removes the files that `advance_start` renamed. Raises OSError.
 
-        The renames reach the disk first: recovery takes the last one found for the log start.
+        The renames reach the disk first: recovery derives the log start from the renamed files.
         """
         for directory in sorted({os.path.dirname(path) for path in paths}):
             if disk.exists(directory):
@@ -672,9 +676,9 @@ class Log:
     # --- compaction -------------------------------------------------------------------------------
 
     def wants_checkpoint_to_clean(self, high_watermark: int) -> bool:
-        """Whether closed segments wait for a checkpoint that says they are on disk and committed:
-        only what a crash cannot take back is cleaned. It also writes indexes that were made anew
-        at the start."""
+        """Whether closed segments wait for a checkpoint that covers them, and that says that they
+        are committed: only what a crash cannot take back is cleaned. A checkpoint also writes the
+        indexes that were made anew at the start."""
         known = min(self._checkpoint.high_watermark, self._checkpoint.recovery_point)
         return any(
             known < segment.next_offset <= high_watermark or segment.has_pending_entries
@@ -683,7 +687,7 @@ class Log:
 
     def roll_to_clean(self, now_ms: int) -> bool:
         """Closes the active segment when its first record is older than max_compaction_lag_ms.
-        Raises `DiskFullError`, `StorageError`."""
+        Returns whether it did. Raises `DiskFullError`, `StorageError`."""
         self._check_usable()
         lag_ms = self._config.max_compaction_lag_ms
         first_ms = self._segments.active.first_append_time_ms
@@ -695,10 +699,11 @@ class Log:
     def plan_cleaning(
         self, now_ms: int, *, memory_bytes: int, bytes_per_s: int, at_once: bool = False
     ) -> Cleaning | None:
-        """The pass of the cleaner that is due, None when none is; `at_once`: as soon as anything
-        is dirty. Let `cleaner.clean` do its job anywhere, then `plan_swap`.
+        """The pass of the cleaner that is due, or None. With `at_once` a pass is due as soon as
+        anything is dirty. `cleaner.clean` does the job in any process; then call `plan_swap`.
 
-        Only closed segments below the high watermark and the recovery point of the last checkpoint.
+        A pass covers closed segments below the high watermark and the recovery point of the last
+        checkpoint.
         """
         self._check_usable()
         if not self._config.is_compacted:
@@ -730,8 +735,8 @@ class Log:
         )
 
     def plan_swap(self, cleaning: Cleaning, result: CleaningResult, now_ms: int) -> SwapPlan | None:
-        """How the log takes over what a pass has made; None when the log was truncated or lost
-        segments meanwhile, so that the result is about another one."""
+        """The plan by which the log takes over the segments of a pass. None when the log was
+        truncated or lost segments meanwhile: then the result is about another log."""
         self._check_usable()
         if not self.is_current(cleaning):
             return None
@@ -754,8 +759,8 @@ class Log:
         )
 
     def apply_swap(self, plan: SwapPlan, segments: list[Segment]) -> None:
-        """Puts the segments that `plan.prepare` returned in the place of the old ones; a running
-        read goes on with those. Raises `StorageError`."""
+        """Puts the segments that `plan.prepare` returned in the place of the old ones. Reads that
+        run go on with the old ones. Raises `StorageError`."""
         self._check_usable()
         try:
             for old, new in zip(plan.replaced, segments, strict=True):
@@ -769,9 +774,9 @@ class Log:
     def plan_learning(
         self, offset: int, cleaned_offset: int, tombstone_horizon: int
     ) -> CleanState | None:
-        """What a follower has to remember before it appends from `offset` on: how far the leader
-        has compacted what it copies. None when that is known; else write it with
-        `write_clean_state`, in a thread, then `learned`."""
+        """The state that a follower must have on disk before it appends from `offset` on: how far
+        the leader has compacted that part of the log. None when the state is there already. Else
+        write it with `write_clean_state`, in a thread, then call `learned`."""
         state = self._clean.learned(
             cleaned_offset if offset < cleaned_offset else 0,
             tombstone_horizon if offset < tombstone_horizon else 0,
@@ -785,9 +790,9 @@ class Log:
     # --- the end ----------------------------------------------------------------------------------
 
     def close(self, high_watermark: int) -> None:
-        """Syncs everything, writes a checkpoint and lets go of the files; blocks on the disk.
+        """Syncs everything, writes a checkpoint and releases the files. It waits for the disk.
 
-        A log that has failed is only let go of. Raises `StorageError`.
+        A log that has failed stays as it is. Raises `StorageError`.
         """
         if self.failure is not None:
             return
@@ -804,7 +809,7 @@ class Log:
             raise StorageError(self.failure)
 
     def _guarded(self, change: Callable[[], object]) -> None:
-        """Runs a change of several steps; half of it done is a failure of the log."""
+        """Runs a change of several steps. A change that ends half-way is a failure of the log."""
         try:
             change()
         except OSError as error:

@@ -1,4 +1,4 @@
-"""A voter's copy of the cluster's metadata log."""
+"""A broker's copy of the cluster's metadata log."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ _snapshot_decoder = msgspec.msgpack.Decoder(_MetadataSnapshot)
 
 
 class MetadataLog:
-    """The records of the metadata log as one voter holds them, a snapshot in place of the oldest.
+    """The records of the metadata log as one broker holds them, with a snapshot in the place of the
+    oldest records.
 
-    Synchronous: whatever a call did is on disk when it returns. Indexes start at 1; `epoch_at(0)`
-    is 0, the place before the first record.
+    The log is synchronous: the change of a call is on disk when the call returns. Indexes start at
+    1. `epoch_at(0)` is 0: it stands for the place before the first record.
 
     Three files. `promised-epoch` and `metadata.snapshot` are small checked files. `metadata.log` is
     a sequence of frames, one for each append: `RQML`, version u16, 2 zero bytes, length of the body
     u32, crc32c u32 of all that and the body; then the body, a msgpack list of (index, epoch,
-    record), little endian. An append is synced before the next begins, so a crash can tear the
-    last frame only: it was never answered for, and is cut. An intact frame behind a bad one means
-    damage: `StorageError`. Whatever is not an append at the end (cutting a conflicting tail,
-    compacting) rewrites the file and renames it.
-    A crash between a new snapshot and the rewritten log leaves entries that the snapshot covers or
-    contradicts; they are dropped at open.
+    record), little endian. An append is synced before the next begins, so a crash can tear only the
+    last frame. That frame was never acknowledged, and is cut. An intact frame behind a bad one
+    means damage: `StorageError`. All other changes (cutting a conflicting tail, compacting) rewrite
+    the file and rename it. A crash between a new snapshot and the rewritten log leaves entries that
+    the snapshot covers or contradicts: the next `open` drops them.
     """
 
     def __init__(self, disk: Disk, directory: str) -> None:
@@ -77,10 +77,10 @@ class MetadataLog:
 
     @staticmethod
     def open(disk: Disk, directory: str) -> MetadataLog:
-        """Opens, or begins, the metadata log in `directory`.
+        """Opens the metadata log in `directory`, or begins a new one.
 
-        Raises `StorageError` when the disk fails or what was synced is damaged (nothing is deleted
-        then), `UnsupportedFormatError` for another version.
+        Raises `StorageError` when the disk fails, or when synced entries are damaged (nothing is
+        deleted then), `UnsupportedFormatError` for another version.
         """
         log = MetadataLog(disk, directory)
         try:
@@ -94,7 +94,7 @@ class MetadataLog:
 
     @staticmethod
     def inspect(disk: Disk, directory: str) -> MetadataLog:
-        """The log as `open` would find it, to look at only: nothing on disk is changed."""
+        """The log as `open` would find it, only to be read: nothing on disk is changed."""
         log = MetadataLog(disk, directory)
         log._read_small_files()
         entries, _ = log._parse(checked_file.read_whole(disk, log._path) or b"")
@@ -124,8 +124,8 @@ class MetadataLog:
         entries, self._size = self._parse(data)
         if self._size < len(data):
             self._file.truncate(self._size)
-        # What a process left that died before it had synced must not go away any more; and where
-        # its sync had failed, only bytes that are written again reach the disk.
+        # A process may have died before its sync: now its entries must reach the disk. Where its
+        # sync had failed, only bytes that are written again do.
         checked_file.write_all(self._file, data[: self._size], 0)
         self._file.sync_data()
         kept = self._after_snapshot(entries)
@@ -134,7 +134,7 @@ class MetadataLog:
         self._entries = kept
 
     def _parse(self, data: bytes) -> tuple[list[Entry], int]:
-        """The entries of the intact frames, and where those end."""
+        """The entries of the intact frames, and the position behind these frames."""
         entries: list[Entry] = []
         position = 0
         while position < len(data):
@@ -185,7 +185,7 @@ class MetadataLog:
             candidate = data.find(_MAGIC, candidate + 1)
 
     def _after_snapshot(self, entries: list[Entry]) -> list[Entry]:
-        """The entries that go on from the snapshot."""
+        """The entries that follow the snapshot."""
         if self._snapshot is None:
             if entries and entries[0][0] != 1:
                 raise StorageError(
@@ -206,12 +206,12 @@ class MetadataLog:
             return entries[place + 1 :]
         return entries
 
-    # --- what it holds ----------------------------------------------------------------------------
+    # --- contents ---------------------------------------------------------------------------------
 
     @property
     def failure(self) -> str | None:
-        """Why nothing can be written any more: a write failed, and what the disk holds is not
-        known. Close it then, and open another."""
+        """Why the log takes no more writes: a write failed, so the contents of the disk are not
+        known. Then close this log, and open it anew. None: it works."""
         return self._failure
 
     @property
@@ -220,7 +220,7 @@ class MetadataLog:
 
     @property
     def first_index(self) -> int:
-        """The index of the first entry that is (or would be) held one by one."""
+        """The index of the first entry after the snapshot, which may be still to come."""
         return 1 if self._snapshot is None else self._snapshot.index + 1
 
     @property
@@ -248,7 +248,7 @@ class MetadataLog:
         return None if self._snapshot is None else self._snapshot.data
 
     def epoch_at(self, index: int) -> int | None:
-        """The epoch of a record, None where it is unknown: inside the snapshot, past the end."""
+        """The epoch of a record. None where it is unknown: inside the snapshot, or past the end."""
         if index == 0:
             return 0
         if self._snapshot is not None and index == self._snapshot.index:
@@ -257,8 +257,8 @@ class MetadataLog:
         return self._entries[place][1] if 0 <= place < len(self._entries) else None
 
     def read(self, first_index: int, bytes_max: int) -> list[Entry]:
-        """The entries from `first_index` on, of `bytes_max` in all but at least one; [] past the
-        end. Raises `InvalidRequestError` for one that only the snapshot stands for."""
+        """The entries from `first_index` on: at most `bytes_max`, except that the first is always
+        there; [] past the end. Raises `InvalidRequestError` for an index inside the snapshot."""
         if first_index < self.first_index:
             raise InvalidRequestError(
                 f"Entry {first_index} is in the snapshot up to {self.snapshot_index}: read that."
@@ -275,8 +275,8 @@ class MetadataLog:
     # --- changes, durable on return; each raises StorageError -------------------------------------
 
     def promise(self, epoch: int) -> None:
-        """Promises to take nothing from an epoch below. Raises `FencedEpochError` when a higher one
-        was promised; the message ends with that epoch."""
+        """Promises to take nothing from a lower epoch. Raises `FencedEpochError` when it promised a
+        higher epoch before; the message ends with that epoch."""
         if epoch < self._promised_epoch:
             raise FencedEpochError(
                 f"Epoch {epoch} is refused; this voter promised {self._promised_epoch}"
@@ -290,8 +290,9 @@ class MetadataLog:
         self._promised_epoch = epoch
 
     def append(self, entries: list[Entry]) -> None:
-        """Adds entries that follow on one another and on what is held. Those already held with the
-        same epoch are skipped; from the first that contradicts what is held, that is cut."""
+        """Adds entries with consecutive indexes, the first at most one after the last entry here.
+        Entries that the log holds with the same epoch are skipped. From the first entry with
+        another epoch on, the held entries are cut."""
         new = [entry for entry in entries if entry[0] >= self.first_index]
         while new and self.epoch_at(new[0][0]) == new[0][1]:
             del new[0]
@@ -311,8 +312,9 @@ class MetadataLog:
             self._entries.extend(new)
 
     def install_snapshot(self, index: int, epoch: int, data: bytes) -> None:
-        """Takes another voter's snapshot. Entries after it stay when the record at `index` is held
-        with the same epoch; else all of them go. An older snapshot than the one held is ignored."""
+        """Takes another broker's snapshot. Entries after it stay when the log holds the record at
+        `index` with the same epoch; else all entries go. A snapshot that is older than the one here
+        is ignored."""
         if self._snapshot is not None and index <= self._snapshot.index:
             return
         kept = (
@@ -321,7 +323,7 @@ class MetadataLog:
         self._replace_snapshot(_MetadataSnapshot(index, epoch, data), kept)
 
     def compact(self, index: int, epoch: int, data: bytes) -> None:
-        """Puts an own snapshot of all records up to `index` in their place."""
+        """Puts a snapshot of all records up to `index` in their place."""
         if self._snapshot is not None and index <= self._snapshot.index:
             return
         if self.epoch_at(index) != epoch:
@@ -343,7 +345,7 @@ class MetadataLog:
         self._entries = kept
 
     def close(self) -> None:
-        """`failure` goes on to tell of a write that failed before."""
+        """Closes the file. `failure` still says why a write failed before."""
         self._failure = self._failure or f"{self._path} is closed."
         self._file.close()
 

@@ -1,8 +1,9 @@
-"""Jobs of a log that may wait for the disk: immutable, run in a thread, applied on the loop.
+"""Jobs of a log that may wait for the disk. They are immutable, run in a thread, and their results
+are applied on the event loop.
 
-A plan holds the open files it needs, so that it may run on while the log deletes them. It says
-which `generation` of the log it saw: after a truncation its result is about bytes that are gone, so
-throw it away when the log has another generation by then.
+A plan holds the open files that it needs, so it can run on while the log deletes them. Its
+`generation` is that of the log when the plan was made. After a truncation the log has another
+generation: then the result is about bytes that are gone, so drop it.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from rayq.storage.segment import BODY_SCAN_BYTES, Segment, SegmentView, pread, s
 logger = logging.getLogger(__name__)
 
 VERIFY_BYTES_MAX = 16 * MIB
-"""As much as a reader is sent at once."""
+"""A fetch sends a reader at most this much."""
 
 # --- flushing -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class CheckpointJob:
-    """All that must be on disk before the recovery point may move, and the new checkpoint."""
+    """A new checkpoint, and the writes that must be on disk before it."""
 
     state: LogCheckpoint
     index_writes: tuple[tuple[Index, IndexWrite], ...]
     epochs: bytes | None
-    """The content of `leader-epochs`, None when the file is as it should be."""
+    """The content of `leader-epochs`. None when the file has it already."""
     epoch_changes: int
     producer_snapshot: bytes
 
@@ -64,21 +65,21 @@ class FlushPlan:
     generation: int
     end_offset: int
     closed: tuple[Segment, ...]
-    """The closed segments it syncs; only `Log.apply_flush` looks at them."""
+    """The closed segments that the plan syncs. Only `Log.apply_flush` looks at them."""
     files: tuple[File, ...]
     syncs_directory: bool
     active: File | None
     checkpoint: CheckpointJob | None
     directory_changes: int
     bytes_since_checkpoint: int
-    """Both as they were when the plan was made; only `Log.apply_flush` looks at them."""
+    """Both are as they were when the plan was made. Only `Log.apply_flush` looks at them."""
 
     def run(self) -> bool:
-        """In a thread. Whether the checkpoint was written, where there is one: one that finds no
-        room can be tried again from its beginning, and what it was about is on disk all the same.
+        """In a thread. Returns whether the plan had a checkpoint and wrote it. A checkpoint that
+        finds no room can be tried again from its beginning; the batches are on disk all the same.
 
-        Raises OSError: what is on disk then is not known, so do not try again (the kernel may have
-        dropped the pages that it could not write)."""
+        Raises OSError. Then nobody knows what is on disk, so do not try again: the kernel may have
+        dropped the pages that it could not write."""
         for file in self.files:
             file.sync_data()
         if self.syncs_directory:
@@ -108,11 +109,11 @@ class ReadResult(NamedTuple):
 
 
 CACHED_READ_BYTES_MAX = 1024**2
-"""More is read in a thread, though it be in the page cache: the loop would copy it meanwhile."""
+"""A longer read runs in a thread even from the page cache, since copying would block the loop."""
 
 
 class _WouldWait(Exception):  # noqa: N818
-    """What a read needs is not in the page cache, or much."""
+    """A read needs bytes that are not in the page cache, or too many of them."""
 
 
 def _pread_cached(file: File, length: int, position: int) -> bytes:
@@ -130,7 +131,7 @@ class ReadPlan(Protocol):
     def generation(self) -> int: ...
 
     def run_cached(self) -> ReadResult | None:
-        """On the loop: None where it would have to wait for the disk."""
+        """On the loop. None where the read would have to wait for the disk."""
         ...
 
     def run(self) -> ReadResult:
@@ -140,7 +141,7 @@ class ReadPlan(Protocol):
 
 @dataclass(frozen=True)
 class NothingToRead:
-    """The read of somebody who has read all there is."""
+    """The read of a reader that has reached the end."""
 
     generation: int
     next_offset: int
@@ -154,7 +155,7 @@ class NothingToRead:
 
 @dataclass(frozen=True)
 class ExactRead:
-    """A read whose place in the file is known: at the tail."""
+    """A read at the tail, whose position in the file is known."""
 
     generation: int
     path: str
@@ -186,7 +187,7 @@ class ExactRead:
 
 @dataclass(frozen=True)
 class IndexedRead:
-    """A read that looks its place up in the index first."""
+    """A read that first looks its position up in the index."""
 
     generation: int
     view: SegmentView
@@ -224,8 +225,8 @@ class IndexedRead:
         return ReadResult(data, next_offset)
 
     def _end(self, start: int, first: BatchHeader, read: Reader) -> tuple[int, int]:
-        """Where to stop: at the segment's end, else at a batch the index knows, else at the last
-        batch that fits; after the first batch in any case."""
+        """Position and offset where the read stops: at the segment's end, else at a batch that the
+        index knows, else behind the last batch that fits, but always behind the first batch."""
         view, position_max = self.view, start + self.bytes_max
         if view.size <= position_max and view.next_offset <= self.limit_offset:
             return view.size, view.next_offset
@@ -254,7 +255,7 @@ class TimeLookup:
     limit_offset: int
 
     def run(self) -> tuple[int, int] | None:
-        """In a thread: (offset, timestamp), or None. Raises as a `ReadPlan`."""
+        """In a thread: (offset, timestamp), or None. Raises the errors of a `ReadPlan`."""
         for view, pending in zip(self.views, self.pending, strict=True):
             try:
                 found = self._search(view, self._floor(view, pending))
@@ -265,7 +266,7 @@ class TimeLookup:
         return None
 
     def _floor(self, view: SegmentView, pending: tuple[tuple[int, int], ...]) -> int:
-        """An offset before which everything in the segment is older."""
+        """An offset before which all records in the segment are older."""
         older = [relative for timestamp_ms, relative in pending if timestamp_ms < self.timestamp_ms]
         try:
             if older:
@@ -289,8 +290,8 @@ class TimeLookup:
             try:
                 columns = decode_columns(data, 0, header, check_crc=False)
             except (CorruptBatchError, UnsupportedFormatError):
-                # As it was written, and yet no batch of records: its header says that it has the
-                # time, and who reads there is told of it.
+                # The CRC is right, and yet this is no batch of records. Its header says that it
+                # reaches the time, and a reader from there gets the error.
                 return max(header.base_offset, self.start_offset), header.newest_timestamp_ms
             for offset, timestamp_ms in zip(columns.offsets, columns.timestamps_ms, strict=True):
                 if offset >= self.start_offset and timestamp_ms >= self.timestamp_ms:
@@ -300,17 +301,17 @@ class TimeLookup:
 
 @dataclass(frozen=True)
 class VerifyPlan:
-    """A check of what a read from `offset` can have sent, headers and bodies, as the disk has it:
-    the batch that contains it and those after it in the segment, for `VERIFY_BYTES_MAX`."""
+    """A check of all that a read from `offset` can have sent, headers and bodies: the batch that
+    contains it, and the batches after it in the segment, up to `VERIFY_BYTES_MAX`."""
 
     generation: int
     view: SegmentView
     offset: int
     gaps_below: int
-    """As of an `IndexedRead`."""
+    """As in an `IndexedRead`."""
 
     def run(self) -> None:
-        """In a thread. Raises `StorageError` naming file and position when a batch is damaged."""
+        """In a thread. Raises `StorageError` with file and position when a batch is damaged."""
         view = self.view
         try:
             place = view.locate(self.offset, pread)

@@ -1,4 +1,4 @@
-"""What a partition remembers of its idempotent producers, so that a retry appends once."""
+"""The state that a partition keeps of its idempotent producers, so that a retry appends once."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from rayq.storage import checked_file
 from rayq.storage.batch import SEQUENCE_COUNT, BatchHeader
 
 BATCHES_REMEMBERED = 5
-"""As many as a producer may have in flight: each of them may be sent again."""
+"""A producer may have this many batches in flight, and may send each of them again."""
 PRODUCER_EXPIRY_MS = DAY_MS
 """A producer is forgotten when the partition's time has gone on by this since its last append."""
 APPEND_STEP_MAX_MS = 600_000
-"""From one append to the next the partition's time goes on by this at most: a leader's clock that
-leaps ahead makes nobody's last append old."""
+"""From one append to the next the partition's time goes on by this at most. So a leader's clock
+that leaps ahead makes no producer expire."""
 PRODUCERS_MAX = 100_000
 """Above this the producer that has been silent longest is forgotten."""
 SNAPSHOTS_KEPT = 3
@@ -34,7 +34,7 @@ _VERSION = 1
 
 
 class DuplicateBatch(NamedTuple):
-    """Where the original of a batch that came again was appended."""
+    """The place of a batch that its producer has sent again."""
 
     base_offset: int
     last_offset: int
@@ -50,14 +50,14 @@ class _Batch(NamedTuple):
 
 
 class _Producer:
-    """One producer id: its epoch and its last batches, oldest first; never without one."""
+    """One producer id: its epoch and its last batches, oldest first. It has at least one batch."""
 
     __slots__ = ("active_ms", "batches", "epoch")
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self.active_ms = 0
-        """When it appended last, in the partition's time."""
+        """The partition's time at the last append."""
         self.batches: deque[_Batch] = deque(maxlen=BATCHES_REMEMBERED)
 
 
@@ -79,12 +79,13 @@ _decoder = msgspec.msgpack.Decoder(_StateSnapshot)
 
 
 class ProducerState:
-    """The last five batches of each producer id, as the log's batch headers tell them.
+    """The last five batches of each producer id, from the batch headers of the log.
 
-    A pure function of the batches seen by `update` in order: leader and followers agree on it.
-    Sequences wrap at 2**31. Time is that of the appends, in steps of at most `APPEND_STEP_MAX_MS`:
-    a partition that nobody writes to forgets nobody, so its only writer never expires. (Whoever
-    copies a compacted log sees fewer appends, and may forget later than its leader.)
+    The state is a pure function of the batches that `update` gets in order, so the leader and the
+    followers agree on it. Sequences wrap at 2**31. Time is that of the appends, in steps of at most
+    `APPEND_STEP_MAX_MS`: without appends no producer expires, so the only producer of a partition
+    never does. (A replica that copies a compacted log gets fewer batches, and may forget a producer
+    later than its leader.)
     """
 
     def __init__(self) -> None:
@@ -92,14 +93,14 @@ class ProducerState:
         self._producers: dict[int, _Producer] = {}
         self._newest_append_time_ms = 0
         self._time_ms = 0
-        """The partition's own."""
+        """The partition's time."""
 
     def __len__(self) -> int:
         return len(self._producers)
 
     def check(self, header: BatchHeader) -> DuplicateBatch | None:
-        """Whether a batch may be appended: None when it is next (or not idempotent at all), its
-        original when it was appended before.
+        """Checks whether a batch may be appended. None: it is the producer's next batch (or its
+        producer is not idempotent). Else it was appended before, and this is its place.
 
         Raises `UnknownProducerError`, `ProducerFencedError` or `OutOfOrderSequenceError`.
         """
@@ -160,16 +161,16 @@ class ProducerState:
         last_sequence = (header.base_sequence + header.last_offset_delta) % SEQUENCE_COUNT
         producer.batches.append(
             _Batch(
-                header.base_sequence,
-                last_sequence,
-                header.base_offset,
-                header.last_offset,
-                header.append_time_ms,
+                base_sequence=header.base_sequence,
+                last_sequence=last_sequence,
+                base_offset=header.base_offset,
+                last_offset=header.last_offset,
+                append_time_ms=header.append_time_ms,
             )
         )
 
     def ids_from(self, first: int, count: int) -> list[int]:
-        """The producers that are remembered, of the `count` ids from `first` on, ascending."""
+        """The ids from `first` on, `count` of them, whose producers are remembered; ascending."""
         ids = range(first, first + count)
         return sorted(
             producer_id
@@ -178,8 +179,8 @@ class ProducerState:
         )
 
     def batches_below(self, offset: int) -> tuple[int, ...]:
-        """Base offsets of the remembered batches that end there or before: compaction keeps their
-        headers, so that whoever copies the log knows of them."""
+        """The base offsets of the remembered batches that end before `offset`. Compaction keeps
+        their headers, so that replicas that copy the log remember them too."""
         return tuple(
             sorted(
                 batch.base_offset
@@ -195,7 +196,7 @@ class ProducerState:
         self._newest_append_time_ms = self._time_ms = 0
 
     def forget_from(self, offset: int) -> None:
-        """Drops the batches that reach to `offset` or beyond."""
+        """Drops the batches that contain or follow `offset`."""
         for producer_id, producer in list(self._producers.items()):
             kept = [batch for batch in producer.batches if batch.last_offset < offset]
             if kept:
@@ -205,7 +206,7 @@ class ProducerState:
                 del self._producers[producer_id]
 
     def snapshot(self) -> bytes:
-        """All of it, as a snapshot file holds it; forgets the expired ones."""
+        """The state in the format of a snapshot file. Forgets the expired producers."""
         expired = [key for key, producer in self._producers.items() if self._expired(producer)]
         for producer_id in expired:
             del self._producers[producer_id]
@@ -221,10 +222,10 @@ class ProducerState:
         return checked_file.encode(_KIND, _VERSION, content)
 
     def load(self, data: bytes, path: str = "the producer snapshot") -> None:
-        """Replaces all of it by a snapshot; empty bytes stand for the state of an empty log.
+        """Replaces the state by a snapshot. Empty bytes stand for the state of an empty log.
 
-        Raises `StorageError` when it is damaged, `UnsupportedFormatError` for another version; the
-        state stays as it was.
+        Raises `StorageError` when it is damaged, `UnsupportedFormatError` for another version. Then
+        the state stays as it was.
         """
         if not data:
             self.clear()

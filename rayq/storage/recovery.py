@@ -1,16 +1,17 @@
-"""Opening a log after anything: a clean stop, kill -9, power loss, a half-finished change.
+"""Opens a log after any end: a clean stop, kill -9, power loss, a half-finished change.
 
-The checkpoint's recovery point divides the log. Below it everything was synced: what is wrong
-there is damage, and recovery stops with a `StorageError` that names file and position and deletes
-nothing. Above it anything may be missing or torn, in any order: recovery reads that tail once, CRCs
-included, and cuts at the first batch that is not intact (a valid batch behind a bad one proves
-nothing). So a start costs reading the tail, not the log.
+The checkpoint's recovery point divides the log. Below it everything was synced: an error there is
+damage, and recovery stops with a `StorageError` that names file and position, and deletes nothing.
+Above it any batch may be missing or torn, in any order: recovery reads that tail once, checks the
+CRCs, and cuts at the first batch that is not intact (a valid batch behind a bad one proves
+nothing). So a start only has to read the tail, not the whole log.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import zip_longest
 
 import msgspec
 
@@ -30,6 +31,7 @@ from rayq.storage.segment import (
     Segment,
     base_offsets,
     headers_between,
+    remove_segment,
     scan,
     segment_path,
 )
@@ -42,8 +44,8 @@ _RESET_KIND, _RESET_VERSION = "reset", 1
 
 
 class Reset(msgspec.Struct, array_like=True, frozen=True):
-    """An emptied log's new start, in the file `reset` while the change is under way: a crash on the
-    way finds it and does all of it again."""
+    """The new start of an emptied log. The file `reset` holds it while the change is under way:
+    after a crash the next start finds it, and does the whole change again."""
 
     end_offset: int
     log_start: int
@@ -53,22 +55,23 @@ class Reset(msgspec.Struct, array_like=True, frozen=True):
 
 
 class RecoveredLog(msgspec.Struct):
-    """A log as it was found, its torn tail cut."""
+    """A log as recovery found it, without its torn tail."""
 
     checkpoint: LogCheckpoint
     log_start: int
     segments: list[Segment]
     unsynced: list[Segment]
-    """Those with batches above the recovery point."""
+    """The segments with batches above the recovery point."""
     epochs: EpochCache
     producers: ProducerState
     clean_state: CleanState
     is_changed: bool
-    """Something was above the recovery point, cut or made anew: sync, then write a checkpoint."""
+    """Whether recovery found batches above the recovery point, cut batches, or made files anew:
+    then sync, and write a checkpoint."""
 
 
 def recover(disk: Disk, directory: str, config: TopicConfig) -> RecoveredLog:
-    """Opens the log in `directory`, which is made a new log when it is empty.
+    """Opens the log in `directory`. An empty directory becomes a new log.
 
     Raises `StorageError`, `UnsupportedFormatError`, or OSError from the disk.
     """
@@ -91,13 +94,13 @@ def recover(disk: Disk, directory: str, config: TopicConfig) -> RecoveredLog:
     if not bases:
         Segment(disk, directory, log_start).create()
         bases = [log_start]
-    # A process that died may have left names that only the page cache knows.
+    # A process that died may have made files whose names are not on disk yet.
     disk.sync_dir(directory)
     return _Recovery(disk, directory, config, checkpoint, log_start).run(bases)
 
 
 def _log_start(directory: str, bases: list[int], checkpoint: LogCheckpoint) -> int:
-    """The first readable offset; raises `StorageError` when the file that holds it is gone."""
+    """The first readable offset. Raises `StorageError` when the file that holds it is gone."""
     log_start, recovery_point = checkpoint.log_start, checkpoint.recovery_point
     first = bases[0] if bases else None
     if first is None and log_start == recovery_point:
@@ -109,17 +112,17 @@ def _log_start(directory: str, bases: list[int], checkpoint: LogCheckpoint) -> i
             "deleted. Without this partition's directory the log is copied from its leader."
         )
     if first > log_start:
-        # Retention had moved the log start and removed files, and no checkpoint followed.
+        # Retention has moved the log start and removed files, and no checkpoint followed.
         logger.info("%s: the log starts at %d, not at %d", directory, first, log_start)
     return max(first, log_start)
 
 
 def _remove_leftovers(disk: Disk, directory: str, checkpoint: LogCheckpoint) -> None:
-    """Finishes what a crash interrupted: temporary files, segments below the log start, snapshots
-    that no checkpoint covers, indexes without a log.
+    """Removes what a crash has left: temporary files, segments below the log start, snapshots that
+    no checkpoint covers, indexes without a log.
 
-    The log start moves by renaming whole segments, oldest first, and not every rename need have
-    reached the disk: a segment below one that was renamed is gone as well.
+    The log start moves by renaming whole segments, oldest first. A crash may undo some of the
+    renames: so all segments below a renamed segment go, too.
     """
     names = disk.list(directory)
     renamed = base_offsets(names, LOG_SUFFIX + DELETED_SUFFIX)
@@ -179,35 +182,32 @@ class _Recovery:
             ) from error
         self._read_tail(beyond)
         return RecoveredLog(
-            self._checkpoint,
-            self._start,
-            self._segments,
-            self._unsynced,
-            self._epochs,
-            self._producers,
-            self._clean_state.cut(self._segments[-1].next_offset),
-            self._is_changed or self._start != self._checkpoint.log_start,
+            checkpoint=self._checkpoint,
+            log_start=self._start,
+            segments=self._segments,
+            unsynced=self._unsynced,
+            epochs=self._epochs,
+            producers=self._producers,
+            clean_state=self._clean_state.cut(self._segments[-1].next_offset),
+            is_changed=self._is_changed or self._start != self._checkpoint.log_start,
         )
 
     def _load_known(self, bases: list[int]) -> list[int]:
-        """Opens the segments that begin at or below the recovery point, up to there; returns the
-        base offsets of the others."""
+        """Opens the segments that begin at or below the recovery point, and loads them up to there.
+        Returns the base offsets of the others."""
         interval = self._config.index_interval_bytes
-        for number, base in enumerate(bases):
-            following = bases[number + 1] if number + 1 < len(bases) else None
-            if base > self._recovery_point:
-                return bases[number:]
+        known = [base for base in bases if base <= self._recovery_point]
+        for base, following in zip_longest(known, known[1:]):
             segment = Segment(self._disk, self._directory, base)
-            is_closed = following is not None and following <= self._recovery_point
-            until = following if is_closed and following is not None else self._recovery_point
+            is_closed = following is not None
+            until = following if following is not None else self._recovery_point
             if not segment.load(until, interval, is_closed=is_closed) and segment.size:
                 logger.warning("%s: the index was missing or wrong; made anew", segment.path)
-            if segment.offsets.pending or segment.times.pending:
-                self._is_changed = True
+            self._is_changed |= segment.has_pending_entries
             if is_closed:
                 segment.release()
             self._segments.append(segment)
-        return []
+        return bases[len(known) :]
 
     def _load_epochs(self) -> EpochCache:
         try:
@@ -219,14 +219,15 @@ class _Recovery:
             epochs = EpochCache()
             end_offset = first = self._segments[0].base_offset
             for header in headers_between(self._segments, first, self._recovery_point):
-                # Where compaction left a gap: the last batch of an epoch stays, the first may go.
+                # Not at the header's offset: compaction keeps the last batch of an epoch, but may
+                # have removed the first.
                 epochs.assign(header.leader_epoch, end_offset)
                 end_offset = header.next_offset
         epochs.truncate_to_end(self._recovery_point)
         return epochs
 
     def _read_tail(self, beyond: list[int]) -> None:
-        """Goes on from the recovery point to the first batch that is not intact, and cuts there."""
+        """Reads from the recovery point up to the first damaged batch, and cuts there."""
         segment = self._segments[-1]
         while self._read_segment(segment):
             if not beyond or beyond[0] != segment.next_offset:
@@ -242,7 +243,7 @@ class _Recovery:
             self._is_changed = True
 
     def _read_segment(self, segment: Segment) -> bool:
-        """Counts the intact batches of the tail; False when it had to cut."""
+        """Counts the intact batches of the tail. Returns False when it had to cut."""
         log_bytes = segment.file.size()
         if segment.size == log_bytes:
             return True
@@ -289,9 +290,10 @@ class _Recovery:
 def _write_again(file: File, start: int, end: int) -> None:
     """Makes sure that the next sync covers these bytes.
 
-    A process whose sync failed has left pages that look written and count as clean: they are read
-    from the cache, and no later sync brings them to disk (the kernel reports such a failure once).
-    The same bytes again make them dirty; a crash meanwhile changes nothing. Raises OSError.
+    A process whose sync failed has left pages that count as clean, and are not on disk: reads find
+    them in the cache, and no later sync writes them (the kernel reports such a failure once).
+    Writing the same bytes again makes the pages dirty. A crash meanwhile changes nothing. Raises
+    OSError.
     """
     while start < end:
         data = file.pread(min(BODY_SCAN_BYTES, end - start), start)
@@ -303,8 +305,9 @@ def _write_again(file: File, start: int, end: int) -> None:
 def load_producers(
     disk: Disk, directory: str, segments: Sequence[Segment], end_offset: int
 ) -> ProducerState:
-    """The producer state of all batches below `end_offset`: the newest intact snapshot at or below
-    it, and what the log's headers add. Raises `CorruptBatchError` or `UnsupportedFormatError`."""
+    """The producer state of all batches below `end_offset`, from the newest intact snapshot at or
+    below it, and the headers of the log from there. Raises `CorruptBatchError` or
+    `UnsupportedFormatError`."""
     producers = ProducerState()
     first = segments[0].base_offset
     for offset in reversed(snapshot_offsets(disk, directory)):
@@ -324,16 +327,8 @@ def load_producers(
     return producers
 
 
-def remove_segment(disk: Disk, directory: str, base_offset: int) -> None:
-    """Removes the files of a segment; durable after a sync of the directory. Raises OSError."""
-    for suffix in SUFFIXES:
-        path = segment_path(directory, base_offset, suffix)
-        if disk.exists(path):
-            disk.remove(path)
-
-
 def reset_log(disk: Disk, directory: str, reset: Reset) -> Segment:
-    """Empties the log and restarts it, durably: after a crash it is the old log or the new one.
+    """Empties the log and restarts it, durably. A crash leaves the old log or the new one.
 
     Returns the new segment. Raises OSError.
     """

@@ -1,8 +1,8 @@
-"""Reading around damage: what is left of a segment, for readers of a replica that is alone.
+"""Reads the sound batches of a damaged segment, for readers when no other replica has them.
 
-Where a header does not match its CRC, nothing says where the next batch begins: it is looked for.
-The offsets between are answered by a batch that nobody can read (`batch.stand_in`), so that readers
-learn which they are and may go on behind them.
+Where a header does not match its CRC, nothing says where the next batch begins, so the read
+searches for it. A batch that no reader can decode (`batch.stand_in`) takes the place of the offsets
+between. So readers learn which offsets are damaged, and can go on behind them.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from rayq.storage.segment import Place, SegmentView, pread
 
 _MAGIC_POSITION = 16
 STRETCH_BYTES = 8 * 1024 * 1024
-"""Read at once; more where a batch is longer."""
+"""The search reads this much at once."""
 
 
 @dataclass(frozen=True)
 class SalvageRead:
-    """As an `IndexedRead`, in a segment that is known to be damaged somewhere."""
+    """An `IndexedRead` in a segment that is damaged somewhere."""
 
     view: SegmentView
     offset: int
     limit_offset: int
     bytes_max: int
     leader_epoch: int
-    """Of the batch at `offset`, as the epochs say."""
+    """The leader epoch of the batch at `offset`, from the epoch cache."""
 
     def run(self) -> ReadResult:
         """In a thread. Raises `StorageError` when the disk fails."""
@@ -47,7 +47,7 @@ class SalvageRead:
             if place is None or place.position > position:
                 end = view.next_offset if place is None else place.header.base_offset
                 if kept:
-                    break  # What is sound goes first, by itself: a follower can append it.
+                    break  # Sound batches go first, without a stand-in: a follower can append them.
                 if end > max(expected, self.offset):
                     end = min(end, self.limit_offset)
                     kept += stand_in(max(expected, self.offset), end, self.leader_epoch)
@@ -66,7 +66,8 @@ class SalvageRead:
         return ReadResult(bytes(kept), next_offset)
 
     def _floor(self) -> tuple[int, int]:
-        """Position and offset of a batch at or before the offset that the index leads to."""
+        """Position and offset of a sound batch at or before `offset` that the index knows, or of
+        the segment's start."""
         view = self.view
         try:
             number = view.offsets.last_at_most(self.offset - view.base_offset, pread)
@@ -80,7 +81,7 @@ class SalvageRead:
         return 0, view.base_offset
 
     def _next_batch(self, position: int, expected: int) -> Place | None:
-        """The batch at `position`, or the first sound one behind it."""
+        """The batch at `position`, or the first sound batch behind it."""
         place = self._batch_at(position, expected)
         if place is not None:
             return place

@@ -25,13 +25,21 @@ LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX = ".log", ".index", ".timeindex"
 SUFFIXES = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX)
 DELETED_SUFFIX = ".deleted"
 HEADER_SCAN_BYTES = 8 * 1024
-"""Read at once while looking for a batch between two index entries."""
+"""A scan for a batch between two index entries reads this much at once."""
 BODY_SCAN_BYTES = 4 * 1024 * 1024
-"""Read at once while whole batches are checked."""
+"""A scan that checks whole batches reads this much at once."""
 
 
 def segment_path(directory: str, base_offset: int, suffix: str) -> str:
     return f"{directory}/{base_offset:020d}{suffix}"
+
+
+def remove_segment(disk: Disk, directory: str, base_offset: int) -> None:
+    """Removes the files of a segment; durable after a sync of the directory. Raises OSError."""
+    for suffix in SUFFIXES:
+        path = segment_path(directory, base_offset, suffix)
+        if disk.exists(path):
+            disk.remove(path)
 
 
 def base_offsets(names: list[str], suffix: str) -> list[int]:
@@ -46,7 +54,7 @@ def pread(file: File, length: int, position: int) -> bytes:
 
 
 class Place(NamedTuple):
-    """Where a batch begins."""
+    """The position and the header of a batch."""
 
     position: int
     header: BatchHeader
@@ -62,10 +70,10 @@ def scan(
     bodies: bool = False,
     chunk_bytes: int = HEADER_SCAN_BYTES,
 ) -> Iterator[Place]:
-    """The batches between two positions of a log file, bodies checked on request, read in chunks
-    of at least `chunk_bytes`.
+    """The batches between two positions of a log file, read in chunks of at least `chunk_bytes`.
+    With `bodies` the scan checks their bodies too.
 
-    Raises `CorruptBatchError` naming `path` and the position where there is no whole, intact batch.
+    Raises `CorruptBatchError` with `path` and the position of the first batch that is not intact.
     """
     chunk, start = b"", position
     while position < end:
@@ -90,9 +98,9 @@ def scan(
 def headers_between(
     segments: Sequence[Segment], start_offset: int, end_offset: int
 ) -> Iterator[BatchHeader]:
-    """The headers of the batches from the one that contains `start_offset` up to `end_offset`.
+    """The headers of the batches from the batch that contains `start_offset` up to `end_offset`.
 
-    Raises `CorruptBatchError` naming file and position.
+    Raises `CorruptBatchError` with file and position.
     """
     for segment in segments:
         if segment.next_offset <= start_offset or segment.base_offset >= end_offset:
@@ -125,7 +133,7 @@ class SegmentView:
     ceiling: tuple[int, int] | None = None
 
     def locate(self, offset: int, read: Reader) -> Place | None:
-        """The batch that contains `offset` (or, in a gap, the next one), None past the end.
+        """The batch that contains `offset` (in a gap, the next batch), or None past the end.
 
         Raises `CorruptBatchError` where the log itself is damaged.
         """
@@ -146,7 +154,7 @@ class SegmentView:
         return position
 
     def _check(self, relative: int, position: int, read: Reader) -> None:
-        """Sees to it that an index entry leads to the batch it names."""
+        """Raises DamagedIndexError unless an index entry leads to the batch that it names."""
         if position + HEADER_BYTES > self.size:
             raise DamagedIndexError(f"an entry points to {position}, behind the log's end")
         header = read_header(read(self.file, HEADER_BYTES, position))
@@ -154,7 +162,7 @@ class SegmentView:
             raise DamagedIndexError(f"an entry for {relative} points to {header.base_offset}")
 
     def end_before(self, offset: int, read: Reader) -> int:
-        """Where the batches end that begin before `offset`."""
+        """The end of the last batch that begins before `offset`."""
         end = self.base_offset
         for place in scan(self.file, 0, self.size, read, path=self.path):
             if place.header.base_offset >= offset:
@@ -169,8 +177,8 @@ class SegmentView:
         return None
 
     def boundary(self, position_max: int, offset_max: int, read: Reader) -> tuple[int, int]:
-        """Offset and position of the last batch known to the index that begins no further than
-        either limit; the segment's start when there is none."""
+        """Offset and position of the last batch in the index that begins at or before both limits,
+        or of the segment's start."""
         return max(self._indexed_boundary(position_max, offset_max, read), self.ceiling or (0, 0))
 
     def _indexed_boundary(
@@ -191,10 +199,10 @@ class SegmentView:
 
 
 class Segment:
-    """The files of one segment and what is known of them.
+    """The files of one segment, and the figures of its batches.
 
-    The log file is batches back to back and nothing else. A crash may leave it short, torn or with
-    holes beyond what was synced; `recovery` cuts it there.
+    The log file has batches back to back and nothing else. A crash may leave its unsynced end
+    short, torn or with holes; `recovery` cuts it there.
     """
 
     def __init__(
@@ -213,7 +221,7 @@ class Segment:
         self.clear()
 
     def clear(self) -> None:
-        """Knows of no batches (any more); the files stay as they are."""
+        """Forgets all batches. The files stay as they are."""
         self.size = 0
         self.next_offset = self.base_offset
         self.max_timestamp_ms = -1
@@ -231,8 +239,8 @@ class Segment:
         return bool(self.offsets.pending or self.times.pending)
 
     def move_to(self, directory: str) -> None:
-        """Renames the files into another directory, over what is there under their names; durable
-        after a sync of both. Open files stay open. Raises OSError."""
+        """Renames the files into another directory, over existing files of their names. Durable
+        after a sync of both directories. Open files stay open. Raises OSError."""
         for holder in (self.offsets, self.times, self):
             target = f"{directory}/{os.path.basename(holder.path)}"
             self._disk.rename(holder.path, target)
@@ -246,23 +254,23 @@ class Segment:
         return self._file
 
     def create(self) -> None:
-        """Makes the files; durable after a sync of the directory. Raises OSError.
+        """Makes the files. Durable after a sync of the directory. Raises OSError.
 
-        The log file comes last: indexes without one are nobody's, and the next start removes them,
-        so what fails on the way leaves no segment behind.
+        The log file comes last: the next start removes indexes without a log file, so a failure
+        on the way leaves no segment behind.
         """
         assert self.offsets.file is not None
         assert self.times.file is not None
         assert self.file is not None
 
     def release(self) -> None:
-        """Lets go of the files, which close when no plan uses them either."""
+        """Drops the files. They close when no plan uses them any more."""
         self._file = None
         self.offsets.release()
         self.times.release()
 
     def appended(self, header: BatchHeader, index_interval_bytes: int) -> None:
-        """Counts a batch that stands at the end of the file now."""
+        """Counts a batch that was appended to the file, and adds an index entry when one is due."""
         if self._unindexed_bytes >= index_interval_bytes:
             relative = header.base_offset - self.base_offset
             self.offsets.add(relative, self.size)
@@ -271,7 +279,7 @@ class Segment:
         self.count(header)
 
     def count(self, header: BatchHeader) -> None:
-        """As `appended`, for a batch that the index has or is not to have."""
+        """Counts a batch without a new index entry."""
         if self.first_append_time_ms is None:
             self.first_append_time_ms = header.append_time_ms
         self.last_append_time_ms = header.append_time_ms
@@ -281,14 +289,14 @@ class Segment:
         self._unindexed_bytes += header.length
 
     def seal(self) -> None:
-        """No batch will be added any more."""
+        """Adds the last entry of the time index: no batch will be added any more."""
         self.times.add(self.max_timestamp_ms, self.next_offset - self.base_offset)
 
     def view(
         self, offset: int | None = None, limit_offset: int | None = None, bytes_max: int = 0
     ) -> SegmentView:
-        """The segment as it stands, for a job about `offset`, or about what follows it below
-        `limit_offset` and in the `bytes_max` from there."""
+        """The segment as it is now, for a job about the batch at `offset`, or about the batches
+        from there on, below `limit_offset`, of up to `bytes_max`."""
         floor = ceiling = None
         pending = self.offsets.pending
         if offset is not None and pending and pending[0][0] <= offset - self.base_offset:
@@ -305,26 +313,26 @@ class Segment:
                 relative, position = pending[place - 1]
                 ceiling = (self.base_offset + relative, position)
         return SegmentView(
-            self.path,
-            self.file,
-            self.base_offset,
-            self.next_offset,
-            self.size,
-            self.offsets.view(),
-            self.times.view(),
-            floor,
-            ceiling,
+            path=self.path,
+            file=self.file,
+            base_offset=self.base_offset,
+            next_offset=self.next_offset,
+            size=self.size,
+            offsets=self.offsets.view(),
+            times=self.times.view(),
+            floor=floor,
+            ceiling=ceiling,
         )
 
     # --- opening ----------------------------------------------------------------------------------
 
     def load(self, until: int, index_interval_bytes: int, *, is_closed: bool) -> bool:
-        """Learns all about the batches below `until`, which are known to be on disk; False when the
-        index had to be made anew.
+        """Counts the batches below `until`, all of which are on disk. Returns False when the index
+        had to be made anew.
 
-        Trusts the index where its last entry leads to a batch from which `until` is reached, else
-        scans the segment and makes the index anew (pending). A closed segment ends at `until`.
-        Raises `StorageError` when the log does not lead to `until` exactly.
+        Trusts the index when the batches from its last entry on lead to `until`. Else it scans the
+        segment and makes the index anew (pending). A closed segment ends at `until`. Raises
+        `StorageError` when the log does not lead to `until` exactly.
         """
         self.clear()
         try:
@@ -338,10 +346,8 @@ class Segment:
         return loaded
 
     def truncate(self, place: Place, until: int, index_interval_bytes: int) -> None:
-        """Cuts the batch at `place` and all that follow, so that `until` is the end; durable when
-        it returns.
-
-        Raises OSError, or `StorageError` when what stays turns out to be damaged.
+        """Cuts the batch at `place` and all batches after it, durably. The segment then ends at
+        `until`. Raises OSError, or `StorageError` when a batch that stays is damaged.
         """
         self.file.truncate(place.position)
         self.file.sync_data()
@@ -378,18 +384,19 @@ class Segment:
         if not self._resume(entries, until) or self.size != self.file.size():
             return False
         if self.times.count == entries:
-            self.seal()  # It was closed after the last checkpoint.
+            self.seal()  # The segment was closed after the last checkpoint.
         return self._is_sealed()
 
     def _is_sealed(self) -> bool:
-        """Whether the time index ends with the segment's end and greatest timestamp."""
+        """Whether the last entry of the time index has the segment's end and greatest timestamp."""
         if len(self.times) != len(self.offsets) + 1:
             return False
         newest, end = self.times.entry(len(self.times) - 1, pread)
         return (newest, end) == (self.max_timestamp_ms, self.next_offset - self.base_offset)
 
     def _resume(self, entries: int, until: int) -> bool:
-        """Goes to the last of the index `entries` and counts the batches from there to `until`."""
+        """Counts the batches from the last of the index `entries` to `until`. Returns whether they
+        and the entries fit together."""
         if until == self.base_offset:
             return True
         log_bytes = self.file.size()
@@ -415,8 +422,8 @@ class Segment:
         count: Callable[[BatchHeader], None],
         chunk_bytes: int = HEADER_SCAN_BYTES,
     ) -> bool:
-        """Counts the batches from here on to `until` (or to the gap before it); False when they
-        miss it."""
+        """Counts the batches from the counted end to `until`, or to the gap before it. Returns
+        False when they miss it."""
         if self.next_offset == until:
             return True
         for place in scan(

@@ -1,4 +1,4 @@
-"""The segments of one log, and the places of the newest batches."""
+"""The segments of one log, and the positions of the newest batches."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rayq.config import TopicConfig
 from rayq.storage.segment import Segment
 
 OPEN_SEGMENTS_MAX = 64
-"""Closed segments whose files stay open for readers."""
+"""The files of this many closed segments stay open for readers."""
 RECENT_BATCHES = 4096
-"""Batches at the tail whose places are remembered, so that tail reads ask no index."""
+"""The positions of the last batches are in memory, so that reads at the tail need no index."""
 
 
 class SegmentList(Sequence[Segment]):
-    """The segments in order, never none; the last is the active one.
+    """The segments in order, at least one. The last is the active segment.
 
-    Keeps the files of the most recently used closed segments open and lets go of the others.
+    The files of the closed segments that were used last stay open. The list releases the others.
     """
 
     def __init__(self, segments: list[Segment]) -> None:
@@ -44,12 +44,12 @@ class SegmentList(Sequence[Segment]):
         return sum(segment.size for segment in self._segments)
 
     def find(self, offset: int) -> Segment:
-        """The segment that holds `offset`, the first one for what lies before."""
+        """The segment that holds `offset`, or the first segment for an offset before it."""
         place = bisect_right(self._segments, offset, key=lambda segment: segment.base_offset)
         return self._segments[max(place - 1, 0)]
 
     def use(self, segment: Segment) -> None:
-        """A closed segment, synced already, is read: its files stay open for now."""
+        """Keeps the files of a segment open for a reader. A closed segment must be synced."""
         if segment is self.active:
             return
         self._opened[segment.base_offset] = segment
@@ -63,7 +63,7 @@ class SegmentList(Sequence[Segment]):
         self.active = segment
 
     def replace(self, old: Sequence[Segment], new: Segment) -> None:
-        """One closed segment instead of some that follow on each other."""
+        """Puts one closed segment in the place of consecutive closed segments."""
         first = self._segments.index(old[0])
         assert self._segments[first : first + len(old)] == list(old)
         assert old[-1] is not self.active
@@ -78,7 +78,7 @@ class SegmentList(Sequence[Segment]):
         return segment
 
     def pop_last(self) -> Segment:
-        """The one before becomes the active one."""
+        """Removes the active segment. The segment before it becomes the active one."""
         assert len(self._segments) > 1
         segment = self._segments.pop()
         self.active = self._segments[-1]
@@ -86,10 +86,10 @@ class SegmentList(Sequence[Segment]):
         return segment
 
     def retention_start(self, config: TopicConfig, now_ms: int, limit_offset: int) -> int | None:
-        """The base offset of the first segment that `config` keeps; None when it keeps all.
+        """The base offset of the first segment that `config` keeps, or None when it keeps all.
 
-        Only closed segments go, oldest first, and none that ends above `limit_offset`: those whose
-        newest append is older than retention_ms, and those beyond retention_bytes.
+        Closed segments go, oldest first, when their newest append is older than retention_ms, or
+        when the log is larger than retention_bytes. No segment goes that ends above `limit_offset`.
         """
         start, size_bytes = None, self.size_bytes
         for segment, following in zip(self._segments, self._segments[1:], strict=False):
@@ -108,7 +108,7 @@ class SegmentList(Sequence[Segment]):
 
 
 class SegmentRange(NamedTuple):
-    """A stretch of whole batches in the active segment's file."""
+    """A range of whole batches in the file of the active segment."""
 
     start: int
     end: int
@@ -136,8 +136,9 @@ class RecentBatches:
     def locate(
         self, offset: int, limit_offset: int, bytes_max: int, active: Segment
     ) -> SegmentRange | None:
-        """The batches from the one that holds `offset`, all below `limit_offset`, of `bytes_max`
-        in all but at least one; None when that batch is not among the newest."""
+        """The batches from the batch that holds `offset` on, all below `limit_offset`. They have at
+        most `bytes_max` together, except that the first is always there. None when the first is not
+        among the newest batches."""
         offsets, positions = self._offsets, self._positions
         if not offsets or offset < offsets[0]:
             return None

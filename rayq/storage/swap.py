@@ -1,15 +1,16 @@
-"""From a pass of the cleaner to the log: what to clean, and the swap that crashes cannot tear.
+"""Which segments a pass of the cleaner covers, and the swap by which its result becomes the log.
 
-The swap. First the file `swap` is written, durably: which segments in `cleaning/` replace which of
-the log's, and what `cleaned` is to say then. Then the files are renamed, the replaced ones removed,
-`cleaned` is written, and `swap` removed. A crash before the file `swap` is there leaves the old log
-(and rubbish in `cleaning/`, which goes); after that the next start does all the steps that are
-missing. So readers, in memory or after a crash, see the old segments or the new ones.
+First the file `swap` is written, durably: it says which segments in `cleaning/` replace which
+segments of the log, and the new content of `cleaned`. Then the new files are renamed, the replaced
+files removed, `cleaned` is written, and `swap` removed. A crash before the file `swap` exists
+leaves the old log (the next start clears `cleaning/`). After a later crash the next start does the
+missing steps. So readers, in memory or after a crash, see the old segments or the new ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import msgspec
@@ -27,7 +28,7 @@ from rayq.storage.cleaner import (
     SourceSegment,
     remove_cleaning,
 )
-from rayq.storage.segment import LOG_SUFFIX, SUFFIXES, Segment, segment_path
+from rayq.storage.segment import LOG_SUFFIX, SUFFIXES, Segment, remove_segment, segment_path
 
 SWAP = "swap"
 _KIND, _VERSION = "swap", 1
@@ -38,12 +39,12 @@ _KIND, _VERSION = "swap", 1
 
 @dataclass(frozen=True)
 class Cleaning:
-    """A pass that is under way, and what it was about."""
+    """A pass that is under way, and the segments that it covers."""
 
     job: CleaningJob
     generation: int
     segments: tuple[Segment, ...]
-    """Only the log looks at them."""
+    """Only the log looks at these."""
 
 
 def cleanable(
@@ -64,7 +65,8 @@ def cleanable(
 def is_due(
     config: TopicConfig, segments: Sequence[Segment], state: CleanState, now_ms: int
 ) -> bool:
-    """Whether a pass over these cleanable segments is worth its while, or owed."""
+    """Whether a pass over these cleanable segments is due: by the share of dirty bytes, by the age
+    of dirty records, or by tombstones that may go."""
     dirty = [segment for segment in segments if segment.next_offset > state.clean_until]
     dirty_bytes = sum(segment.size for segment in dirty)
     if dirty_bytes:
@@ -81,9 +83,10 @@ def is_due(
 def grouped(
     config: TopicConfig, segments: Sequence[Segment]
 ) -> tuple[tuple[SourceSegment, ...], ...]:
-    """Neighbours that fit one segment together. Where retention deletes, it also does so by whole
-    segments, and by the newest record: one spans no more than segment_ms and retention_ms. Without
-    that an old key that shares a segment with one that is written all the time would stay."""
+    """Groups of consecutive segments, each of which fits into one segment. Where retention deletes
+    records too, it goes by whole segments, and by their newest record: so a group spans at most
+    segment_ms and retention_ms. Otherwise an old key would stay as long as it shared a segment with
+    a key that is written all the time."""
     span_max_ms = config.segment_ms
     if config.retention_ms is not None:
         span_max_ms = min(span_max_ms, config.retention_ms)
@@ -112,7 +115,7 @@ def grouped(
 
 
 class SwapGroup(msgspec.Struct, array_like=True, frozen=True):
-    """One new segment, under the base offset of the first that it replaces."""
+    """One new segment, under the base offset of the first segment that it replaces."""
 
     base_offsets: tuple[int, ...]
     next_offset: int
@@ -120,7 +123,7 @@ class SwapGroup(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Swap(msgspec.Struct, array_like=True, frozen=True):
-    """The file `swap`: a msgpack array of these fields. It is there while a swap is under way."""
+    """The file `swap` is a msgpack array of these fields. It exists while a swap is under way."""
 
     groups: tuple[SwapGroup, ...]
     state: CleanState
@@ -132,32 +135,32 @@ _decoder = msgspec.msgpack.Decoder(Swap)
 @dataclass(frozen=True)
 class SwapPlan:
     """The swap of one finished pass: `prepare` in a thread, `Log.apply_swap` on the loop, `finish`
-    in a thread. Nobody may truncate or reset the log or move its start meanwhile."""
+    in a thread. The log must not be truncated or reset, and its start must not move, meanwhile."""
 
     disk: Disk
     directory: str
     swap: Swap
     replaced: tuple[tuple[Segment, ...], ...]
-    """For each group; only the log looks at them."""
+    """The old segments of each group. Only the log looks at these."""
     index_interval_bytes: int
 
     def prepare(self) -> list[Segment]:
-        """Checks the new segments and writes the file `swap`. Raises `StorageError`, OSError:
-        then, `cancel`."""
+        """Checks the new segments and writes the file `swap`. Raises `StorageError` or OSError:
+        then call `cancel`."""
         segments = []
         for group in self.swap.groups:
             segment = Segment(self.disk, f"{self.directory}/{CLEANING}", group.base_offsets[0])
             is_indexed = segment.load(group.next_offset, self.index_interval_bytes, is_closed=True)
             if not is_indexed or segment.size != group.size_bytes:
                 raise StorageError(f"{segment.path} is not what the cleaner has made.")
-            segment.release()  # There may be many, and they are not read now.
+            segment.release()  # There may be many segments, and none is read now.
             segments.append(segment)
         content = msgspec.msgpack.encode(self.swap)
         checked_file.write(self.disk, f"{self.directory}/{SWAP}", _KIND, _VERSION, content)
         return segments
 
     def finish(self) -> None:
-        """Raises `StorageError`, OSError: the swap is then for the next start to finish."""
+        """Does the steps on disk. After `StorageError` or OSError the next start does them."""
         _complete(self.disk, self.directory, self.swap)
 
     def cancel(self) -> None:
@@ -179,7 +182,7 @@ def swap_of(result: CleaningResult, state: CleanState) -> Swap:
 
 
 def finish_swap(disk: Disk, directory: str) -> None:
-    """At a start: does what a crash has left undone of a swap, or removes a half-made pass.
+    """At a start: does the steps of a swap that a crash has left, or removes a half-made pass.
 
     Raises `StorageError`, `UnsupportedFormatError`, OSError.
     """
@@ -191,7 +194,7 @@ def finish_swap(disk: Disk, directory: str) -> None:
 
 
 def read_swap(disk: Disk, directory: str) -> Swap | None:
-    """The swap that is under way, if one is. Raises `StorageError`, `UnsupportedFormatError`."""
+    """The swap that is under way, or None. Raises `StorageError`, `UnsupportedFormatError`."""
     path = f"{directory}/{SWAP}"
     content = checked_file.read(disk, path, _KIND, _VERSION)
     if content is None:
@@ -203,7 +206,7 @@ def read_swap(disk: Disk, directory: str) -> Swap | None:
 
 
 def _complete(disk: Disk, directory: str, swap: Swap) -> None:
-    """All steps that follow the file `swap`; those that were done already do nothing."""
+    """Does all steps that follow the file `swap`. A step that was done already does nothing."""
     cleaning = f"{directory}/{CLEANING}"
     for group in swap.groups:
         for suffix in SUFFIXES:
@@ -211,26 +214,20 @@ def _complete(disk: Disk, directory: str, swap: Swap) -> None:
             if disk.exists(made):
                 disk.rename(made, segment_path(directory, group.base_offsets[0], suffix))
         path = segment_path(directory, group.base_offsets[0], LOG_SUFFIX)
-        file = disk.open(path, writable=False)
-        try:
+        with closing(disk.open(path, writable=False)) as file:
             size_bytes = file.size()
-        finally:
-            file.close()
         if size_bytes != group.size_bytes:
             raise StorageError(
                 f"{path} has {size_bytes} bytes, the compacted segment had {group.size_bytes}: the "
                 "disk lost what was synced. Nothing was deleted."
             )
-    # The new segments are there for certain before the old ones go.
+    # The new segments are on disk before the old ones go.
     disk.sync_dir(directory)
     if disk.exists(cleaning):
         disk.sync_dir(cleaning)
     for group in swap.groups:
         for base_offset in group.base_offsets[1:]:
-            for suffix in SUFFIXES:
-                path = segment_path(directory, base_offset, suffix)
-                if disk.exists(path):
-                    disk.remove(path)
+            remove_segment(disk, directory, base_offset)
     write_clean_state(disk, directory, swap.state)
     disk.remove(f"{directory}/{SWAP}")
     disk.sync_dir(directory)

@@ -1,4 +1,4 @@
-"""An offline check of data directories: every batch, index entry and small file is read.
+"""An offline check of data directories. It reads every batch, index entry and small file.
 
 Nothing is changed. A torn tail above the recovery point is no damage: the next start cuts it.
 """
@@ -39,7 +39,7 @@ DEPTH_MAX = 4
 
 @dataclass
 class Report:
-    """What was found in one directory; `damage` is empty when all of it is well."""
+    """The result for one directory. `damage` is empty when the directory is sound."""
 
     path: str
     kind: str
@@ -54,7 +54,7 @@ class Report:
     size_bytes: int = 0
     damage: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What the next start will mend by itself."""
+    """Findings that are no damage, such as what the next start mends by itself."""
 
     @property
     def is_sound(self) -> bool:
@@ -173,8 +173,8 @@ def _partition(disk: Disk, path: str) -> Report:
 def _after_swap(
     disk: Disk, path: str, bases: list[int], swap: Swap
 ) -> tuple[list[int], set[int]]:
-    """The segments that the log has once the swap is finished, and which of them still are where
-    the cleaner has made them."""
+    """The segments that the log has once the swap is finished, and those of them that are still
+    in the directory of the cleaner."""
     replaced = {base for group in swap.groups for base in group.base_offsets[1:]}
     made = {
         group.base_offsets[0]
@@ -185,7 +185,7 @@ def _after_swap(
 
 
 def _tell(report: Report, offset: int, what: str) -> None:
-    """Damage below the recovery point, a torn tail above."""
+    """Reports `what` as damage below the recovery point, and as a torn tail above it."""
     if report.recovery_point is not None and offset < report.recovery_point:
         report.damage.append(what)
     else:
@@ -242,8 +242,8 @@ def _check(
 
 
 def _unreadable(segment: Segment, position: int, header: BatchHeader) -> str | None:
-    """Of a batch whose CRC was found right: so it is no fault of the disk's, and the replicas hold
-    the same."""
+    """Why the records of a batch cannot be decoded, or None. Its CRC is right, so the disk did not
+    damage it, and all replicas hold the same bytes."""
     batch = pread(segment.file, header.length, position)
     try:
         decode_columns(batch, 0, header, check_crc=False)
@@ -255,7 +255,7 @@ def _unreadable(segment: Segment, position: int, header: BatchHeader) -> str | N
 def _indexes(
     disk: Disk, segment: Segment, starts: dict[int, int], following: int | None, report: Report
 ) -> None:
-    """A wrong index is no damage: readers notice, and the next start makes it anew."""
+    """Checks the indexes. A wrong index is no damage, since the next start makes it anew."""
     for index in (segment.offsets, segment.times):
         if not disk.exists(index.path):
             report.notes.append(f"{index.path} is missing")

@@ -1,8 +1,8 @@
-"""Room for the answers to one client: whoever asks for much and reads nothing is made to wait.
+"""Room for the answers to one client: the requests of a client that reads no answers have to wait.
 
-A handler that is about to make a large answer takes room for it first. There is some as long as
-the peer takes what was written to it, for so many bytes at a time; whoever waits holds a request,
-and no answer yet.
+A handler takes room before it makes a large answer. There is room for a limited number of bytes at
+a time, and only as long as the client takes its answers. A handler that waits for room holds a
+request, but no answer yet.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 ANSWER_BYTES_MAX = 16 * 1024**2
-"""Answers of so many bytes are made at a time for one client, or one that is larger."""
+"""The answers that are made for one client at a time have at most this many bytes together, or it
+is one larger answer."""
 
 
 class AnswerRoom:
-    """See the module. `is_taking()` says whether the peer takes what is written to it; call `grant`
-    when it does so again."""
+    """See the module. `is_taking()` says whether the client takes its answers. Call `grant` when
+    it does so again."""
 
     def __init__(self, is_taking: Callable[[], bool]) -> None:
         self._is_taking = is_taking
@@ -27,8 +28,8 @@ class AnswerRoom:
 
     @asynccontextmanager
     async def take(self, size: int) -> AsyncIterator[None]:
-        """Waits, first come first served, for room for `size` bytes, and holds it. Not to be held
-        while waiting for something to be answered."""
+        """Waits, first come first served, for room for `size` bytes, and holds it. Do not wait for
+        other answers while you hold room."""
         if self._waiting or not self._fits(size):
             granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append((size, granted))
@@ -43,12 +44,12 @@ class AnswerRoom:
         try:
             yield
         finally:
-            # Two turns later: the answer is written first, and then the peer may take no more.
+            # Two turns later the answer has been written, and `is_taking` knows its effect.
             loop = asyncio.get_running_loop()
             loop.call_soon(loop.call_soon, self._give_back, size)
 
     def grant(self) -> None:
-        """Lets those in whom there is room for."""
+        """Gives room to the handlers that wait for it, as far as there is room."""
         waiting = self._waiting
         while waiting and (waiting[0][1].done() or self._fits(waiting[0][0])):
             size, granted = waiting.popleft()

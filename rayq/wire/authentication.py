@@ -1,19 +1,19 @@
-"""Who is at the other end: the handshake that opens every connection, as pure state machines.
+"""The handshake that opens and authenticates every connection, as pure state machines.
 
-The cluster has one secret. Servers hold it; clients hold a key derived from it, which proves that
-they may be clients and nothing more. Four frames (api 0, at most 1 KiB each):
+The cluster has one secret. Servers hold it. Clients hold a key derived from it, which only proves
+that they may be clients. The handshake has four frames (api 0, at most 1 KiB each):
 
-    client -> server   Hello      versions, role, nonce, whom it takes itself and the server for
-    server -> client   Challenge  the version agreed, nonce
+    client -> server   Hello      versions, role, nonce, own ids, the broker that it expects
+    server -> client   Challenge  the agreed version, nonce
     client -> server   Proof      HMAC-SHA256 over Hello and Challenge
     server -> client   Accepted   cluster id, broker id, HMAC-SHA256 over all of the above
 
 Each proof covers the bytes of all frames before it, so both nonces, the role, the ids and the
-versions, under a label of its own direction: what was recorded, reflected or altered does not
-verify. The server shows nothing but a nonce before the client has proven itself.
+versions, under a label for its direction. So recorded, reflected or altered frames do not verify.
+The server shows nothing but a nonce before the client has proven itself.
 
-A man in the middle who relays the handshake can read and alter what follows: that takes TLS to
-prevent. Whoever holds the client key can also pose as a server towards clients.
+A man in the middle who relays the handshake can read and alter the frames after it: only TLS
+prevents that. Anybody who holds the client key can also pose as a server towards clients.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from rayq.errors import (
 from rayq.wire.codec import ENCODER, decode
 
 HANDSHAKE_VERSION = 1
-"""The version byte of handshake frames; their layout (append-only arrays) never changes."""
+"""The version byte of handshake frames. Their layout (append-only arrays) never changes."""
 
 VERSION_MIN = 1
 VERSION_MAX = 1
-"""The protocol versions that this rayq speaks."""
+"""This rayq speaks the protocol versions from the first to the second."""
 
 HANDSHAKE_FRAME_BYTES_MAX = 1024
 NONCE_BYTES = 32
@@ -58,7 +58,7 @@ Version = Annotated[int, msgspec.Meta(ge=1, le=255)]
 
 
 def client_key(secret: bytes) -> bytes:
-    """The key of the cluster's clients: made from the secret, which it does not reveal."""
+    """The key of the cluster's clients. It is derived from the secret, and does not reveal it."""
     return hmac.digest(secret, b"rayq client key", hashlib.sha256)
 
 
@@ -68,12 +68,12 @@ def token_of(secret: bytes) -> str:
 
 
 def token_of_key(key: bytes) -> str:
-    """As `token_of`, from the client key."""
+    """The client key as text, as `token_of` makes it from the secret."""
     return _TOKEN_PREFIX + base64.urlsafe_b64encode(key).decode().rstrip("=")
 
 
 def key_of_token(token: str) -> bytes:
-    """The client key in a token. Raises ConfigError for a text that is no token."""
+    """The client key in a token. Raises ConfigError for a text that is not a token."""
     text = token.strip()
     try:
         if not text.startswith(_TOKEN_PREFIX):
@@ -90,8 +90,8 @@ def key_of_token(token: str) -> bytes:
 
 
 class HasSecret(msgspec.Struct, frozen=True):
-    """Base of what carries the cluster's `secret` or a `token`: they show up in no repr, which
-    ends in logs, tracebacks and notebooks."""
+    """Base of the structs that carry the cluster's `secret` or a `token`. Their repr hides both,
+    since it ends up in logs, tracebacks and notebooks."""
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self.__rich_repr__())
@@ -106,18 +106,18 @@ class HasSecret(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """Who we are in handshakes."""
+    """The identity that this process proves in handshakes."""
 
     role: Role
     key: bytes = field(repr=False)
-    """A server's is the cluster's secret, a client's the `client_key`."""
+    """The cluster's secret for a server, the `client_key` for a client."""
     cluster_id: str | None
-    """None: a client that does not know it yet, and takes that of the server."""
+    """None for a client that does not know it yet, and accepts any server's cluster."""
     broker: int | None
-    """The broker id of a broker and its replica processes."""
+    """The broker id of a broker and of its replica processes."""
 
     def handshake_key(self, role: Role) -> bytes:
-        """The key under which a client of `role` is verified, and proves itself."""
+        """The key of both proofs in a handshake whose client has this `role`."""
         if role == "server":
             assert self.role == "server", "a client cannot prove that it is a server"
             return hmac.digest(self.key, b"rayq server key", hashlib.sha256)
@@ -162,7 +162,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[Message], header: bytes) -> Message
 
 
 def _digest(key: bytes, *parts: bytes) -> bytes:
-    """HMAC over the parts, each under its length, so that none can run into the next."""
+    """HMAC over the parts, each behind its length, so that no part can run into the next."""
     mac = hmac.new(key, digestmod=hashlib.sha256)
     for part in parts:
         mac.update(len(part).to_bytes(4, "little"))
@@ -201,7 +201,7 @@ class ClientHandshake:
         return self._hello
 
     def answer(self, header: bytes) -> bytes:
-        """Takes the Challenge, gives the Proof. Raises ProtocolError, UnsupportedVersionError."""
+        """Takes the Challenge, returns the Proof. Raises ProtocolError, UnsupportedVersionError."""
         challenge = _decode(_CHALLENGE, header)
         if not VERSION_MIN <= challenge.version <= VERSION_MAX:
             raise UnsupportedVersionError(
@@ -239,7 +239,7 @@ class ServerHandshake:
         self.version: int | None = None
 
     def challenge(self, header: bytes) -> bytes:
-        """Takes Hello, gives the Challenge. Raises ProtocolError, UnsupportedVersionError."""
+        """Takes Hello, returns the Challenge. Raises ProtocolError, UnsupportedVersionError."""
         hello = _decode(_HELLO, header)
         version = min(hello.version_max, VERSION_MAX)
         if version < max(hello.version_min, VERSION_MIN):
@@ -253,7 +253,7 @@ class ServerHandshake:
         return challenge
 
     def accept(self, header: bytes) -> bytes:
-        """Takes the Proof, gives Accepted. Raises AuthenticationError, WrongClusterError or
+        """Takes the Proof, returns Accepted. Raises AuthenticationError, WrongClusterError or
         ProtocolError."""
         assert self.hello is not None, "challenge comes first"
         proof = _decode(_PROOF, header)

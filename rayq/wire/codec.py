@@ -1,4 +1,4 @@
-"""Messages to bytes and back: the encoder and one decoder for each type, made once."""
+"""Messages to bytes and back. The encoder is made once, and one decoder for each type."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENCODER = msgspec.msgpack.Encoder()
 
 
 class _Decoders(dict[type[Any], msgspec.msgpack.Decoder[Any]]):
-    """One for each type of message, made when it is first needed."""
+    """One decoder for each type of message, made when it is first needed."""
 
     def __missing__(self, kind: type[Any]) -> msgspec.msgpack.Decoder[Any]:
         decoder = self[kind] = msgspec.msgpack.Decoder(kind)
@@ -36,8 +36,7 @@ def decode(decoder: msgspec.msgpack.Decoder[Message], header: Buffer, what: str)
 
 
 def encode_request(request: AnyRequest) -> bytes:
-    """Raises InvalidRequestError for what bytes cannot say: an integer beyond 64 bits, a str that
-    is no Unicode text."""
+    """Raises InvalidRequestError for integers beyond 64 bits and for text that is no UTF-8."""
     try:
         return ENCODER.encode(request)
     except OverflowError as error:
@@ -53,10 +52,10 @@ def encode_request(request: AnyRequest) -> bytes:
 
 def encode_error(error: BaseException) -> bytes:
     code, message = to_wire(error)
-    # A path in it may be no UTF-8.
+    # The message may name a path that is not valid UTF-8.
     return ENCODER.encode((code, message.encode(errors="backslashreplace").decode()))
 
 
 def decode_error(header: Buffer) -> RayqError:
-    """The error in an error answer. Raises ProtocolError when it is not one."""
+    """The error in an error answer. Raises ProtocolError for any other bytes."""
     return from_wire(*decode(_ERROR_DECODER, header, "error"))

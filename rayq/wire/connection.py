@@ -1,4 +1,4 @@
-"""The client's end of a connection: many requests under way at once, answers in any order."""
+"""The client's side of a connection: many requests at once, whose answers come in any order."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from rayq.wire.messages import AnyRequest, Request, ResponseT
 from rayq.wire.stream import FrameStream
 
 OPEN_TIMEOUT_S = 5.0
-"""TCP, TLS and the handshake must be done within this."""
+"""TCP, TLS and the handshake must be done within this time."""
 
 PENDING_REQUESTS_MAX = 65_536
-"""Requests one connection may have without an answer; further ones fail with OverloadedError."""
+"""A connection with this many unanswered requests fails the next with OverloadedError."""
 
 SILENT_PEER_S = 5.0
-"""When a request times out after at least this long, and nothing at all came from the peer since
-it was sent, the connection counts as dead."""
+"""When a request times out after at least this long, and no byte came from the peer since it was
+sent, the connection counts as dead."""
 
 TIMER_SLACK_S = 0.001
-"""uvloop's timers have a resolution of a millisecond, and may fire that much early."""
+"""The timers of uvloop have a resolution of a millisecond, and may fire that much too early."""
 
 _LAST_CORRELATION = 2**32 - 1
 
@@ -62,8 +62,8 @@ class _Pending(NamedTuple):
 class Connection(FrameStream):
     """One connection to a server, made by `await Connection.open(...)`.
 
-    `request` and `send` write at the moment they are called, so frames leave in the order of the
-    calls, whether or not anything is awaited in between.
+    `request` and `send` write when they are called, so frames leave in the order of the calls,
+    whether or not the caller awaits anything in between.
     """
 
     def __init__(
@@ -83,16 +83,16 @@ class Connection(FrameStream):
         self._frame_bytes_max = config.max_frame_bytes
         nonce = environment.token_bytes(NONCE_BYTES)
         self._handshake = ClientHandshake(identity, nonce, expect_broker)
-        # The outcome of the handshake as a value: an exception nobody fetched would be logged.
+        # An error of the handshake is a value here: asyncio logs exceptions that nobody fetches.
         self._opened: asyncio.Future[RayqError | None] = self._loop.create_future()
         self._is_open = False
         self._closed_because: RayqError | None = None
         self._close_callbacks: list[Callable[[], None]] = []
         self.on_refused: Callable[[Connection, RayqError], None] | None = None
-        """Called with the error of a one-way request; which one it was is not known."""
+        """Called with the error of a one-way request. It is not known of which request."""
         self._pending: dict[int, _Pending] = {}
         self._correlation = 0
-        # One timer for all requests, at the earliest of their deadlines or before.
+        # One timer for all requests, at the earliest of their deadlines or before it.
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
 
@@ -109,8 +109,8 @@ class Connection(FrameStream):
     ) -> Connection:
         """Connects and authenticates, within 5 s.
 
-        Raises DisconnectedError (cannot connect, or it broke; its `__cause__` is a
-        ConnectionRefusedError where nobody listens), AuthenticationError, WrongClusterError,
+        Raises DisconnectedError (there is no connection, or it broke; `__cause__` is a
+        ConnectionRefusedError where no server listens), AuthenticationError, WrongClusterError,
         UnsupportedVersionError, OverloadedError, ProtocolError.
         """
         config = config or ClusterConfig()
@@ -144,7 +144,7 @@ class Connection(FrameStream):
         return self._closed_because is not None
 
     def on_close(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` once when the connection ends, soon when it has ended already."""
+        """Calls `callback` once when the connection ends, or soon when it has ended already."""
         if self.closed:
             self._loop.call_soon(callback)
         else:
@@ -158,16 +158,17 @@ class Connection(FrameStream):
         timeout_s: float,
         patience_s: float = 0.0,
     ) -> asyncio.Future[tuple[ResponseT, memoryview]]:
-        """Sends a request; the future gives `(response, payload)`.
+        """Sends a request. The result of the future is `(response, payload)`.
 
-        `patience_s`: for so long it waits on while bytes come from the server, the last not
-        `timeout_s` ago. A large answer on a slow link is not given up half-way.
+        Until `patience_s` seconds have passed, the request waits on beyond `timeout_s` as long as
+        the last byte from the server came less than `timeout_s` ago. So a large answer on a slow
+        link is not given up half-way.
 
         A large payload is not copied: leave it unchanged until the answer. The future raises the
         error that the server answered, DisconnectedError (the outcome is unknown), TimeoutError
-        after `timeout_s` seconds (likewise), OverloadedError (65,536 requests are unanswered),
-        InvalidRequestError (larger than `max_frame_bytes`, or it cannot be encoded), ProtocolError
-        (an answer that cannot be read).
+        after `timeout_s` seconds (the outcome is unknown), OverloadedError (65,536 requests are
+        unanswered), InvalidRequestError (the request is larger than `max_frame_bytes`, or cannot be
+        encoded), ProtocolError (the answer cannot be read).
         """
         future: asyncio.Future[Any] = self._loop.create_future()
         if self._closed_because is not None:
@@ -197,14 +198,14 @@ class Connection(FrameStream):
         return future
 
     def send(self, request: AnyRequest, payload: Buffer | Sequence[Buffer] = b"") -> None:
-        """Sends a one-way request, to which there is no answer but an error (see `on_refused`).
+        """Sends a one-way request, which the server answers only by an error (see `on_refused`).
         Raises DisconnectedError, InvalidRequestError."""
         if self._closed_because is not None:
             raise _again(self._closed_because)
         self.write_frame(FLAG_ONE_WAY, request.api, 0, encode_request(request), payload)
 
     def close(self) -> None:
-        """Closes once what was written is sent; pending requests fail with DisconnectedError."""
+        """Closes once all is sent. Pending requests fail with DisconnectedError."""
         if not self.closed:
             self._closed_because = DisconnectedError(
                 f"The connection to {self.host}:{self.port} was closed on this side."
@@ -226,7 +227,7 @@ class Connection(FrameStream):
             return
         pending = self._pending.pop(frame.correlation, None)
         if pending is None or pending.future.done():
-            # To a one-way request, or to one that timed out or was cancelled before.
+            # The answer to a one-way request, or to one that timed out or was cancelled before.
             if frame.correlation == 0 and frame.flags & FLAG_ERROR and self.on_refused is not None:
                 self.on_refused(self, decode_error(frame.header))
             return
@@ -311,7 +312,7 @@ class Connection(FrameStream):
         self._timer = self._loop.call_at(at, self._expire)
 
     def _expire(self) -> None:
-        """Fails the requests whose deadline has passed, and waits for the next."""
+        """Fails the requests whose deadline has passed, and waits for the next deadline."""
         self._timer = None
         now = self._loop.time()
         is_silent = False
@@ -339,5 +340,5 @@ class Connection(FrameStream):
 
 
 def _again(error: RayqError) -> RayqError:
-    """The same error as a new exception: each raise would add to one traceback."""
+    """The same error as a new exception, since each raise would add to the traceback of one."""
     return type(error)(error.message)

@@ -38,12 +38,13 @@ RECEIVE_BUFFER_BYTES = 64 * 1024
 """Small frames are parsed in place in a buffer of this size, one for each connection."""
 
 SMALL_FRAME_BYTES_MAX = 16 * 1024
-"""A frame longer than this that has not arrived whole gets memory of its own, into which the rest
-of it is received. Shorter ones wait in the receive buffer, so at most this much is ever moved."""
+"""A longer frame that has not arrived whole gets memory of its own, into which its rest is
+received. A shorter frame waits in the receive buffer, so at most this much is ever moved."""
 
 MAPPED_FRAME_BYTES_MIN = 2 * 1024**2
-"""The memory of a frame of this size or more is mapped, so that it is taken as the bytes arrive. To
-clear 60 MiB that somebody only claims to send took 16 ms."""
+"""The memory of a frame of this size or more is mapped, so that the kernel gives it only as the
+bytes arrive. Otherwise a peer that only claims to send 60 MiB would cost 16 ms for clearing them.
+"""
 
 assert SMALL_FRAME_BYTES_MAX < RECEIVE_BUFFER_BYTES
 
@@ -51,8 +52,8 @@ NO_PAYLOAD = memoryview(bytearray())
 
 
 class Frame(NamedTuple):
-    """One frame. `header` is valid until the parser's next `get_buffer`; `payload` is writable and
-    belongs to whoever takes the frame."""
+    """One frame. `header` is valid until the parser's next `get_buffer`. `payload` is writable and
+    belongs to the caller of `next_frame`."""
 
     flags: int
     api: int
@@ -68,25 +69,26 @@ def _memory(size: int) -> memoryview:
 def encode_head(
     version: int, flags: int, api: int, correlation: int, header: bytes, payload_bytes: int
 ) -> bytes:
-    """All of a frame but its payload."""
+    """The bytes of a frame up to its payload."""
     length = PREFIX_BYTES - LENGTH_FIELD_BYTES + len(header) + payload_bytes
     return PREFIX.pack(length, version, flags, api, correlation, len(header)) + header
 
 
 def size_of(buffer: Buffer) -> int:
-    """Length in bytes, also of a memoryview whose items are larger."""
+    """The length in bytes, also of a memoryview whose items are larger than a byte."""
     return buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
 
 
 class FrameParser:
     """Finds frames in a stream of bytes that the transport writes straight into its buffers.
 
-    In turn: `get_buffer`, write some bytes into it, `buffer_updated(count)`, then `next_frame`
-    until it returns None. The caller may stop before that and go on later, as long as it asks for
-    no further buffer meanwhile: that is how reading is held back without losing anything.
+    The caller in turn calls `get_buffer`, writes some bytes into it, calls `buffer_updated(count)`,
+    then `next_frame` until it returns None. It may stop before the None and go on later, as long as
+    it asks for no further buffer meanwhile: so reading can be held back without losing a frame.
 
-    `frame_bytes_max` and `version` are what the connection accepts now; both change when it is
-    authenticated. After a ProtocolError the stream has no frame boundary any more: close it.
+    The connection accepts frames of `version` up to `frame_bytes_max` now. Both change when it is
+    authenticated. After a ProtocolError nothing shows where the next frame begins: close the
+    connection.
     """
 
     def __init__(self, version: int, frame_bytes_max: int) -> None:
@@ -94,21 +96,21 @@ class FrameParser:
         self.frame_bytes_max = frame_bytes_max
         self._buffer = bytearray(RECEIVE_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
-        # What has arrived and was not parsed: _buffer[_start:_end].
+        # The bytes that have arrived and were not parsed: _buffer[_start:_end].
         self._start = 0
         self._end = 0
-        # A large frame under way: its header and payload, and how much of them is there.
+        # The header and payload of a large frame under way, and how much of them has arrived.
         self._large: memoryview | None = None
         self._large_received = 0
         self._large_prefix = (0, 0, 0, 0)
 
     @property
     def large_bytes(self) -> int:
-        """What has arrived of a large frame that is under way; 0 when none is."""
+        """How much has arrived of a large frame under way. 0 when there is no such frame."""
         return 0 if self._large is None else self._large_received
 
     def get_buffer(self) -> memoryview:
-        """Where the next bytes go; never empty."""
+        """The memory for the next bytes; never empty."""
         if self._large is not None:
             return self._large[self._large_received :]
         if self._start == self._end:
@@ -128,7 +130,7 @@ class FrameParser:
             self._end += count
 
     def next_frame(self) -> Frame | None:
-        """The next whole frame, None when it has not arrived yet. Raises ProtocolError."""
+        """The next whole frame, or None when it has not arrived yet. Raises ProtocolError."""
         if self._large is not None:
             return self._finish_large(self._large)
         start, available = self._start, self._end - self._start

@@ -1,9 +1,10 @@
-"""Connections that have not proven yet who they are: so many at most, and shared out fairly.
+"""Connections that are not authenticated yet: their number is limited, and shared out fairly.
 
-Whoever reaches the port can open connections and say nothing. So the newest is always let in, and
-where there are too many another goes: the oldest of the address that has the most. Who completes
-the handshake needs a round trip or two, who holds sockets open for nothing loses them first; and an
-address that floods the port takes its places from itself, not from brokers and clients elsewhere.
+Anybody who reaches the port can open connections and say nothing. So the newest connection is
+always let in. Where there are too many, it evicts the oldest connection of the address that has the
+most. A peer that completes the handshake needs a round trip or two; idle sockets are evicted first.
+And an address that floods the port evicts its own connections, not those of brokers and clients
+elsewhere.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class UnfinishedHandshakes(Generic[Connection]):
 
     def __init__(self, connections_max: int) -> None:
         self._connections_max = connections_max
-        # Dicts for their order: oldest first.
+        # Dicts keep their order: the oldest connection comes first.
         self._addresses: dict[Connection, str] = {}
         self._by_address: dict[str, dict[Connection, None]] = {}
 
@@ -30,8 +31,7 @@ class UnfinishedHandshakes(Generic[Connection]):
         return iter(list(self._addresses))
 
     def add(self, connection: Connection, address: str) -> Connection | None:
-        """Takes one in. Returns the one that has to go for it, which is taken out; None where there
-        was room."""
+        """Adds a connection. Returns the connection that it evicts for it, or None."""
         evicted = None
         if len(self._addresses) >= self._connections_max:
             evicted = self._next_to_go()
@@ -41,7 +41,7 @@ class UnfinishedHandshakes(Generic[Connection]):
         return evicted
 
     def remove(self, connection: Connection) -> bool:
-        """It is through, or over. Whether it was here."""
+        """Removes a connection that is authenticated, or has ended. Returns whether it was here."""
         address = self._addresses.pop(connection, None)
         if address is None:
             return False

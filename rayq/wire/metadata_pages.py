@@ -1,4 +1,4 @@
-"""Metadata of many topics comes in several answers: asked for one after the other, put together."""
+"""Metadata of many topics comes in several answers, which are asked for one after the other."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Ask = Callable[[Metadata], Awaitable[MetadataResponse]]
 
 
 async def all_pages(ask: Ask, request: Metadata) -> MetadataResponse:
-    """One answer with all topics asked for, under the lowest version that a part of it has: what
-    changed between two pages is asked for again. Raises what `ask` raises."""
+    """One answer with all topics of the request. Its version is the lowest of its pages: so the
+    client asks again for what changed between two pages. Raises what `ask` raises."""
     answer = await ask(request)
     topics, version, after = answer.topics, answer.version, answer.next_after
     while after is not None:

@@ -20,17 +20,17 @@ LISTEN_BACKLOG = 1024
 TLS_HANDSHAKE_TIMEOUT_S = 5.0
 
 ACCEPTS_PER_TURN = 64
-"""So many connections are accepted before the event loop's other work has its turn."""
+"""After this many accepted connections the other work of the event loop has its turn."""
 
 ACCEPT_RETRY_S = 0.1
-"""Accepting goes on so long after there was no descriptor or memory for a connection."""
+"""When there is no descriptor or no memory for a connection, accepting goes on after this time."""
 
 KEEPALIVE_IDLE_S = 5
 KEEPALIVE_INTERVAL_S = 2
 KEEPALIVE_PROBES = 3
 UNACKNOWLEDGED_TIMEOUT_MS = 10_000
-"""A peer whose machine vanished is noticed after about 11 s when the connection is idle
-(keepalive), after 10 s when bytes wait for its acknowledgement."""
+"""The kernel ends the connection to a machine that vanished: after about 11 s when it is idle
+(keepalive), after 10 s when bytes wait for their acknowledgement."""
 
 KEPT_BLOCK_BYTES = 8 * 1024**2
 
@@ -45,9 +45,9 @@ _SOCKET_OPTIONS = (
 
 
 class AsyncioListener:
-    """A listening socket of the running loop. It accepts by itself rather than by the loop's
-    server: who floods the port is to be refused before he has cost a TLS handshake, a transport or
-    one of the descriptors that files need."""
+    """A listening socket of the running loop. It accepts by itself rather than through the loop's
+    server, so that connections that flood the port are refused before they cost a TLS handshake, a
+    transport or one of the descriptors that files need."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class AsyncioListener:
         self._listen()
 
     def close(self) -> None:
-        """Accepts no more; connections that exist stay."""
+        """Accepts no more connections. Those that exist stay."""
         if self._retry is not None:
             self._retry.cancel()
         else:
@@ -84,7 +84,7 @@ class AsyncioListener:
                 connected, address = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:  # No descriptor, or no memory: it heals.
+            except OSError as error:  # There is no descriptor or no memory now: that passes.
                 self._refused.say("cannot accept connections on port %d: %s", self.port, error)
                 self._loop.remove_reader(self._listening)
                 self._retry = self._loop.call_later(ACCEPT_RETRY_S, self._listen)
@@ -113,7 +113,7 @@ class AsyncioListener:
 
 
 class _Arrival:
-    """A connection between its acceptance and `connection_made`: TLS begins."""
+    """A connection between its acceptance and `connection_made`, while TLS begins."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._connected = connected
@@ -145,14 +145,14 @@ class _Arrival:
                 return
         if not self._is_started:
             self._connected.close()
-        # The handshake of TLS failed, or was given up: the transport has told nobody.
+        # The TLS handshake failed, or was given up. The transport does not tell the protocol.
         protocol.connection_lost(error if isinstance(error, Exception) else None)
 
 
 class AsyncioNetwork:
-    """Implements `environment.Network`. Of `config` it takes the TLS files: with them every
-    connection is encrypted, and each side must show a certificate that `tls_ca` signed; a server's
-    must name the host it was reached by, unless `tls_check_hostname` is off."""
+    """Implements `environment.Network`. With the TLS files of `config` every connection is
+    encrypted, and each side must show a certificate that `tls_ca` signed. The server's certificate
+    must name the host that the client connects to, unless `tls_check_hostname` is off."""
 
     def __init__(self, config: ClusterConfig | None = None) -> None:
         self._client_tls: ssl.SSLContext | None = None
@@ -190,9 +190,9 @@ class AsyncioNetwork:
         try:
             listening.setblocking(False)
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            _set_options(listening)  # accepted sockets inherit them
+            _set_options(listening)  # Accepted sockets inherit the options.
             listening.bind(address)
-            # Two may bind one port before either listens. Whoever is late is told so only here.
+            # Two sockets may bind one port before either listens. The later one fails only here.
             listening.listen(LISTEN_BACKLOG)
             return AsyncioListener(listening, host, accept, self._server_tls)
         except BaseException:
@@ -201,10 +201,10 @@ class AsyncioNetwork:
 
 
 def _keep_freed_memory() -> None:
-    """glibc returns freed memory to the kernel beyond twice the size of the largest block it has
-    seen freed. Payloads come and go by the megabyte: each would be faulted in page by page, at four
-    times the CPU of receiving it. One block allocated and freed, which is never touched and so
-    costs nothing, lifts that limit to 16 MiB for this process."""
+    """glibc returns freed memory to the kernel beyond twice the size of the largest block that was
+    freed before. Payloads have megabytes: the kernel would fault each of them in page by page, at
+    four times the CPU of receiving it. One block that is allocated and freed lifts that limit to
+    16 MiB for this process. It is never touched, so it costs nothing."""
     bytes(KEPT_BLOCK_BYTES)
 
 
@@ -221,7 +221,7 @@ def _tls_context(protocol: int, config: ClusterConfig) -> ssl.SSLContext:
         context.verify_mode = ssl.CERT_REQUIRED
     try:
         for path in (config.tls_certificate, config.tls_key, config.tls_ca):
-            with open(path, "rb"):  # OpenSSL does not say which of them it cannot open.
+            with open(path, "rb"):  # OpenSSL does not say which file it cannot open.
                 pass
         # Without a passphrase of our own OpenSSL would ask the terminal for one.
         context.load_cert_chain(config.tls_certificate, config.tls_key, lambda: "")

@@ -1,4 +1,4 @@
-"""Connections shared by everyone in a process who talks to the same address."""
+"""The connections of a process: all its users of an address share one connection to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rayq.wire.messages import Request, ResponseT
 
 
 class ConnectionPool:
-    """One connection for each address, opened at the first need and anew after it closed."""
+    """One connection for each address, opened at its first use, and anew after it closed."""
 
     def __init__(
         self,
@@ -26,12 +26,12 @@ class ConnectionPool:
     ) -> None:
         """`on_refused`: see `Connection`."""
         self.identity = identity
-        """Used by connections opened from now on."""
+        """The identity of the connections that are opened from now on."""
         self._on_refused = on_refused
         self._environment = environment
         self._config = config or ClusterConfig()
         self._connections: dict[Address, Connection] = {}
-        # Attempts under way; the outcome is a value, so that one nobody waits for is not logged.
+        # Attempts under way. An error is a value: asyncio logs exceptions that nobody fetches.
         self._attempts: dict[Address, asyncio.Future[Connection | RayqError]] = {}
         self._is_closed = False
 
@@ -77,8 +77,8 @@ class ConnectionPool:
         *,
         timeout_s: float,
     ) -> tuple[ResponseT, memoryview]:
-        """`(response, payload)`, within `timeout_s` seconds, connecting included. Raises what
-        `get_within` and `Connection.request` raise."""
+        """`(response, payload)` within `timeout_s` seconds, including the time to connect. Raises
+        what `get_within` and `Connection.request` raise."""
         connection = self._connections.get((host, port))
         if connection is None or connection.closed:
             loop = asyncio.get_running_loop()
@@ -88,7 +88,7 @@ class ConnectionPool:
         return await connection.request(request, payload, timeout_s=timeout_s)
 
     def close(self) -> None:
-        """Closes all connections; attempts under way fail with ClosedError."""
+        """Closes all connections. Attempts under way fail with ClosedError."""
         self._is_closed = True
         attempts, self._attempts = self._attempts, {}
         for attempt in attempts.values():

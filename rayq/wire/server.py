@@ -1,4 +1,4 @@
-"""The server's end: accepts connections, authenticates them, hands requests to a handler."""
+"""The server's side: accepts and authenticates connections, calls a handler with each request."""
 
 from __future__ import annotations
 
@@ -36,50 +36,39 @@ from rayq.wire.authentication import (
 from rayq.wire.codec import DECODERS, ENCODER, decode, encode_error
 from rayq.wire.frames import FLAG_ERROR, FLAG_ONE_WAY, FLAGS_KNOWN, HANDSHAKE_API, Frame
 from rayq.wire.handshakes import UnfinishedHandshakes
+from rayq.wire.held_bytes import HeldBytes
 from rayq.wire.messages import REQUESTS, AnyRequest, Response
 from rayq.wire.stream import FrameStream
 
 logger = logging.getLogger(__name__)
 
 SERVER_API_MIN = 40
-"""Requests numbered from here on are for servers only."""
+"""Only servers may send the requests with this number or a higher one."""
 
 HANDSHAKE_TIMEOUT_S = 5.0
 """A connection that is not authenticated by then, TLS included, is closed."""
 
 UNFINISHED_HANDSHAKES_MAX = 256
-"""While so many connections are not authenticated, each further one makes another go (see
-`handshakes`). Fewer where the process may have few file descriptors."""
+"""While this many connections are not authenticated, each further connection evicts one of them
+(see `handshakes`). The limit is lower where the process may have few file descriptors."""
 
 REQUEST_BYTES_IN_FLIGHT_MAX = 256 * 1024**2
-"""A connection whose unanswered requests hold more than this is read no further until some are
-answered."""
+"""The server reads no further from a connection whose unanswered requests hold more than this."""
 
 CLIENT_HEADER_BYTES_MAX = 4 * 1024**2
 """A client's request with a longer header is refused."""
 
 HEADER_WEIGHT = 32
-"""What a decoded header takes, in bytes for each of its own, at most: many small values do so."""
+"""A header of many small values takes this many bytes of memory for each byte when decoded."""
 
 REQUESTS_PER_TURN = 64
-"""So many requests of one connection are served before other connections have their turn."""
+"""After this many requests of one connection the other connections have their turn."""
 
 UNSENT_BYTES_MAX = 64 * 1024**2
-"""A client that gets a further answer while it has not taken so many bytes is disconnected."""
+"""A client that gets a further answer while it has not taken this many bytes is disconnected."""
 
 UNSENT_TIMEOUT_S = 60.0
-"""A client that takes nearly nothing of what was written to it for so long is disconnected."""
-
-CLIENT_BYTES_HELD_MAX = 512 * 1024**2
-"""What a server holds for all its clients: answers they do not take, requests without an answer,
-frames that have not arrived whole. Beyond it, those that hold most are disconnected, first of all
-those that do nothing."""
-
-HELD_BYTES_TO_GO = 1024**2
-"""Clients that hold less are not disconnected for it."""
-
-STANDSTILL_S = 1.0
-"""A connection on which nothing moved for so long does nothing."""
+"""A client that has taken nearly no bytes of its answers for this long is disconnected."""
 
 PORTS_TRIED_MAX = 1000
 IDLE_CHECKS_PER_LIMIT = 4
@@ -90,24 +79,25 @@ Result = Response | tuple[Response, Payload] | None
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who sent a request. Each connection has one of its own."""
+    """The other side of one connection: the client or server that sends the requests."""
 
     role: Role
     broker: int | None
-    """The broker id that a server gave."""
+    """The broker id that a server gave in its handshake."""
     address: str
     closed: asyncio.Future[None] = field(compare=False, repr=False)
     """Done when the connection has ended, whichever side ended it."""
     room: AnswerRoom = field(compare=False, repr=False)
-    """To be taken before a large answer is made for a client."""
+    """A handler takes room here before it makes a large answer for a client."""
 
 
 Handler = Callable[[Peer, AnyRequest, memoryview], "Result | Awaitable[Result]"]
-"""Called with each request in the order of arrival on its connection; it returns the answer, or an
-awaitable of it: a future, or a coroutine that runs in a task of `environment.tasks` (when the peer
-goes away it is cancelled where the request `ends_with_connection`, else it runs on). The payload is
-writable and the handler's own. A RayqError it raises becomes an error answer; any other exception
-is logged and becomes an UnknownServerError."""
+"""The server calls the handler with each request, in the order of arrival on its connection. The
+handler returns the answer, or an awaitable of it: a future, or a coroutine, which runs in a task of
+`environment.tasks`. When the connection ends, the server cancels the task of a request that
+`ends_with_connection`; other tasks run on. The payload is writable and belongs to the handler. A
+RayqError that the handler raises becomes an error answer. Any other exception is logged and becomes
+an UnknownServerError."""
 
 
 class Server:
@@ -128,7 +118,7 @@ class Server:
         self.host = ""
         self.port = 0
         self._listener: Listener | None = None
-        # Dicts for their order: what the simulation does must not depend on memory addresses.
+        # Dicts keep their order: the simulation must not depend on memory addresses.
         self._authenticated: dict[_ServerStream, None] = {}
         self._unauthenticated: UnfinishedHandshakes[_ServerStream] = UnfinishedHandshakes(
             min(UNFINISHED_HANDSHAKES_MAX, shares().reserve // 2)
@@ -137,12 +127,13 @@ class Server:
         self._idle_timer: asyncio.TimerHandle | None = None
         self._latencies: dict[int, Histogram] = {}
         self._forget_connections: Callable[[], None] | None = None
-        self._held_bytes = 0
-        """At most so many are held for clients: what there was at the last count, and what came."""
+        self.held_bytes = HeldBytes(
+            lambda: [stream for stream in self._authenticated if stream.is_client]
+        )
 
     async def start(self, host: str, port: int, *, first_free: bool = False) -> None:
-        """Listens on `port` (0: any free one), or with `first_free` on the first free one from it.
-        Raises OSError."""
+        """Listens on `port` (0: any free port), or with `first_free` on the first free port from
+        `port` on. Raises OSError."""
         self._listener = await self._listen(host, port, first_free)
         self.host, self.port = self._listener.host, self._listener.port
         self._forget_connections = self.environment.metrics.add_source(self._count_connections)
@@ -179,9 +170,7 @@ class Server:
         evicted = self._unauthenticated.add(stream, host)
         if evicted is not None:
             self.refused(
-                "closed %s before it was authenticated, to make room for %s",
-                evicted.address,
-                host,
+                "closed %s before it was authenticated, to make room for %s", evicted.address, host
             )
             evicted.end(None)
         return stream
@@ -189,7 +178,7 @@ class Server:
     # --- for its streams ------------------------------------------------------------------------
 
     def authenticated(self, stream: _ServerStream, role: Role) -> None:
-        """Raises OverloadedError where a client finds no room; servers are always let in."""
+        """Raises OverloadedError for a client too many. Servers are always let in."""
         if role == "client":
             self._check_room(stream)
         self._unauthenticated.remove(stream)
@@ -209,38 +198,8 @@ class Server:
                 "Close some connections, or raise the limit of its process (ulimit -n)."
             )
 
-    def holds(self, more_bytes: int) -> None:
-        """So many more bytes are held for a client."""
-        self._held_bytes += more_bytes
-        if self._held_bytes > CLIENT_BYTES_HELD_MAX:
-            self._bound_held_bytes()
-
-    def _bound_held_bytes(self) -> None:
-        clients = [stream for stream in self._authenticated if stream.is_client]
-        held = {stream: stream.held_bytes for stream in clients}
-        self._held_bytes = sum(held.values())
-        if self._held_bytes <= CLIENT_BYTES_HELD_MAX:
-            return
-        moved_since = asyncio.get_running_loop().time() - STANDSTILL_S
-        worst = sorted(
-            (stream for stream in clients if held[stream] >= HELD_BYTES_TO_GO),
-            key=lambda stream: (stream.moved_at > moved_since, -held[stream]),
-        )
-        for stream in worst:
-            if self._held_bytes <= CLIENT_BYTES_HELD_MAX * 3 // 4:
-                break
-            self._held_bytes -= held[stream]
-            logger.warning(
-                "disconnected %s, for which %d bytes were held: all clients together may not hold "
-                "more than %d",
-                stream.address,
-                held[stream],
-                CLIENT_BYTES_HELD_MAX,
-            )
-            stream.end(None)
-
     def refused(self, message: str, *arguments: object) -> None:
-        """Somebody did not get in. Anybody can cause that, so it is not always logged."""
+        """Logs that a connection was refused, but seldom: anybody can cause that often."""
         self._refused.say(message, *arguments)
 
     def disconnected(self, stream: _ServerStream) -> None:
@@ -248,7 +207,7 @@ class Server:
         self._authenticated.pop(stream, None)
 
     def took(self, api: int, seconds: float) -> None:
-        """A request was answered, or refused, so long after it arrived."""
+        """A request was answered, or refused, this many seconds after its arrival."""
         latency = self._latencies.get(api)
         if latency is None:
             name = _name_of(api)
@@ -258,7 +217,7 @@ class Server:
         latency.observe(seconds)
 
     def failed(self, api: int, error: BaseException) -> None:
-        """A request was answered by an error."""
+        """Counts a request that was answered by an error."""
         kind = type(error) if isinstance(error, RayqError) else UnknownServerError
         self.environment.metrics.counter(
             "rayq_failed_requests_total", request=_name_of(api), error=kind.__name__
@@ -302,7 +261,7 @@ class _ServerStream(FrameStream):
         self._sent_at = self.received_at
         self._peer: Peer | None = None
         self.is_client = False
-        """It is authenticated, and no server."""
+        """Whether the peer has authenticated itself as a client."""
         self._handshake: ServerHandshake | None = None
         self._handshake_timer: asyncio.TimerHandle | None = self._loop.call_later(
             HANDSHAKE_TIMEOUT_S, self._handshake_late
@@ -310,7 +269,7 @@ class _ServerStream(FrameStream):
 
     @property
     def descriptor(self) -> int:
-        """The number of the socket's file descriptor; -1 in a network that has none."""
+        """The number of the socket's file descriptor. -1 in a network without descriptors."""
         assert self._transport is not None
         used = self._transport.get_extra_info("socket")
         return -1 if used is None else int(used.fileno())
@@ -320,12 +279,12 @@ class _ServerStream(FrameStream):
 
     @property
     def held_bytes(self) -> int:
-        """What is held for the peer."""
+        """The bytes that the server holds for the peer."""
         return self.unsent_bytes + self._request_bytes + self._parser.large_bytes
 
     @property
     def moved_at(self) -> float:
-        """When bytes came, or a jam of answers ended, on the loop's clock."""
+        """When the last bytes came, or the peer took its answers again, on the loop's clock."""
         return max(self.received_at, self._sent_at)
 
     # --- the handshake --------------------------------------------------------------------------
@@ -359,7 +318,7 @@ class _ServerStream(FrameStream):
             accepted = handshake.accept(header)
             self._server.authenticated(self, handshake.hello.role)
         except ProtocolError:
-            raise  # garbage gets no answer
+            raise  # Garbage gets no answer.
         except RayqError as error:
             self._server.refused("refused %s: %s", self.address, error)
             self.write_frame(FLAG_ERROR, HANDSHAKE_API, 0, encode_error(error))
@@ -420,7 +379,7 @@ class _ServerStream(FrameStream):
         self._requests += 1
         self._request_bytes += request_bytes
         if self.is_client:
-            self._server.holds(request_bytes)
+            self._server.held_bytes.add(request_bytes)
         if self._is_full:
             self.hold_reading()
         answer = functools.partial(
@@ -473,7 +432,7 @@ class _ServerStream(FrameStream):
         outcome: Any
         if done.cancelled():
             if asyncio.iscoroutine(work):
-                work.close()  # It may not have begun.
+                work.close()  # The coroutine may not have begun.
             if self._ended:
                 return
             outcome = DisconnectedError("The server stopped while it worked on the request.")
@@ -506,7 +465,7 @@ class _ServerStream(FrameStream):
             self._answer_error(api, correlation, one_way, error)
             return
         if self.is_client:
-            self._server.holds(frame_bytes)
+            self._server.held_bytes.add(frame_bytes)
             if self.is_write_paused and self.unsent_bytes - frame_bytes > UNSENT_BYTES_MAX:
                 logger.warning(
                     "disconnected %s: it takes no answers, %d bytes wait for it",
@@ -518,8 +477,8 @@ class _ServerStream(FrameStream):
     def _answer_error(
         self, api: int, correlation: int, one_way: bool, error: BaseException
     ) -> None:
-        """A client hears of it also where the request was one-way: how else would it know that this
-        is the wrong place? Servers learn that from the metadata."""
+        """Sends the error. A client gets it for a one-way request too: it cannot learn otherwise
+        that this is the wrong server. Servers learn that from the metadata."""
         self._server.failed(api, error)
         if not self._ended and (self.is_client or not one_way):
             self.write_frame(FLAG_ERROR, api, correlation, encode_error(error))
@@ -548,7 +507,7 @@ class _ServerStream(FrameStream):
         return not self.is_write_paused
 
     def pause_writing(self) -> None:
-        """The peer does not take its answers: take no more of its requests."""
+        """The peer does not take its answers, so the server takes no more of its requests."""
         super().pause_writing()
         self.hold_reading()
         if self._unsent_timer is None and self.is_client:
@@ -576,11 +535,11 @@ class _ServerStream(FrameStream):
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._parser.large_bytes and self.is_client:
-            self._server.holds(nbytes)
+            self._server.held_bytes.add(nbytes)
         super().buffer_updated(nbytes)
 
     def end_unless_writing(self) -> None:
-        """Ends an idle stream: once all is sent, or at once where the peer takes nothing."""
+        """Ends an idle stream: once all is sent, or at once when the peer takes no bytes."""
         if self.is_write_paused:
             self.end(None)
         else:
@@ -601,8 +560,8 @@ class _ServerStream(FrameStream):
 
 
 async def _outcome(work: Awaitable[Result]) -> Result | Exception:
-    """What the work gave or raised, as a value: an error here is an answer, not a broken task."""
+    """The result of the work, or its exception as a value: an error is an answer, too."""
     try:
         return await work
-    except Exception as error:  # noqa: BLE001 - it is answered, and logged unless it is rayq's own
+    except Exception as error:  # noqa: BLE001 - the peer gets it, and the log has unexpected ones
         return error

@@ -1,4 +1,4 @@
-"""Frames over a transport: what the client's and the server's end of a connection share."""
+"""Frames over a transport: the common part of the client's and the server's side."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from rayq.wire.frames import (
 )
 
 COPY_BYTES_MAX = 16 * 1024
-"""Buffers up to this size are joined with their neighbours: one system call is cheaper than the
-copy saved. Larger ones are handed to the transport as they are."""
+"""Buffers up to this size are joined with their neighbours: copying them costs less than further
+system calls. Larger buffers go to the transport as they are."""
 
 FLUSH_BYTES = 256 * 1024
-"""So many bytes are handed to the transport at once, without waiting for the end of the turn."""
+"""This many bytes go to the transport at once, before the end of the loop's turn."""
 
 WRITE_BUFFER_HIGH_BYTES = 1024**2
 WRITE_BUFFER_LOW_BYTES = 256 * 1024
-"""Where the transport asks to stop writing, and where to go on."""
+"""The transport asks to stop writing above the first, and to go on below the second."""
 
 
 class FrameStream(asyncio.BufferedProtocol):
@@ -34,8 +34,8 @@ class FrameStream(asyncio.BufferedProtocol):
     `close`, `abort`, `is_closing`, `pause_reading`, `resume_reading`, `get_extra_info`,
     `set_write_buffer_limits` and `get_write_buffer_size`.
 
-    Small frames that are written within one turn of the loop leave in one write. Subclasses take
-    frames in `frame_received` and learn of the end in `stream_ended`.
+    Small frames that are written within one turn of the loop leave in one write. Subclasses get the
+    frames in `frame_received`, and the end in `stream_ended`.
     """
 
     def __init__(self, version: int, frame_bytes_max: int) -> None:
@@ -56,15 +56,16 @@ class FrameStream(asyncio.BufferedProtocol):
     # --- for subclasses -------------------------------------------------------------------------
 
     def frame_received(self, frame: Frame) -> None:
-        """A frame, in the order of arrival. May raise ProtocolError, which ends the stream."""
+        """Gets each frame, in the order of arrival. A ProtocolError from here ends the stream."""
         raise NotImplementedError
 
     def stream_ended(self, cause: BaseException | None) -> None:
-        """Called once, whoever ended it: with the ProtocolError or transport's error, or None."""
+        """Called once, whichever side ended the stream: with the ProtocolError, with the error of
+        the transport, or with None."""
         raise NotImplementedError
 
     def accept(self, version: int, frame_bytes_max: int) -> None:
-        """From now on frames of this version and size are taken and written."""
+        """From now on the stream takes and writes frames of this version, up to this size."""
         self._parser.version = version
         self._parser.frame_bytes_max = frame_bytes_max
 
@@ -78,9 +79,9 @@ class FrameStream(asyncio.BufferedProtocol):
         header: bytes,
         payload: Buffer | Sequence[Buffer] = b"",
     ) -> int:
-        """Queues a frame, and returns its length in bytes. A large payload is not copied: it must
-        not change until it is sent. Raises InvalidRequestError, having queued nothing, when the
-        frame would be too large."""
+        """Queues a frame, and returns its length in bytes. A large payload is not copied, so it
+        must not change until it is sent. Raises InvalidRequestError for a frame that is too large,
+        and queues nothing then."""
         single = isinstance(payload, (bytes, bytearray, memoryview))
         parts = cast("Sequence[Buffer]", (payload,) if single else payload)
         payload_bytes = sum(map(size_of, parts))
@@ -129,7 +130,7 @@ class FrameStream(asyncio.BufferedProtocol):
                 and transport.get_write_buffer_size() > WRITE_BUFFER_HIGH_BYTES
             ):
                 # asyncio of Python 3.12.0 to 3.12.8 and 3.13.0 to 3.13.1 does not pause its
-                # protocol here (CVE-2024-12254). Setting the limits makes it look.
+                # protocol here (CVE-2024-12254). It checks the buffer when the limits are set.
                 self._limit_write_buffer(transport)
 
     @staticmethod
@@ -146,7 +147,7 @@ class FrameStream(asyncio.BufferedProtocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """What was written, and the peer has not taken."""
+        """The bytes that were written and that the peer has not taken."""
         handed = 0 if self._transport is None else self._transport.get_write_buffer_size()
         return self._outgoing_bytes + handed
 
@@ -167,7 +168,7 @@ class FrameStream(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        if self._ended:  # given up while it was being connected
+        if self._ended:  # The caller gave up while the stream was being connected.
             self._transport.abort()
             return
         self._limit_write_buffer(self._transport)
@@ -193,7 +194,7 @@ class FrameStream(asyncio.BufferedProtocol):
         self.flush()
 
     def hold_reading(self) -> None:
-        """Takes no further frame, and no further byte from the network."""
+        """From now on takes no frame, and no byte from the network."""
         self.is_reading_held = True
         transport = self._transport
         if transport is not None and not self._is_transport_paused and not transport.is_closing():
@@ -201,7 +202,7 @@ class FrameStream(asyncio.BufferedProtocol):
             transport.pause_reading()
 
     def release_reading(self) -> None:
-        """Goes on with what has arrived already, then with the network."""
+        """Goes on with the frames that have arrived already, then with the network."""
         if not self.is_reading_held:
             return
         self.is_reading_held = False
@@ -222,13 +223,13 @@ class FrameStream(asyncio.BufferedProtocol):
         self._finish(exc)
 
     def end(self, cause: BaseException | None) -> None:
-        """Ends the stream at once; what was not sent is dropped."""
+        """Ends the stream at once. Bytes that were not sent are dropped."""
         if self._transport is not None:
             self._transport.abort()
         self._finish(cause)
 
     def end_after_writing(self) -> None:
-        """Ends the stream once the transport has sent what was written."""
+        """Ends the stream once the transport has sent all that was written."""
         self.flush()
         if self._transport is not None:
             self._transport.close()

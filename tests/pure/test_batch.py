@@ -19,7 +19,6 @@ from rayq.errors import (
     UnsupportedFormatError,
 )
 from rayq.records import Headers
-from rayq.storage import batch as batch_module
 from rayq.storage.batch import (
     HEADER_BYTES,
     BatchHeader,
@@ -33,6 +32,7 @@ from rayq.storage.batch import (
     split_batches,
     stamp,
 )
+from rayq.storage.batch import body as batch_body
 from tests.wrong_batches import (
     GOOD,
     KEYED,
@@ -238,9 +238,9 @@ def test_a_batch_that_contradicts_itself_is_refused_in_spite_of_its_crcs(
 def test_a_decompression_bomb_is_refused_before_it_is_unpacked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(batch_module, "PLAIN_BODY_BYTES_MAX", 1000)
+    monkeypatch.setattr(batch_body, "PLAIN_BODY_BYTES_MAX", 1000)
     bomb = lz4.block.compress(pack(None, None, None, [bytes(2000)], None))
-    monkeypatch.setattr(batch_module.lz4.block, "decompress", lambda _: pytest.fail("unpacked"))
+    monkeypatch.setattr(batch_body.lz4.block, "decompress", lambda _: pytest.fail("unpacked"))
     with pytest.raises(CorruptBatchError, match="before compression"):
         decode(sealed({"attributes": 1}, bomb))
 
@@ -284,7 +284,7 @@ def test_a_leader_takes_no_batch_that_hides_a_record_without_a_key() -> None:
 
 
 def test_a_leader_takes_no_bomb_and_does_not_unpack_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_module, "_unpack", lambda *_: pytest.fail("unpacked"))
+    monkeypatch.setattr(batch_body, "_unpack", lambda *_: pytest.fail("unpacked"))
     with pytest.raises(RecordTooLargeError, match="200000 records counts 4800000 bytes"):
         check(bomb(200_000))
     large = pack(None, None, None, [bytes(5_000_000)], None)
@@ -299,10 +299,10 @@ def test_a_batch_emptied_by_compaction_still_has_its_offsets() -> None:
 
 
 def test_a_batch_above_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_module, "BATCH_BYTES_MAX", 1000)
+    monkeypatch.setattr(batch_body, "BATCH_BYTES_MAX", 1000)
     with pytest.raises(RecordTooLargeError):
         encode_batch([bytes(2000)], compression="none")
-    monkeypatch.setattr(batch_module, "PLAIN_BODY_BYTES_MAX", 1000)
+    monkeypatch.setattr(batch_body, "PLAIN_BODY_BYTES_MAX", 1000)
     with pytest.raises(RecordTooLargeError):
         encode_batch([bytes(2000)])
 
@@ -358,7 +358,7 @@ def test_of_a_large_body_the_columns_are_looked_at_before_anything_is_built(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Five million headers of four bytes each would be 320 MB of tuples."""
-    monkeypatch.setattr(batch_module, "_decoder", None)
+    monkeypatch.setattr(batch_body, "_decoder", None)
     head = b"\x95\xc0\xc0\xc0\x91\xc0\x91\xdd" + struct.pack(">I", 5_000_000)
     headers = lz4.block.compress(head + b"\x92\xa0\xc4\x00" * 5_000_000)
     with pytest.raises(InvalidRecordError, match="bytes of headers"):

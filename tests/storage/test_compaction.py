@@ -20,7 +20,6 @@ from rayq.errors import (
     UnsupportedFormatError,
 )
 from rayq.records import Headers
-from rayq.storage import batch as batch_module
 from rayq.storage.batch import (
     BatchHeader,
     decode_columns,
@@ -29,6 +28,7 @@ from rayq.storage.batch import (
     read_header,
     split_batches,
 )
+from rayq.storage.batch import body as batch_body
 from rayq.storage.clean_state import CleanState, Mark
 from rayq.storage.cleaner import BYTES_PER_KEY, CLEANING, CleaningResult, clean, cleaner_turn
 from rayq.storage.disk import LocalDisk
@@ -226,7 +226,7 @@ def test_a_batch_whose_offsets_find_no_room_in_it_is_kept_as_it_is(
     write(log, (b"a", b"1"), (b"b", b"1"))
     write(log, (b"a", b"2"))
     roll(log)
-    monkeypatch.setattr(batch_module, "PLAIN_BODY_BYTES_MAX", 5)
+    monkeypatch.setattr(batch_body, "PLAIN_BODY_BYTES_MAX", 5)
     assert run_pass(log) is not None
     monkeypatch.undo()
     assert replayed(records(log)) == {b"a": b"2", b"b": b"1"}

@@ -23,7 +23,7 @@ FILE = Path(__file__).with_name("recorded_messages.json")
 
 def kinds() -> dict[str, type[Any]]:
     """Each request of rayq's and each answer, by name."""
-    requests = [one for one in REQUESTS.values() if one.__module__ == messages.__name__]
+    requests = [one for one in REQUESTS.values() if one.__module__.startswith(messages.__name__)]
     found = [kind for request in requests for kind in (request, request.response)]
     return {kind.__name__: kind for kind in found}
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rayq.errors import InvalidRequestError
+from rayq.wire import held_bytes as held_bytes_module
 from rayq.wire import server as server_module
 from rayq.wire.codec import ENCODER, decode_error
 from rayq.wire.frames import FLAG_ERROR, PREFIX
@@ -142,8 +143,8 @@ def test_a_client_for_which_too_much_is_unsent_is_disconnected(
 def test_all_clients_together_hold_so_much_and_those_go_that_stand_still(
     run: Any, wire: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr(server_module, "CLIENT_BYTES_HELD_MAX", 64 * MIB)
-    monkeypatch.setattr(server_module, "STANDSTILL_S", 0.1)
+    monkeypatch.setattr(held_bytes_module, "CLIENT_BYTES_HELD_MAX", 64 * MIB)
+    monkeypatch.setattr(held_bytes_module, "STANDSTILL_S", 0.1)
 
     async def scenario() -> None:
         leader = Leader()
@@ -170,8 +171,8 @@ def test_all_clients_together_hold_so_much_and_those_go_that_stand_still(
 def test_frames_that_never_arrive_whole_count_as_well(
     run: Any, wire: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr(server_module, "CLIENT_BYTES_HELD_MAX", 8 * MIB)
-    monkeypatch.setattr(server_module, "STANDSTILL_S", 0.1)
+    monkeypatch.setattr(held_bytes_module, "CLIENT_BYTES_HELD_MAX", 8 * MIB)
+    monkeypatch.setattr(held_bytes_module, "STANDSTILL_S", 0.1)
 
     async def scenario() -> None:
         server = await wire.serve()

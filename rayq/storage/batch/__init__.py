@@ -1,0 +1,31 @@
+"""The record batch: the unit that is produced, stored, replicated, fetched and checked.
+
+Disks, the wire and every replica have the same bytes. Only producers and consumers look into the
+body, and the leader, to check it. Little endian::
+
+    base_offset u64 | length u32 | leader_epoch u32 | magic u8 | append_time_ms i64
+    header_crc u32        crc32c of all before it: the leader stamps the fields above, and this
+    body_crc u32          crc32c of all after it: it never changes on the way
+    attributes u16 | record_count u32 | last_offset_delta u32
+    first_timestamp_ms i64 | max_timestamp_ms i64
+    producer_id i64 (-1: none) | producer_epoch u16 | base_sequence i32 (-1: none)
+    body
+
+`length` counts the whole batch, header included. Attributes: bits 0-2 compression (0 none, 1 lz4),
+bit 3 records carry the append time, bit 4 transactional, bit 5 control, bit 6 some record has no
+key. Producers set neither bit 4 nor bit 5.
+
+The body is a msgpack array of columns. It is compressed as one lz4 block (with its plain size in
+front) only when that is smaller::
+
+    [offset_deltas | nil, timestamp_deltas | nil, keys | nil, values, headers | nil]
+
+`nil` stands for the usual case: offsets without gaps, one timestamp for all, no keys, no headers.
+Compaction takes records out of a batch and leaves the others at their offsets. The first and the
+last offset of the batch stay, even when none of its records does.
+
+One of the two CRCs notices a torn write. The bytes after a bad batch have no meaning.
+"""
+
+from rayq.storage.batch.body import *
+from rayq.storage.batch.header import *

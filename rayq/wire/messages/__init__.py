@@ -1,0 +1,20 @@
+"""The typed messages of the protocol: one struct for each request and each answer, in the file of
+the server that answers.
+
+A request class names its number on the wire and its answer. Both are encoded as msgpack arrays: the
+order of the fields is the format, so append fields with a default, and never reorder. Record
+batches and metadata records travel beside the message as the frame's raw payload, never inside it.
+
+An answer may also be an error: `(code, message)` of `rayq.errors`, marked by a flag of the frame.
+
+Topics are named by id (a UUID in hex), so that a topic deleted and created anew is another topic.
+A *client* holds the cluster's secret or a token; a *server* is a rayq process.
+"""
+
+from rayq.wire.messages.any_broker import *
+from rayq.wire.messages.base import *
+from rayq.wire.messages.controller import *
+from rayq.wire.messages.group_coordinator import *
+from rayq.wire.messages.partition_leader import *
+from rayq.wire.messages.replicas import *
+from rayq.wire.messages.voters import *

@@ -1,0 +1,203 @@
+"""What clients ask any broker: metadata, and its changes, which go on to the controller."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
+from rayq.metrics import Sample
+from rayq.wire.messages.base import Id, Milliseconds, Request, Response, ToController
+
+
+class BrokerEndpoint(Response, frozen=True):
+    broker: int
+    host: str
+    port: int
+    node_id: str
+    live: bool
+    cordoned: bool = False
+    """The broker takes no new replicas."""
+
+
+class ReplicaEndpoint(Response, frozen=True):
+    """Where a replica's process listens; host and port are None while it is not running."""
+
+    broker: int
+    host: str | None
+    port: int | None
+
+
+class PartitionMetadata(Response, frozen=True):
+    partition: int
+    leader: int | None
+    leader_epoch: int
+    partition_epoch: int
+    isr: list[int]
+    replicas: list[ReplicaEndpoint]
+    offline_reason: str | None
+    target: list[int] = msgspec.field(default_factory=list)
+    """The replicas that stay after a move. Empty, as is `origin`, when there is no move."""
+    origin: list[int] = msgspec.field(default_factory=list)
+    """The replicas before the move."""
+    throttle_bytes_per_s: int | None = None
+
+
+class TopicMetadata(Response, frozen=True):
+    name: str
+    topic_id: str
+    config: dict[str, Any]
+    """The topic's whole config, as `rayq.config.as_dict` gives it."""
+    partitions: list[PartitionMetadata]
+
+
+class MetadataResponse(Response, frozen=True):
+    cluster_id: str
+    version: int
+    """Grows with every committed change; a client never goes back to a lower one."""
+    controller_epoch: int
+    controller: str | None
+    """`host:port`. None where the broker knows none, or has not registered since its start: then
+    its metadata may be old."""
+    voters: list[int]
+    brokers: list[BrokerEndpoint]
+    topics: list[TopicMetadata]
+    """Sorted by name."""
+    next_after: str | None = None
+    """Not None where one answer does not hold all topics: ask again with this as `after`."""
+
+
+METADATA_TOPICS_MAX = 10_000
+"""The most topics that one Metadata request names, repetitions included."""
+
+METADATA_PARTITIONS_MAX = 2_000
+"""An answer ends with the topic that brings it to this many partitions."""
+
+
+class Metadata(Request[MetadataResponse], frozen=True):
+    """The cluster as this broker knows it. The broker waits up to `wait_ms` for a version of at
+    least `version_min`, then answers with the version that it has. Many topics come in pages:
+    `metadata_pages` asks for all of them."""
+
+    api: ClassVar[int] = 1
+    ends_with_connection: ClassVar[bool] = True
+    topics: Annotated[list[str], msgspec.Meta(max_length=METADATA_TOPICS_MAX)] | None = None
+    """None: all topics. A name that does not exist is missing in the answer."""
+    version_min: int = 0
+    wait_ms: Milliseconds = 0
+    after: str = ""
+    """Only topics with names after this one."""
+
+
+class AllocateProducerIdResponse(Response, frozen=True):
+    producer_id: int
+    producer_epoch: int
+
+
+class AllocateProducerId(Request[AllocateProducerIdResponse], frozen=True):
+    """A producer id that no producer had before, epoch 0."""
+
+    api: ClassVar[int] = 2
+
+
+class ChangeResponse(Response, frozen=True):
+    """The change is committed: it is in all metadata of at least this `version`."""
+
+    version: int
+
+
+class Change(ToController[ChangeResponse], frozen=True, kw_only=True):
+    """Base of the changes that clients ask for. A client repeats a change whose answer was lost,
+    under the same `request_id`: then it is answered as the first time, and not made again."""
+
+    request_id: Id | None = None
+    """A random id that the client makes for each call. None: a repetition is another request."""
+
+
+class CreateTopic(Change, frozen=True):
+    api: ClassVar[int] = 3
+    name: str
+    partitions: int
+    replication_factor: int | None
+    config: dict[str, Any]
+
+
+class DeleteTopic(Change, frozen=True):
+    api: ClassVar[int] = 4
+    name: str
+
+
+class CreatePartitions(Change, frozen=True):
+    api: ClassVar[int] = 5
+    name: str
+    total: int
+
+
+class AlterTopicConfig(Change, frozen=True):
+    api: ClassVar[int] = 6
+    name: str
+    changes: dict[str, Any]
+    """A key set to None where None is not a legal value goes back to its default."""
+
+
+class ElectLeaders(Change, frozen=True):
+    """Elects the preferred leader (the first replica) where it is in sync. `unclean` elects any
+    live replica, for partitions that have no leader."""
+
+    api: ClassVar[int] = 7
+    name: str
+    partitions: list[int] | None
+    unclean: bool
+
+
+class EnsureOffsetsTopic(ToController[ChangeResponse], frozen=True):
+    """Creates `__consumer_offsets` unless it exists, at the first use of a group."""
+
+    api: ClassVar[int] = 8
+
+
+class AlterReassignments(Change, frozen=True):
+    """Moves partitions (KIP-455): adds the replicas of the target, and removes the others once all
+    replicas of the target are in sync. All of the moves begin, or none."""
+
+    api: ClassVar[int] = 9
+    moves: list[tuple[str, int, list[int] | None]]
+    """`(topic, partition, brokers)`, the preferred leader first. None cancels a move."""
+    throttle_bytes_per_s: int | None = None
+    """The most that each added replica copies. None: no limit."""
+
+
+class SetReplicationFactor(Change, frozen=True):
+    """Begins the moves after which every partition of a topic has this many replicas: all of the
+    moves, or none. The same factor again changes the throttle."""
+
+    api: ClassVar[int] = 12
+    name: str
+    replication_factor: int
+    throttle_bytes_per_s: int | None = None
+
+
+class CordonBroker(Change, frozen=True):
+    """From now on the broker takes no new replicas, and gives up its vote where it can. With
+    `cordoned` False it takes replicas again."""
+
+    api: ClassVar[int] = 10
+    broker: int
+    cordoned: bool
+
+
+class RemoveBroker(Change, frozen=True):
+    """Forgets a broker that is stopped and holds no replicas."""
+
+    api: ClassVar[int] = 11
+    broker: int
+
+
+class DescribeMetricsResponse(Response, frozen=True):
+    samples: list[Sample]
+
+
+class DescribeMetrics(Request[DescribeMetricsResponse], frozen=True):
+    """What this process measures. Any server answers."""
+
+    api: ClassVar[int] = 19

@@ -1,0 +1,89 @@
+"""The bases of all messages, and the types of their fields."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar, get_args
+
+import msgspec
+
+Offset = Annotated[int, msgspec.Meta(ge=0)]
+Epoch = Annotated[int, msgspec.Meta(ge=0)]
+Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=249)]
+GroupName = Annotated[str, msgspec.Meta(min_length=1, max_length=249)]
+CommitMetadata = Annotated[str, msgspec.Meta(max_length=4096)]
+Partition = Annotated[int, msgspec.Meta(ge=0, lt=1_000_000)]
+MILLISECONDS_MAX = 3_600_000
+"""The longest wait that a request may ask for."""
+Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=MILLISECONDS_MAX)]
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
+
+class Response(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Base of the answers."""
+
+
+ResponseT_co = TypeVar("ResponseT_co", bound=Response, covariant=True)
+ResponseT = TypeVar("ResponseT", bound=Response)
+"""For functions that send a request: they take a `Request[ResponseT]` and return a `ResponseT`."""
+
+
+REQUESTS: dict[int, type[Request[Any]]] = {}
+"""Every class of requests by its number. Its declaration puts it here."""
+
+
+class Request(msgspec.Struct, Generic[ResponseT_co], array_like=True, frozen=True, gc=False):
+    """Base of the requests. Each request is a subclass of `Request[ItsAnswer]`, or of the base
+    below that says which server answers it, and has a number of its own in `api`. A request that
+    `ends_with_connection` only reads or waits: the end of the connection cancels its work."""
+
+    api: ClassVar[int]
+    response: ClassVar[type[Response]]
+    ends_with_connection: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for base in getattr(cls, "__orig_bases__", ()):
+            for argument in get_args(base):
+                if isinstance(argument, type) and issubclass(argument, Response):
+                    cls.response = argument
+        if "api" in vars(cls):
+            assert cls.api not in REQUESTS, f"{cls.__name__} and {REQUESTS[cls.api].__name__}"
+            REQUESTS[cls.api] = cls
+
+
+AnyRequest = Request[Any]
+
+
+class Ask(Protocol):
+    """Sends a request to where it is answered, and returns the answer. Raises RayqError."""
+
+    def __call__(self, request: Request[ResponseT]) -> Awaitable[ResponseT]: ...
+
+
+class ToController(Request[ResponseT_co], frozen=True):
+    """Base of the requests that the controller answers. Any broker forwards them there."""
+
+
+class ToPartition(Request[ResponseT_co], frozen=True):
+    """Base of the requests that the process of a partition's replica answers."""
+
+    topic_id: Id
+    partition: Partition
+
+
+class ToLeader(ToPartition[ResponseT_co], frozen=True):
+    """Base of the requests that the leader of a partition answers. Raises NotLeaderError, and
+    FencedEpochError or UnknownEpochError where it leads in another epoch."""
+
+    leader_epoch: Epoch
+    """The epoch that the client knows."""
+
+
+class ToCoordinator(ToLeader[ResponseT_co], frozen=True):
+    """Base of the requests that the coordinator of a group answers. It lives with the leader of a
+    partition of `__consumer_offsets`."""
+
+
+class Done(Response, frozen=True):
+    """An answer that carries nothing."""

@@ -1,0 +1,145 @@
+"""What brokers and replicas ask the controller, and the requests that stop a cluster."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from rayq.wire.messages.any_broker import ChangeResponse
+from rayq.wire.messages.base import Done, Epoch, Id, Partition, Request, Response, ToController
+
+
+class FindControllerResponse(Response, frozen=True):
+    epoch: int
+    host: str | None
+    port: int | None
+    heard_ms_ago: int | None
+    """How long ago this broker last heard from that controller."""
+
+
+class FindController(Request[FindControllerResponse], frozen=True):
+    """Any broker answers which controller it follows."""
+
+    api: ClassVar[int] = 60
+
+
+class RegisterBrokerResponse(Response, frozen=True):
+    controller_epoch: int
+
+
+class RegisterBroker(ToController[RegisterBrokerResponse], frozen=True):
+    """A broker process presents itself. Raises StaleBrokerError when its directory is an old copy
+    (its `start_counter` is not above the recorded one): then the broker takes a new directory id
+    and tries again."""
+
+    api: ClassVar[int] = 61
+    cluster_id: str
+    broker: int
+    directory_id: Id
+    start_counter: int
+    incarnation: Id
+    host: str
+    port: int
+    node_id: str
+    replicas_max: int
+    held: list[tuple[str, int]]
+    """`(topic id, partition)` of the directories that replica processes of an earlier broker
+    process still hold. Its other replica processes are gone."""
+
+
+class BrokerHeartbeatResponse(Response, frozen=True):
+    controller_epoch: int
+
+
+class BrokerHeartbeat(ToController[BrokerHeartbeatResponse], frozen=True):
+    """Renews the broker's session. Raises StaleBrokerError where the broker must register first."""
+
+    api: ClassVar[int] = 62
+    broker: int
+    incarnation: Id
+
+
+class ReplicaRegistration(msgspec.Struct, array_like=True, frozen=True):
+    """A replica process, as its broker reports it: where it listens, and what its disk holds."""
+
+    topic_id: str
+    partition: int
+    incarnation: str
+    host: str
+    port: int
+    last_epoch: int | None
+    flushed: int
+    partition_epoch: int = 0
+    """The partition's epoch in the metadata that places the replica on this broker."""
+
+
+class RegisterReplicas(ToController[ChangeResponse], frozen=True):
+    """Reports new replica processes whose logs are recovered. The broker repeats the report until
+    the metadata shows the incarnations; a repetition changes nothing."""
+
+    api: ClassVar[int] = 63
+    broker: int
+    incarnation: Id
+    replicas: list[ReplicaRegistration]
+
+
+class ReplicasFailed(ToController[ChangeResponse], frozen=True):
+    """Reports replica processes that are gone, or replicas that stopped on a disk error."""
+
+    api: ClassVar[int] = 64
+    broker: int
+    incarnation: Id
+    replicas: list[tuple[str, int, str]]
+    """`(topic id, partition, incarnation)`"""
+    reason: str
+
+
+class AlterPartition(ToController[ChangeResponse], frozen=True):
+    """A leader proposes a new in-sync set, on top of `partition_epoch`. Raises StalePartition (the
+    epoch has moved on) or FencedEpoch errors. After any other failure the leader does not know the
+    outcome until it sees a newer partition epoch."""
+
+    api: ClassVar[int] = 65
+    topic_id: Id
+    partition: Partition
+    broker: int
+    incarnation: Id
+    leader_epoch: Epoch
+    partition_epoch: Epoch
+    isr: list[tuple[int, str]]
+    """`(broker, incarnation)`"""
+
+
+class BrokerStopped(ToController[ChangeResponse], frozen=True):
+    """Reports a controlled stop: the logs of the broker's replicas end exactly here."""
+
+    api: ClassVar[int] = 66
+    broker: int
+    incarnation: Id
+    replicas: list[ReplicaRegistration]
+
+
+class AllocateProducerIdsResponse(Response, frozen=True):
+    first: int
+    count: int
+
+
+class AllocateProducerIds(ToController[AllocateProducerIdsResponse], frozen=True):
+    """Asks for a block of producer ids, which the broker hands out one by one."""
+
+    api: ClassVar[int] = 67
+    broker: int
+    incarnation: Id
+
+
+class PrepareStop(ToController[Done], frozen=True):
+    """The whole cluster is about to stop: the controller elects no leaders while brokers leave."""
+
+    api: ClassVar[int] = 68
+
+
+class StopBroker(Request[Done], frozen=True):
+    """Tells a broker to stop its replicas, report their ends to the controller, answer and exit."""
+
+    api: ClassVar[int] = 69

@@ -1,0 +1,188 @@
+"""What consumers ask the coordinator of their group.
+
+The coordinator of a group is the leader of one partition of `__consumer_offsets`: partition
+crc32(group) % partitions. `topic_id`, `partition` and `leader_epoch` name that partition, as in
+every request to a leader. The coordinator answers NotLeader, FencedEpoch, UnknownEpoch and
+UnknownTopic errors as any leader does, and CoordinatorLoading (retriable) until it has read what
+the coordinators before it wrote.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import msgspec
+
+from rayq.wire.messages.base import (
+    CommitMetadata,
+    Done,
+    GroupName,
+    Id,
+    Milliseconds,
+    Name,
+    Offset,
+    Partition,
+    Response,
+    ToCoordinator,
+)
+
+#
+MEMBER_EPOCH_JOIN = 0
+MEMBER_EPOCH_LEAVE = -1
+MEMBER_EPOCH_LEAVE_STATIC = -2
+"""A static member goes away and keeps its partitions until its session ends (KIP-345)."""
+
+
+class TopicPartitionId(Response, frozen=True):
+    """A partition that a member may own. The id tells a deleted topic from a new one."""
+
+    topic: str
+    topic_id: str
+    partition: int
+
+
+class GroupHeartbeatResponse(Response, frozen=True):
+    member_epoch: int
+    """The epoch that the member sends from now on. 0 after it has left."""
+    assigned: list[TopicPartitionId]
+    """All partitions that the member may own now. It gives up the others that it owns at its next
+    poll, then sends a heartbeat with the smaller `owned`. Only then does another member get them.
+    """
+
+
+class GroupHeartbeat(ToCoordinator[GroupHeartbeatResponse], frozen=True):
+    """Joins (`member_epoch` 0), stays in, or leaves (-1, -2) a group. The coordinator answers after
+    `wait_ms`, or at once when the assignment of the member changes, or when a newer heartbeat of
+    the member arrives. Raises UnknownMember (join anew), FencedMember (an old epoch, or another
+    process took over the `instance`), UnknownAssignor, InvalidRequest (a pattern that does not
+    compile)."""
+
+    api: ClassVar[int] = 30
+    group: GroupName
+    member: Id
+    """A random id that the member chooses at its start (KIP-848)."""
+    member_epoch: Annotated[int, msgspec.Meta(ge=-2)]
+    instance: Name | None
+    """`group_instance_id` of a static member."""
+    client: str
+    """Host and process of the member, for operators."""
+    topics: list[Name]
+    pattern: str | None
+    """A regular expression over topic names (whole match), beside `topics`."""
+    assignor: Name
+    session_timeout_ms: Milliseconds
+    max_poll_interval_ms: Annotated[int, msgspec.Meta(ge=1)]
+    """How long the member may take to give up a partition before it is taken out of the group."""
+    owned: list[tuple[Id, Partition]]
+    """`(topic id, partition)` pairs that the member reads now."""
+    wait_ms: Milliseconds
+    reason: str = ""
+    """Why the member leaves."""
+
+
+class CommitOffsetsResponse(Response, frozen=True):
+    refused: list[tuple[str, int, str, str]]
+    """`(topic id, partition, error code, message)` of each partition whose offset was not
+    committed. The others were."""
+
+
+class CommitOffsets(ToCoordinator[CommitOffsetsResponse], frozen=True):
+    """Commits offsets. The coordinator answers once they are in `__consumer_offsets` under
+    acks=all.
+
+    A member sends its current `member_epoch` or the one before, and owns (or is giving up) each
+    partition. Its `sequence` grows with each commit; the coordinator drops a commit with a lower
+    sequence than the last, and answers it as done, since a newer commit is there. A consumer whose
+    partitions were assigned by hand leaves `member` empty, and may commit while the group has no
+    members. Raises UnknownMember, FencedMember, GroupNotEmpty."""
+
+    api: ClassVar[int] = 31
+    group: GroupName
+    member: str
+    member_epoch: int
+    sequence: int
+    offsets: list[tuple[Id, Partition, Offset, int | None, CommitMetadata]]
+    """`(topic id, partition, offset of the next record, leader epoch of the record before it,
+    metadata)`"""
+
+
+class CommittedOffset(Response, frozen=True):
+    topic_id: str
+    partition: int
+    offset: int
+    last_epoch: int | None
+    metadata: str
+    commit_time_ms: int
+
+
+class FetchCommittedResponse(Response, frozen=True):
+    offsets: list[CommittedOffset]
+    """Partitions without a commit are missing."""
+
+
+class FetchCommitted(ToCoordinator[FetchCommittedResponse], frozen=True):
+    api: ClassVar[int] = 32
+    group: GroupName
+    partitions: list[tuple[Id, Partition]] | None
+    """None: all partitions that the group has committed."""
+
+
+class GroupSummary(Response, frozen=True):
+    group: str
+    state: str
+    """"empty", "stable" or "rebalancing"."""
+    members: int
+
+
+class ListGroupsResponse(Response, frozen=True):
+    groups: list[GroupSummary]
+
+
+class ListGroups(ToCoordinator[ListGroupsResponse], frozen=True):
+    """The groups of one partition of `__consumer_offsets`."""
+
+    api: ClassVar[int] = 33
+
+
+class GroupMemberDescription(Response, frozen=True):
+    member: str
+    instance: str | None
+    client: str
+    member_epoch: int
+    assigned: list[TopicPartitionId]
+    revoking: list[TopicPartitionId]
+    """The partitions that the member was asked to give up and still owns."""
+
+
+class DescribeGroupResponse(Response, frozen=True):
+    group: str
+    state: str
+    epoch: int
+    assignor: str
+    members: list[GroupMemberDescription]
+    offsets: list[CommittedOffset]
+    rebalance_reason: str
+    """The reason of the last rebalance."""
+    rebalance_time_ms: int
+
+
+class DescribeGroup(ToCoordinator[DescribeGroupResponse], frozen=True):
+    """Raises UnknownGroup."""
+
+    api: ClassVar[int] = 34
+    group: GroupName
+
+
+class DeleteGroup(ToCoordinator[Done], frozen=True):
+    """Forgets a group and its offsets. Raises UnknownGroup, GroupNotEmpty."""
+
+    api: ClassVar[int] = 35
+    group: GroupName
+
+
+class SetGroupOffsets(ToCoordinator[Done], frozen=True):
+    """Sets the committed offsets of a group without members. Raises GroupNotEmpty."""
+
+    api: ClassVar[int] = 36
+    group: GroupName
+    offsets: list[tuple[Id, Partition, Offset]]

@@ -1,0 +1,161 @@
+"""What clients ask the leader of a partition, and two questions that any replica answers."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import msgspec
+
+from rayq.wire.messages.base import (
+    Bytes,
+    Done,
+    Milliseconds,
+    Offset,
+    Response,
+    ToLeader,
+    ToPartition,
+)
+
+EARLIEST = -2
+"""`ListOffsets.timestamp_ms` for the log start (the value that Kafka uses)."""
+LATEST = -1
+"""`ListOffsets.timestamp_ms` for the high watermark (the value that Kafka uses)."""
+
+
+class ProduceResponse(Response, frozen=True):
+    base_offset: int
+    append_time_ms: int
+    """The leader's clock at the append. For a repeated batch, at the first append."""
+    log_start_offset: int
+    is_repeat: bool = False
+    """Whether the log had the batch already, under the same sequences of the same producer."""
+
+
+class Produce(ToLeader[ProduceResponse], frozen=True):
+    """Appends the one record batch that is the payload.
+
+    Under `acks` 0 the leader answers nothing but errors (the frame is marked one-way), under 1 it
+    answers after its own append, under -1 ("all") once the high watermark has passed the batch.
+    Raises NotLeader, FencedEpoch, UnknownTopic, CorruptBatch, RecordTooLarge, InvalidTimestamp,
+    NotEnoughReplicas(AfterAppend), OutOfOrderSequence, UnknownProducer, ProducerFenced, Storage,
+    DiskFull, Timeout errors.
+    """
+
+    api: ClassVar[int] = 20
+    acks: Annotated[int, msgspec.Meta(ge=-1, le=1)]
+    timeout_ms: Milliseconds
+
+
+class FetchResponse(Response, frozen=True):
+    """The payload holds whole record batches. The first may begin below the offset asked for."""
+
+    high_watermark: int
+    log_start_offset: int
+    cleaned_offset: int
+    """Below it compaction may have left gaps between offsets."""
+    next_offset: int
+    """Where to fetch next: the end of the last batch, or `offset` without a batch."""
+
+
+class Fetch(ToLeader[FetchResponse], frozen=True):
+    """Reads committed batches from `offset` on. The leader waits up to `wait_ms` for the first.
+
+    `last_epoch` is the leader epoch of the last batch that the client read (None at first): where
+    the log was truncated since, the answer is LogTruncatedError. Raises NotLeader, FencedEpoch,
+    UnknownEpoch, UnknownTopic, OffsetOutOfRange (below the log start, or past the end),
+    OffsetNotAvailable, LogTruncated, Storage errors.
+    """
+
+    api: ClassVar[int] = 21
+    ends_with_connection: ClassVar[bool] = True
+    offset: Offset
+    last_epoch: int | None
+    bytes_max: Bytes
+    wait_ms: Milliseconds
+
+
+class ListOffsetsResponse(Response, frozen=True):
+    offset: int | None
+    """None: every record is older."""
+    timestamp_ms: int | None
+
+
+class ListOffsets(ToLeader[ListOffsetsResponse], frozen=True):
+    """The first offset whose record has a timestamp >= `timestamp_ms`, or EARLIEST, or LATEST."""
+
+    api: ClassVar[int] = 22
+    timestamp_ms: Annotated[int, msgspec.Meta(ge=-2)]
+
+
+class DeleteRecordsResponse(Response, frozen=True):
+    log_start_offset: int
+
+
+class DeleteRecords(ToLeader[DeleteRecordsResponse], frozen=True):
+    """Moves the log start up to `before_offset` (None: the high watermark). The leader answers once
+    every replica that may lead next has moved it. Raises NotEnoughReplicasError while fewer than
+    `min_insync_replicas` are in sync."""
+
+    api: ClassVar[int] = 23
+    before_offset: Offset | None
+    timeout_ms: Milliseconds
+
+
+class DescribeReplicaResponse(Response, frozen=True):
+    broker: int
+    pid: int
+    leader_epoch: int
+    is_leader: bool
+    log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+    flushed_offset: int
+    size_bytes: int
+    trouble: str | None = None
+    """What keeps a follower from copying, such as a full disk. None: it knows of no trouble."""
+    disk_free_bytes: int | None = None
+    """The free bytes of the log's file system."""
+
+
+class DescribeReplica(ToPartition[DescribeReplicaResponse], frozen=True):
+    """The state of one replica. Any replica answers, leader or not."""
+
+    api: ClassVar[int] = 24
+
+
+class CheckRange(ToPartition[Done], frozen=True):
+    """A reader found a wrong CRC in what a fetch from `offset` gave. The replica reads that range
+    again from its disk, and stops when its own disk holds the damage."""
+
+    api: ClassVar[int] = 25
+    offset: Offset
+
+
+class DescribeOffsetResponse(Response, frozen=True):
+    """The time of the batch that holds the record. Both are None at the high watermark, where there
+    is no record yet."""
+
+    append_time_ms: int | None
+    age_ms: int | None
+    """By the leader's clock."""
+
+
+class DescribeOffset(ToLeader[DescribeOffsetResponse], frozen=True):
+    """When the record at `offset` was appended. Where that record is gone, the answer is about the
+    oldest record that is left. Raises NotLeader, FencedEpoch, UnknownEpoch, UnknownTopic,
+    OffsetNotAvailable, Storage errors."""
+
+    api: ClassVar[int] = 26
+    offset: Offset
+
+
+class DescribeProducersResponse(Response, frozen=True):
+    producer_ids: list[int]
+
+
+class DescribeProducers(ToLeader[DescribeProducersResponse], frozen=True):
+    """The producers in a range of ids of which the leader remembers a batch (after KIP-664)."""
+
+    api: ClassVar[int] = 27
+    first_producer_id: Annotated[int, msgspec.Meta(ge=0)]
+    producer_id_count: Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]

@@ -1,0 +1,172 @@
+"""What replicas ask each other, and what a replica's process and its broker ask each other."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+
+from rayq.wire.messages.base import (
+    Bytes,
+    Done,
+    Epoch,
+    Id,
+    Milliseconds,
+    Offset,
+    Request,
+    Response,
+    ToLeader,
+    ToPartition,
+)
+
+# --- between replicas ---------------------------------------------------------------------------
+
+
+class ReplicaFetchResponse(Response, frozen=True):
+    """Either batches (the payload) or a divergence: the follower's log may agree with the leader's
+    only up to (`diverging_epoch`, `diverging_end`). Then the follower truncates and fetches anew
+    before it looks at the other fields."""
+
+    high_watermark: int
+    log_start_offset: int
+    epoch_start_offset: int
+    """Where the epoch in which the leader leads starts."""
+    diverging_epoch: int | None = None
+    diverging_end: int | None = None
+    reset_to: int | None = None
+    """Not None where the follower's log ends below the leader's log start, or below its tombstone
+    horizon: the follower copies the leader's `ReplicaSnapshot` and restarts its log at this offset.
+    """
+    cleaned_offset: int = 0
+    """Below it compaction may have left gaps between offsets."""
+    tombstone_horizon: int = 0
+    """Below it tombstones may be missing. A follower that copies from below remembers that."""
+
+
+class ReplicaFetch(ToPartition[ReplicaFetchResponse], frozen=True):
+    """A follower's fetch. Its log ends at `offset`; its disk holds all below `flushed`."""
+
+    api: ClassVar[int] = 40
+    ends_with_connection: ClassVar[bool] = True
+    broker: int
+    incarnation: Id
+    leader_epoch: Epoch
+    offset: Offset
+    flushed: Offset
+    log_start_offset: Offset
+    last_epoch: int | None
+    """The leader epoch of the follower's last batch. None: its log is empty."""
+    bytes_max: Bytes
+    wait_ms: Milliseconds
+    copied_horizon: Offset = 0
+    """The follower copied its whole log from this leader while the leader's tombstone horizon was
+    this: so it holds no record whose tombstone was gone by then. 0: not so, or not known."""
+
+
+class ReplicaFlushed(ToPartition[Done], frozen=True):
+    """One-way: the follower's disk holds everything below `flushed`."""
+
+    api: ClassVar[int] = 41
+    broker: int
+    incarnation: Id
+    leader_epoch: Epoch
+    flushed: Offset
+
+
+class ReplicaSnapshotResponse(Response, frozen=True):
+    """The payload is the producer state at `log_start_offset`, in the format of a snapshot file."""
+
+    log_start_offset: int
+    epochs: list[tuple[int, int]]
+    """`(leader epoch, start offset)` pairs up to the log start, ascending."""
+
+
+class ReplicaSnapshot(ToLeader[ReplicaSnapshotResponse], frozen=True):
+    api: ClassVar[int] = 42
+
+
+class ReplicaStatus(msgspec.Struct, array_like=True, frozen=True):
+    """One replica in a process."""
+
+    topic_id: str
+    partition: int
+    last_epoch: int | None
+    """The leader epoch of the last batch. None: the log is empty, or not open yet."""
+    flushed: int
+    failure: str | None = None
+    """Why the replica stopped (a disk error). None: it works."""
+    is_damaged: bool = False
+    """The replica stopped because bytes of its log are damaged, on a disk that works otherwise."""
+
+
+class PartitionAssignment(msgspec.Struct, array_like=True, frozen=True):
+    """What a replica must know of its partition, from committed metadata."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    config: dict[str, Any]
+    leader: int | None
+    leader_incarnation: str | None
+    leader_host: str | None
+    leader_port: int | None
+    leader_epoch: int
+    partition_epoch: int
+    last_unclean_epoch: int | None
+    """The last leader epoch whose leader may have lacked committed records, or None."""
+    isr: list[tuple[int, str]]
+    """`(broker, incarnation)` of each in-sync replica."""
+    replicas: list[tuple[int, str | None]]
+    """`(broker, incarnation registered now)` of each replica, in order of preference."""
+    replication_factor: int = 0
+    """The topic's: a partition that is being moved has more replicas. 0: as many as `replicas`."""
+    throttle_bytes_per_s: int | None = None
+    """How much this replica may copy while it is not in sync. None: no limit."""
+
+
+class AttachReplicaHostResponse(Response, frozen=True):
+    cluster_id: str
+
+
+class AttachReplicaHost(Request[AttachReplicaHostResponse], frozen=True):
+    """A replica process presents itself to its broker, and again after the broker's restart."""
+
+    api: ClassVar[int] = 50
+    incarnation: Id
+    pid: int
+    pid_start_time: int
+    host: str
+    port: int
+    replicas: list[ReplicaStatus]
+    let_go: list[tuple[str, int]] = msgspec.field(default_factory=list)
+    """`(topic id, partition)` pairs that the process hosted and closed at the broker's word. It
+    never hosts them again under this incarnation, which stands for a log that is gone."""
+
+
+class ReplicaHostHeartbeatResponse(Response, frozen=True):
+    version: int
+    assignments: list[PartitionAssignment]
+    """The assignments that changed since `version` of the request."""
+    removed: list[tuple[str, int]]
+    """`(topic id, partition)` pairs that this process must close: deleted, or moved away."""
+
+
+class ReplicaHostHeartbeat(Request[ReplicaHostHeartbeatResponse], frozen=True):
+    """The broker answers after `wait_ms`, or at once when an assignment changes."""
+
+    api: ClassVar[int] = 51
+    ends_with_connection: ClassVar[bool] = True
+    incarnation: Id
+    version: int
+    replicas: list[ReplicaStatus]
+    wait_ms: Milliseconds
+
+
+class StopReplicaHostResponse(Response, frozen=True):
+    replicas: list[ReplicaStatus]
+
+
+class StopReplicaHost(Request[StopReplicaHostResponse], frozen=True):
+    """Tells a replica process to stop serving, flush, answer where each log ends, and exit."""
+
+    api: ClassVar[int] = 52

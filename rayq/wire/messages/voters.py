@@ -1,0 +1,86 @@
+"""What the controller asks the brokers that keep the metadata log, above all the voters."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rayq.wire.messages.base import Bytes, Epoch, Request, Response
+
+
+class PrepareResponse(Response, frozen=True):
+    """A promise: this voter accepts nothing from a lower epoch. `directory_id` names its log."""
+
+    broker: int
+    directory_id: str
+    start_counter: int
+    incarnation: str
+    promised_epoch: int
+    last_epoch: int
+    last_index: int
+    voters: list[tuple[int, str]]
+    """`(broker, directory id)` pairs of the last voter set in this log, committed or not."""
+    heard_ms_ago: int | None
+    """How long ago this broker heard from a controller. None: not since its start."""
+
+
+class Prepare(Request[PrepareResponse], frozen=True):
+    """Asks a voter to promise `epoch`. The promise is on its disk before it answers. Raises
+    FencedEpochError when it promised a higher epoch; the error's message ends with that epoch."""
+
+    api: ClassVar[int] = 80
+    cluster_id: str
+    epoch: Epoch
+    host: str
+    port: int
+    is_probe: bool = False
+    """True: the voter only reports, and promises nothing."""
+
+
+class ReadMetadataLogResponse(Response, frozen=True):
+    """The payload is a msgpack list of `(index, epoch, record)` entries, in order."""
+
+    snapshot_index: int | None
+    snapshot_epoch: int | None
+    """Not None: the record of the first entry is the snapshot of all records up to this index."""
+    is_last: bool
+
+
+class ReadMetadataLog(Request[ReadMetadataLogResponse], frozen=True):
+    """Reads a voter's log from `first_index` on, or from its snapshot where that entry is gone."""
+
+    api: ClassVar[int] = 81
+    epoch: Epoch
+    first_index: int
+    bytes_max: Bytes
+
+
+class AppendMetadataResponse(Response, frozen=True):
+    directory_id: str
+    """The directory that holds the entries: only a directory that is named as voter counts."""
+    last_index: int
+    """Up to here this log agrees with the controller's, on disk."""
+
+
+class AppendMetadata(Request[AppendMetadataResponse], frozen=True):
+    """Appends the payload's entries after (`previous_index`, `previous_epoch`), and cuts entries
+    that conflict; all is synced before the answer. Every broker keeps the log, and the voters count
+    for the majority. Raises FencedEpochError (a higher epoch was promised) or StalePartitionError
+    (the previous record is missing: start further back). Without entries it only tells the commit
+    index, and that the controller lives."""
+
+    api: ClassVar[int] = 82
+    epoch: Epoch
+    host: str
+    port: int
+    previous_index: int
+    previous_epoch: int
+    commit_index: int
+
+
+class InstallMetadataSnapshot(Request[AppendMetadataResponse], frozen=True):
+    """Replaces a broker's log up to `last_index` by the snapshot in the payload."""
+
+    api: ClassVar[int] = 83
+    epoch: Epoch
+    last_index: int
+    last_epoch: int
