@@ -39,10 +39,10 @@ class RayLifecycle:
 
     def stop(self) -> None:
         _join_ray(self._ray_address)
-        from rayq.runtime import ray_pool, ray_runtime
+        from rayq.runtime import ray_cluster, ray_pool
 
         ray_pool.stop_pools(self._cluster_name)
-        ray_runtime.stop_cluster(self._cluster_name)
+        ray_cluster.stop_cluster(self._cluster_name)
 
     def restart_broker(self, broker: int) -> None:
         _join_ray(self._ray_address)
@@ -117,9 +117,9 @@ def start(
     if not _has_ray():
         check_start(root, brokers, options)
     _join_ray(may_start=True)
-    from rayq.runtime import ray_runtime
+    from rayq.runtime import ray_cluster, ray_lookup
 
-    running = ray_runtime.find_cluster(name)
+    running = ray_lookup.find_cluster(name)
     if running is not None:
         if not exist_ok:
             raise RayqError(
@@ -129,7 +129,7 @@ def start(
         given = {key.replace(".", "_") for key in config}
         _check_as_asked(running, root, brokers, {key: getattr(options, key) for key in given})
         return _cluster_of(running)
-    info = ray_runtime.start_cluster(
+    info = ray_cluster.start_cluster(
         root,
         brokers=brokers,
         nodes_min=nodes,
@@ -182,9 +182,9 @@ def connect(
         lifecycle = RayLifecycle(current.name, current.ray_address)
         return current_cluster.cluster_of(current, lifecycle).make_current()
     _join_ray()
-    from rayq.runtime import ray_runtime
+    from rayq.runtime import ray_lookup
 
-    info = ray_runtime.find_cluster(name or DEFAULT_NAME, timeout_s=timeout_s)
+    info = ray_lookup.find_cluster(name or DEFAULT_NAME, timeout_s=timeout_s)
     if info is None:
         raise NoClusterError(
             f"No cluster named {name or DEFAULT_NAME!r} runs in this Ray: start one with "

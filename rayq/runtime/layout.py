@@ -15,7 +15,7 @@ from rayq.core.broker_changes import VOTERS_MAX
 from rayq.core.metadata_records import Voter, VotersChanged, encode_record
 from rayq.environment import Environment
 from rayq.errors import InvalidRequestError, RayqError, WrongClusterError
-from rayq.storage.data_directory import Meta, find_brokers, format_directory, read_meta
+from rayq.storage.data_directory import find_brokers, format_directory, read_meta
 from rayq.storage.metadata_log import MetadataLog
 
 BROKERS_PER_NODE_MAX = 100
@@ -116,21 +116,26 @@ def format_cluster(environment: Environment, root: str, brokers: int) -> list[Di
     """A new cluster of `brokers` empty directories below `root` on this machine."""
     check_broker_count(brokers)
     cluster_id, secret = environment.new_id(), environment.token_bytes(32)
-    metas: dict[int, Meta] = {}
+    made: dict[int, Directory] = {}
     for broker in reversed(range(brokers)):
-        metas[broker] = format_directory(
-            environment,
-            directory_path(root, broker),
-            cluster_id=cluster_id,
-            broker=broker,
-            secret=secret,
+        made[broker] = format_broker(
+            environment, root, broker, cluster_id=cluster_id, secret=secret
         )
     voters = tuple(
-        Voter(broker, metas[broker].directory_id) for broker in range(voter_count(brokers))
+        Voter(broker, made[broker].directory_id) for broker in range(voter_count(brokers))
     )
     for voter in reversed(voters):
         write_first_record(environment, directory_path(root, voter.broker), voters)
     return find_directories(environment, root)
+
+
+def format_broker(
+    environment: Environment, root: str, broker: int, *, cluster_id: str, secret: bytes
+) -> Directory:
+    """Makes the directory of one broker of the cluster."""
+    path = directory_path(root, broker)
+    meta = format_directory(environment, path, cluster_id=cluster_id, broker=broker, secret=secret)
+    return Directory(broker, path, cluster_id, meta.directory_id)
 
 
 def replace_directory(
@@ -146,8 +151,7 @@ def replace_directory(
             f"{path} is not empty ({', '.join(sorted(held)[:5])}): where its data is really to be "
             "given up, move it away first."
         )
-    meta = format_directory(environment, path, cluster_id=cluster_id, broker=broker, secret=secret)
-    return Directory(broker, path, cluster_id, meta.directory_id)
+    return format_broker(environment, root, broker, cluster_id=cluster_id, secret=secret)
 
 
 def write_first_record(

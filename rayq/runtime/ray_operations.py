@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import time
@@ -12,22 +11,21 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
-from rayq.client.environment import system_environment
+from rayq.environment import Environment
 from rayq.errors import RayqError, UnknownBrokerError, from_wire, to_wire
 from rayq.runtime.layout import replace_directory
-from rayq.runtime.ray_runtime import (
+from rayq.runtime.ray_actors import start_broker_actor
+from rayq.runtime.ray_lookup import (
     NAMESPACE,
     START_TIMEOUT_S,
-    BrokerSpec,
-    ControllerSpec,
+    actors_with,
     ask_controller,
     broker_name,
     controller_actor,
     controller_name,
-    live_nodes,
-    on_node,
-    start_broker_actor,
 )
+from rayq.runtime.ray_nodes import live_nodes, run_on_node
+from rayq.runtime.ray_specs import ControllerSpec
 
 logger = logging.getLogger(__name__)
 
@@ -99,58 +97,46 @@ def replace_disk(
     if broker not in placed:
         raise UnknownBrokerError(f"There is no broker {broker}: the brokers are {sorted(placed)}.")
     node_id = _live_node([placed[broker], host or ""] if node is None else [node], broker)
-    making = (
-        ray.remote(_replace_directory)
-        .options(**on_node(node_id))
-        .remote(spec.root, broker, spec.cluster_id, spec.secret)
+    making = run_on_node(
+        node_id,
+        _replace_directory,
+        spec.root,
+        broker,
+        cluster_id=spec.cluster_id,
+        secret=spec.secret,
     )
     try:
-        made = ray.get(making, timeout=START_TIMEOUT_S)
+        failure = ray.get(making, timeout=START_TIMEOUT_S)
     except RayError as error:
         raise RayqError(
             f"Node {node_id} did not make broker {broker} a directory below {spec.root}, and may "
             f"do so yet: {error} See `ray status` for whether the node is well, then try again."
         ) from error
-    if isinstance(made, tuple):
-        raise from_wire(*made)
+    if failure is not None:
+        raise from_wire(*failure)
     _end_processes(cluster_name, broker)
-    actor = start_broker_actor(
-        BrokerSpec(
-            cluster_name,
-            broker,
-            spec.root,
-            node_id,
-            spec.port,
-            spec.config,
-            1 + sum(at == node_id for one, at in placed.items() if one != broker),
-            spec.brokers,
-        )
-    )
+    brokers_on_node = 1 + sum(at == node_id for one, at in placed.items() if one != broker)
+    actor = start_broker_actor(spec.broker_spec(broker, node_id, brokers_on_node))
     _wait_back(actor, broker, cluster_name, before=None)
 
 
 def _replace_directory(
-    root: str, broker: int, cluster_id: str, secret: bytes
+    environment: Environment, root: str, broker: int, *, cluster_id: str, secret: bytes
 ) -> tuple[str, str] | None:
     """On the node. An error is returned as a value, or Ray would wrap it in one of its own."""
     try:
-        replace_directory(
-            system_environment(None), root, broker, cluster_id=cluster_id, secret=secret
-        )
+        replace_directory(environment, root, broker, cluster_id=cluster_id, secret=secret)
     except RayqError as error:
         return to_wire(error)
     return None
 
 
 def _end_processes(cluster_name: str, broker: int) -> None:
-    """Whatever still serves the lost directory, on a disk that is no longer mounted perhaps."""
-    own = broker_name(cluster_name, broker)
-    replicas = f"rayq:{cluster_name}:{broker}:"
-    for listed in ray.util.list_named_actors(all_namespaces=True):
-        name = str(listed["name"])
+    """Ends what still serves the lost directory, perhaps on a disk that is no longer mounted."""
+    own, replicas = broker_name(cluster_name, broker), f"rayq:{cluster_name}:{broker}:"
+    for name, actor in actors_with(f"rayq:{cluster_name}:"):
         if name == own or name.startswith(replicas):
-            with contextlib.suppress(ValueError):
-                ray.kill(ray.get_actor(name, namespace=NAMESPACE))
+            ray.kill(actor)
 
 
 def _live_node(names: Sequence[str], broker: int) -> str:
