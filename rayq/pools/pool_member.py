@@ -9,24 +9,22 @@ keeps it in its group, and drops from the batch what is no longer its own.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import os
 import socket
-import traceback
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, cast
 
 import msgspec
 
 from rayq.client.cluster import Cluster
 from rayq.client.consumer_pool import Handler
 from rayq.client.consuming.consumer import AsyncConsumer
-from rayq.client.producing.producer import AsyncProducer
 from rayq.config import PoolConfig
 from rayq.environment import Environment
 from rayq.errors import CommitRefusedError, CorruptBatchError, HandlerError, RayqError
+from rayq.pools.dead_letters import DeadLetters
 from rayq.pools.pool_batch import PoolBatch, poll_batch
+from rayq.pools.pool_handler import PoolHandler, described
 from rayq.records import Record, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -40,19 +38,9 @@ FAILED_POLLS_MAX = 60
 """In a row; then the consumer ends, and its pool starts another. Its place in the group may be what
 failed for good."""
 ABORT_TIMEOUT_S = 1.0
-DEAD_LETTER_TIMEOUT_MS = 10_000
-"""How long one try to write a dead letter may take, or a part of `max_poll_interval_ms` if that is
-less: between tries the consumer shows up in its group, and looks whether it is to be drained."""
 KEEP_IN_GROUP = 3
 """A consumer at a long piece of work shows up in its group every so many parts of
 `max_poll_interval_ms`."""
-ERROR_MESSAGE_CHARACTERS_MAX = 1_000
-"""Of a handler's error, in the headers of a dead letter and in a status."""
-
-CLASS_HEADER = "rayq.error.class"
-MESSAGE_HEADER = "rayq.error.message"
-SOURCE_HEADER = "rayq.source"
-"""`topic/partition/offset`."""
 
 
 class MemberDiedError(Exception):
@@ -97,16 +85,14 @@ class PoolMember:
         spec: MemberSpec,
         load_handler: Callable[[], Handler],
     ) -> None:
-        """`load_handler` may take its time, and may raise HandlerError. `environment.threads` is
-        one thread: what a handler opens in its first call, the others find in the same thread."""
+        """For `environment.threads` and `load_handler` see `PoolHandler`."""
         self._environment = environment
         self._cluster = cluster
         self._spec = spec
         self._config = spec.config
-        self._load_handler = load_handler
-        self._handler: Handler | None = None
+        self._handler = PoolHandler(environment.threads, load_handler)
         self._consumer: AsyncConsumer | None = None
-        self._producer: AsyncProducer | None = None
+        self._dead_letters = DeadLetters(cluster, spec.config)
         self._done: dict[int, int] = {}
         """By partition: the offset after what is handled and not committed yet."""
         self._gone: set[int] = set()
@@ -120,7 +106,7 @@ class PoolMember:
         self._committed_at_s = now_s
         self._polled_at_s = now_s
         self._handling_since_s: float | None = None
-        self._records = self._retries = self._dead_letters = 0
+        self._records = self._retries = 0
         self._busy_s = 0.0
         self._problem: str | None = None
         self._failure: str | None = None
@@ -139,7 +125,7 @@ class PoolMember:
             records=self._records,
             busy_s=self._busy_s,
             retries=self._retries,
-            dead_letters=self._dead_letters,
+            dead_letters=self._dead_letters.written,
             handling_s=0.0 if since_s is None else now_s - since_s,
             problem=self._problem,
             is_leaving=self._draining.is_set(),
@@ -161,7 +147,7 @@ class PoolMember:
         consumer that is killed: the batch it is at is not committed."""
         self._handling_since_s = self._now_s
         try:
-            self._handler = await self._environment.threads.run(_make_handler, self._load_handler)
+            await self._handler.make()
         except HandlerError as error:
             self._failure = str(error)
             return
@@ -190,9 +176,8 @@ class PoolMember:
             raise
         finally:
             self._partitions.clear()
-            if self._producer is not None:
-                self._producer.abandon()  # Each dead letter was waited for.
-        await self._environment.threads.run(_close_handler, self._handler)
+            self._dead_letters.close()
+        await self._handler.close()
         if not self._draining.is_set():
             self._failure = self._problem
 
@@ -335,7 +320,7 @@ class PoolMember:
             if error is None:
                 return True
             tries += 1
-            self._note(f"the handler raised {_described(error)} ({tries} times)")
+            self._note(f"the handler raised {described(error)} ({tries} times)")
             if tries > self._config.retries and self._config.dead_letter_topic is not None:
                 return await self._take_apart(consumer, batch, error)
             if self._draining.is_set():
@@ -348,14 +333,10 @@ class PoolMember:
         return True
 
     async def _try(self, batch: PoolBatch) -> BaseException | None:
-        """Calls the handler; what it raised."""
-        assert self._handler is not None
+        """Calls the handler; returns the error that it raised."""
         began_s = self._handling_since_s = self._now_s
         try:
-            if is_async(self._handler):
-                error = await _awaited(self._handler, batch.given)
-            else:
-                error = await self._environment.threads.run(_called, self._handler, batch.given)
+            error = await self._handler.call(batch.given)
         finally:
             self._busy_s += self._now_s - began_s
             self._handling_since_s = None
@@ -391,20 +372,13 @@ class PoolMember:
             elif len(piece) > 1:
                 earlier, later = piece.halves()
                 pieces += [(later, None), (earlier, None)]
-            elif len(piece) == 1 and not await self._bury(piece.record(), failed):
+            elif len(piece) == 1 and not await self._write_dead_letter(piece.record(), failed):
                 tries += 1
                 pieces.append((piece, failed))
                 await self._hold(consumer, self._backoff_s(tries))
             else:
+                self._records += len(piece)
                 self._finish(piece.ends())
-        return True
-
-    async def _bury(self, record: Record, error: BaseException) -> bool:
-        """A record goes to the dead letters. False: it could not be written there, or not for
-        certain."""
-        if not await self._write_dead_letter(record, error):
-            return False
-        self._records += 1
         return True
 
     async def _bury_batch(self, consumer: AsyncConsumer, error: CorruptBatchError) -> bool:
@@ -424,34 +398,11 @@ class PoolMember:
         return True
 
     async def _write_dead_letter(self, record: Record, error: BaseException) -> bool:
-        topic = self._config.dead_letter_topic
-        assert topic is not None
-        if self._producer is None:
-            timeout_ms = min(DEAD_LETTER_TIMEOUT_MS, self._config.max_poll_interval_ms // 6 + 1)
-            self._producer = self._cluster.async_producer(
-                max_block_ms=timeout_ms, delivery_timeout_ms=timeout_ms
-            )
-        source = f"{record.topic}/{record.partition}/{record.offset}"
-        try:
-            delivery = await self._producer.send(
-                topic,
-                record.value,
-                key=record.key,
-                headers=[
-                    *record.headers,
-                    (CLASS_HEADER, type(error).__qualname__.encode()),
-                    (MESSAGE_HEADER, _message(error).encode()),
-                    (SOURCE_HEADER, source.encode()),
-                ],
-                timestamp_ms=record.timestamp_ms,
-            )
-            await delivery
-        except RayqError as refused:
-            self._note(f"{source} could not be written to topic {topic!r}: {refused}")
-            return False
-        logger.warning("%s went to topic %r: %s", source, topic, _described(error))
-        self._dead_letters += 1
-        return True
+        """False: it could not be written, or not for certain."""
+        problem = await self._dead_letters.write(record, error)
+        if problem is not None:
+            self._note(problem)
+        return problem is None
 
     async def _hold(self, consumer: AsyncConsumer, pause_s: float) -> None:
         """Waits with a batch in hand, and stays in the group: polls, with everything paused."""
@@ -475,87 +426,6 @@ class PoolMember:
         finally:
             self._is_holding = False
             await consumer.resume(*await consumer.assignment())
-
-
-# --- the handler ----------------------------------------------------------------------------------
-
-
-def _make_handler(load: Callable[[], Handler]) -> Handler:
-    """In a thread. Raises HandlerError."""
-    handler = load()
-    if not inspect.isclass(handler):
-        return handler
-    try:
-        return cast(Callable[[], Handler], handler)()
-    except BaseException as error:
-        raise HandlerError(
-            f"{handler.__qualname__}(), the pool's handler, could not be made: {_described(error)}"
-        ) from error
-
-
-def _close_handler(handler: Handler | None) -> None:
-    """In a thread. What a class of handlers may have."""
-    close = getattr(handler, "close", None)
-    if callable(close) and not inspect.isfunction(handler):
-        try:
-            close()
-        except BaseException:  # a user's method may raise anything
-            logger.exception("close() of the pool's handler failed")
-
-
-def is_async(handler: Handler) -> bool:
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-        getattr(handler, "__call__", None)  # noqa: B004 - it is known to be callable
-    )
-
-
-async def _awaited(handler: Handler, given: Any) -> BaseException | None:
-    """What it raised, a CancelledError of its own included. One that is cancelled with its consumer
-    has not handled the batch, whatever it makes of that."""
-    error: BaseException | None = None
-    try:
-        await handler(given)
-    except GeneratorExit:  # the loop itself is gone
-        raise
-    except BaseException as raised:  # noqa: BLE001 - a user's handler may raise anything
-        error = raised
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError from error
-    return error
-
-
-def _called(handler: Handler, given: Any) -> BaseException | None:
-    """In a thread. The error is returned: a future cannot carry every one, and the loop of whoever
-    waits for it would end by a SystemExit."""
-    try:
-        result = handler(given)
-        if inspect.isawaitable(result):
-            if inspect.iscoroutine(result):
-                result.close()
-            raise TypeError(
-                "the handler returned an awaitable: make it a coroutine function (async def)"
-            )
-        if inspect.isgenerator(result) or inspect.isasyncgen(result):
-            raise TypeError("the handler returned a generator, of which nothing has run: no yield")
-    except BaseException as error:  # noqa: BLE001 - a user's handler may raise anything
-        return error
-    return None
-
-
-def _message(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except Exception as failed:  # noqa: BLE001 - a user's class may do anything
-        text = f"(its message could not be made: {type(failed).__qualname__})"
-    return text[:ERROR_MESSAGE_CHARACTERS_MAX].encode(errors="replace").decode()
-
-
-def _described(error: BaseException) -> str:
-    """With where it was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__qualname__}: {_message(error)}{where}"
 
 
 def _numbers(places: Iterable[TopicPartition]) -> set[int]:

@@ -17,7 +17,7 @@ from rayq.records import PoolStatus
 
 
 def with_one_thread(environment: Environment) -> Environment:
-    """For the handler of one consumer: see `PoolMember`."""
+    """For the handler of one consumer: see `PoolHandler`."""
     return dataclasses.replace(environment, threads=ThreadPool(1))
 
 

@@ -24,13 +24,8 @@ from rayq.client.environment import system_environment
 from rayq.config import RAY_OPTIONS, ClusterConfig, PoolConfig
 from rayq.environment import Address
 from rayq.errors import HandlerError, RayqError
-from rayq.pools.pool_member import (
-    MemberDiedError,
-    MemberReport,
-    MemberSpec,
-    PoolMember,
-    is_async,
-)
+from rayq.pools.pool_handler import is_async
+from rayq.pools.pool_member import MemberDiedError, MemberReport, MemberSpec, PoolMember
 from rayq.pools.running_pool import NAME_CHARACTERS, MemberHandle, RunningPool
 from rayq.records import PoolStatus
 from rayq.runtime.local_pool import with_one_thread
