@@ -14,6 +14,7 @@ from rayq.config import ClusterConfig, only_known, parse
 from rayq.config_keywords import ClusterKeywords
 from rayq.errors import NoClusterError, RayqError
 from rayq.runtime import current_cluster
+from rayq.runtime.ray_specs import ClusterSpec
 from rayq.runtime.ray_token import has_ray_token
 from rayq.runtime.start_checks import check_start
 from rayq.wire.authentication import client_key, key_of_token
@@ -129,7 +130,7 @@ def start(
         given = {key.replace(".", "_") for key in config}
         _check_as_asked(running, root, brokers, {key: getattr(options, key) for key in given})
         return _cluster_of(running)
-    info = ray_cluster.start_cluster(
+    started = ray_cluster.start_cluster(
         root,
         brokers=brokers,
         nodes_min=nodes,
@@ -137,7 +138,7 @@ def start(
         port=port,
         config=options,
     )
-    return _cluster_of(info)
+    return _cluster_of(started)
 
 
 @takes_timeout
@@ -184,17 +185,17 @@ def connect(
     _join_ray()
     from rayq.runtime import ray_lookup
 
-    info = ray_lookup.find_cluster(name or DEFAULT_NAME, timeout_s=timeout_s)
-    if info is None:
+    spec = ray_lookup.find_cluster(name or DEFAULT_NAME, timeout_s=timeout_s)
+    if spec is None:
         raise NoClusterError(
             f"No cluster named {name or DEFAULT_NAME!r} runs in this Ray: start one with "
             "rayq.start(path), or give the address of a broker."
         )
-    return _cluster_of(info)
+    return _cluster_of(spec)
 
 
 def _check_as_asked(
-    running: Any, root: str, brokers: int | None, config: Mapping[str, Any]
+    running: ClusterSpec, root: str, brokers: int | None, config: Mapping[str, Any]
 ) -> None:
     """Raises RayqError where a cluster that runs is not what `start` was to start."""
     differences = []
@@ -215,14 +216,14 @@ def _check_as_asked(
         )
 
 
-def _cluster_of(info: Any) -> Cluster:
+def _cluster_of(spec: ClusterSpec) -> Cluster:
     cluster = Cluster(
-        [f"{host}:{port}" for host, port in info.brokers],
-        key=client_key(info.secret),
-        cluster_id=info.cluster_id,
-        name=info.cluster_name,
-        config=info.config,
-        lifecycle=RayLifecycle(info.cluster_name),
+        [f"{host}:{port}" for host, port in spec.brokers],
+        key=client_key(spec.secret),
+        cluster_id=spec.cluster_id,
+        name=spec.cluster_name,
+        config=spec.config,
+        lifecycle=RayLifecycle(spec.cluster_name),
     )
     return cluster.make_current()
 

@@ -8,8 +8,8 @@ way leaves no cluster that could ever start; the next start formats anew.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from rayq.core.broker_changes import VOTERS_MAX
 from rayq.core.metadata_records import Voter, VotersChanged, encode_record
@@ -101,9 +101,9 @@ def check_all_found(found: Sequence[Directory], root: str, brokers: int | None) 
         missing = sorted(set(range(brokers)) - {one.broker for one in found})
         raise RayqError(
             f"{root} holds {len(found)} brokers, {brokers} were asked for: the directories of "
-            f"{', '.join(f'broker-{number}' for number in missing)} are missing. Mount them, or "
-            f"start the {len(found)} there are (brokers={len(found)}): a cluster grows by nodes "
-            "that join it."
+            f"{', '.join(f'broker-{number}' for number in missing)} are missing. Mount them, wait "
+            f"for their nodes, or start the {len(found)} there are (brokers={len(found)}): a "
+            "cluster grows by nodes that join it."
         )
 
 
@@ -112,21 +112,23 @@ def voter_count(brokers: int) -> int:
     return VOTERS_MAX if brokers >= VOTERS_MAX else 1
 
 
-def format_cluster(environment: Environment, root: str, brokers: int) -> list[Directory]:
-    """A new cluster of `brokers` empty directories below `root` on this machine."""
+def format_cluster(
+    environment: Environment, root: str, brokers: int, run: Callable[..., Any]
+) -> list[Directory]:
+    """A new cluster of `brokers` empty directories, each below `root` on the node of its broker.
+    `run(broker, job, *args, **kwargs)` runs `job(environment, *args, **kwargs)` on that node, and
+    returns its result."""
     check_broker_count(brokers)
     cluster_id, secret = environment.new_id(), environment.token_bytes(32)
-    made: dict[int, Directory] = {}
-    for broker in reversed(range(brokers)):
-        made[broker] = format_broker(
-            environment, root, broker, cluster_id=cluster_id, secret=secret
-        )
-    voters = tuple(
-        Voter(broker, made[broker].directory_id) for broker in range(voter_count(brokers))
-    )
-    for voter in reversed(voters):
-        write_first_record(environment, directory_path(root, voter.broker), voters)
-    return find_directories(environment, root)
+    made: list[Directory] = [
+        run(broker, format_broker, root, broker, cluster_id=cluster_id, secret=secret)
+        for broker in reversed(range(brokers))
+    ]
+    made.reverse()
+    voters = tuple(Voter(one.broker, one.directory_id) for one in made[: voter_count(brokers)])
+    for one in reversed(made[: len(voters)]):
+        run(one.broker, write_first_record, one.path, voters)
+    return made
 
 
 def format_broker(

@@ -53,7 +53,7 @@ from rayq.runtime.ray_lookup import (
 from rayq.runtime.ray_metrics import export_group_lag_for_ever
 from rayq.runtime.ray_nodes import broker_share, live_nodes, pinned, run_on_node
 from rayq.runtime.ray_process import bind_host, memory_bytes, server_environment, start_reports
-from rayq.runtime.ray_specs import BrokerSpec, ConnectionInfo, ControllerSpec
+from rayq.runtime.ray_specs import BrokerSpec, ClusterSpec
 from rayq.storage.data_directory import BROKER_LOCK, lock_holder
 
 logger = logging.getLogger(__name__)
@@ -243,7 +243,7 @@ def start_broker_actor(spec: BrokerSpec) -> Any:
 class ControllerActor:
     """The Ray actor around `ControllerServer`; it also gives a broker to nodes that join."""
 
-    def __init__(self, spec: ControllerSpec) -> None:
+    def __init__(self, spec: ClusterSpec) -> None:
         self._spec = spec
         self._placed = dict(spec.placed)
         self._nodes = set(spec.nodes)
@@ -276,7 +276,7 @@ class ControllerActor:
         self._started = loop.create_task(self._server.start())
         self._watch = loop.create_task(self._watch_nodes())
 
-    async def connection_info(self) -> ConnectionInfo:
+    async def spec(self) -> ClusterSpec:
         """With the brokers that joined since the start."""
         brokers = dict.fromkeys([*self._endpoints.values(), *self._spec.brokers])
         return msgspec.structs.replace(self._spec, brokers=tuple(brokers))
@@ -284,10 +284,6 @@ class ControllerActor:
     async def broker_nodes(self) -> dict[int, str]:
         """See `ControllerServer`."""
         return await self._server.broker_nodes()
-
-    async def spec(self) -> ControllerSpec:
-        """What it was started with."""
-        return self._spec
 
     async def prepare_stop(self) -> list[int]:
         """From now on no leader is elected. Returns the brokers."""
@@ -366,7 +362,7 @@ class ControllerActor:
         return True
 
 
-def start_controller_actor(spec: ControllerSpec) -> Any:
+def start_controller_actor(spec: ClusterSpec) -> Any:
     return (
         _actor(ControllerActor)
         .options(

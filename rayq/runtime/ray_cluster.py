@@ -16,17 +16,14 @@ from ray.exceptions import RayError
 
 from rayq.client.environment import system_environment
 from rayq.config import ClusterConfig
-from rayq.core.metadata_records import Voter
 from rayq.environment import Environment
 from rayq.errors import ControllerUnavailableError, NoClusterError, RayqError
 from rayq.runtime.layout import (
     Directory,
-    check_broker_count,
+    check_all_found,
     check_one_cluster,
     find_directories,
-    format_broker,
-    voter_count,
-    write_first_record,
+    format_cluster,
 )
 from rayq.runtime.ray_actors import (
     LOCK_PATIENCE_S,
@@ -42,7 +39,7 @@ from rayq.runtime.ray_lookup import (
     controller_actor,
 )
 from rayq.runtime.ray_nodes import run_on_node, wait_for_nodes
-from rayq.runtime.ray_specs import ConnectionInfo, ControllerSpec
+from rayq.runtime.ray_specs import ClusterSpec
 from rayq.runtime.recover_quorum import lost_voters, survivors
 from rayq.runtime.start_checks import check_start
 from rayq.storage.data_directory import read_secret
@@ -61,7 +58,7 @@ def start_cluster(
     port: int,
     config: ClusterConfig,
     nodes_min: int | None = None,
-) -> ConnectionInfo:
+) -> ClusterSpec:
     """Formats or reopens the directories and starts the actors; returns when every broker has
     registered. Raises the errors that `rayq.start` documents."""
     nodes = wait_for_nodes(nodes_min, config.broker_resource)
@@ -69,7 +66,7 @@ def start_cluster(
         check_start(root, brokers, config, patience_s=LOCK_PATIENCE_S)
     found = {node: ray.get(run_on_node(node, find_directories, root)) for node in nodes}
     placed, cluster_id, secret = _open_or_format(nodes, found, root, brokers)
-    spec = ControllerSpec(
+    spec = ClusterSpec(
         cluster_name=cluster_name,
         cluster_id=cluster_id,
         secret=secret,
@@ -90,14 +87,13 @@ def start_cluster(
             checked_endpoint(_started(answer, f"broker {broker}"))
             for broker, answer in zip(sorted(placed), answers, strict=True)
         ]
-        controller = start_controller_actor(
-            msgspec.structs.replace(spec, brokers=tuple(endpoints))
-        )
+        spec = msgspec.structs.replace(spec, brokers=tuple(endpoints))
+        controller = start_controller_actor(spec)
         actors.append(controller)
-        info: ConnectionInfo = _started(controller.connection_info.remote(), "the controller")
+        _started(controller.spec.remote(), "the controller")
         _wait_registered(actors[:-1], root, found)
         _wait_recovered(actors[0])
-        return info
+        return spec
     except BaseException:
         for actor in actors:
             ray.kill(actor)
@@ -148,38 +144,21 @@ def _open_or_format(
             placed[one.broker] = node
             directories.append(one)
     check_one_cluster(directories, root)
-    if directories:
-        if brokers is not None and len(directories) < brokers:
-            raise RayqError(
-                f"{root} holds brokers {sorted(placed)} on the live nodes; {brokers} were asked "
-                "for. Wait for the missing nodes, or start without `brokers=`."
-            )
-        first = min(directories)
-        secret = ray.get(run_on_node(placed[first.broker], _read_secret, first.path))
-        return placed, first.cluster_id, secret
-    count = len(nodes) if brokers is None else brokers
-    check_broker_count(count)
-    environment = system_environment(None)
-    cluster_id, secret = environment.new_id(), environment.token_bytes(32)
-    names = list(nodes)
-    placed = {broker: names[broker % len(names)] for broker in range(count)}
-    made: dict[int, Directory] = {}
-    for broker in reversed(range(count)):
-        made[broker] = ray.get(
-            run_on_node(
-                placed[broker],
-                format_broker,
-                root,
-                broker,
-                cluster_id=cluster_id,
-                secret=secret,
-            )
+    check_all_found(directories, root, brokers)
+    if not directories:
+        names = list(nodes)
+        directories = format_cluster(
+            system_environment(None),
+            root,
+            len(nodes) if brokers is None else brokers,
+            lambda broker, job, *args, **kwargs: ray.get(
+                run_on_node(names[broker % len(names)], job, *args, **kwargs)
+            ),
         )
-    voters = tuple(Voter(broker, made[broker].directory_id) for broker in range(voter_count(count)))
-    for voter in reversed(voters):
-        path = made[voter.broker].path
-        ray.get(run_on_node(placed[voter.broker], write_first_record, path, voters))
-    return placed, cluster_id, secret
+        placed = {one.broker: names[one.broker % len(names)] for one in directories}
+    first = min(directories)
+    secret = ray.get(run_on_node(placed[first.broker], _read_secret, first.path))
+    return placed, first.cluster_id, secret
 
 
 def _read_secret(environment: Environment, path: str) -> bytes:

@@ -1,7 +1,7 @@
 """How a process that is connected to Ray finds the actors of a cluster, by name.
 
 Each server of a cluster is a named actor in the namespace `rayq`, so that every driver, task and
-actor of the same Ray finds it. `ConnectionInfo` is what the controller's process tells a client.
+actor of the same Ray finds it. The controller's actor then tells its `ClusterSpec`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ray.exceptions import RayError
 
 from rayq.environment import Address
 from rayq.errors import NoClusterError, RayqError, TimeoutError, from_wire
-from rayq.runtime.ray_specs import ConnectionInfo
+from rayq.runtime.ray_specs import ClusterSpec
 
 NAMESPACE = "rayq"
 START_TIMEOUT_S = 60.0
@@ -34,16 +34,14 @@ def broker_name(cluster_name: str, broker: int) -> str:
 
 def find_cluster(
     cluster_name: str, *, timeout_s: float = START_TIMEOUT_S
-) -> ConnectionInfo | None:
+) -> ClusterSpec | None:
     """The cluster of that name in the connected Ray; None when there is none. Raises TimeoutError
     where its controller's process has not answered in time."""
     try:
-        info: ConnectionInfo = ask_controller(
-            cluster_name, "connection_info", timeout_s=timeout_s
-        )
+        spec: ClusterSpec = ask_controller(cluster_name, "spec", timeout_s=timeout_s)
     except NoClusterError:
         return None
-    return info
+    return spec
 
 
 def ask_controller(

@@ -25,7 +25,7 @@ from rayq.runtime.ray_lookup import (
     controller_name,
 )
 from rayq.runtime.ray_nodes import live_nodes, run_on_node
-from rayq.runtime.ray_specs import ControllerSpec
+from rayq.runtime.ray_specs import ClusterSpec
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def replace_disk(
     Raises NoClusterError, UnknownBrokerError, InvalidRequestError (there is something in the
     directory still: nothing was done), RayqError (the node is gone, or the broker does not start).
     """
-    spec: ControllerSpec = ask_controller(cluster_name, "spec")
+    spec: ClusterSpec = ask_controller(cluster_name, "spec")
     placed: dict[int, str] = ask_controller(cluster_name, "broker_nodes")
     if broker not in placed:
         raise UnknownBrokerError(f"There is no broker {broker}: the brokers are {sorted(placed)}.")

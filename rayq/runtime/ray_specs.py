@@ -9,17 +9,6 @@ from rayq.environment import Address
 from rayq.wire.authentication import HasSecret
 
 
-class ConnectionInfo(HasSecret, frozen=True, kw_only=True):
-    """What a client in the same Ray cluster needs."""
-
-    cluster_name: str
-    cluster_id: str
-    secret: bytes
-    brokers: tuple[Address, ...]
-    config: ClusterConfig
-    root: str
-
-
 class BrokerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """All that a broker actor needs, so that Ray can start it again without anyone's help."""
 
@@ -33,9 +22,17 @@ class BrokerSpec(msgspec.Struct, frozen=True, kw_only=True):
     peers: tuple[Address, ...]
 
 
-class ControllerSpec(ConnectionInfo, frozen=True, kw_only=True):
-    """All that the controller actor needs to start, again and again."""
+class ClusterSpec(HasSecret, frozen=True, kw_only=True):
+    """A cluster on Ray: what the controller's actor starts with, again and again, and tells to
+    clients that connect by this Ray."""
 
+    cluster_name: str
+    cluster_id: str
+    secret: bytes
+    brokers: tuple[Address, ...]
+    """Where the brokers listen."""
+    config: ClusterConfig
+    root: str
     port: int
     placed: dict[int, str]
     """The node id of each broker at the start."""

@@ -170,7 +170,7 @@ class ControllerActor:
     def __init__(self, failures: float, answer: object = "there it is") -> None:
         self.failures = failures
         self.answer = answer
-        self.connection_info = self.prepare_stop = self
+        self.spec = self.prepare_stop = self
 
     def remote(self) -> ControllerActor:
         return self
