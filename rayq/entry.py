@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Unpack
 
 from rayq.client.cluster import DEFAULT_PORT, Cluster
-from rayq.client.consumer_pool import PoolControl, PoolSpec
+from rayq.client.consumer_pool import Handler, PoolControl, PoolSpec
 from rayq.client.timeouts import takes_timeout
 from rayq.config import ClusterConfig, only_known, parse
 from rayq.config_keywords import ClusterKeywords
@@ -69,11 +69,11 @@ class RayLifecycle:
 
         ray_operations.replace_disk(self._cluster_name, broker, node, host)
 
-    def start_pool(self, cluster: Cluster, spec: PoolSpec) -> PoolControl:
+    def start_pool(self, cluster: Cluster, spec: PoolSpec, handler: Handler) -> PoolControl:
         _join_ray(self._ray_address)
         from rayq.runtime import ray_pool
 
-        return ray_pool.start_pool(cluster, spec)
+        return ray_pool.start_pool(cluster, spec, handler)
 
     def pools(self, cluster: Cluster) -> dict[str, PoolControl]:
         _join_ray(self._ray_address)

@@ -17,9 +17,8 @@ from collections.abc import Callable, Collection, Iterable
 import msgspec
 
 from rayq.client.cluster import Cluster
-from rayq.client.consumer_pool import Handler
+from rayq.client.consumer_pool import Handler, PoolSpec
 from rayq.client.consuming.consumer import AsyncConsumer
-from rayq.config import PoolConfig
 from rayq.environment import Environment
 from rayq.errors import CommitRefusedError, CorruptBatchError, HandlerError, RayqError
 from rayq.pools.dead_letters import DeadLetters
@@ -35,8 +34,8 @@ LEASE_S = 60.0
 """A consumer whose pool has not asked for it for so long finishes and ends: the pool is gone."""
 FAILED_POLL_PAUSE_S = 1.0
 FAILED_POLLS_MAX = 60
-"""In a row; then the consumer ends, and its pool starts another. Its place in the group may be what
-failed for good."""
+"""After so many failed polls in a row the consumer ends, and its pool starts another: it may be the
+consumer's place in the group that failed for good."""
 ABORT_TIMEOUT_S = 1.0
 KEEP_IN_GROUP = 3
 """A consumer at a long piece of work shows up in its group every so many parts of
@@ -44,16 +43,7 @@ KEEP_IN_GROUP = 3
 
 
 class MemberDiedError(Exception):
-    """A consumer is gone, with what is known of why."""
-
-
-class MemberSpec(msgspec.Struct, frozen=True):
-    """What one consumer is to do."""
-
-    pool: str
-    topic: str
-    group: str
-    config: PoolConfig
+    """A consumer is gone; the message says why, as far as that is known."""
 
 
 class MemberReport(msgspec.Struct, frozen=True):
@@ -70,7 +60,7 @@ class MemberReport(msgspec.Struct, frozen=True):
     """How long the handler has been at the call it is at."""
     problem: str | None
     is_leaving: bool
-    """It finishes, or has ended, as it was asked to, or since nobody asked for it any more."""
+    """It finishes, or has ended, because its pool asked it to, or because its pool is gone."""
     failure: str | None
     """Why it has ended by itself; None while it has not."""
 
@@ -82,7 +72,7 @@ class PoolMember:
         self,
         environment: Environment,
         cluster: Cluster,
-        spec: MemberSpec,
+        spec: PoolSpec,
         load_handler: Callable[[], Handler],
     ) -> None:
         """For `environment.threads` and `load_handler` see `PoolHandler`."""
@@ -143,8 +133,8 @@ class PoolMember:
         return self._environment.clock.monotonic()
 
     async def run(self) -> None:
-        """Until it is drained, or nobody asks for it any more. Cancelling it is the end of a
-        consumer that is killed: the batch it is at is not committed."""
+        """Until it is drained, or its pool is gone. Cancelling it is the end of a consumer that is
+        killed: the batch it is at is not committed."""
         self._handling_since_s = self._now_s
         try:
             await self._handler.make()
@@ -188,7 +178,7 @@ class PoolMember:
 
     @property
     def _pool(self) -> str:
-        return self._spec.pool
+        return self._spec.name
 
     @property
     def _poll_limit_s(self) -> float:
@@ -236,7 +226,7 @@ class PoolMember:
         return batch
 
     async def _sleep(self, pause_s: float) -> None:
-        """Less when it is drained."""
+        """Returns early when the consumer is drained."""
         try:
             async with asyncio.timeout(pause_s):
                 await self._draining.wait()
@@ -279,7 +269,8 @@ class PoolMember:
         self._done.update(ends)
 
     async def _commit(self, consumer: AsyncConsumer, partitions: Iterable[int]) -> None:
-        """What is handled of these. What cannot be committed is tried again, or is another's."""
+        """Commits what is handled of these partitions. Offsets that cannot be committed are tried
+        again later, unless another consumer has the partition by now."""
         self._committed_at_s = self._now_s
         offsets = {one: self._done[one] for one in partitions if one in self._done}
         places = {TopicPartition(self._spec.topic, one): end for one, end in offsets.items()}
@@ -290,8 +281,8 @@ class PoolMember:
                 del self._done[one]
 
     async def _commit_all(self, consumer: AsyncConsumer) -> None:
-        """With nothing in hand: the positions are what is handled. They may be further than the
-        last record, where compaction took those that followed."""
+        """Commits the positions of all partitions; right while there is no batch in hand. They may
+        be further than the last record, where compaction removed the records that followed."""
         await self._commit(consumer, self._done)
         if not self._done and await self._is_settled(consumer, None):
             self._problem = None
@@ -312,8 +303,8 @@ class PoolMember:
     # --- a batch --------------------------------------------------------------------------------
 
     async def _deal_with(self, consumer: AsyncConsumer, batch: PoolBatch) -> bool:
-        """Until all of it is handled, or is a dead letter, or another's; False where it was left
-        because this consumer is drained."""
+        """Returns once each of its records is handled, or is a dead letter, or is another
+        consumer's. False: the batch was left because this consumer is drained."""
         tries = 0
         while len(batch):
             error = await self._try(batch)
@@ -389,8 +380,15 @@ class PoolMember:
             self._note(f"{error} (With a dead_letter_topic the pool goes on by itself.)")
             return False
         assert offset is not None and next_offset is not None
-        now_ms = self._environment.clock.wall_ms()
-        stand_in = Record(*place, offset, now_ms, None, None, [])
+        stand_in = Record(
+            topic=place.topic,
+            partition=place.partition,
+            offset=offset,
+            timestamp_ms=self._environment.clock.wall_ms(),
+            key=None,
+            value=None,
+            headers=[],
+        )
         if not await self._write_dead_letter(stand_in, error):
             return False
         await consumer.seek(place, next_offset)

@@ -1,8 +1,8 @@
 """A pool of consumers: looks at its group's lag once a second, starts and stops consumers.
 
-Nothing of it is on disk. The group's commits say what is handled; the consumers outlive the pool's
-process and are found again by name. One that is not found is harmless: the group shares the
-partitions with it until its lease on life ends (`pool_member`).
+A pool keeps nothing on disk. The group's commits say what is handled; the consumers outlive the
+pool's process and are found again by name. A consumer that is not found is harmless: the group
+shares the partitions with it until it ends by itself (`pool_member.LEASE_S`).
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 1.0
 LOOK_PATIENCE_S = 10.0
-"""For so long the lag may not be known before it is a warning: the first group of a cluster waits
-for its positions' topic."""
+"""After so long an unknown lag is a warning; the first group of a cluster has to wait for the topic
+of its positions."""
 NAME_CHARACTERS = 8
-"""Of a consumer, hexadecimal digits."""
+"""The length of a consumer's name, in hexadecimal digits."""
 REPORT_PATIENCE_S = 0.5
-"""How long a look waits for consumers that run; one that is late is as it was before."""
+"""How long a look waits for consumers that run; of a late one the last report counts on."""
 RESTART_PAUSE_S = 0.5
 RESTART_PAUSE_MAX_S = 30.0
-"""Before consumers are started again of which the last ended without having handled anything."""
+"""The pause before consumers are started again, where the last one ended without having handled
+anything; at first and at most."""
 
 
 class MemberHandle(Protocol):
@@ -63,7 +64,7 @@ class PoolHosting(Protocol):
         ...
 
     async def find_members(self) -> dict[str, MemberHandle]:
-        """Those that an earlier process of this pool started, by name."""
+        """By name: the consumers that an earlier process of this pool started."""
         ...
 
 
@@ -77,7 +78,7 @@ class _Member:
     draining: asyncio.Task[None] | None = None
     is_gone: bool = False
     counted: tuple[int, float, int, int] = field(default=(0, 0.0, 0, 0))
-    """Of its report, what is in the pool's sums already."""
+    """What the pool's sums contain of its reports: records, busy seconds, retries, dead letters."""
 
     @property
     def is_draining(self) -> bool:
@@ -96,7 +97,6 @@ class RunningPool:
     def __init__(
         self, environment: Environment, cluster: Cluster, spec: PoolSpec, hosting: PoolHosting
     ) -> None:
-        """`spec.handler` is the hosting's business."""
         config = spec.config
         self._environment = environment
         self._cluster = cluster
@@ -231,8 +231,8 @@ class RunningPool:
     # --- consumers ------------------------------------------------------------------------------
 
     async def _hear_members(self, *, those_on_their_way: bool = False) -> None:
-        """Asks all, and waits for those that are known to run: it may be long until the others
-        do."""
+        """Asks all consumers, and waits for those that are known to run: it may be long until the
+        others do."""
         for member in list(self._members.values()):
             if member.asking is None and not member.is_draining:
                 member.asked_at_s = self._now_s
@@ -291,7 +291,7 @@ class RunningPool:
         self._member_problem = f"a consumer ended: {reason}"
         logger.warning("pool %r: consumer %s ended: %s", self._spec.name, member.name, reason)
         if member.counted[0] == 0 and self._now_s >= self._start_after_s:
-            # (Those that were started together count once.)
+            # (Consumers that were started together count once.)
             pause_s = RESTART_PAUSE_S * 2 ** min(self._futile_starts, 10)
             self._futile_starts += 1
             self._start_after_s = self._now_s + min(pause_s, RESTART_PAUSE_MAX_S)
@@ -303,7 +303,7 @@ class RunningPool:
         member.handle.kill()
 
     async def _start_and_stop(self) -> None:
-        """Towards as many as are wanted."""
+        """Starts and stops consumers until as many run as are wanted."""
         there = [one for one in self._members.values() if not one.is_draining]
         if self._now_s >= self._start_after_s:
             for _ in range(self._wanted - len(there)):
@@ -313,7 +313,7 @@ class RunningPool:
             self._stop_some(there, excess)
 
     def _stop_some(self, there: list[_Member], count: int) -> None:
-        """First those that have yet to start, then the youngest."""
+        """First the consumers that have yet to start, then the youngest."""
         pending = [one for one in reversed(there) if one.last is None]
         running = [one for one in reversed(there) if one.last is not None]
         for member in (pending + running)[:count]:

@@ -91,11 +91,9 @@ class RayPool:
         )
 
 
-def start_pool(cluster: Cluster, spec: PoolSpec) -> PoolControl:
+def start_pool(cluster: Cluster, spec: PoolSpec, handler: Handler) -> PoolControl:
     """Returns when the pool has looked at its topic once. Raises PoolExistsError, HandlerError."""
-    work = PoolWork(
-        cluster, spec.name, spec.topic, spec.group, spec.config, _pickled(spec.handler)
-    )
+    work = PoolWork(cluster, spec, _pickled(handler))
     try:
         actor: Any = (
             ray.remote(PoolActor)
@@ -125,7 +123,7 @@ def start_pool(cluster: Cluster, spec: PoolSpec) -> PoolControl:
 
 
 def pools(cluster_name: str) -> dict[str, PoolControl]:
-    """Those that run, by name."""
+    """The pools that run, by name."""
     prefix = pool_name(cluster_name, "")
     return {
         name.removeprefix(prefix): RayPool(cluster_name, name.removeprefix(prefix))

@@ -1,8 +1,8 @@
 """A consumer pool and its consumers as Ray actors, all of them detached.
 
-Ray restarts the pool for ever. Consumers it does not restart: their pool sees that one is gone and
-starts another, or not. A consumer that Ray has no room for is a pending actor, which is what makes
-Ray's autoscaler add a node.
+Ray restarts the pool for ever. It does not restart consumers: their pool sees that one is gone and
+starts another, or not. A consumer that Ray has no room for is a pending actor, which makes Ray's
+autoscaler add a node.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ray.exceptions import ActorUnavailableError, RayError
 from rayq.client.cluster import Cluster
 from rayq.client.consumer_pool import Handler, PoolSpec
 from rayq.client.environment import system_environment
-from rayq.config import RAY_OPTIONS, ClusterConfig, PoolConfig
+from rayq.config import RAY_OPTIONS, ClusterConfig
 from rayq.environment import Address
 from rayq.errors import HandlerError, RayqError
 from rayq.pools.pool_handler import is_async
-from rayq.pools.pool_member import MemberDiedError, MemberReport, MemberSpec, PoolMember
+from rayq.pools.pool_member import MemberDiedError, MemberReport, PoolMember
 from rayq.pools.running_pool import NAME_CHARACTERS, MemberHandle, RunningPool
 from rayq.records import PoolStatus
 from rayq.runtime.local_pool import with_one_thread
@@ -45,10 +45,7 @@ class PoolWork(msgspec.Struct, frozen=True):
     """What a pool is to do, as it goes to other processes."""
 
     cluster: Cluster
-    name: str
-    topic: str
-    group: str
-    config: PoolConfig
+    spec: PoolSpec
     handler: bytes
     """Pickled. Only consumers unpickle it: what it imports has to be where they run."""
 
@@ -70,13 +67,12 @@ class PoolConsumerActor:
 
     def __init__(self, work: PoolWork) -> None:
         environment = system_environment(None)
-        self._reports = start_reports(
-            environment, ClusterConfig(), ray.get_runtime_context().get_actor_name() or work.name
-        )
+        name = ray.get_runtime_context().get_actor_name() or work.spec.name
+        self._reports = start_reports(environment, ClusterConfig(), name)
         self._member = PoolMember(
             with_one_thread(environment),
             work.cluster,
-            MemberSpec(work.name, work.topic, work.group, work.config),
+            work.spec,
             lambda: _loaded(work.handler),
         )
         loop = asyncio.get_running_loop()
@@ -84,7 +80,7 @@ class PoolConsumerActor:
         self._end_task = loop.create_task(self._end())
 
     async def _end(self) -> None:
-        """Where nobody asks for it any more it has left its group by itself."""
+        """Ends the process a while after the member has ended, also where its pool is gone."""
         await asyncio.wait([self._task])
         await asyncio.sleep(LINGER_S)
         ray.kill(ray.get_runtime_context().current_actor)
@@ -136,13 +132,13 @@ class RayConsumer:
 
 
 class RayHosting:
-    """Starts consumers, and finds those that an earlier process of the pool started."""
+    """Starts consumers, and finds the consumers that an earlier process of the pool started."""
 
     def __init__(self, work: PoolWork) -> None:
         self._work = work
 
     async def start_member(self, name: str) -> MemberHandle:
-        prefix = consumer_prefix(self._work.cluster.name, self._work.name)
+        prefix = consumer_prefix(self._work.cluster.name, self._work.spec.name)
         try:
             actor = (
                 ray.remote(PoolConsumerActor)
@@ -152,7 +148,7 @@ class RayHosting:
                     lifetime="detached",
                     max_restarts=0,
                     max_concurrency=100,
-                    **ray_options(self._work.config.resources),
+                    **ray_options(self._work.spec.config.resources),
                 )
                 .remote(self._work)
             )
@@ -162,20 +158,20 @@ class RayHosting:
 
     async def find_members(self) -> dict[str, MemberHandle]:
         work = self._work
-        found = await asyncio.to_thread(consumers_of, work.cluster.name, work.name)
+        found = await asyncio.to_thread(consumers_of, work.cluster.name, work.spec.name)
         return {name[-NAME_CHARACTERS:]: RayConsumer(actor) for name, actor in found}
 
 
 class PoolActor:
-    """The Ray actor around `RunningPool`. It starts by itself: Ray restarts it so."""
+    """The Ray actor around `RunningPool`. It starts by itself, because Ray restarts it without any
+    call."""
 
     def __init__(self, work: PoolWork) -> None:
-        spec = PoolSpec(work.name, work.topic, work.group, _no_handler, work.config)
         environment = system_environment(None)
         self._reports = start_reports(
-            environment, ClusterConfig(), pool_name(work.cluster.name, work.name)
+            environment, ClusterConfig(), pool_name(work.cluster.name, work.spec.name)
         )
-        self._pool = RunningPool(environment, work.cluster, spec, RayHosting(work))
+        self._pool = RunningPool(environment, work.cluster, work.spec, RayHosting(work))
         self._task = asyncio.get_running_loop().create_task(self._run(work.cluster))
 
     async def _run(self, cluster: Cluster) -> None:
@@ -199,7 +195,7 @@ class PoolActor:
 
 
 def consumers_of(cluster_name: str, pool: str) -> list[tuple[str, Any]]:
-    """Not those of a pool whose name begins with that of this one and a colon."""
+    """The consumers of this pool, and not of a pool whose name is this one, a colon and more."""
     prefix = consumer_prefix(cluster_name, pool)
     found = actors_with(prefix)
     return [one for one in found if len(one[0]) == len(prefix) + NAME_CHARACTERS]
@@ -233,10 +229,6 @@ def _loaded(pickled: bytes) -> Handler:
         # It has a thread of its own: its ray.get blocks no event loop, of which Ray would warn.
         os.environ.setdefault(RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR, "0")
     return handler
-
-
-def _no_handler(_batch: object) -> None:
-    """The pool itself handles nothing."""
 
 
 async def present_addresses(cluster_name: str) -> list[Address]:
