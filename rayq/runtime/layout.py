@@ -20,7 +20,7 @@ from rayq.storage.metadata_log import MetadataLog
 
 BROKERS_PER_NODE_MAX = 100
 LOST_AND_FOUND = "lost+found"
-"""What a new file system holds."""
+"""A directory that every new file system holds."""
 
 
 class Directory(NamedTuple):
@@ -66,9 +66,9 @@ def directories_to_serve(
 
     `placed` says on which node each broker is, `live` which nodes Ray takes for live, `idle` which
     directories no broker holds. A broker that serves on a live node stays there: the path may be
-    one that nodes share, and to a controller that was restarted nodes are new that joined before.
-    But a node may also return before Ray has noticed its loss (12 s): the directory of its broker
-    is idle, and waits for Ray.
+    one that nodes share, and a controller that was restarted takes nodes for new that joined long
+    ago. But a node may also return before Ray has noticed its loss (12 s): then the directory of
+    its broker is idle, and waits for Ray.
     """
     known = [one for one in found if one.cluster_id == cluster_id]
     lost = [one for one in known if placed.get(one.broker) not in live]
@@ -108,7 +108,8 @@ def check_all_found(found: Sequence[Directory], root: str, brokers: int | None) 
 
 
 def voter_count(brokers: int) -> int:
-    """Three voters, one where there are fewer than three brokers: two would stop if one did."""
+    """Three voters; one where there are fewer than three brokers, because two voters stop as soon
+    as one of them does."""
     return VOTERS_MAX if brokers >= VOTERS_MAX else 1
 
 
@@ -159,7 +160,7 @@ def replace_directory(
 def write_first_record(
     environment: Environment, path: str, voters: tuple[Voter, ...]
 ) -> None:
-    """What makes a directory a voter of a new cluster."""
+    """Makes a directory a voter of a new cluster."""
     log = MetadataLog.open(environment.disk, metadata_path(path))
     log.append([(1, 0, encode_record(VotersChanged(voters)))])
 

@@ -39,9 +39,10 @@ def restart_broker(cluster_name: str, broker: int) -> None:
     it was, with the software that is installed there now. Returns once the new process has its
     session; the replicas catch up after that.
 
-    One that does not stop by itself is killed: its replica processes go on then, and come under the
-    new process. Raises UnknownBrokerError (no such broker in this Ray), RayqError (it does not come
-    back).
+    A broker that does not stop by itself is killed: its replica processes then go on, and the new
+    process takes them over.
+
+    Raises UnknownBrokerError (no such broker in this Ray), RayqError (it does not come back).
     """
     actor = _broker_actor(cluster_name, broker)
     before = _pid(actor)
@@ -86,8 +87,8 @@ def replace_disk(
 ) -> None:
     """Gives a broker a new, empty directory where its own is lost, on its node or on `node` (an
     address or a node id of Ray), and starts it there; returns once it has a session. Its replicas
-    then copy everything from the others. `host` is where it was: by that its machine is known
-    again, to which Ray gave another node id since.
+    then copy everything from the others. `host` is the address of the machine that it was on: by it
+    that machine is recognised although Ray has given it another node id since.
 
     Raises NoClusterError, UnknownBrokerError, InvalidRequestError (there is something in the
     directory still: nothing was done), RayqError (the node is gone, or the broker does not start).

@@ -37,7 +37,7 @@ class ClusterSpec(HasSecret, frozen=True, kw_only=True):
     placed: dict[int, str]
     """The node id of each broker at the start."""
     nodes: tuple[str, ...]
-    """The nodes there were at the start; those that join later get a broker."""
+    """The nodes there were at the start; nodes that join later get a broker."""
 
     def broker_spec(self, broker: int, node_id: str, brokers_on_node: int) -> BrokerSpec:
         return BrokerSpec(
