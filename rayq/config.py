@@ -94,8 +94,8 @@ Positive = Annotated[int, Bounds(1)]
 NotNegative = Annotated[int, Bounds(0)]
 PositiveBytes = Annotated[int, Bounds(1, in_bytes=True)]
 NotNegativeBytes = Annotated[int, Bounds(0, in_bytes=True)]
-PositiveSeconds = Annotated[float | int, Bounds(0, above_zero=True)]
-NotNegativeSeconds = Annotated[float | int, Bounds(0)]
+PositiveSeconds = Annotated[float, Bounds(0, above_zero=True)]
+NotNegativeSeconds = Annotated[float, Bounds(0)]
 SessionMs = Annotated[int, Bounds(100, HOUR_MS)]
 PollIntervalMs = Annotated[int, Bounds(1, INT64_MAX)]
 
@@ -128,7 +128,7 @@ class TopicConfig:
     """What becomes of old records: deleted by retention, compacted to the latest of each key, or
     both. Compacted topics refuse records without a key."""
 
-    min_cleanable_dirty_ratio: Annotated[float | int, Bounds(0, 1)] = 0.5
+    min_cleanable_dirty_ratio: Annotated[float, Bounds(0, 1)] = 0.5
     """Compaction begins when this share of the cleanable log is not compacted yet. Lower: less
     disk, more work."""
 
@@ -555,7 +555,7 @@ class PoolConfig:
     group_session_timeout_ms: SessionMs = 45_000
     """A consumer that is silent for so long is taken out of its group."""
 
-    drain_timeout_s: Annotated[float | int, Bounds(0, DAY_MS // 1000, above_zero=True)] = 60.0
+    drain_timeout_s: Annotated[float, Bounds(0, DAY_MS // 1000, above_zero=True)] = 60.0
     """How long a consumer that is stopped may take to finish the batch it is at; then it is killed,
     and others handle that batch again."""
 
@@ -695,8 +695,8 @@ def _is_of_type(value: Any, hint: Any) -> bool:
         )
     if hint is type(None):
         return value is None
-    if isinstance(hint, type):
-        return type(value) is hint
+    if isinstance(hint, type):  # An int will do for a float, as to type checkers.
+        return type(value) is hint or (hint is float and type(value) is int)
     return callable(value)
 
 
