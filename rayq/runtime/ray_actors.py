@@ -69,11 +69,6 @@ BROKER_RETRY_MAX_S = 10.0
 """How long a broker waits after a start that failed, at first and at most."""
 
 
-def _actor(kind: type) -> Any:
-    """Ray's typing of actor classes does not follow options and methods; ours is in the classes."""
-    return ray.remote(kind)
-
-
 # --- replica processes ----------------------------------------------------------------------------
 
 
@@ -114,7 +109,7 @@ class RayRuntime:
     async def start_replica_host(self, spec: ReplicaHostSpec) -> HostProcess:
         """Raises RayqError."""
         try:
-            actor = _actor(ReplicaHostActor).options(
+            actor: Any = ray.remote(ReplicaHostActor).options(
                 **pinned(self._node_id), name=host_name(spec), max_restarts=0
             ).remote()
             pid, started = await asyncio.wait_for(
@@ -225,7 +220,7 @@ def start_broker_actor(spec: BrokerSpec) -> Any:
     except ValueError:
         pass
     return (
-        _actor(BrokerActor)
+        ray.remote(BrokerActor)
         .options(
             **pinned(spec.node_id),
             resources=broker_share(spec.config),
@@ -364,7 +359,7 @@ class ControllerActor:
 
 def start_controller_actor(spec: ClusterSpec) -> Any:
     return (
-        _actor(ControllerActor)
+        ray.remote(ControllerActor)
         .options(
             resources=broker_share(spec.config),
             name=controller_name(spec.cluster_name),
