@@ -39,8 +39,8 @@ MESSAGE_BYTES_CEILING = 64 * MIB
 """Of `max_message_bytes`, and of a batch before compression."""
 PLAIN_BYTES_FACTOR, PLAIN_BYTES_MIN = 4, 4 * MIB
 """So many times `max_message_bytes` a batch may have before compression, and so much in any case.
-Without a limit a small request could take all memory of whoever reads it: lz4 blocks grow by up to
-255 times."""
+Without a limit a small request could take all memory of the process that reads it: lz4 blocks grow
+by up to 255 times."""
 
 Partitioner = Callable[[bytes | None, int], int]
 Serializer = Callable[[Any], bytes]
@@ -94,8 +94,8 @@ Positive = Annotated[int, Bounds(1)]
 NotNegative = Annotated[int, Bounds(0)]
 PositiveBytes = Annotated[int, Bounds(1, in_bytes=True)]
 NotNegativeBytes = Annotated[int, Bounds(0, in_bytes=True)]
-PositiveSeconds = Annotated[float | int, Bounds(0, above_zero=True)]
-NotNegativeSeconds = Annotated[float | int, Bounds(0)]
+PositiveSeconds = Annotated[float, Bounds(0, above_zero=True)]
+NotNegativeSeconds = Annotated[float, Bounds(0)]
 SessionMs = Annotated[int, Bounds(100, HOUR_MS)]
 PollIntervalMs = Annotated[int, Bounds(1, INT64_MAX)]
 
@@ -555,7 +555,7 @@ class PoolConfig:
     group_session_timeout_ms: SessionMs = 45_000
     """A consumer that is silent for so long is taken out of its group."""
 
-    drain_timeout_s: Annotated[float | int, Bounds(0, DAY_MS // 1000, above_zero=True)] = 60.0
+    drain_timeout_s: Annotated[float, Bounds(0, DAY_MS // 1000, above_zero=True)] = 60.0
     """How long a consumer that is stopped may take to finish the batch it is at; then it is killed,
     and others handle that batch again."""
 
@@ -573,11 +573,12 @@ class PoolConfig:
 
 
 RAY_OPTIONS = ("num_cpus", "num_gpus", "memory")
-"""What Ray has a word of its own for; everything else is a custom resource."""
+"""The resources for which Ray has an option of its own; every other name is a custom resource."""
 
 
 def _check_resources(resources: Mapping[str, float]) -> None:
-    """A slip would be a custom resource that no node has: consumers would wait for it for ever."""
+    """A misspelt name would be a custom resource that no node has: consumers would wait for it for
+    ever."""
     for name, amount in resources.items():
         _require(
             0 <= amount < math.inf, f"resources[{name!r}] must be at least 0, not {amount}."
@@ -592,7 +593,7 @@ def _check_resources(resources: Mapping[str, float]) -> None:
 
 
 NEAR = 0.7
-"""How alike, by difflib, a name is that may have been meant: what is less alike misleads."""
+"""A known name that is so similar (by difflib) is suggested; a less similar one would mislead."""
 Config = TypeVar("Config", TopicConfig, ClusterConfig, ProducerConfig, ConsumerConfig, PoolConfig)
 
 
@@ -635,8 +636,8 @@ def _hint(kind: type, name: str, names: list[str]) -> str:
 
 
 def check_group_keys(config: ConsumerConfig) -> None:
-    """Of a consumer without a group. Raises ConfigError where it was told what only members of one
-    do: somebody takes it for one."""
+    """Of a consumer without a group. Raises ConfigError where it was given a config that only the
+    members of a group use: its user takes it for a member."""
     defaults = ConsumerConfig()
     for name in GROUP_KEYS:
         if getattr(config, name) != getattr(defaults, name):
@@ -659,7 +660,7 @@ def types_of(kind: type[Any]) -> dict[str, Any]:
 
 
 def range_of(hint: Any) -> Bounds | None:
-    """Of the numbers that a key takes, if it takes numbers and not all of them."""
+    """The range of the numbers that a key takes; None where it takes every number, or none."""
     if get_origin(hint) is Annotated:
         return next(each for each in hint.__metadata__ if isinstance(each, Bounds))
     found = (range_of(argument) for argument in get_args(hint))
@@ -694,8 +695,8 @@ def _is_of_type(value: Any, hint: Any) -> bool:
         )
     if hint is type(None):
         return value is None
-    if isinstance(hint, type):
-        return type(value) is hint
+    if isinstance(hint, type):  # An int will do for a float, as to type checkers.
+        return type(value) is hint or (hint is float and type(value) is int)
     return callable(value)
 
 

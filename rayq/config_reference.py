@@ -1,8 +1,8 @@
 """What each config key means, as text: the docstring of the key, its type, default and range.
 
 `rayq.ProducerConfig` and its like come from here, with all of that in their docstrings, so that
-`help(rayq.ProducerConfig)` shows it; the documentation's tables are made of it, too. Who only uses
-a config does not pay for that.
+`help(rayq.ProducerConfig)` shows it; the documentation's tables are made of it, too. A program
+that only uses a config does not pay for that.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def keys(kind: type) -> list[Key]:
         allowed = range_of(types[field.name])
         found.append(
             Key(
-                field.name,
-                described(types[field.name]),
-                _said(field.default, allowed),
-                "" if allowed is None else str(allowed),
-                meanings.get(field.name, ""),
+                name=field.name,
+                takes=described(types[field.name]),
+                default=_said(field.default, allowed),
+                range="" if allowed is None else str(allowed),
+                meaning=meanings.get(field.name, ""),
             )
         )
     return found

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from typing import Any, Unpack
 
 from rayq.client.cluster import DEFAULT_PORT, Cluster
-from rayq.client.consumer_pool import PoolControl, PoolSpec
+from rayq.client.consumer_pool import Handler, PoolControl, PoolSpec
 from rayq.client.timeouts import takes_timeout
 from rayq.config import ClusterConfig, only_known, parse
 from rayq.config_keywords import ClusterKeywords
 from rayq.errors import NoClusterError, RayqError
 from rayq.runtime import current_cluster
+from rayq.runtime.ray_specs import ClusterSpec
 from rayq.runtime.ray_token import has_ray_token
 from rayq.runtime.start_checks import check_start
 from rayq.wire.authentication import client_key, key_of_token
@@ -39,10 +40,10 @@ class RayLifecycle:
 
     def stop(self) -> None:
         _join_ray(self._ray_address)
-        from rayq.runtime import ray_pool, ray_runtime
+        from rayq.runtime import ray_cluster, ray_pool
 
         ray_pool.stop_pools(self._cluster_name)
-        ray_runtime.stop_cluster(self._cluster_name)
+        ray_cluster.stop_cluster(self._cluster_name)
 
     def restart_broker(self, broker: int) -> None:
         _join_ray(self._ray_address)
@@ -68,11 +69,11 @@ class RayLifecycle:
 
         ray_operations.replace_disk(self._cluster_name, broker, node, host)
 
-    def start_pool(self, cluster: Cluster, spec: PoolSpec) -> PoolControl:
+    def start_pool(self, cluster: Cluster, spec: PoolSpec, handler: Handler) -> PoolControl:
         _join_ray(self._ray_address)
         from rayq.runtime import ray_pool
 
-        return ray_pool.start_pool(cluster, spec)
+        return ray_pool.start_pool(cluster, spec, handler)
 
     def pools(self, cluster: Cluster) -> dict[str, PoolControl]:
         _join_ray(self._ray_address)
@@ -117,9 +118,9 @@ def start(
     if not _has_ray():
         check_start(root, brokers, options)
     _join_ray(may_start=True)
-    from rayq.runtime import ray_runtime
+    from rayq.runtime import ray_cluster, ray_lookup
 
-    running = ray_runtime.find_cluster(name)
+    running = ray_lookup.find_cluster(name)
     if running is not None:
         if not exist_ok:
             raise RayqError(
@@ -129,7 +130,7 @@ def start(
         given = {key.replace(".", "_") for key in config}
         _check_as_asked(running, root, brokers, {key: getattr(options, key) for key in given})
         return _cluster_of(running)
-    info = ray_runtime.start_cluster(
+    started = ray_cluster.start_cluster(
         root,
         brokers=brokers,
         nodes_min=nodes,
@@ -137,7 +138,7 @@ def start(
         port=port,
         config=options,
     )
-    return _cluster_of(info)
+    return _cluster_of(started)
 
 
 @takes_timeout
@@ -182,19 +183,19 @@ def connect(
         lifecycle = RayLifecycle(current.name, current.ray_address)
         return current_cluster.cluster_of(current, lifecycle).make_current()
     _join_ray()
-    from rayq.runtime import ray_runtime
+    from rayq.runtime import ray_lookup
 
-    info = ray_runtime.find_cluster(name or DEFAULT_NAME, timeout_s=timeout_s)
-    if info is None:
+    spec = ray_lookup.find_cluster(name or DEFAULT_NAME, timeout_s=timeout_s)
+    if spec is None:
         raise NoClusterError(
             f"No cluster named {name or DEFAULT_NAME!r} runs in this Ray: start one with "
             "rayq.start(path), or give the address of a broker."
         )
-    return _cluster_of(info)
+    return _cluster_of(spec)
 
 
 def _check_as_asked(
-    running: Any, root: str, brokers: int | None, config: Mapping[str, Any]
+    running: ClusterSpec, root: str, brokers: int | None, config: Mapping[str, Any]
 ) -> None:
     """Raises RayqError where a cluster that runs is not what `start` was to start."""
     differences = []
@@ -215,14 +216,14 @@ def _check_as_asked(
         )
 
 
-def _cluster_of(info: Any) -> Cluster:
+def _cluster_of(spec: ClusterSpec) -> Cluster:
     cluster = Cluster(
-        [f"{host}:{port}" for host, port in info.brokers],
-        key=client_key(info.secret),
-        cluster_id=info.cluster_id,
-        name=info.cluster_name,
-        config=info.config,
-        lifecycle=RayLifecycle(info.cluster_name),
+        [f"{host}:{port}" for host, port in spec.brokers],
+        key=client_key(spec.secret),
+        cluster_id=spec.cluster_id,
+        name=spec.cluster_name,
+        config=spec.config,
+        lifecycle=RayLifecycle(spec.cluster_name),
     )
     return cluster.make_current()
 

@@ -23,7 +23,7 @@ from rayq.client.cluster import Cluster
 from rayq.config import ClusterConfig
 from rayq.errors import RayqError
 from rayq.records import PartitionInfo
-from rayq.runtime import ray_runtime
+from rayq.runtime import ray_cluster, ray_lookup
 from rayq.wire.authentication import client_key
 
 NAME = "chaos"
@@ -74,7 +74,7 @@ class ChaosCluster:
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
-        info = ray_runtime.start_cluster(
+        info = ray_cluster.start_cluster(
             str(self._root),
             brokers=self._brokers,
             cluster_name=NAME,
@@ -101,7 +101,7 @@ class ChaosCluster:
     def stop(self) -> None:
         """A controlled stop of the brokers. `close` ends the nodes."""
         self.rayq.close()
-        ray_runtime.stop_cluster(NAME)
+        ray_cluster.stop_cluster(NAME)
 
     def close(self) -> None:
         ray.shutdown()
@@ -198,9 +198,9 @@ def wait_until(
 
 def _is_registered(broker: int) -> bool:
     """Whether the broker's process runs and has a session with the controller."""
-    name = ray_runtime.broker_name(NAME, broker)
+    name = ray_lookup.broker_name(NAME, broker)
     try:
-        actor: Any = ray.get_actor(name, namespace=ray_runtime.NAMESPACE)
+        actor: Any = ray.get_actor(name, namespace=ray_lookup.NAMESPACE)
         return bool(ray.get(actor.is_registered.remote(), timeout=ASK_TIMEOUT_S))
     except (ValueError, RayError):  # It is gone, or is being started again.
         return False

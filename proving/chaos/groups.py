@@ -40,7 +40,7 @@ from proving.chaos.processes import MARK
 from rayq.client.cluster import Cluster
 from rayq.config import ClusterConfig
 from rayq.errors import RayqError, UnknownGroupError
-from rayq.runtime import ray_runtime
+from rayq.runtime import ray_cluster
 from rayq.testing.checker import Recorder, Verdict, check, read_history
 from rayq.wire.authentication import client_key
 
@@ -142,7 +142,7 @@ def _run(
         logging_level=logging.ERROR,
     )
     try:
-        info = ray_runtime.start_cluster(
+        info = ray_cluster.start_cluster(
             str(directory / "data"),
             brokers=3,
             cluster_name=NAME,
@@ -167,7 +167,7 @@ def _run(
         say("judging")
         with open(spec.history, "rb") as file:
             result.verdict = check(read_history(file))
-        ray_runtime.stop_cluster(NAME)
+        ray_cluster.stop_cluster(NAME)
     finally:
         ray.shutdown()
 

@@ -1,6 +1,6 @@
 """What the processes of a cluster run: controller, brokers, replicas, group coordinators.
 
-Nothing here knows Ray. On Ray, `rayq/runtime/ray_runtime.py` puts an actor around each of
+Nothing here knows Ray. On Ray, `rayq/runtime/ray_actors.py` puts an actor around each of
 `controller.server.ControllerServer`, `broker.broker.Broker` and `replica.replica_host.ReplicaHost`;
 `rayq/runtime/local_runtime.py` runs the same classes in one process.
 """

@@ -329,9 +329,9 @@ def _stop_current(current: Current, force: bool) -> None:
 
 def _stop_cluster(address: str, name: str) -> None:
     with connected_to_ray(address):
-        from rayq.runtime import ray_runtime
+        from rayq.runtime import ray_cluster
 
-        ray_runtime.stop_cluster(name)
+        ray_cluster.stop_cluster(name)
 
 
 # --- looking --------------------------------------------------------------------------------------

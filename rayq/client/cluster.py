@@ -67,7 +67,7 @@ POOL_CHECK_TIMEOUT_S = 30.0
 class PoolRuntime(Protocol):
     """Where pools run."""
 
-    def start_pool(self, cluster: Cluster, spec: PoolSpec) -> PoolControl:
+    def start_pool(self, cluster: Cluster, spec: PoolSpec, handler: Handler) -> PoolControl:
         """Raises PoolExistsError, HandlerError."""
         ...
 
@@ -541,9 +541,9 @@ class Cluster:
             name=check_group(group if name is None else name),
             topic=topic_name(topic),
             group=check_group(group),
-            handler=check_handler(handler),
             config=checked,
         )
+        check_handler(handler)
         runtime = self._pool_runtime()
         client, background = self.shared_client()
         for needed in (topic, checked.dead_letter_topic):
@@ -554,7 +554,7 @@ class Cluster:
                 f"dead_letter_topic cannot be {topic!r} itself: what fails would come again for "
                 "ever."
             )
-        return ConsumerPool(spec.name, runtime.start_pool(self, spec))
+        return ConsumerPool(spec.name, runtime.start_pool(self, spec, handler))
 
     def consumer_pools(self) -> dict[str, ConsumerPool]:
         """The consumer pools of this cluster that run, by name."""

@@ -26,12 +26,11 @@ STOP_TIMEOUT_S = 90.0
 
 @dataclass(frozen=True)
 class PoolSpec:
-    """What a pool is to do."""
+    """What a pool is to do, apart from its handler."""
 
     name: str
     topic: str
     group: str
-    handler: Handler
     config: PoolConfig
 
 

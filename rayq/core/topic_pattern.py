@@ -2,10 +2,10 @@
 
 A pattern comes from a client and is matched on a server's event loop, so its cost is bounded: it
 becomes a finite automaton, and a match takes time in proportion to the length of the name, whatever
-the pattern. (Python's `re` backtracks: 30 characters can keep it busy for ever.) What needs
-backtracking, references and look-around, is therefore not there; the rest is as in `re`:
-characters, `.`, `[...]`, `\\d \\w \\s` and their opposites, groups, `|`, `* + ? {m,n}`; a match is
-always one of the whole name, with or without `^` and `$` around the pattern.
+the pattern. (Python's `re` backtracks: a pattern of 30 characters can keep it busy for ever.)
+Therefore references and look-around, which need backtracking, are refused. The rest is as in `re`:
+characters, `.`, `[...]`, `\\d \\w \\s` and their opposites, groups, `|`, `* + ? {m,n}`. A pattern
+always stands for the whole name, with or without `^` and `$` around it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import string
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from rayq.errors import InvalidRequestError
 
@@ -23,7 +24,7 @@ REPEATS_MAX = 249
 """A topic's name is no longer."""
 STATES_MAX = 500
 PARTS_MAX = 10_000
-"""Of an automaton while it is built, those that take no state included."""
+"""Of an automaton while it is built, also those that take no state."""
 REMEMBERED_MAX = 5_000
 """States that one automaton remembers of steps it took."""
 
@@ -67,33 +68,29 @@ def _automaton(pattern: str) -> _Automaton:
     return _Automaton(_Parser(pattern))
 
 
-# --- what was written ---------------------------------------------------------------------------
+# --- the parsed pattern -------------------------------------------------------------------------
 
 
-class _Set:
+class _Set(NamedTuple):
     """One character of several."""
 
-    def __init__(self, chars: Chars) -> None:
-        self.chars = chars
+    chars: Chars
 
 
-class _Sequence:
-    def __init__(self, parts: list[_Node]) -> None:
-        self.parts = parts
+class _Sequence(NamedTuple):
+    parts: list[_Node]
 
 
-class _Choice:
-    def __init__(self, options: list[_Node]) -> None:
-        self.options = options
+class _Choice(NamedTuple):
+    options: list[_Node]
 
 
-class _Repeat:
+class _Repeat(NamedTuple):
     """`most` None: any number."""
 
-    def __init__(self, part: _Node, least: int, most: int | None) -> None:
-        self.part = part
-        self.least = least
-        self.most = most
+    part: _Node
+    least: int
+    most: int | None
 
 
 _Node = _Set | _Sequence | _Choice | _Repeat

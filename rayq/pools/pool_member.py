@@ -9,24 +9,21 @@ keeps it in its group, and drops from the batch what is no longer its own.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import os
 import socket
-import traceback
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, cast
 
 import msgspec
 
 from rayq.client.cluster import Cluster
-from rayq.client.consumer_pool import Handler
+from rayq.client.consumer_pool import Handler, PoolSpec
 from rayq.client.consuming.consumer import AsyncConsumer
-from rayq.client.producing.producer import AsyncProducer
-from rayq.config import PoolConfig
 from rayq.environment import Environment
 from rayq.errors import CommitRefusedError, CorruptBatchError, HandlerError, RayqError
+from rayq.pools.dead_letters import DeadLetters
 from rayq.pools.pool_batch import PoolBatch, poll_batch
+from rayq.pools.pool_handler import PoolHandler, described
 from rayq.records import Record, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -37,35 +34,16 @@ LEASE_S = 60.0
 """A consumer whose pool has not asked for it for so long finishes and ends: the pool is gone."""
 FAILED_POLL_PAUSE_S = 1.0
 FAILED_POLLS_MAX = 60
-"""In a row; then the consumer ends, and its pool starts another. Its place in the group may be what
-failed for good."""
+"""After so many failed polls in a row the consumer ends, and its pool starts another: it may be the
+consumer's place in the group that failed for good."""
 ABORT_TIMEOUT_S = 1.0
-DEAD_LETTER_TIMEOUT_MS = 10_000
-"""How long one try to write a dead letter may take, or a part of `max_poll_interval_ms` if that is
-less: between tries the consumer shows up in its group, and looks whether it is to be drained."""
 KEEP_IN_GROUP = 3
 """A consumer at a long piece of work shows up in its group every so many parts of
 `max_poll_interval_ms`."""
-ERROR_MESSAGE_CHARACTERS_MAX = 1_000
-"""Of a handler's error, in the headers of a dead letter and in a status."""
-
-CLASS_HEADER = "rayq.error.class"
-MESSAGE_HEADER = "rayq.error.message"
-SOURCE_HEADER = "rayq.source"
-"""`topic/partition/offset`."""
 
 
 class MemberDiedError(Exception):
-    """A consumer is gone, with what is known of why."""
-
-
-class MemberSpec(msgspec.Struct, frozen=True):
-    """What one consumer is to do."""
-
-    pool: str
-    topic: str
-    group: str
-    config: PoolConfig
+    """A consumer is gone; the message says why, as far as that is known."""
 
 
 class MemberReport(msgspec.Struct, frozen=True):
@@ -82,7 +60,7 @@ class MemberReport(msgspec.Struct, frozen=True):
     """How long the handler has been at the call it is at."""
     problem: str | None
     is_leaving: bool
-    """It finishes, or has ended, as it was asked to, or since nobody asked for it any more."""
+    """It finishes, or has ended, because its pool asked it to, or because its pool is gone."""
     failure: str | None
     """Why it has ended by itself; None while it has not."""
 
@@ -94,19 +72,17 @@ class PoolMember:
         self,
         environment: Environment,
         cluster: Cluster,
-        spec: MemberSpec,
+        spec: PoolSpec,
         load_handler: Callable[[], Handler],
     ) -> None:
-        """`load_handler` may take its time, and may raise HandlerError. `environment.threads` is
-        one thread: what a handler opens in its first call, the others find in the same thread."""
+        """For `environment.threads` and `load_handler` see `PoolHandler`."""
         self._environment = environment
         self._cluster = cluster
         self._spec = spec
         self._config = spec.config
-        self._load_handler = load_handler
-        self._handler: Handler | None = None
+        self._handler = PoolHandler(environment.threads, load_handler)
         self._consumer: AsyncConsumer | None = None
-        self._producer: AsyncProducer | None = None
+        self._dead_letters = DeadLetters(cluster, spec.config)
         self._done: dict[int, int] = {}
         """By partition: the offset after what is handled and not committed yet."""
         self._gone: set[int] = set()
@@ -120,7 +96,7 @@ class PoolMember:
         self._committed_at_s = now_s
         self._polled_at_s = now_s
         self._handling_since_s: float | None = None
-        self._records = self._retries = self._dead_letters = 0
+        self._records = self._retries = 0
         self._busy_s = 0.0
         self._problem: str | None = None
         self._failure: str | None = None
@@ -139,7 +115,7 @@ class PoolMember:
             records=self._records,
             busy_s=self._busy_s,
             retries=self._retries,
-            dead_letters=self._dead_letters,
+            dead_letters=self._dead_letters.written,
             handling_s=0.0 if since_s is None else now_s - since_s,
             problem=self._problem,
             is_leaving=self._draining.is_set(),
@@ -157,11 +133,11 @@ class PoolMember:
         return self._environment.clock.monotonic()
 
     async def run(self) -> None:
-        """Until it is drained, or nobody asks for it any more. Cancelling it is the end of a
-        consumer that is killed: the batch it is at is not committed."""
+        """Until it is drained, or its pool is gone. Cancelling it is the end of a consumer that is
+        killed: the batch it is at is not committed."""
         self._handling_since_s = self._now_s
         try:
-            self._handler = await self._environment.threads.run(_make_handler, self._load_handler)
+            await self._handler.make()
         except HandlerError as error:
             self._failure = str(error)
             return
@@ -190,9 +166,8 @@ class PoolMember:
             raise
         finally:
             self._partitions.clear()
-            if self._producer is not None:
-                self._producer.abandon()  # Each dead letter was waited for.
-        await self._environment.threads.run(_close_handler, self._handler)
+            self._dead_letters.close()
+        await self._handler.close()
         if not self._draining.is_set():
             self._failure = self._problem
 
@@ -203,7 +178,7 @@ class PoolMember:
 
     @property
     def _pool(self) -> str:
-        return self._spec.pool
+        return self._spec.name
 
     @property
     def _poll_limit_s(self) -> float:
@@ -251,7 +226,7 @@ class PoolMember:
         return batch
 
     async def _sleep(self, pause_s: float) -> None:
-        """Less when it is drained."""
+        """Returns early when the consumer is drained."""
         try:
             async with asyncio.timeout(pause_s):
                 await self._draining.wait()
@@ -294,7 +269,8 @@ class PoolMember:
         self._done.update(ends)
 
     async def _commit(self, consumer: AsyncConsumer, partitions: Iterable[int]) -> None:
-        """What is handled of these. What cannot be committed is tried again, or is another's."""
+        """Commits what is handled of these partitions. Offsets that cannot be committed are tried
+        again later, unless another consumer has the partition by now."""
         self._committed_at_s = self._now_s
         offsets = {one: self._done[one] for one in partitions if one in self._done}
         places = {TopicPartition(self._spec.topic, one): end for one, end in offsets.items()}
@@ -305,8 +281,8 @@ class PoolMember:
                 del self._done[one]
 
     async def _commit_all(self, consumer: AsyncConsumer) -> None:
-        """With nothing in hand: the positions are what is handled. They may be further than the
-        last record, where compaction took those that followed."""
+        """Commits the positions of all partitions; right while there is no batch in hand. They may
+        be further than the last record, where compaction removed the records that followed."""
         await self._commit(consumer, self._done)
         if not self._done and await self._is_settled(consumer, None):
             self._problem = None
@@ -327,15 +303,15 @@ class PoolMember:
     # --- a batch --------------------------------------------------------------------------------
 
     async def _deal_with(self, consumer: AsyncConsumer, batch: PoolBatch) -> bool:
-        """Until all of it is handled, or is a dead letter, or another's; False where it was left
-        because this consumer is drained."""
+        """Returns once each of its records is handled, or is a dead letter, or is another
+        consumer's. False: the batch was left because this consumer is drained."""
         tries = 0
         while len(batch):
             error = await self._try(batch)
             if error is None:
                 return True
             tries += 1
-            self._note(f"the handler raised {_described(error)} ({tries} times)")
+            self._note(f"the handler raised {described(error)} ({tries} times)")
             if tries > self._config.retries and self._config.dead_letter_topic is not None:
                 return await self._take_apart(consumer, batch, error)
             if self._draining.is_set():
@@ -348,14 +324,10 @@ class PoolMember:
         return True
 
     async def _try(self, batch: PoolBatch) -> BaseException | None:
-        """Calls the handler; what it raised."""
-        assert self._handler is not None
+        """Calls the handler; returns the error that it raised."""
         began_s = self._handling_since_s = self._now_s
         try:
-            if is_async(self._handler):
-                error = await _awaited(self._handler, batch.given)
-            else:
-                error = await self._environment.threads.run(_called, self._handler, batch.given)
+            error = await self._handler.call(batch.given)
         finally:
             self._busy_s += self._now_s - began_s
             self._handling_since_s = None
@@ -391,20 +363,13 @@ class PoolMember:
             elif len(piece) > 1:
                 earlier, later = piece.halves()
                 pieces += [(later, None), (earlier, None)]
-            elif len(piece) == 1 and not await self._bury(piece.record(), failed):
+            elif len(piece) == 1 and not await self._write_dead_letter(piece.record(), failed):
                 tries += 1
                 pieces.append((piece, failed))
                 await self._hold(consumer, self._backoff_s(tries))
             else:
+                self._records += len(piece)
                 self._finish(piece.ends())
-        return True
-
-    async def _bury(self, record: Record, error: BaseException) -> bool:
-        """A record goes to the dead letters. False: it could not be written there, or not for
-        certain."""
-        if not await self._write_dead_letter(record, error):
-            return False
-        self._records += 1
         return True
 
     async def _bury_batch(self, consumer: AsyncConsumer, error: CorruptBatchError) -> bool:
@@ -415,8 +380,15 @@ class PoolMember:
             self._note(f"{error} (With a dead_letter_topic the pool goes on by itself.)")
             return False
         assert offset is not None and next_offset is not None
-        now_ms = self._environment.clock.wall_ms()
-        stand_in = Record(*place, offset, now_ms, None, None, [])
+        stand_in = Record(
+            topic=place.topic,
+            partition=place.partition,
+            offset=offset,
+            timestamp_ms=self._environment.clock.wall_ms(),
+            key=None,
+            value=None,
+            headers=[],
+        )
         if not await self._write_dead_letter(stand_in, error):
             return False
         await consumer.seek(place, next_offset)
@@ -424,34 +396,11 @@ class PoolMember:
         return True
 
     async def _write_dead_letter(self, record: Record, error: BaseException) -> bool:
-        topic = self._config.dead_letter_topic
-        assert topic is not None
-        if self._producer is None:
-            timeout_ms = min(DEAD_LETTER_TIMEOUT_MS, self._config.max_poll_interval_ms // 6 + 1)
-            self._producer = self._cluster.async_producer(
-                max_block_ms=timeout_ms, delivery_timeout_ms=timeout_ms
-            )
-        source = f"{record.topic}/{record.partition}/{record.offset}"
-        try:
-            delivery = await self._producer.send(
-                topic,
-                record.value,
-                key=record.key,
-                headers=[
-                    *record.headers,
-                    (CLASS_HEADER, type(error).__qualname__.encode()),
-                    (MESSAGE_HEADER, _message(error).encode()),
-                    (SOURCE_HEADER, source.encode()),
-                ],
-                timestamp_ms=record.timestamp_ms,
-            )
-            await delivery
-        except RayqError as refused:
-            self._note(f"{source} could not be written to topic {topic!r}: {refused}")
-            return False
-        logger.warning("%s went to topic %r: %s", source, topic, _described(error))
-        self._dead_letters += 1
-        return True
+        """False: it could not be written, or not for certain."""
+        problem = await self._dead_letters.write(record, error)
+        if problem is not None:
+            self._note(problem)
+        return problem is None
 
     async def _hold(self, consumer: AsyncConsumer, pause_s: float) -> None:
         """Waits with a batch in hand, and stays in the group: polls, with everything paused."""
@@ -475,87 +424,6 @@ class PoolMember:
         finally:
             self._is_holding = False
             await consumer.resume(*await consumer.assignment())
-
-
-# --- the handler ----------------------------------------------------------------------------------
-
-
-def _make_handler(load: Callable[[], Handler]) -> Handler:
-    """In a thread. Raises HandlerError."""
-    handler = load()
-    if not inspect.isclass(handler):
-        return handler
-    try:
-        return cast(Callable[[], Handler], handler)()
-    except BaseException as error:
-        raise HandlerError(
-            f"{handler.__qualname__}(), the pool's handler, could not be made: {_described(error)}"
-        ) from error
-
-
-def _close_handler(handler: Handler | None) -> None:
-    """In a thread. What a class of handlers may have."""
-    close = getattr(handler, "close", None)
-    if callable(close) and not inspect.isfunction(handler):
-        try:
-            close()
-        except BaseException:  # a user's method may raise anything
-            logger.exception("close() of the pool's handler failed")
-
-
-def is_async(handler: Handler) -> bool:
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-        getattr(handler, "__call__", None)  # noqa: B004 - it is known to be callable
-    )
-
-
-async def _awaited(handler: Handler, given: Any) -> BaseException | None:
-    """What it raised, a CancelledError of its own included. One that is cancelled with its consumer
-    has not handled the batch, whatever it makes of that."""
-    error: BaseException | None = None
-    try:
-        await handler(given)
-    except GeneratorExit:  # the loop itself is gone
-        raise
-    except BaseException as raised:  # noqa: BLE001 - a user's handler may raise anything
-        error = raised
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError from error
-    return error
-
-
-def _called(handler: Handler, given: Any) -> BaseException | None:
-    """In a thread. The error is returned: a future cannot carry every one, and the loop of whoever
-    waits for it would end by a SystemExit."""
-    try:
-        result = handler(given)
-        if inspect.isawaitable(result):
-            if inspect.iscoroutine(result):
-                result.close()
-            raise TypeError(
-                "the handler returned an awaitable: make it a coroutine function (async def)"
-            )
-        if inspect.isgenerator(result) or inspect.isasyncgen(result):
-            raise TypeError("the handler returned a generator, of which nothing has run: no yield")
-    except BaseException as error:  # noqa: BLE001 - a user's handler may raise anything
-        return error
-    return None
-
-
-def _message(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except Exception as failed:  # noqa: BLE001 - a user's class may do anything
-        text = f"(its message could not be made: {type(failed).__qualname__})"
-    return text[:ERROR_MESSAGE_CHARACTERS_MAX].encode(errors="replace").decode()
-
-
-def _described(error: BaseException) -> str:
-    """With where it was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__qualname__}: {_message(error)}{where}"
 
 
 def _numbers(places: Iterable[TopicPartition]) -> set[int]:

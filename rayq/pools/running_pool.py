@@ -1,15 +1,14 @@
 """A pool of consumers: looks at its group's lag once a second, starts and stops consumers.
 
-Nothing of it is on disk. The group's commits say what is handled; the consumers outlive the pool's
-process and are found again by name. One that is not found is harmless: the group shares the
-partitions with it until its lease on life ends (`pool_member`).
+A pool keeps nothing on disk. The group's commits say what is handled; the consumers outlive the
+pool's process and are found again by name. A consumer that is not found is harmless: the group
+shares the partitions with it until it ends by itself (`pool_member.LEASE_S`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,32 +17,29 @@ from rayq.client.cluster import Cluster
 from rayq.client.consumer_pool import PoolSpec
 from rayq.client.consuming.consumer import AsyncConsumer
 from rayq.config import ConsumerConfig
-from rayq.core.pool_scaling import Decision, Limits, Look, PartitionProgress, PoolScaling
+from rayq.core.pool_scaling import Decision, Limits, Look, PoolScaling
 from rayq.environment import Environment
-from rayq.errors import GroupNotEmptyError, RayqError
+from rayq.errors import RayqError
 from rayq.logs import log_event
 from rayq.metrics import Sample
+from rayq.pools.group_progress import OFFSET_TIMEOUT_MS, GroupProgress
 from rayq.pools.pool_member import MemberDiedError, MemberReport
-from rayq.records import PoolConsumer, PoolStatus, TopicPartition
+from rayq.records import PoolConsumer, PoolStatus
 
 logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 1.0
 LOOK_PATIENCE_S = 10.0
-"""For so long the lag may not be known before it is a warning: the first group of a cluster waits
-for its positions' topic."""
+"""After so long an unknown lag is a warning; the first group of a cluster has to wait for the topic
+of its positions."""
 NAME_CHARACTERS = 8
-"""Of a consumer, hexadecimal digits."""
+"""The length of a consumer's name, in hexadecimal digits."""
 REPORT_PATIENCE_S = 0.5
-"""How long a look waits for consumers that run; one that is late is as it was before."""
-OFFSET_TIMEOUT_MS = 3_000
-"""A partition whose leader has not said by then where it ends is as it was before."""
-RENEW_INTERVAL_S = 600.0
-"""A group without members forgets its positions after `offsets_retention_ms`, and with them what
-was handled: they are committed once more so often while no consumer runs."""
+"""How long a look waits for consumers that run; of a late one the last report counts on."""
 RESTART_PAUSE_S = 0.5
 RESTART_PAUSE_MAX_S = 30.0
-"""Before consumers are started again of which the last ended without having handled anything."""
+"""The pause before consumers are started again, where the last one ended without having handled
+anything; at first and at most."""
 
 
 class MemberHandle(Protocol):
@@ -68,7 +64,7 @@ class PoolHosting(Protocol):
         ...
 
     async def find_members(self) -> dict[str, MemberHandle]:
-        """Those that an earlier process of this pool started, by name."""
+        """By name: the consumers that an earlier process of this pool started."""
         ...
 
 
@@ -82,7 +78,7 @@ class _Member:
     draining: asyncio.Task[None] | None = None
     is_gone: bool = False
     counted: tuple[int, float, int, int] = field(default=(0, 0.0, 0, 0))
-    """Of its report, what is in the pool's sums already."""
+    """What the pool's sums contain of its reports: records, busy seconds, retries, dead letters."""
 
     @property
     def is_draining(self) -> bool:
@@ -101,7 +97,6 @@ class RunningPool:
     def __init__(
         self, environment: Environment, cluster: Cluster, spec: PoolSpec, hosting: PoolHosting
     ) -> None:
-        """`spec.handler` is the hosting's business."""
         config = spec.config
         self._environment = environment
         self._cluster = cluster
@@ -110,13 +105,13 @@ class RunningPool:
         self._members: dict[str, _Member] = {}
         self._scaling = PoolScaling(
             Limits(
-                config.min_consumers,
-                config.max_consumers,
-                config.target_lag_s,
-                config.cool_down_s,
+                consumers_min=config.min_consumers,
+                consumers_max=config.max_consumers,
+                target_lag_s=config.target_lag_s,
+                cool_down_s=config.cool_down_s,
             )
         )
-        self._progress: dict[int, PartitionProgress] = {}
+        self._progress = GroupProgress(environment.clock, spec)
         self._decision: Decision | None = None
         self._wanted = 0
         self._looks = 0
@@ -126,9 +121,7 @@ class RunningPool:
         self._member_problem: str | None = None
         self._futile_starts = 0
         self._start_after_s = 0.0
-        self._renewed_at_s = self._now_s
         self._task: asyncio.Task[None] | None = None
-        self._is_pinned = config.auto_offset_reset == "earliest"
         self.ready = asyncio.Event()
         """The first look was tried."""
 
@@ -202,18 +195,19 @@ class RunningPool:
     # --- looking --------------------------------------------------------------------------------
 
     async def _look(self, client: Client, watcher: AsyncConsumer) -> None:
-        unknown = await self._measure(client, watcher)
+        has_consumers = any(one.last is not None for one in self._members.values())
+        unknown = await self._progress.measure(client, watcher, has_consumers=has_consumers)
         self._look_problem = None
         if unknown:
             self._look_problem = f"partitions whose leader has not said where they end: {unknown}"
-        if not self._progress:
+        if not self._progress.partitions:
             return
         members = [one for one in self._members.values() if not one.is_draining]
         before = self._wanted
         self._decision = self._scaling.decide(
             Look(
                 at_s=self._now_s,
-                partitions=dict(self._progress),
+                partitions=dict(self._progress.partitions),
                 consumers=self._wanted,
                 running=sum(one.state == "running" for one in members),
                 handled=self._records,
@@ -234,78 +228,11 @@ class RunningPool:
                 reason=self._decision.reason,
             )
 
-    async def _measure(self, client: Client, watcher: AsyncConsumer) -> list[int]:
-        """Where the group is in each partition; returns those that are as they were before. Raises
-        RayqError when nothing can be said."""
-        name = self._spec.topic
-        topic = await client.topic(name, timeout_s=OFFSET_TIMEOUT_MS / 1000, age_max_s=0.0)
-        places = [TopicPartition(name, number) for number in range(len(topic.partitions))]
-        committed = await watcher.committed(places)
-        ends = await _known(watcher.end_offsets([place]) for place in places)
-        if not self._is_pinned:
-            await self._pin(watcher, committed, ends)
-            committed = await watcher.committed(places)
-        await self._renew(watcher, committed)
-        behind = [
-            place
-            for place in places
-            if place in ends and (committed[place] is None or committed[place] != ends[place])
-        ]
-        # What retention deleted needs no handling, and is committed by nobody.
-        starts = await _known(watcher.beginning_offsets([place]) for place in behind)
-        unknown: list[int] = []
-        for place in places:
-            if place in ends and (committed[place] is not None or place in starts):
-                position = max(committed[place] or 0, starts.get(place, 0))
-                self._progress[place.partition] = PartitionProgress(
-                    min(position, ends[place]), ends[place]
-                )
-            else:
-                unknown.append(place.partition)
-        for gone in set(self._progress) - {place.partition for place in places}:
-            del self._progress[gone]
-        return unknown
-
-    async def _pin(
-        self,
-        watcher: AsyncConsumer,
-        committed: dict[TopicPartition, int | None],
-        ends: dict[TopicPartition, int],
-    ) -> None:
-        """auto_offset_reset="latest": a group without any position begins where the partitions end
-        now. Consumers that start later would skip what came in between."""
-        if all(offset is None for offset in committed.values()):
-            if len(ends) < len(committed):
-                raise RayqError(
-                    "not every partition has said yet where it ends, and auto_offset_reset is "
-                    '"latest"'
-                )
-            try:
-                await watcher.commit(ends)
-            except GroupNotEmptyError as error:
-                logger.warning("pool %r begins at the earliest: %s", self._spec.name, error)
-        self._is_pinned = True
-
-    async def _renew(
-        self, watcher: AsyncConsumer, committed: dict[TopicPartition, int | None]
-    ) -> None:
-        if any(one.last is not None for one in self._members.values()):
-            return
-        if self._now_s - self._renewed_at_s < RENEW_INTERVAL_S:
-            return
-        self._renewed_at_s = self._now_s
-        known = {place: offset for place, offset in committed.items() if offset is not None}
-        if known:
-            try:
-                await watcher.commit(known)
-            except GroupNotEmptyError as error:
-                logger.info("positions of pool %r are not renewed: %s", self._spec.name, error)
-
     # --- consumers ------------------------------------------------------------------------------
 
     async def _hear_members(self, *, those_on_their_way: bool = False) -> None:
-        """Asks all, and waits for those that are known to run: it may be long until the others
-        do."""
+        """Asks all consumers, and waits for those that are known to run: it may be long until the
+        others do."""
         for member in list(self._members.values()):
             if member.asking is None and not member.is_draining:
                 member.asked_at_s = self._now_s
@@ -364,7 +291,7 @@ class RunningPool:
         self._member_problem = f"a consumer ended: {reason}"
         logger.warning("pool %r: consumer %s ended: %s", self._spec.name, member.name, reason)
         if member.counted[0] == 0 and self._now_s >= self._start_after_s:
-            # (Those that were started together count once.)
+            # (Consumers that were started together count once.)
             pause_s = RESTART_PAUSE_S * 2 ** min(self._futile_starts, 10)
             self._futile_starts += 1
             self._start_after_s = self._now_s + min(pause_s, RESTART_PAUSE_MAX_S)
@@ -376,7 +303,7 @@ class RunningPool:
         member.handle.kill()
 
     async def _start_and_stop(self) -> None:
-        """Towards as many as are wanted."""
+        """Starts and stops consumers until as many run as are wanted."""
         there = [one for one in self._members.values() if not one.is_draining]
         if self._now_s >= self._start_after_s:
             for _ in range(self._wanted - len(there)):
@@ -386,7 +313,7 @@ class RunningPool:
             self._stop_some(there, excess)
 
     def _stop_some(self, there: list[_Member], count: int) -> None:
-        """First those that have yet to start, then the youngest."""
+        """First the consumers that have yet to start, then the youngest."""
         pending = [one for one in reversed(there) if one.last is None]
         running = [one for one in reversed(there) if one.last is not None]
         for member in (pending + running)[:count]:
@@ -456,7 +383,7 @@ class RunningPool:
             wanted=self._wanted,
             reason="it has just started" if found is None else found.reason,
             consumers=[_shown(one) for one in self._members.values()],
-            partitions=len(self._progress),
+            partitions=len(self._progress.partitions),
             lag=None if found is None else found.lag,
             lag_s=0.0 if found is None else found.lag_s,
             lag_slope=0.0 if found is None else found.lag_slope,
@@ -470,25 +397,6 @@ class RunningPool:
             problem=next((one for one in problems if one is not None), None),
             looks=self._looks,
         )
-
-
-async def _known(
-    asked: Iterable[Awaitable[dict[TopicPartition, int]]],
-) -> dict[TopicPartition, int]:
-    """Of those that could be asked. Raises RayqError where none could."""
-    answers = await asyncio.gather(*asked, return_exceptions=True)
-    found: dict[TopicPartition, int] = {}
-    failed: list[RayqError] = []
-    for answer in answers:
-        if isinstance(answer, dict):
-            found.update(answer)
-        elif isinstance(answer, RayqError):
-            failed.append(answer)
-        else:
-            raise answer
-    if failed and not found:
-        raise type(failed[0])(failed[0].message)
-    return found
 
 
 def _shown(member: _Member) -> PoolConsumer:

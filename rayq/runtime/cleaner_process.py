@@ -25,7 +25,7 @@ from rayq.storage.disk import LocalDisk
 logger = logging.getLogger(__name__)
 
 IDLE_PATIENCE_S = 30.0
-"""How long a helper of idle priority may take, and `PATIENCE_FACTOR` times what its pace allows."""
+"""A helper of idle priority may take so long, and `PATIENCE_FACTOR` times what its pace takes."""
 PATIENCE_FACTOR = 10
 BUSY_NICE = 10
 """Of the helper that takes over: about a tenth of what a process of normal priority gets."""
@@ -103,7 +103,7 @@ async def _run_helper(job: CleaningJob, priority: str) -> CleaningResult:
 
 async def _ended(process: asyncio.subprocess.Process) -> None:
     """Returns when a killed process is gone, and its lock with it; also if cancelled once more
-    (who calls this is on the way out already)."""
+    (the task that calls this is ending already)."""
     while process.returncode is None:
         try:
             await process.wait()
@@ -117,7 +117,7 @@ def _main() -> None:
     # A low weight (nice 19) is not enough: a thread that wakes waits for the end of the time slice
     # of such a process, but not of an idle one. With three helpers on two busy cores that made the
     # 99th percentile of producers 1.2 to 1.6 times as high during a pass, not 1.5 to 2.5 times.
-    # What is left to it on a machine without idle time is about 0.3% of a core.
+    # On a machine without idle time an idle process still gets about 0.3% of a core.
     if priority == "idle":
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     else:
@@ -133,8 +133,8 @@ def _main() -> None:
 
 
 def _die_with(parent: int) -> None:
-    """The kernel kills this process when the thread that started it ends: to notice by itself that
-    nobody wants its work any more would take time that it may not get, and it holds a lock."""
+    """The kernel kills this process when the thread that started it ends. To notice by itself that
+    its work is not wanted any more would take time that it may not get, and it holds a lock."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit("the parent process is gone")

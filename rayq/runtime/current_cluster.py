@@ -73,7 +73,7 @@ def remove_current() -> None:
 
 
 def cluster_of(current: Current, lifecycle: Lifecycle | None = None) -> Cluster:
-    """Nothing is asked yet. Raises ConfigError for what is no address, token or config."""
+    """Asks no server yet. Raises ConfigError for what is no address, token or config."""
     return Cluster(
         current.brokers,
         key_of_token(current.token),

@@ -8,19 +8,19 @@ way leaves no cluster that could ever start; the next start formats anew.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from rayq.core.broker_changes import VOTERS_MAX
 from rayq.core.metadata_records import Voter, VotersChanged, encode_record
 from rayq.environment import Environment
 from rayq.errors import InvalidRequestError, RayqError, WrongClusterError
-from rayq.storage.data_directory import Meta, find_brokers, format_directory, read_meta
+from rayq.storage.data_directory import find_brokers, format_directory, read_meta
 from rayq.storage.metadata_log import MetadataLog
 
 BROKERS_PER_NODE_MAX = 100
 LOST_AND_FOUND = "lost+found"
-"""What a new file system holds."""
+"""A directory that every new file system holds."""
 
 
 class Directory(NamedTuple):
@@ -66,9 +66,9 @@ def directories_to_serve(
 
     `placed` says on which node each broker is, `live` which nodes Ray takes for live, `idle` which
     directories no broker holds. A broker that serves on a live node stays there: the path may be
-    one that nodes share, and to a controller that was restarted nodes are new that joined before.
-    But a node may also return before Ray has noticed its loss (12 s): the directory of its broker
-    is idle, and waits for Ray.
+    one that nodes share, and a controller that was restarted takes nodes for new that joined long
+    ago. But a node may also return before Ray has noticed its loss (12 s): then the directory of
+    its broker is idle, and waits for Ray.
     """
     known = [one for one in found if one.cluster_id == cluster_id]
     lost = [one for one in known if placed.get(one.broker) not in live]
@@ -101,36 +101,44 @@ def check_all_found(found: Sequence[Directory], root: str, brokers: int | None) 
         missing = sorted(set(range(brokers)) - {one.broker for one in found})
         raise RayqError(
             f"{root} holds {len(found)} brokers, {brokers} were asked for: the directories of "
-            f"{', '.join(f'broker-{number}' for number in missing)} are missing. Mount them, or "
-            f"start the {len(found)} there are (brokers={len(found)}): a cluster grows by nodes "
-            "that join it."
+            f"{', '.join(f'broker-{number}' for number in missing)} are missing. Mount them, wait "
+            f"for their nodes, or start the {len(found)} there are (brokers={len(found)}): a "
+            "cluster grows by nodes that join it."
         )
 
 
 def voter_count(brokers: int) -> int:
-    """Three voters, one where there are fewer than three brokers: two would stop if one did."""
+    """Three voters; one where there are fewer than three brokers, because two voters stop as soon
+    as one of them does."""
     return VOTERS_MAX if brokers >= VOTERS_MAX else 1
 
 
-def format_cluster(environment: Environment, root: str, brokers: int) -> list[Directory]:
-    """A new cluster of `brokers` empty directories below `root` on this machine."""
+def format_cluster(
+    environment: Environment, root: str, brokers: int, run: Callable[..., Any]
+) -> list[Directory]:
+    """A new cluster of `brokers` empty directories, each below `root` on the node of its broker.
+    `run(broker, job, *args, **kwargs)` runs `job(environment, *args, **kwargs)` on that node, and
+    returns its result."""
     check_broker_count(brokers)
     cluster_id, secret = environment.new_id(), environment.token_bytes(32)
-    metas: dict[int, Meta] = {}
-    for broker in reversed(range(brokers)):
-        metas[broker] = format_directory(
-            environment,
-            directory_path(root, broker),
-            cluster_id=cluster_id,
-            broker=broker,
-            secret=secret,
-        )
-    voters = tuple(
-        Voter(broker, metas[broker].directory_id) for broker in range(voter_count(brokers))
-    )
-    for voter in reversed(voters):
-        write_first_record(environment, directory_path(root, voter.broker), voters)
-    return find_directories(environment, root)
+    made: list[Directory] = [
+        run(broker, format_broker, root, broker, cluster_id=cluster_id, secret=secret)
+        for broker in reversed(range(brokers))
+    ]
+    made.reverse()
+    voters = tuple(Voter(one.broker, one.directory_id) for one in made[: voter_count(brokers)])
+    for one in reversed(made[: len(voters)]):
+        run(one.broker, write_first_record, one.path, voters)
+    return made
+
+
+def format_broker(
+    environment: Environment, root: str, broker: int, *, cluster_id: str, secret: bytes
+) -> Directory:
+    """Makes the directory of one broker of the cluster."""
+    path = directory_path(root, broker)
+    meta = format_directory(environment, path, cluster_id=cluster_id, broker=broker, secret=secret)
+    return Directory(broker, path, cluster_id, meta.directory_id)
 
 
 def replace_directory(
@@ -146,14 +154,13 @@ def replace_directory(
             f"{path} is not empty ({', '.join(sorted(held)[:5])}): where its data is really to be "
             "given up, move it away first."
         )
-    meta = format_directory(environment, path, cluster_id=cluster_id, broker=broker, secret=secret)
-    return Directory(broker, path, cluster_id, meta.directory_id)
+    return format_broker(environment, root, broker, cluster_id=cluster_id, secret=secret)
 
 
 def write_first_record(
     environment: Environment, path: str, voters: tuple[Voter, ...]
 ) -> None:
-    """What makes a directory a voter of a new cluster."""
+    """Makes a directory a voter of a new cluster."""
     log = MetadataLog.open(environment.disk, metadata_path(path))
     log.append([(1, 0, encode_record(VotersChanged(voters)))])
 

@@ -7,17 +7,17 @@ import dataclasses
 
 from rayq.client.background import BackgroundLoop, background_loop
 from rayq.client.cluster import Cluster
-from rayq.client.consumer_pool import PoolControl, PoolSpec
+from rayq.client.consumer_pool import Handler, PoolControl, PoolSpec
 from rayq.client.environment import system_environment
 from rayq.environment import Environment, ThreadPool
 from rayq.errors import PoolExistsError, UnknownPoolError
-from rayq.pools.pool_member import MemberDiedError, MemberReport, MemberSpec, PoolMember
+from rayq.pools.pool_member import MemberDiedError, MemberReport, PoolMember
 from rayq.pools.running_pool import MemberHandle, RunningPool
 from rayq.records import PoolStatus
 
 
 def with_one_thread(environment: Environment) -> Environment:
-    """For the handler of one consumer: see `PoolMember`."""
+    """For the handler of one consumer: see `PoolHandler`."""
     return dataclasses.replace(environment, threads=ThreadPool(1))
 
 
@@ -54,19 +54,15 @@ class LocalMember:
 class LocalHosting:
     """Starts consumers on the running loop."""
 
-    def __init__(self, cluster: Cluster, spec: PoolSpec) -> None:
+    def __init__(self, cluster: Cluster, spec: PoolSpec, handler: Handler) -> None:
         self._cluster = cluster
         self._spec = spec
+        self._handler = handler
 
     async def start_member(self, name: str) -> MemberHandle:
-        spec = self._spec
-        member = PoolMember(
-            with_one_thread(system_environment(None)),
-            self._cluster,
-            MemberSpec(spec.name, spec.topic, spec.group, spec.config),
-            lambda: spec.handler,
-        )
-        return LocalMember(member, f"consumer {name} of pool {spec.name}")
+        environment = with_one_thread(system_environment(None))
+        member = PoolMember(environment, self._cluster, self._spec, lambda: self._handler)
+        return LocalMember(member, f"consumer {name} of pool {self._spec.name}")
 
     async def find_members(self) -> dict[str, MemberHandle]:
         return {}
@@ -79,7 +75,7 @@ class LocalPools:
         self._cluster = cluster
         self._pools: dict[str, _LocalPool] = {}
 
-    def start_pool(self, cluster: Cluster, spec: PoolSpec) -> PoolControl:
+    def start_pool(self, cluster: Cluster, spec: PoolSpec, handler: Handler) -> PoolControl:
         """`cluster` may be closed before the pool ends, so the pool goes by the one it belongs
         to."""
         if spec.name in self._pools:
@@ -87,7 +83,7 @@ class LocalPools:
                 f"A consumer pool named {spec.name!r} runs in this process already: stop it, or "
                 "name this one otherwise (name=)."
             )
-        pool = self._pools[spec.name] = _LocalPool(self, self._cluster, spec)
+        pool = self._pools[spec.name] = _LocalPool(self, self._cluster, spec, handler)
         return pool
 
     def pools(self, cluster: Cluster) -> dict[str, PoolControl]:
@@ -105,11 +101,13 @@ class LocalPools:
 class _LocalPool:
     """A pool on the background loop, reached from other threads."""
 
-    def __init__(self, owner: LocalPools, cluster: Cluster, spec: PoolSpec) -> None:
+    def __init__(
+        self, owner: LocalPools, cluster: Cluster, spec: PoolSpec, handler: Handler
+    ) -> None:
         self._owner = owner
         self._name = spec.name
         self._loop: BackgroundLoop = background_loop()
-        self._pool: RunningPool | None = self._loop.run(_started(cluster, spec))
+        self._pool: RunningPool | None = self._loop.run(_started(cluster, spec, handler))
 
     def status(self) -> PoolStatus:
         pool = self._pool
@@ -128,10 +126,9 @@ class _LocalPool:
             self._owner.forget(self._name)
 
 
-async def _started(cluster: Cluster, spec: PoolSpec) -> RunningPool:
-    pool = RunningPool(
-        system_environment(None), cluster, spec, LocalHosting(cluster, spec)
-    )
+async def _started(cluster: Cluster, spec: PoolSpec, handler: Handler) -> RunningPool:
+    hosting = LocalHosting(cluster, spec, handler)
+    pool = RunningPool(system_environment(None), cluster, spec, hosting)
     pool.start()
     await pool.ready.wait()
     return pool

@@ -261,7 +261,12 @@ def open_or_format(
     if found and never_started(environment, found) and len(found) < (brokers or 0):
         found = []
     if not found:
-        return format_cluster(environment, root, 1 if brokers is None else brokers)
+        return format_cluster(
+            environment,
+            root,
+            brokers=1 if brokers is None else brokers,
+            run=lambda _broker, job, *args, **kwargs: job(environment, *args, **kwargs),
+        )
     check_all_found(found, root, brokers)
     return found
 

@@ -7,7 +7,7 @@ import os
 import signal
 
 INIT = "1"
-"""The pid of the process that whoever loses its parent comes under."""
+"""The pid of the process that becomes the parent of a process whose own parent has ended."""
 
 
 class Process:
@@ -62,7 +62,7 @@ def process_start_time(pid: int) -> int | None:
 
 
 def is_orphan(pid: int) -> bool:
-    """Whether a process is gone, or the one that started it is."""
+    """Whether a process is gone, or the process that started it is gone."""
     fields = _stat(pid)
     return fields is None or fields[1] == INIT
 

@@ -1,7 +1,7 @@
 """Log files of rayq's processes on Ray: one each, beside Ray's own, `rayq-<cluster>-<what>.log`.
 
-Ray copies what an actor prints to whoever started the cluster, so only warnings are printed. The
-files also have the lines that are there to be looked up: elections, in-sync sets, rebalances.
+Ray copies what an actor prints to the driver that started the cluster, so only warnings are
+printed. The files also have the lines that people look up: elections, in-sync sets, rebalances.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _LogFile(logging.handlers.RotatingFileHandler):
 
     def _open(self) -> TextIOWrapper:
         descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
-        os.fchmod(descriptor, FILE_MODE)  # One of before may be open to all.
+        os.fchmod(descriptor, FILE_MODE)  # An older file may be open to all.
         return TextIOWrapper(open(descriptor, "ab"), encoding="utf-8", line_buffering=True)
 
 
@@ -53,7 +53,7 @@ def log_to_session(process_name: str) -> None:
     ours = logging.getLogger("rayq")
     ours.setLevel(logging.INFO)
     ours.addHandler(handler)
-    if not logging.getLogger().handlers:  # As it was without a handler: warnings are printed.
+    if not logging.getLogger().handlers:  # As if rayq had no handler: warnings are printed.
         printing = logging.StreamHandler()
         printing.setLevel(logging.WARNING)
         ours.addHandler(printing)

@@ -2,8 +2,8 @@
 
 Everything goes out as a gauge of `ray.util.metrics`, counters and the buckets of histograms too: a
 counter of Ray's cannot say 0, so that an alert would miss the first time that something happens,
-and the agent keeps it for ever when its process is gone. A gauge it forgets when it was not set for
-two of its report intervals (20 s): what is not measured any more, or cannot be, is not shown.
+and the agent keeps it for ever when its process is gone. The agent forgets a gauge that was not set
+for two of its report intervals (20 s), so that a figure that is measured no more is not shown.
 Prometheus's `rate` and `increase` look at the numbers, not at the declared kind. Names gain Ray's
 prefix: `ray_rayq_bytes_in_total`.
 """
@@ -98,7 +98,7 @@ async def export_group_lag_for_ever(
     identity = Identity(
         role="client", key=client_key(secret), cluster_id=cluster_id, broker=None
     )
-    client = Client(system_environment(config), identity, brokers, config, "group lag")
+    client = Client(system_environment(config), identity, brokers, config, name="group lag")
     lag, exporter = GroupLag(client, cluster_name), RayExporter()
     interval_s = config.metrics_interval_ms / 1000
     is_known = True
@@ -107,7 +107,7 @@ async def export_group_lag_for_ever(
         try:
             samples = await lag.collect(timeout_s=max(interval_s, 5.0))
         except RayqError as error:
-            if is_known:  # Once for each time that it begins to fail.
+            if is_known:  # Once each time that it begins to fail.
                 logger.warning("the lag of groups is not known: %s", error)
             is_known = False
             continue

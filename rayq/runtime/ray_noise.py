@@ -1,4 +1,4 @@
-"""What Ray prints in a program that uses rayq, and that is no news there.
+"""Leaves out lines that Ray prints in a program that uses rayq, and that tell its user nothing.
 
 A replica has a process of its own, and Ray warns of many; its GCS client says at INFO how it
 connects, in every JVM of Spark's. Ray's drivers leave out what matches the environment variable
@@ -23,8 +23,8 @@ _TOKEN_LOGGER = "ray._private.authentication.authentication_token_setup"
 
 
 def leave_out_noise() -> None:
-    """From what Ray copies of its other processes to this driver. What the user leaves out is left
-    out still."""
+    """From what Ray copies of its other processes to this driver. What the user has left out stays
+    left out."""
     for deduplicator in (ray_logging.stdout_deduplicator, ray_logging.stderr_deduplicator):
         kept: Any = getattr(deduplicator, "skip_re", None)
         patterns = [kept.pattern] if kept is not None else []
@@ -34,7 +34,8 @@ def leave_out_noise() -> None:
 
 @contextlib.contextmanager
 def without_token_warning() -> Iterator[None]:
-    """While a Ray of this program's own starts: it asks for a token by default, and says so."""
+    """While this program starts a Ray of its own, which asks for a token by default and warns of
+    it."""
     logger = logging.getLogger(_TOKEN_LOGGER)
     level = logger.level
     logger.setLevel(logging.ERROR)

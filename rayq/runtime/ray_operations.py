@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import time
@@ -12,22 +11,21 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
-from rayq.client.environment import system_environment
+from rayq.environment import Environment
 from rayq.errors import RayqError, UnknownBrokerError, from_wire, to_wire
 from rayq.runtime.layout import replace_directory
-from rayq.runtime.ray_runtime import (
+from rayq.runtime.ray_actors import start_broker_actor
+from rayq.runtime.ray_lookup import (
     NAMESPACE,
     START_TIMEOUT_S,
-    BrokerSpec,
-    ControllerSpec,
+    actors_with,
     ask_controller,
     broker_name,
     controller_actor,
     controller_name,
-    live_nodes,
-    on_node,
-    start_broker_actor,
 )
+from rayq.runtime.ray_nodes import live_nodes, run_on_node
+from rayq.runtime.ray_specs import ClusterSpec
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +39,10 @@ def restart_broker(cluster_name: str, broker: int) -> None:
     it was, with the software that is installed there now. Returns once the new process has its
     session; the replicas catch up after that.
 
-    One that does not stop by itself is killed: its replica processes go on then, and come under the
-    new process. Raises UnknownBrokerError (no such broker in this Ray), RayqError (it does not come
-    back).
+    A broker that does not stop by itself is killed: its replica processes then go on, and the new
+    process takes them over.
+
+    Raises UnknownBrokerError (no such broker in this Ray), RayqError (it does not come back).
     """
     actor = _broker_actor(cluster_name, broker)
     before = _pid(actor)
@@ -88,69 +87,57 @@ def replace_disk(
 ) -> None:
     """Gives a broker a new, empty directory where its own is lost, on its node or on `node` (an
     address or a node id of Ray), and starts it there; returns once it has a session. Its replicas
-    then copy everything from the others. `host` is where it was: by that its machine is known
-    again, to which Ray gave another node id since.
+    then copy everything from the others. `host` is the address of the machine that it was on: by it
+    that machine is recognised although Ray has given it another node id since.
 
     Raises NoClusterError, UnknownBrokerError, InvalidRequestError (there is something in the
     directory still: nothing was done), RayqError (the node is gone, or the broker does not start).
     """
-    spec: ControllerSpec = ask_controller(cluster_name, "spec")
+    spec: ClusterSpec = ask_controller(cluster_name, "spec")
     placed: dict[int, str] = ask_controller(cluster_name, "broker_nodes")
     if broker not in placed:
         raise UnknownBrokerError(f"There is no broker {broker}: the brokers are {sorted(placed)}.")
     node_id = _live_node([placed[broker], host or ""] if node is None else [node], broker)
-    making = (
-        ray.remote(_replace_directory)
-        .options(**on_node(node_id))
-        .remote(spec.root, broker, spec.cluster_id, spec.secret)
+    making = run_on_node(
+        node_id,
+        _replace_directory,
+        spec.root,
+        broker,
+        cluster_id=spec.cluster_id,
+        secret=spec.secret,
     )
     try:
-        made = ray.get(making, timeout=START_TIMEOUT_S)
+        failure = ray.get(making, timeout=START_TIMEOUT_S)
     except RayError as error:
         raise RayqError(
             f"Node {node_id} did not make broker {broker} a directory below {spec.root}, and may "
             f"do so yet: {error} See `ray status` for whether the node is well, then try again."
         ) from error
-    if isinstance(made, tuple):
-        raise from_wire(*made)
+    if failure is not None:
+        raise from_wire(*failure)
     _end_processes(cluster_name, broker)
-    actor = start_broker_actor(
-        BrokerSpec(
-            cluster_name,
-            broker,
-            spec.root,
-            node_id,
-            spec.port,
-            spec.config,
-            1 + sum(at == node_id for one, at in placed.items() if one != broker),
-            spec.brokers,
-        )
-    )
+    brokers_on_node = 1 + sum(at == node_id for one, at in placed.items() if one != broker)
+    actor = start_broker_actor(spec.broker_spec(broker, node_id, brokers_on_node))
     _wait_back(actor, broker, cluster_name, before=None)
 
 
 def _replace_directory(
-    root: str, broker: int, cluster_id: str, secret: bytes
+    environment: Environment, root: str, broker: int, *, cluster_id: str, secret: bytes
 ) -> tuple[str, str] | None:
     """On the node. An error is returned as a value, or Ray would wrap it in one of its own."""
     try:
-        replace_directory(
-            system_environment(None), root, broker, cluster_id=cluster_id, secret=secret
-        )
+        replace_directory(environment, root, broker, cluster_id=cluster_id, secret=secret)
     except RayqError as error:
         return to_wire(error)
     return None
 
 
 def _end_processes(cluster_name: str, broker: int) -> None:
-    """Whatever still serves the lost directory, on a disk that is no longer mounted perhaps."""
-    own = broker_name(cluster_name, broker)
-    replicas = f"rayq:{cluster_name}:{broker}:"
-    for listed in ray.util.list_named_actors(all_namespaces=True):
-        name = str(listed["name"])
+    """Ends what still serves the lost directory, perhaps on a disk that is no longer mounted."""
+    own, replicas = broker_name(cluster_name, broker), f"rayq:{cluster_name}:{broker}:"
+    for name, actor in actors_with(f"rayq:{cluster_name}:"):
         if name == own or name.startswith(replicas):
-            with contextlib.suppress(ValueError):
-                ray.kill(ray.get_actor(name, namespace=NAMESPACE))
+            ray.kill(actor)
 
 
 def _live_node(names: Sequence[str], broker: int) -> str:

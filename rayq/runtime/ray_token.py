@@ -1,4 +1,4 @@
-"""Ray's own token, without which it lets nobody in that `rayq start` did not start."""
+"""Ray's own token: the Ray that `rayq start` starts lets no other process in without it."""
 
 from __future__ import annotations
 

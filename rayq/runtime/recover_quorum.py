@@ -43,7 +43,7 @@ meet, and theirs is cut (docs/protocol.md, rules 3 and 4)."""
 PRODUCER_ID_LEAP = 1 << 32
 """What the lost voters had granted since this copy was written must never be granted again: leader
 epochs leap by `EPOCH_LEAP`, producer ids by this. A replica that is away may hold batches of an
-epoch that nobody here knows of; batches under an id that is used twice would pass for retries."""
+epoch that is not known here; batches under an id that is used twice would pass for retries."""
 READ_BYTES_MAX = 1 << 30
 
 
@@ -54,7 +54,7 @@ class Survivor(NamedTuple):
     epoch: int
     last_index: int
     voters: tuple[Voter, ...]
-    """Those that this copy knows."""
+    """The voters that this copy knows."""
 
     @property
     def is_voter(self) -> bool:
@@ -109,7 +109,7 @@ def recover_quorum(environment: Environment, path: str) -> RecoveredQuorum:
             first = log.last_index + 1
             voter = Voter(directory.meta.broker, directory.meta.directory_id)
             # The one that makes the directory the only voter comes last. A crash on the way leaves
-            # a promise and gaps between epochs, which harm nobody; run it once more.
+            # a promise and gaps between epochs, which do no harm; run it once more.
             records = [*_leaps(state), VotersChanged((voter,), clean=False)]
             log.promise(epoch)
             log.append(
@@ -121,7 +121,13 @@ def recover_quorum(environment: Environment, path: str) -> RecoveredQuorum:
         users_topics = sum(not name.startswith(INTERNAL_PREFIX) for name in state.topic_ids)
     finally:
         directory.close()
-    return RecoveredQuorum(best.directory, epoch, index, best.voters, users_topics)
+    return RecoveredQuorum(
+        directory=best.directory,
+        epoch=epoch,
+        record_index=index,
+        voters_before=best.voters,
+        topics=users_topics,
+    )
 
 
 def _leaps(state: ClusterState) -> list[MetadataRecord]:
@@ -155,8 +161,8 @@ def _directories(environment: Environment, path: str) -> list[Directory]:
 
 
 def _beside(environment: Environment, directories: list[Directory]) -> list[Directory]:
-    """Those and all others of their cluster in the same place: who names one of three that are
-    there would lose what the other two agreed on since."""
+    """These directories, and all others of their cluster in the same place. To recover from one of
+    three that are there would lose what the other two have agreed on since."""
     found = {one.path: one for one in directories}
     root = directories[0].path.rpartition("/")[0] or "/"
     for broker, path in find_brokers(environment.disk, root):
@@ -167,7 +173,7 @@ def _beside(environment: Environment, directories: list[Directory]) -> list[Dire
 
 
 def _state(log: MetadataLog) -> ClusterState:
-    """All that the copy holds, committed or not: who could say so is lost."""
+    """All that the copy holds, committed or not: the voters that knew the difference are lost."""
     state = ClusterState()
     if log.snapshot_data is not None:
         for record in decode_records(log.snapshot_data):
@@ -187,7 +193,7 @@ def _check_idle(environment: Environment, directory: Directory) -> None:
 
 
 def lost_voters(directories: list[Directory], voters: tuple[Voter, ...]) -> list[int]:
-    """The voters whose directories are none of these."""
+    """The voters whose directories are not among these."""
     here = {(one.broker, one.directory_id) for one in directories}
     return [one.broker for one in voters if (one.broker, one.directory_id) not in here]
 

@@ -1,7 +1,7 @@
-"""What a start on this machine can know before it has started anything: whether it will be refused.
+"""Checks that refuse a start on this machine before anything is started.
 
 The brokers check it all again, on whichever node they are. But it takes Ray half a minute to start
-them, and a typing error should not take that long to be told.
+them, and a typing error should be reported sooner.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ LOCK_RETRY_S = 0.05
 def check_start(
     root: str, brokers: int | None, config: ClusterConfig, *, patience_s: float = 0.0
 ) -> None:
-    """Of a cluster all of whose brokers are, or are to be, on this machine, below `root`.
-    `patience_s`: for how long processes that are ending may hold a directory.
+    """Checks the start of a cluster all of whose brokers are, or are to be, on this machine, below
+    `root`. `patience_s`: for how long processes that are ending may hold a directory.
 
-    Raises ConfigError (TLS files that are no use), InvalidRequestError, WrongClusterError,
+    Raises ConfigError (TLS files that cannot be used), InvalidRequestError, WrongClusterError,
     UnsupportedFormatError, StorageError, DirectoryInUseError, RayqError (directories are missing).
     """
     environment = system_environment(config)
@@ -50,7 +50,7 @@ def check_start(
 
 
 def _is_ending(pid: int) -> bool:
-    """Whether a process is gone, or is a worker of a Ray whose raylet is: that ends in a moment."""
+    """Whether a process is gone, or is a worker, soon to end, of a Ray whose raylet is gone."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, Unpack
 
 from rayq.client.background import new_event_loop
@@ -100,17 +101,14 @@ class LocalCluster(Cluster):
         self.stop()
 
     def _restart_process(self, broker: int) -> None:
-        async def restart(servers: LocalServers) -> None:
-            await servers.restart_broker(broker)
-
-        self._on_servers(restart(self._running()))
+        self._have_servers(lambda servers: servers.restart_broker(broker))
 
     def _stop_process(self, broker: int) -> None:
         async def stop(servers: LocalServers) -> None:
             await servers.brokers[broker].stop()
             servers.kill_broker(broker)
 
-        self._on_servers(stop(self._running()))
+        self._have_servers(stop)
 
     def _pool_runtime(self) -> LocalPools:
         return self._pools
@@ -131,40 +129,32 @@ class LocalCluster(Cluster):
 
     def kill_broker(self, broker: int) -> None:
         """Ends a broker and its replicas without warning, as the loss of its node would."""
-
-        async def kill(servers: LocalServers) -> None:
-            servers.kill_broker(broker)
-
-        self._on_servers(kill(self._running()))
+        self._have_servers(lambda servers: servers.kill_broker(broker))
 
     def start_broker(self, broker: int) -> None:
         """Starts a broker that was killed, on its directory."""
-
-        async def start(servers: LocalServers) -> None:
-            await servers.start_broker(broker)
-
-        self._on_servers(start(self._running()))
+        self._have_servers(lambda servers: servers.start_broker(broker))
 
     def kill_controller(self) -> None:
         """Ends the controller without warning; a broker stands in within seconds."""
-
-        async def kill(servers: LocalServers) -> None:
-            servers.kill_controller()
-
-        self._on_servers(kill(self._running()))
+        self._have_servers(lambda servers: servers.kill_controller())
 
     def kill_replica(self, topic: str, partition: int, broker: int) -> None:
         """Ends one replica without warning; its broker starts it again."""
+        self._have_servers(lambda servers: servers.kill_replica(broker, f"{topic}-{partition}"))
 
-        async def kill(servers: LocalServers) -> None:
-            servers.kill_replica(broker, f"{topic}-{partition}")
-
-        self._on_servers(kill(self._running()))
-
-    def _running(self) -> LocalServers:
+    def _have_servers(self, act: Callable[[LocalServers], object]) -> None:
+        """Has the servers act on their loop, and waits until they have."""
         self._check_open()
-        assert self._servers is not None
-        return self._servers
+        servers = self._servers
+        assert servers is not None
+
+        async def acted() -> None:
+            done = act(servers)
+            if inspect.isawaitable(done):
+                await done
+
+        self._on_servers(acted())
 
     # --- the servers' loop ----------------------------------------------------------------------
 

@@ -14,12 +14,26 @@ from rayq import StorageError
 from rayq.client.environment import system_environment
 from rayq.config import ClusterConfig
 from rayq.errors import ControllerUnavailableError
-from rayq.runtime import ray_runtime
-from rayq.runtime.ray_runtime import BrokerActor, BrokerSpec
+from rayq.runtime import ray_actors, ray_cluster
+from rayq.runtime.ray_actors import BrokerActor
+from rayq.runtime.ray_specs import BrokerSpec
 from rayq.storage.data_directory import BROKER_LOCK, format_directory
 from rayq.testing import LocalCluster
 from tests.local.faulty_disk import Faults
 from tests.local.support import FAST
+
+
+def _spec(root: Path) -> BrokerSpec:
+    return BrokerSpec(
+        cluster_name="test",
+        broker=0,
+        root=str(root),
+        node_id="node",
+        port=0,
+        config=ClusterConfig(bind_host="127.0.0.1"),
+        brokers_on_node=1,
+        peers=(),
+    )
 
 
 async def _start(root: Path, *, let_go_s: float | None) -> tuple[str, int | str, str]:
@@ -30,8 +44,7 @@ async def _start(root: Path, *, let_go_s: float | None) -> tuple[str, int | str,
     assert lock.try_lock()
     if let_go_s is not None:
         asyncio.get_running_loop().call_later(let_go_s, lock.close)
-    config = ClusterConfig(bind_host="127.0.0.1")
-    actor = BrokerActor(BrokerSpec("test", 0, str(root), "node", 0, config, 1, ()))
+    actor = BrokerActor(_spec(root))
     answer = await actor.endpoint()
     if actor._broker is not None and answer[0] == "ok":
         actor._broker.close()
@@ -46,15 +59,14 @@ def test_a_broker_whose_start_failed_tries_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray sees a process that lives, and does nothing about it."""
-    monkeypatch.setattr(ray_runtime, "BROKER_RETRY_S", 0.05)
+    monkeypatch.setattr(ray_actors, "BROKER_RETRY_S", 0.05)
 
     async def script() -> None:
         environment = system_environment()
         path = f"{tmp_path}/broker-0"
         format_directory(environment, path, cluster_id="c1", broker=0, secret=b"s" * 32)
         (tmp_path / "broker-0/metadata").write_bytes(b"in the way")
-        config = ClusterConfig(bind_host="127.0.0.1")
-        actor = BrokerActor(BrokerSpec("test", 0, str(tmp_path), "node", 0, config, 1, ()))
+        actor = BrokerActor(_spec(tmp_path))
         assert (await actor.endpoint())[:2] == ("error", "StorageError")
         assert not await actor.is_registered()
         (tmp_path / "broker-0/metadata").unlink()
@@ -85,15 +97,15 @@ def test_a_local_cluster_that_could_not_start_can_be_started_again(
 def test_a_lock_that_stays_held_is_an_error_that_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_runtime, "LOCK_PATIENCE_S", 0.1)
+    monkeypatch.setattr(ray_actors, "LOCK_PATIENCE_S", 0.1)
     answer = asyncio.run(_start(tmp_path, let_go_s=None))
     assert answer[:2] == ("error", "DirectoryInUseError")
 
 
 def test_a_slow_start_may_take_longer_than_one_broker_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each broker that registers is a reason to wait for the next."""
-    monkeypatch.setattr(ray_runtime, "START_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(ray_runtime.ray, "get", lambda answers: answers)
+    monkeypatch.setattr(ray_cluster, "START_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(ray_cluster.ray, "get", lambda answers: answers)
     began_s = time.monotonic()
 
     def broker(registers_after_s: float) -> Any:
@@ -102,7 +114,7 @@ def test_a_slow_start_may_take_longer_than_one_broker_does(monkeypatch: pytest.M
         )
         return SimpleNamespace(is_registered=is_registered)
 
-    ray_runtime._wait_registered([broker(0.2), broker(0.4), broker(0.6)], "/data", {})
+    ray_cluster._wait_registered([broker(0.2), broker(0.4), broker(0.6)], "/data", {})
     assert time.monotonic() >= began_s + 0.6
     with pytest.raises(ControllerUnavailableError, match="1 of 2 brokers are registered"):
-        ray_runtime._wait_registered([broker(0.0), broker(60.0)], "/data", {})
+        ray_cluster._wait_registered([broker(0.0), broker(60.0)], "/data", {})

@@ -170,7 +170,7 @@ class ControllerActor:
     def __init__(self, failures: float, answer: object = "there it is") -> None:
         self.failures = failures
         self.answer = answer
-        self.connection_info = self.prepare_stop = self
+        self.spec = self.prepare_stop = self
 
     def remote(self) -> ControllerActor:
         return self
@@ -190,25 +190,25 @@ class ControllerActor:
 def test_connect_waits_while_ray_starts_the_controller_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from rayq.runtime import ray_runtime
+    from rayq.runtime import ray_lookup
 
-    monkeypatch.setattr(ray_runtime, "CONNECT_PAUSE_S", 0.001)
+    monkeypatch.setattr(ray_lookup, "CONNECT_PAUSE_S", 0.001)
     actor = ControllerActor(failures=3)
-    monkeypatch.setattr(ray_runtime.ray, "get_actor", lambda *_args, **_options: actor)
-    assert ray_runtime.find_cluster("flights", timeout_s=30.0) == "there it is"
+    monkeypatch.setattr(ray_lookup.ray, "get_actor", lambda *_args, **_options: actor)
+    assert ray_lookup.find_cluster("flights", timeout_s=30.0) == "there it is"
     actor.failures = float("inf")
     with pytest.raises(TimeoutError, match=r"'flights'.* not answered for 0.05 s.*restarting"):
-        ray_runtime.find_cluster("flights", timeout_s=0.05)
+        ray_lookup.find_cluster("flights", timeout_s=0.05)
 
 
 def test_a_stop_waits_while_ray_starts_the_controller_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from rayq.runtime import ray_runtime
+    from rayq.runtime import ray_cluster, ray_lookup
 
-    monkeypatch.setattr(ray_runtime, "CONNECT_PAUSE_S", 0.001)
+    monkeypatch.setattr(ray_lookup, "CONNECT_PAUSE_S", 0.001)
     actor, killed = ControllerActor(failures=3, answer=[]), list[ControllerActor]()
-    monkeypatch.setattr(ray_runtime.ray, "get_actor", lambda *_args, **_options: actor)
-    monkeypatch.setattr(ray_runtime.ray, "kill", killed.append)
-    ray_runtime.stop_cluster("flights")
+    monkeypatch.setattr(ray_lookup.ray, "get_actor", lambda *_args, **_options: actor)
+    monkeypatch.setattr(ray_lookup.ray, "kill", killed.append)
+    ray_cluster.stop_cluster("flights")
     assert (actor.failures, killed) == (-1, [actor])

@@ -21,7 +21,7 @@ from rayq.client.environment import system_environment
 from rayq.config import PoolConfig
 from rayq.errors import DisconnectedError, HandlerError, RayqError, UnknownTopicError
 from rayq.pools import pool_member, running_pool
-from rayq.pools.pool_member import MemberDiedError, MemberReport, MemberSpec, PoolMember
+from rayq.pools.pool_member import MemberDiedError, MemberReport, PoolMember
 from rayq.pools.running_pool import PoolHosting, RunningPool
 from rayq.runtime.local_pool import with_one_thread
 
@@ -123,7 +123,7 @@ class Played:
         self.producer = PlayedProducer(refusals or [])
         self.producer_config: dict[str, Any] = {}
         self._steps = steps
-        spec = MemberSpec("p", "t", "g", PoolConfig(**{"retry_backoff_ms": 1, **config}))
+        spec = PoolSpec("p", "t", "g", PoolConfig(**{"retry_backoff_ms": 1, **config}))
         self.member = PoolMember(
             with_one_thread(system_environment(None)),
             cast(Cluster, self),
@@ -421,7 +421,7 @@ class PlayedClock:
 
 def pool_with(handle: PlayedHandle | None, clock: PlayedClock, **config: Any) -> RunningPool:
     environment = dataclasses.replace(system_environment(None), clock=clock)
-    spec = PoolSpec("p", "t", "g", print, PoolConfig(**config))
+    spec = PoolSpec("p", "t", "g", PoolConfig(**config))
     pool = RunningPool(
         environment, cast(Cluster, SimpleNamespace(name="c")), spec, cast(PoolHosting, None)
     )

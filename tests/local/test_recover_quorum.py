@@ -11,7 +11,7 @@ import ray
 from rayq import DirectoryInUseError, InvalidRequestError
 from rayq.client.environment import system_environment
 from rayq.core.metadata_records import VotersChanged, decode_record
-from rayq.runtime import ray_runtime
+from rayq.runtime import ray_cluster
 from rayq.runtime.layout import find_directories, replace_directory
 from rayq.runtime.recover_quorum import EPOCH_LEAP, recover_quorum, survivors
 from rayq.storage.data_directory import read_secret
@@ -162,13 +162,15 @@ def test_a_start_on_ray_names_the_voters_that_are_lost(
     with LocalCluster(brokers=3, data_dir=tmp_path, **FAST) as cluster:
         cluster.abort()
     root = str(tmp_path)
-    monkeypatch.setattr(ray_runtime, "_survivors_on", lambda _, root: survivors(ENVIRONMENT, root))
+    monkeypatch.setattr(
+        ray_cluster, "run_on_node", lambda _node, job, *given: job(ENVIRONMENT, *given)
+    )
     monkeypatch.setattr(ray, "get", lambda answer: answer)
     shutil.rmtree(tmp_path / "broker-0")
     found = {"empty": [], "node": find_directories(ENVIRONMENT, root)}
-    assert ray_runtime._why_no_quorum(root, found) is None
+    assert ray_cluster._why_no_quorum(root, found) is None
     shutil.rmtree(tmp_path / "broker-1")
-    why = ray_runtime._why_no_quorum(root, found)
+    why = ray_cluster._why_no_quorum(root, found)
     assert why is not None and "brokers 0, 1, 2, the directories of 0, 1 are not there" in why
     assert f"rayq cluster recover-quorum --from {root}" in why
 

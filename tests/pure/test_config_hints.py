@@ -69,6 +69,11 @@ def test_the_dotted_spelling_of_a_key_that_there_is_is_accepted() -> None:
     assert parse(ProducerConfig, {"linger.ms": 7}).linger_ms == 7
 
 
+def test_a_key_that_takes_a_float_takes_a_whole_number_as_type_checkers_allow() -> None:
+    assert parse(TopicConfig, {"min_cleanable_dirty_ratio": 1}).min_cleanable_dirty_ratio == 1
+    assert parse(PoolConfig, {"target_lag_s": 1}).target_lag_s == 1
+
+
 def test_hints_name_what_there_is_and_hide_nothing() -> None:
     """No hint stands for a key that is known, and each names a key or an argument of the face."""
     faces = (rayq.start, rayq.connect, Cluster.consumer, Cluster.consumer_pool, Cluster.create_topic)

@@ -29,7 +29,7 @@ def test_a_key_has_type_default_and_range() -> None:
     (flush,) = (key for key in keys(rayq.TopicConfig) if key.name == "flush")
     assert flush[1:4] == ("'disk' or 'os'", "'disk'", "")
     (lag,) = (key for key in keys(rayq.PoolConfig) if key.name == "target_lag_s")
-    assert lag[1:4] == ("float or int", "10.0", "positive")
+    assert lag[1:4] == ("float", "10.0", "positive")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -16,7 +16,7 @@ import ray
 
 import rayq
 from rayq import Cluster, ConsumerPool, Record
-from rayq.runtime import ray_pool
+from rayq.runtime import ray_pool_actors
 from tests.local.support import eventually
 from tests.real.support import actor_pid, actors_of, is_gone
 
@@ -141,22 +141,24 @@ def test_a_pool_grows_and_shrinks_with_its_load_and_survives_kills_and_leaves_no
 
 
 def test_a_pool_asks_ray_where_the_brokers_are_now(cluster: Cluster) -> None:
-    (address,) = asyncio.run(ray_pool.present_addresses("default"))
+    (address,) = asyncio.run(ray_pool_actors.present_addresses("default"))
     assert cluster.addresses == [f"{address[0]}:{address[1]}"]
-    assert asyncio.run(ray_pool.present_addresses("there is none")) == []
+    assert asyncio.run(ray_pool_actors.present_addresses("there is none")) == []
 
 
 def test_consumers_of_a_pool_are_not_those_of_one_whose_name_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names = [
-        ray_pool.consumer_prefix("c", pool) + "0123abcd" for pool in ("orders", "orders:eu")
+        ray_pool_actors.consumer_prefix("c", pool) + "0123abcd" for pool in ("orders", "orders:eu")
     ]
     monkeypatch.setattr(
-        ray_pool, "_actors_with", lambda prefix: [(one, None) for one in names if prefix in one]
+        ray_pool_actors,
+        "actors_with",
+        lambda prefix: [(one, None) for one in names if prefix in one],
     )
-    assert [name for name, _ in ray_pool._consumers_of("c", "orders")] == names[:1]
-    assert [name for name, _ in ray_pool._consumers_of("c", "orders:eu")] == names[1:]
+    assert [name for name, _ in ray_pool_actors.consumers_of("c", "orders")] == names[:1]
+    assert [name for name, _ in ray_pool_actors.consumers_of("c", "orders:eu")] == names[1:]
 
 
 def test_a_handler_that_does_not_pickle_is_told_at_once_and_one_that_does_not_load_by_the_status(

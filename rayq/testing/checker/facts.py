@@ -61,9 +61,9 @@ class Reading:
 
 @dataclass(slots=True)
 class Facts:
-    """See the module. `log[place][offset]` are the values that acknowledgements and polls put
+    """`log[place][offset]` are the values that acknowledgements and polls put
     there, each with one witness: more than one value is a fault. `read[place]` are the offsets that
-    somebody polled."""
+    any consumer polled."""
 
     producers: dict[str, ProducerOpened] = field(default_factory=dict)
     sends: list[Send] = field(default_factory=list)
@@ -101,7 +101,13 @@ def gather(events: Iterable[Event]) -> Facts:
             case ProducerOpened():
                 facts.producers[event.producer] = event
             case Sending():
-                send = Send(event.producer, event.number, event.topic, event.key, event.value)
+                send = Send(
+                    producer=event.producer,
+                    number=event.number,
+                    topic=event.topic,
+                    key=event.key,
+                    value=event.value,
+                )
                 if event.value in facts.by_value:
                     raise ValueError(f"value {event.value!r} was sent twice: values must differ.")
                 facts.by_value[event.value] = send

@@ -1,5 +1,5 @@
-"""Faults of groups: a partition with two owners, records that nobody dealt with or that came again
-although they were committed, commits that went back.
+"""Faults of groups: a partition with two owners, records that no member dealt with or that came
+again although they were committed, commits that went back.
 
 A member that was taken out without knowing it may still read for a while: what it does until it
 notices ("lost") or dies is no fault, what it could still *commit* would be one.
@@ -42,7 +42,7 @@ class _Ownership:
     committed: int
     """What had been committed when it began: nothing below it may come again."""
     beside: list[_Ownership] = field(default_factory=list)
-    """Others who had not ended when this one began."""
+    """Other ownerships that had not ended when this one began."""
     how: str | None = None
     """How it ended."""
 
@@ -86,7 +86,7 @@ class _Judge:
         """By consumer: polled, and perhaps not yet dealt with."""
         self._processed: dict[Where, set[int]] = {}
         self._moved_on: dict[Where, int] = {}
-        """Below it somebody else decided what is left out."""
+        """Below this offset an operator decided what is left out."""
         self._killed: set[str] = set()
         self._now = 0
 

@@ -90,7 +90,7 @@ class Released(_Event, frozen=True, tag="released"):
 
 
 class Killed(_Event, frozen=True, tag="killed"):
-    """A member's process is killed now; written before the signal, by whoever sends it."""
+    """A member's process is killed now; the sender of the signal writes it before."""
 
     consumer: str
 
@@ -123,7 +123,7 @@ class CommitsSeen(_Event, frozen=True, tag="commits-seen"):
 
 
 class CommitsSet(_Event, frozen=True, tag="commits-set"):
-    """Somebody set a group's offsets on purpose."""
+    """An operator set a group's offsets on purpose."""
 
     group: str
     offsets: list[tuple[str, int, int]]

@@ -32,7 +32,7 @@ class Recorder:
 
     def __init__(self, file: BinaryIO | None = None) -> None:
         self.events: list[Event] = []
-        """Those that did not go to a file."""
+        """The events that did not go to a file."""
         self.acknowledged = 0
         self._file = file
         self._lock = threading.Lock()
@@ -47,13 +47,20 @@ class Recorder:
     def sending(self, producer: str, topic: str, key: bytes | None, value: bytes) -> int:
         """Call it before the send, in the order of the sends; returns the send's number."""
         number = self._numbers[producer] = self._numbers.get(producer, 0) + 1
-        shown_key = None if key is None else as_text(key)
-        self._note(Sending(producer, number, topic, shown_key, as_text(value)))
+        sending = Sending(
+            producer=producer,
+            number=number,
+            topic=topic,
+            key=None if key is None else as_text(key),
+            value=as_text(value),
+        )
+        self._note(sending)
         return number
 
     def delivered(self, producer: str, number: int, metadata: RecordMetadata) -> None:
         self.acknowledged += 1
-        self._note(Sent(producer, number, "ok", metadata.partition, metadata.offset))
+        partition, offset = metadata.partition, metadata.offset
+        self._note(Sent(producer, number, "ok", partition=partition, offset=offset))
 
     def not_delivered(self, producer: str, number: int, error: BaseException) -> None:
         """rayq's errors say whether the record may have been written all the same."""
@@ -72,7 +79,7 @@ class Recorder:
             offsets.append(record.offset)
             values.append(as_text(record.value or b""))
         for (topic, partition), (offsets, values) in by_place.items():
-            self._note(Polled(consumer, topic, partition, offsets, values))
+            self._note(Polled(consumer, topic, partition, offsets=offsets, values=values))
 
     # --- groups ---------------------------------------------------------------------------------
 
@@ -83,7 +90,7 @@ class Recorder:
     def owns(self, consumer: str, group: str, epoch: int, places: Iterable[TopicPartition]) -> None:
         """Call it from `on_assigned`."""
         for topic, partition in sorted(places):
-            self._note(Assigned(consumer, topic, partition, group, epoch))
+            self._note(Assigned(consumer, topic, partition, group=group, epoch=epoch))
 
     def released(
         self,

@@ -14,8 +14,8 @@ FOREIGN = "record nobody sent"
 
 
 def check_acknowledged(facts: Facts) -> Iterator[Fault]:
-    """An acknowledged record must have been read by the end of the history. "Lost": somebody read
-    past its offset and it was not there; "unseen": nobody has read so far."""
+    """An acknowledged record must have been read by the end of the history. "Lost": a consumer read
+    past its offset and it was not there; "unseen": no consumer has read so far."""
     ends = {place: max(offsets) for place, offsets in facts.read.items() if offsets}
     for send in facts.sends:
         if send.outcome != "ok" or send.offset is None or send.partition is None:
@@ -48,7 +48,8 @@ def check_offsets(facts: Facts) -> Iterator[Fault]:
 
 
 def check_failed(facts: Facts) -> Iterator[Fault]:
-    """What a client was told had not been written must not turn up; nor what nobody sent."""
+    """A record that a client was told had not been written must not turn up, nor one that no client
+    sent."""
     for value, places in facts.places_of.items():
         send = facts.by_value.get(value)
         topic, number, offset = min(places)

@@ -1,0 +1,67 @@
+"""Dead letters: records that a pool's handler keeps refusing go to a topic of their own."""
+
+from __future__ import annotations
+
+import logging
+
+from rayq.client.cluster import Cluster
+from rayq.client.producing.producer import AsyncProducer
+from rayq.config import PoolConfig
+from rayq.errors import RayqError
+from rayq.pools.pool_handler import described, error_message
+from rayq.records import Record
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_MS = 10_000
+"""How long one try to write a dead letter may take, or a part of `max_poll_interval_ms` if that is
+less: between tries the consumer shows up in its group, and looks whether it is to be drained."""
+
+CLASS_HEADER = "rayq.error.class"
+MESSAGE_HEADER = "rayq.error.message"
+SOURCE_HEADER = "rayq.source"
+"""`topic/partition/offset`."""
+
+
+class DeadLetters:
+    """Writes the dead letters of one consumer."""
+
+    def __init__(self, cluster: Cluster, config: PoolConfig) -> None:
+        self._cluster = cluster
+        self._config = config
+        self._producer: AsyncProducer | None = None
+        self.written = 0
+
+    async def write(self, record: Record, error: BaseException) -> str | None:
+        """Returns why it could not be written, or not for certain; None where it was."""
+        topic = self._config.dead_letter_topic
+        assert topic is not None
+        if self._producer is None:
+            timeout_ms = min(TIMEOUT_MS, self._config.max_poll_interval_ms // 6 + 1)
+            self._producer = self._cluster.async_producer(
+                max_block_ms=timeout_ms, delivery_timeout_ms=timeout_ms
+            )
+        source = f"{record.topic}/{record.partition}/{record.offset}"
+        try:
+            delivery = await self._producer.send(
+                topic,
+                record.value,
+                key=record.key,
+                headers=[
+                    *record.headers,
+                    (CLASS_HEADER, type(error).__qualname__.encode()),
+                    (MESSAGE_HEADER, error_message(error).encode()),
+                    (SOURCE_HEADER, source.encode()),
+                ],
+                timestamp_ms=record.timestamp_ms,
+            )
+            await delivery
+        except RayqError as refused:
+            return f"{source} could not be written to topic {topic!r}: {refused}"
+        logger.warning("%s went to topic %r: %s", source, topic, described(error))
+        self.written += 1
+        return None
+
+    def close(self) -> None:
+        if self._producer is not None:
+            self._producer.abandon()  # Each dead letter was waited for.

@@ -1,0 +1,233 @@
+"""A cluster on Ray as a whole: how it starts on the nodes there are, and how it stops.
+
+`ray_actors` has the processes that are started here.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import ray
+from ray.exceptions import RayError
+
+from rayq.client.environment import system_environment
+from rayq.config import ClusterConfig
+from rayq.environment import Environment
+from rayq.errors import ControllerUnavailableError, NoClusterError, RayqError
+from rayq.runtime.layout import (
+    Directory,
+    check_all_found,
+    check_one_cluster,
+    find_directories,
+    format_cluster,
+)
+from rayq.runtime.ray_actors import (
+    LOCK_PATIENCE_S,
+    start_broker_actor,
+    start_controller_actor,
+)
+from rayq.runtime.ray_lookup import (
+    NAMESPACE,
+    START_TIMEOUT_S,
+    ask_controller,
+    broker_name,
+    checked_endpoint,
+    controller_actor,
+)
+from rayq.runtime.ray_nodes import run_on_node, wait_for_nodes
+from rayq.runtime.ray_specs import ClusterSpec
+from rayq.runtime.recover_quorum import lost_voters, survivors
+from rayq.runtime.start_checks import check_start
+from rayq.storage.data_directory import read_secret
+
+logger = logging.getLogger(__name__)
+
+RECOVERY_TIMEOUT_S = 30.0
+"""How long a start waits for partitions that were there before to be in sync."""
+
+
+def start_cluster(
+    root: str,
+    *,
+    brokers: int | None,
+    cluster_name: str,
+    port: int,
+    config: ClusterConfig,
+    nodes_min: int | None = None,
+) -> ClusterSpec:
+    """Formats or reopens the directories and starts the actors; returns when every broker has
+    registered. Raises the errors that `rayq.start` documents."""
+    nodes = wait_for_nodes(nodes_min, config.broker_resource)
+    if list(nodes) == [ray.get_runtime_context().get_node_id()]:
+        check_start(root, brokers, config, patience_s=LOCK_PATIENCE_S)
+    found = {node: ray.get(run_on_node(node, find_directories, root)) for node in nodes}
+    placed, cluster_id, secret = _open_or_format(nodes, found, root, brokers)
+    spec = ClusterSpec(
+        cluster_name=cluster_name,
+        cluster_id=cluster_id,
+        secret=secret,
+        brokers=(),
+        config=config,
+        root=root,
+        port=port,
+        placed=placed,
+        nodes=tuple(nodes),
+    )
+    actors: list[Any] = []
+    try:
+        for broker, node in sorted(placed.items()):
+            brokers_on_node = sum(at == node for at in placed.values())
+            actors.append(start_broker_actor(spec.broker_spec(broker, node, brokers_on_node)))
+        answers = [actor.endpoint.remote() for actor in actors]
+        endpoints = [
+            checked_endpoint(_started(answer, f"broker {broker}"))
+            for broker, answer in zip(sorted(placed), answers, strict=True)
+        ]
+        spec = msgspec.structs.replace(spec, brokers=tuple(endpoints))
+        controller = start_controller_actor(spec)
+        actors.append(controller)
+        _started(controller.spec.remote(), "the controller")
+        _wait_registered(actors[:-1], root, found)
+        _wait_recovered(actors[0])
+        return spec
+    except BaseException:
+        for actor in actors:
+            ray.kill(actor)
+        raise
+
+
+def stop_cluster(cluster_name: str) -> None:
+    """A controlled stop of all actors of the cluster; does nothing when it does not run. Raises
+    TimeoutError where the controller's process has not answered in time: nothing was stopped."""
+    try:
+        controller = controller_actor(cluster_name)
+        numbers: list[int] = ask_controller(cluster_name, "prepare_stop")
+    except NoClusterError:
+        return
+    brokers: list[Any] = []
+    for number in numbers:
+        try:
+            brokers.append(ray.get_actor(broker_name(cluster_name, number), namespace=NAMESPACE))
+        except ValueError:
+            continue
+    stopping = [broker.stop.remote() for broker in brokers]
+    for done in stopping:
+        try:
+            ray.get(done, timeout=START_TIMEOUT_S)
+        except RayError as error:
+            logger.warning("a broker did not stop by itself: %s", error)
+    for actor in (controller, *brokers):
+        ray.kill(actor)
+
+
+def _open_or_format(
+    nodes: dict[str, str],
+    found: dict[str, list[Directory]],
+    root: str,
+    brokers: int | None,
+) -> tuple[dict[int, str], str, bytes]:
+    """`(broker -> node, cluster id, secret)`."""
+    placed: dict[int, str] = {}
+    directories: list[Directory] = []
+    for node, some in found.items():
+        for one in some:
+            if one.broker in placed:
+                raise RayqError(
+                    f"Broker {one.broker} has a directory below {root} on two nodes "
+                    f"({nodes[placed[one.broker]]} and {nodes[node]}): one is a copy, or the nodes "
+                    "share the path. Move the copy away, or give each node a disk of its own."
+                )
+            placed[one.broker] = node
+            directories.append(one)
+    check_one_cluster(directories, root)
+    check_all_found(directories, root, brokers)
+    if not directories:
+        names = list(nodes)
+        directories = format_cluster(
+            system_environment(None),
+            root,
+            len(nodes) if brokers is None else brokers,
+            lambda broker, job, *args, **kwargs: ray.get(
+                run_on_node(names[broker % len(names)], job, *args, **kwargs)
+            ),
+        )
+        placed = {one.broker: names[one.broker % len(names)] for one in directories}
+    first = min(directories)
+    secret = ray.get(run_on_node(placed[first.broker], _read_secret, first.path))
+    return placed, first.cluster_id, secret
+
+
+def _read_secret(environment: Environment, path: str) -> bytes:
+    return read_secret(environment.disk, path)
+
+
+def _started(answer: Any, title: str) -> Any:
+    """The answer of an actor that was just created. Raises RayqError."""
+    try:
+        return ray.get(answer, timeout=START_TIMEOUT_S)
+    except ray.exceptions.GetTimeoutError as error:
+        raise RayqError(
+            f"The process of {title} did not start within {START_TIMEOUT_S:.0f} s. See `ray status`"
+            " for whether its node has room, and the logs below the Ray session's directory."
+        ) from error
+
+
+def _wait_registered(
+    brokers: Sequence[Any], root: str, found: dict[str, list[Directory]]
+) -> None:
+    """Raises ControllerUnavailableError once no other broker has registered for
+    `START_TIMEOUT_S`."""
+    most, deadline_s = 0, time.monotonic() + START_TIMEOUT_S
+    while True:
+        registered = sum(ray.get([broker.is_registered.remote() for broker in brokers]))
+        if registered == len(brokers):
+            return
+        if registered > most:
+            most, deadline_s = registered, time.monotonic() + START_TIMEOUT_S
+        if time.monotonic() > deadline_s:
+            raise ControllerUnavailableError(
+                f"Only {registered} of {len(brokers)} brokers are registered with a controller, "
+                f"and no other came within {START_TIMEOUT_S:.0f} s: "
+                + (
+                    _why_no_quorum(root, found)
+                    or "see the actors' logs below the Ray session's directory."
+                )
+            )
+        time.sleep(0.02)
+
+
+def _why_no_quorum(root: str, found: dict[str, list[Directory]]) -> str | None:
+    """What to do where a majority of the voters' directories was not found on the nodes."""
+    left = [
+        survivor
+        for node, directories in found.items()
+        if directories
+        for survivor in ray.get(run_on_node(node, survivors, root))
+    ]
+    if not left:
+        return None
+    best = max(left, key=lambda one: (one.epoch, one.last_index))
+    lost = lost_voters([one.directory for one in left], best.voters)
+    if 2 * len(lost) < len(best.voters):
+        return None
+    return (
+        f"of its voters, brokers {', '.join(str(one.broker) for one in best.voters)}, the "
+        f"directories of {', '.join(map(str, lost))} are not there. Start their nodes; where they "
+        f"are lost for good: rayq cluster recover-quorum --from {root}, on each node that is left."
+    )
+
+
+def _wait_recovered(broker: Any) -> None:
+    """Waits until the partitions that were there before are in sync; after `RECOVERY_TIMEOUT_S` it
+    logs those that are not."""
+    deadline_s = time.monotonic() + RECOVERY_TIMEOUT_S
+    while recovering := ray.get(broker.recovering_partitions.remote()):
+        if time.monotonic() > deadline_s:
+            for where, reason in recovering.items():
+                logger.warning("%s %s", where, reason)
+            return
+        time.sleep(0.05)
