@@ -161,11 +161,6 @@ class Accumulator:
         """Bytes reserved by batches that wait or are in flight."""
         return self._reserved_bytes - self._released_bytes
 
-    @property
-    def is_exhausted(self) -> bool:
-        """Somebody waits for room."""
-        return bool(self._room_waiters)
-
     def incomplete(self) -> list[ProducerBatch]:
         """Every batch that has records and no outcome yet, the oldest first."""
         return list(self._incomplete)
@@ -369,8 +364,11 @@ class Accumulator:
             batches.append(batch)
         return batches
 
-    def is_urgent(self, queue: PartitionQueue) -> bool:
-        """Whether the open batch of the queue does not linger."""
+    def is_hurried(self, queue: PartitionQueue) -> bool:
+        """Whether the open batch of the queue does not linger: somebody waits for it, for all
+        batches, or for room."""
+        if self.is_flushing > 0 or self._room_waiters:
+            return True
         batch = queue.open
         return batch is not None and batch.is_urgent
 
