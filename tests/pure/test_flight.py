@@ -15,7 +15,6 @@ from rayq.client.producing.flight import (
     Fail,
     Flight,
     Numbers,
-    Send,
     Shipment,
     SuspectLeader,
     TakeBatch,
@@ -89,10 +88,10 @@ def step(flight: Flight, now: float = NOW, opened_at: float | None = None) -> An
 def send_next(flight: Flight, now: float = NOW) -> tuple[Shipment, int]:
     """Sends what waits first."""
     found = step(flight, now)
-    assert isinstance(found, Send)
-    if found.shipment.payload is None:
-        flight.packed(found.shipment, bytearray(str(flight.next_numbers()).encode()))
-    return found.shipment, flight.sent(found.shipment, now)
+    assert isinstance(found, Shipment)
+    if found.payload is None:
+        flight.packed(found, bytearray(1), flight.next_numbers())
+    return found, flight.sent(found, now)
 
 
 def send_new(flight: Flight, number: int = 1) -> list[tuple[Shipment, int]]:
@@ -186,9 +185,8 @@ def test_numbers_go_on_by_records_and_wrap() -> None:
 
 def test_a_batch_that_cannot_be_packed_takes_no_number() -> None:
     flight = a_flight()
-    flight.add(a_batch())
     error = RecordTooLargeError("too large")
-    fail = flight.unpackable(step(flight).shipment, error)
+    fail = flight.unpackable(flight.add(a_batch()), error)
     assert fail.error is error
     assert flight.next_numbers() == Numbers(40, 0, 0) and not flight.needs_new_epoch
     assert step(flight) is None
@@ -485,9 +483,9 @@ def test_no_number_is_used_twice_and_none_changes_while_a_batch_is_in_doubt(seed
                 case TakeBatch():
                     made.append(a_batch(source.randint(1, 9), opened_at=now - 0.01))
                     flight.add(made[-1])
-                case Send(shipment=shipment):
+                case Shipment() as shipment:
                     if shipment.payload is None:
-                        flight.packed(shipment, bytearray(1))
+                        flight.packed(shipment, bytearray(1), flight.next_numbers())
                     assert shipment.numbers is not None
                     assert batch_of.setdefault(shipment.numbers, shipment.batch) is shipment.batch
                     unresolved = [one.serial for one in (*flight.in_flight, *flight.waiting)]
@@ -515,8 +513,8 @@ def test_no_number_is_used_twice_and_none_changes_while_a_batch_is_in_doubt(seed
             if isinstance(outcomes.get(one.batch), DeliveryTimeoutError):
                 raise AssertionError("of a batch in doubt nobody knows that it was not written")
         assert len(flight.in_flight) <= flight._in_flight_max
-        serials = [one.serial for one in flight.waiting]
-        assert serials == sorted(serials)
+        for some in (flight.waiting, flight.in_flight):
+            assert some == sorted(some, key=lambda one: one.serial)
     for action in flight.fail_all(UnknownTopicError("deleted")):
         resolve(action.batch, action.error)
     assert set(outcomes) == set(made) and len(made) > 20

@@ -94,12 +94,6 @@ class SuspectLeader(NamedTuple):
     leader: LeaderAndEpoch | None
 
 
-class Send(NamedTuple):
-    """The shipment is next: it is packed, if it has no payload yet, and sent."""
-
-    shipment: Shipment
-
-
 class TakeBatch(NamedTuple):
     """The next batch of the accumulator is wanted."""
 
@@ -123,8 +117,8 @@ class TakeProducerId(NamedTuple):
 
 Action = Fail | SuspectLeader
 """What an event asks for."""
-Step = Send | TakeBatch | WaitUntil | TakeProducerId
-"""What is next when nothing happens."""
+Step = Shipment | TakeBatch | WaitUntil | TakeProducerId
+"""What is next when nothing happens. A shipment is packed, if it has no payload yet, and sent."""
 
 
 class Flight:
@@ -201,19 +195,17 @@ class Flight:
             return None
         for shipment in self.waiting:
             if shipment.payload is not None or not self.needs_new_epoch:
-                return Send(shipment)
-        if opened_at is None or self.needs_new_epoch or self._is_window_full():
+                return shipment
+        if opened_at is None or self.needs_new_epoch:
             return None
+        if self.in_flight and self._is_idempotent:
+            unresolved = self.next_serial - self.in_flight[0].serial
+            if unresolved >= BATCHES_REMEMBERED:
+                # One more, and the leader might forget the oldest: its retry would no longer be
+                # recognised.
+                return None
         due_at = opened_at + self._linger_s
         return TakeBatch(not self.in_flight or is_hurried or now >= due_at, due_at)
-
-    def _is_window_full(self) -> bool:
-        """One more batch, and the leader might forget the oldest that is unresolved: its retry
-        would no longer be recognised."""
-        if not self._is_idempotent:
-            return False
-        serials = [shipment.serial for shipment in (*self.in_flight, *self.waiting)]
-        return bool(serials) and self.next_serial - min(serials) >= BATCHES_REMEMBERED
 
     def _start_new_epoch(self) -> None:
         """Once everything in doubt has resolved, numbers start from 0 under a new epoch."""
@@ -237,11 +229,12 @@ class Flight:
 
     # --- on the way out -------------------------------------------------------------------------
 
-    def add(self, batch: ProducerBatch) -> None:
-        """After `TakeBatch`: the batch that was taken."""
-        deadline = batch.opened_at + self._delivery_timeout_s
-        self.waiting.append(Shipment(batch, deadline, self.next_serial))
+    def add(self, batch: ProducerBatch) -> Shipment:
+        """After `TakeBatch`: the batch that was taken. Its shipment is next."""
+        shipment = Shipment(batch, batch.opened_at + self._delivery_timeout_s, self.next_serial)
         self.next_serial += 1
+        self.waiting.append(shipment)
+        return shipment
 
     def next_numbers(self) -> Numbers | None:
         """Those of the batch that is packed next; None without idempotence."""
@@ -249,11 +242,11 @@ class Flight:
             return None
         return Numbers(self.producer_id, self.producer_epoch, self.next_sequence)
 
-    def packed(self, shipment: Shipment, payload: bytearray) -> None:
+    def packed(self, shipment: Shipment, payload: bytearray, numbers: Numbers | None) -> None:
         """The batch was encoded, with `next_numbers`, which are its own from here on."""
         shipment.payload = payload
-        shipment.numbers = self.next_numbers()
-        if shipment.numbers is not None:
+        shipment.numbers = numbers
+        if numbers is not None:
             self.next_sequence = (self.next_sequence + shipment.batch.count) % SEQUENCE_COUNT
 
     def unpackable(self, shipment: Shipment, error: RayqError) -> Fail:
@@ -265,9 +258,8 @@ class Flight:
         self.waiting.remove(shipment)
         self.in_flight.append(shipment)
         shipment.sent_at = now
-        self._attempts += 1
-        shipment.attempt = self._attempts
-        return self._attempts
+        self._attempts = shipment.attempt = self._attempts + 1
+        return shipment.attempt
 
     # --- what came of it ------------------------------------------------------------------------
 

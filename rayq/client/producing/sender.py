@@ -155,13 +155,11 @@ class Sender:
 
     def _send_due(self, channel: _Channel) -> None:
         flight, queue, accumulator = channel.flight, channel.queue, self._accumulator
+        connection: Connection | None = None
         while not self._closed:
             now = self._client.now
-            step = flight.next_step(
-                now,
-                accumulator.oldest_opened_at(queue),
-                is_hurried=accumulator.is_hurried(queue),
-            )
+            opened_at = accumulator.oldest_opened_at(queue)
+            step = flight.next_step(now, opened_at, is_hurried=accumulator.is_hurried(queue))
             if step is None:
                 return
             if isinstance(step, WaitUntil):
@@ -175,9 +173,10 @@ class Sender:
                     return
                 flight.producer_id = self._producer_id
                 continue
-            connection = self._connection(channel)
             if connection is None:
-                return
+                connection = self._connection(channel)
+                if connection is None:
+                    return
             if self._config.acks == 0 and connection.is_write_paused:
                 self._wait_for_room(channel, connection)
                 return
@@ -187,9 +186,11 @@ class Sender:
                     is_held_up = step.is_open_due
                     self._pump_at(channel, now + HELD_UP_PAUSE_S if is_held_up else step.due_at)
                     return
-                flight.add(batch)
-            elif step.shipment.payload is not None or self._pack(channel, step.shipment):
-                self._ship(channel, step.shipment, connection)
+                shipment = flight.add(batch)
+            else:
+                shipment = step
+            if shipment.payload is not None or self._pack(channel, shipment):
+                self._ship(channel, shipment, connection, now)
 
     def _pump_at(self, channel: _Channel, at: float) -> None:
         channel.stop_timer()
@@ -253,7 +254,9 @@ class Sender:
         else:
             self._stall(channel, error)
 
-    def _ship(self, channel: _Channel, shipment: Shipment, connection: Connection) -> None:
+    def _ship(
+        self, channel: _Channel, shipment: Shipment, connection: Connection, now: float
+    ) -> None:
         flight, queue, config = channel.flight, channel.queue, self._config
         assert shipment.payload is not None and flight.leader is not None
         request = Produce(
@@ -263,7 +266,6 @@ class Sender:
             acks=_ACKS[config.acks],
             timeout_ms=config.request_timeout_ms,
         )
-        now = self._client.now
         attempt = flight.sent(shipment, now)
         if config.acks == 0:
             try:
@@ -304,7 +306,7 @@ class Sender:
                 )
             self._carry_out(channel, [flight.unpackable(shipment, error)])
             return False
-        flight.packed(shipment, payload)
+        flight.packed(shipment, payload, numbers)
         return True
 
     def _wait_for_room(self, channel: _Channel, connection: Connection) -> None:
