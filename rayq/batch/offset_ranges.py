@@ -16,28 +16,15 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, SupportsIndex, TypeVar
 
+from rayq.batch.job_partition import JobPartition
 from rayq.client.client import Client
 from rayq.client.cluster import Cluster
 from rayq.client.consuming.group_consumer import pattern_text
-from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.timeouts import seconds
 from rayq.core import topic_pattern
-from rayq.errors import (
-    InvalidRequestError,
-    OffsetOutOfRangeError,
-    PartitionOfflineError,
-    RayqError,
-    TimeoutError,
-    UnknownTopicError,
-)
+from rayq.errors import InvalidRequestError, OffsetOutOfRangeError, UnknownTopicError
 from rayq.records import OffsetRange, TopicPartition
-from rayq.wire.messages import (
-    EARLIEST,
-    LATEST,
-    AnyRequest,
-    ListOffsets,
-    TopicMetadata,
-)
+from rayq.wire.messages import EARLIEST, LATEST, TopicMetadata
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -56,9 +43,6 @@ Time = int | datetime
 Times = Mapping[TopicPartition, Time] | Mapping[str, Mapping[int, Time] | Mapping[str, Time]]
 
 _DIGITS = re.compile("[0-9]{1,9}")
-
-ATTEMPT_TIMEOUT_S = 10.0
-"""How long one question to a leader waits for its answer before it is repeated."""
 
 
 class Split(NamedTuple):
@@ -311,7 +295,10 @@ async def _snapshot(
         _check_order(place, starts[place], ends[place])
     return await together(
         _resolve(
-            ask, place, found[place.topic].topic_id, starts[place], ends[place], fail_on_data_loss
+            JobPartition(ask.client, place, found[place.topic].topic_id, ask.timeout_s),
+            starts[place],
+            ends[place],
+            fail_on_data_loss=fail_on_data_loss,
         )
         for place in places
     )
@@ -329,35 +316,35 @@ def _check_order(place: TopicPartition, start: _At, end: _At) -> None:
 
 
 async def _resolve(
-    ask: _Question,
-    place: TopicPartition,
-    topic_id: str,
-    start: _At,
-    end: _At,
-    fail_on_data_loss: bool,
+    partition: JobPartition, start: _At, end: _At, *, fail_on_data_loss: bool
 ) -> Split:
-    low, high = await together(
-        [ask.offset(place, topic_id, EARLIEST), ask.offset(place, topic_id, LATEST)]
-    )
+    place = partition.place
+    low, high = await together([partition.offset(EARLIEST), partition.offset(LATEST)])
     assert low is not None and high is not None, "a log has a beginning and an end"
     log = _LogBounds(place, low, high, fail_on_data_loss)
     if start.timestamp_ms is not None:
-        found = await ask.offset(place, topic_id, start.timestamp_ms)
+        found = await partition.offset(start.timestamp_ms)
         first = high if found is None else found
     else:
         first = log.offset_of(start, "starts at")
     if end.timestamp_ms is not None:
-        found = await ask.offset(place, topic_id, end.timestamp_ms)
+        found = await partition.offset(end.timestamp_ms)
         last = high if found is None else found
     else:
         last = log.offset_of(end, "ends at")
     first, last = min(first, high), min(last, high)  # records appended meanwhile are not part
     if last < first and start.offset == "latest":
         raise InvalidRequestError(
-            f"The range of {place.topic}-{place.partition} ends before it starts: from "
-            f"'latest', which is offset {first} now, to {end}."
+            f"The range of {partition} ends before it starts: from 'latest', which is offset "
+            f"{first} now, to {end}."
         )
-    return Split(place.topic, topic_id, place.partition, first, max(first, last))
+    return Split(
+        topic=place.topic,
+        topic_id=partition.topic_id,
+        partition=place.partition,
+        start=first,
+        end=max(first, last),
+    )
 
 
 class _LogBounds(NamedTuple):
@@ -411,64 +398,6 @@ class _Question(NamedTuple):
 
     async def topic(self, name: str) -> TopicMetadata:
         return await self.client.topic(name, timeout_s=self.timeout_s, age_max_s=0.0)
-
-    async def offset(self, place: TopicPartition, topic_id: str, timestamp_ms: int) -> int | None:
-        """The first offset at or after a time; or EARLIEST, LATEST. None: nothing is so late."""
-        response = await self.leader(
-            place,
-            topic_id,
-            lambda leader: ListOffsets(
-                topic_id=topic_id,
-                partition=place.partition,
-                leader_epoch=leader.epoch,
-                timestamp_ms=timestamp_ms,
-            ),
-        )
-        offset: int | None = response.offset
-        return offset
-
-    async def leader(self, place: TopicPartition, topic_id: str, build: Any) -> Any:
-        """One question to a partition's leader, of the topic of this id."""
-
-        def build_for(known_id: str, leader: LeaderAndEpoch) -> AnyRequest:
-            check_topic_id(place.topic, topic_id, known_id)
-            request: AnyRequest = build(leader)
-            return request
-
-        try:
-            return await self.client.ask_leader(
-                *place,
-                build_for,
-                timeout_s=self.timeout_s,
-                attempt_timeout_s=ATTEMPT_TIMEOUT_S,
-            )
-        except TimeoutError as error:
-            raise _why(error) from error
-
-
-async def find_topic(client: Client, topic: str, topic_id: str, *, timeout_s: float) -> None:
-    """Loads the topic of this id. Raises UnknownTopicError where it is another one by now."""
-    found = await client.topic(topic, timeout_s=timeout_s)
-    if found.topic_id != topic_id:  # perhaps it is the cache that is out of date
-        found = await client.topic(topic, timeout_s=timeout_s, age_max_s=0.0)
-    check_topic_id(topic, topic_id, found.topic_id)
-
-
-def check_topic_id(topic: str, wanted_id: str, known_id: str) -> None:
-    """Raises UnknownTopicError."""
-    if known_id != wanted_id:
-        raise UnknownTopicError(
-            f"Topic {topic!r} was deleted and created anew: it is not the one that was to be used. "
-            "Start the job anew."
-        )
-
-
-def _why(error: TimeoutError) -> RayqError:
-    """A partition that stayed offline is not just slow."""
-    cause = error.__cause__
-    return (
-        PartitionOfflineError(error.message) if isinstance(cause, PartitionOfflineError) else error
-    )
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -11,7 +11,8 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from rayq.batch.offset_ranges import Split, find_topic
+from rayq.batch.job_partition import JobPartition
+from rayq.batch.offset_ranges import Split
 from rayq.client.background import BackgroundLoop
 from rayq.client.client import Client
 from rayq.client.cluster import Cluster
@@ -200,7 +201,8 @@ class _Reader:
 
     async def open(self) -> None:
         split = self._split
-        await find_topic(self._client, split.topic, split.topic_id, timeout_s=self._timeout_s)
+        partition = JobPartition(self._client, split.place, split.topic_id, self._timeout_s)
+        await partition.load_topic()
         subscription = Subscription()
         subscription.assigned = {split.place: self._assigned}
         self._fetcher = Fetcher(self._client, self._config, subscription)

@@ -31,17 +31,12 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from rayq.batch.numbered_sender import (
-    ATTEMPT_TIMEOUT_S,
-    NumberedBatch,
-    NumberedSender,
-    numbered,
-)
-from rayq.batch.offset_ranges import check_topic_id, find_topic, snapshot, together
+from rayq.batch.job_partition import JobPartition
+from rayq.batch.numbered_sender import NumberedSender, numbered
+from rayq.batch.offset_ranges import snapshot, together
 from rayq.client.client import Client
 from rayq.client.cluster import Cluster
 from rayq.client.consuming.arrow import load_pyarrow
-from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.producing.accumulator import (
     BATCH_OVERHEAD_BYTES,
     HEADER_OVERHEAD_BYTES,
@@ -209,18 +204,15 @@ def finish_write(
     client, background = (cluster or Cluster.current()).shared_client()
 
     async def check(partition: int) -> None:
-        def build(topic_id: str, leader: LeaderAndEpoch) -> DescribeProducers:
-            check_topic_id(job.topic, job.topic_id, topic_id)
-            return DescribeProducers(
-                topic_id=topic_id,
+        place = TopicPartition(job.topic, partition)
+        answer, _ = await JobPartition(client, place, job.topic_id, timeout_s).exchange(
+            lambda leader_epoch: DescribeProducers(
+                topic_id=job.topic_id,
                 partition=partition,
-                leader_epoch=leader.epoch,
+                leader_epoch=leader_epoch,
                 first_producer_id=job.first_producer_id,
                 producer_id_count=TASKS_MAX,
             )
-
-        answer = await client.ask_leader(
-            job.topic, partition, build, timeout_s=timeout_s, attempt_timeout_s=ATTEMPT_TIMEOUT_S
         )
         found = {producer_id - job.first_producer_id for producer_id in answer.producer_ids}
         unknown = sorted(found - tasks[partition])
@@ -251,21 +243,19 @@ class _Writing:
         job = self._job
         sender = self.senders.get(partition)
         if sender is None:
-            await find_topic(self._client, job.topic, job.topic_id, timeout_s=self._timeout_s)
+            place = TopicPartition(job.topic, partition)
+            target = JobPartition(self._client, place, job.topic_id, self._timeout_s)
+            await target.load_topic()
             age_ms = self._client.environment.clock.wall_ms() - job.timestamp_ms
             sender = self.senders[partition] = NumberedSender(
-                self._client,
-                TopicPartition(job.topic, partition),
-                job.topic_id,
+                target,
                 self._producer_id,
-                job.start_offsets[partition],
+                scan_from=job.start_offsets[partition],
                 scan_first=age_ms > YOUNG_JOB_MS,
-                timeout_s=self._timeout_s,
                 on_change=self._changed.set,
             )
-        batch: NumberedBatch = numbered(payload)
         await self._until(lambda: sender.has_room)
-        sender.put(batch)
+        sender.put(numbered(payload))
 
     async def finish(self) -> None:
         senders = self.senders.values()
