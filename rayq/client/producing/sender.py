@@ -128,7 +128,7 @@ class Sender:
             self._fail(batch, error)
 
     def work(self, queues: list[PartitionQueue]) -> None:
-        """These queues have batches to look at, or their open ones became due by a flush."""
+        """These queues have new batches, or batches that became due."""
         for queue in queues:
             self._pump(self._channel(queue))
 
@@ -145,8 +145,8 @@ class Sender:
     # --- sending --------------------------------------------------------------------------------
 
     def _pump(self, channel: _Channel) -> None:
-        """Sends whatever of the partition may be sent now. A bug of ours in here fails everything
-        that waits, rather than leaving it waiting."""
+        """Sends whatever of the partition may be sent now. After a bug of rayq in here everything
+        that waits fails, instead of waiting for ever."""
         try:
             self._send_due(channel)
         except Exception as error:
@@ -310,8 +310,8 @@ class Sender:
         return True
 
     def _wait_for_room(self, channel: _Channel, connection: Connection) -> None:
-        """Without acknowledgements nothing but the network holds back: what it does not take stays
-        in the buffer, which is bounded."""
+        """Without acknowledgements only the network limits how much is sent: what it does not take
+        stays in the buffer, which is bounded."""
         if channel.full_connection is connection:
             return
         channel.full_connection = connection
@@ -329,8 +329,8 @@ class Sender:
         tasks.spawn(wait(), f"wait for room to the leader of {flight.name}")
 
     def _refused(self, connection: Connection, error: RayqError) -> None:
-        """Without acknowledgements: something that was sent there was not written. What follows
-        waits for newer metadata, lest all of it goes where nobody takes it."""
+        """Without acknowledgements: the server at the other end refused something, which is lost.
+        What follows waits for newer metadata, lest it is refused as well."""
         channels = [one for one in self._channels.values() if one.connection is connection]
         if channels:
             self._refusals.say("records sent with acks=0 were refused, and are lost: %s", error)
