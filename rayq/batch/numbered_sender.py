@@ -1,12 +1,13 @@
-"""Sends batches whose numbers the caller chose, so that whoever sends them again is recognised.
+"""Sends batches whose numbers the caller chose, so that leaders recognise those that come again.
 
-An ordinary producer draws a producer id of its own; one that starts anew is another producer. Here
-the id and the sequence numbers come from the job and the rows, so a second attempt at the same work
-sends the same batches under the same numbers, and the leader appends each of them once.
+An ordinary producer takes a new producer id when it starts. Here the id and the sequence numbers
+come from the job and the rows, so a second attempt at the same work sends the same batches under
+the same numbers, and the leader appends each of them once.
 
-A leader recognises the last five batches of a producer. What it takes for out of order may be older
-than that: then the partition is read from where the job began, and the numbers found there tell.
-Whatever was there already is compared with what was to be sent, by CRC, before it counts as sent.
+A leader recognises the last five batches of a producer. A batch that it takes for out of order may
+be older than these. Then the sender reads the partition from where the job began, and the numbers
+in the log say what is written. What is in the log already counts as sent only once its CRC is the
+same as that of what was to be sent.
 """
 
 from __future__ import annotations
@@ -56,10 +57,6 @@ class NumberedBatch(NamedTuple):
         return self.base_sequence + self.header.record_count
 
 
-def numbered(payload: bytearray) -> NumberedBatch:
-    return NumberedBatch(payload, read_header(payload))
-
-
 class _Known(NamedTuple):
     """A batch of this producer in the log."""
 
@@ -67,7 +64,7 @@ class _Known(NamedTuple):
     base_offset: int
     body_crc: int
     is_whole: bool
-    """Compaction did not take records out."""
+    """Compaction took no records out of it."""
 
 
 class NumberedSender:
@@ -96,11 +93,11 @@ class NumberedSender:
         self._task: asyncio.Task[None] | None = None
         self._known: dict[int, _Known] = {}
         self._known_next = 0
-        """The sequence after the last one found in the log."""
+        """The sequence number behind the last one that was found in the log."""
         self._scanned_to = scan_from
         self._scan_first = scan_first
         self._may_have_gaps = False
-        """Retention or compaction may have taken batches out of what was looked at."""
+        """Retention or compaction may have removed batches from what was read."""
         self.failure: RayqError | None = None
         self.ranges: list[OffsetRange] = []
         self.repeated = 0
@@ -116,9 +113,9 @@ class NumberedSender:
     def is_idle(self) -> bool:
         return self._task is None
 
-    def put(self, batch: NumberedBatch) -> None:
-        """The next batch of the sequence."""
-        self._waiting.append(batch)
+    def put(self, payload: bytearray) -> None:
+        """Takes the next batch of the sequence, encoded with its numbers."""
+        self._waiting.append(NumberedBatch(payload, read_header(payload)))
         if self._task is None and self.failure is None:
             tasks = self._partition.client.environment.tasks
             self._task = tasks.spawn(self._run(), f"write to {self._partition}")
@@ -146,8 +143,8 @@ class NumberedSender:
             self._on_change()
 
     async def check_end(self) -> None:
-        """After the last batch. Raises RewriteMismatchError where an earlier attempt had more: its
-        batches would stand behind the last of these."""
+        """Call it after the last batch. Raises RewriteMismatchError where an earlier attempt wrote
+        more: its batches stand behind the last batch of this attempt."""
         if not self._ends_in_repeat:
             return
         if self.ranges:
@@ -234,7 +231,7 @@ class NumberedSender:
             headers, _ = await self._fetch(offset)
         except OffsetOutOfRangeError as error:
             await self._start_above(offset, error)
-            return  # it expired in between: nothing to compare with
+            return  # it expired in between, and there is nothing to compare with
         for header in headers:
             if header.base_offset == offset:
                 self._remember(header)
@@ -299,7 +296,8 @@ class NumberedSender:
         return [header for _, header in split_batches(payload)], answer.next_offset
 
     async def _start_above(self, offset: int, error: OffsetOutOfRangeError) -> int:
-        """The log start, if that is why `offset` is gone. Raises LogTruncatedError."""
+        """The log start, where it is above `offset`: that is why the offset is gone. Else raises
+        LogTruncatedError."""
         start = await self._partition.offset(EARLIEST)
         assert start is not None, "EARLIEST has no timestamp to miss"
         if start <= offset:
