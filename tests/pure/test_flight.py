@@ -186,7 +186,7 @@ def test_numbers_go_on_by_records_and_wrap() -> None:
 def test_a_batch_that_cannot_be_packed_takes_no_number() -> None:
     flight = a_flight()
     error = RecordTooLargeError("too large")
-    fail = flight.unpackable(flight.add(a_batch()), error)
+    fail = flight.give_up(flight.add(a_batch()), error)
     assert fail.error is error
     assert flight.next_numbers() == Numbers(40, 0, 0) and not flight.needs_new_epoch
     assert step(flight) is None

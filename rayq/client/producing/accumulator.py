@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate, repeat
 from operator import add
 from typing import cast
@@ -104,31 +105,19 @@ class ProducerBatch(Outcome):
         return times[index]
 
 
+@dataclass(slots=True, eq=False)
 class PartitionQueue:
     """The batches of one partition that the sender has not taken yet."""
 
-    __slots__ = (
-        "topic",
-        "topic_id",
-        "partition",
-        "limit_bytes",
-        "append_time",
-        "open",
-        "closed",
-    )
-
-    def __init__(
-        self, topic: str, topic_id: str, partition: int, limit_bytes: int, append_time: bool
-    ) -> None:
-        self.topic = topic
-        self.topic_id = topic_id
-        self.partition = partition
-        self.limit_bytes = limit_bytes
-        """Size at which a batch is closed."""
-        self.append_time = append_time
-        """Whether records carry the leader's time."""
-        self.open: ProducerBatch | None = None
-        self.closed: deque[ProducerBatch] = deque()
+    topic: str
+    topic_id: str
+    partition: int
+    limit_bytes: int
+    """Size at which a batch is closed."""
+    append_time: bool
+    """Whether records carry the leader's time."""
+    open: ProducerBatch | None = None
+    closed: deque[ProducerBatch] = field(default_factory=deque)
 
 
 class Accumulator:

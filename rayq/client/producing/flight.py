@@ -20,7 +20,7 @@ number its batches anew (`breaks_sequence`).
 
 from __future__ import annotations
 
-import logging
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from rayq.client.client import LEADER_PATIENCE_S, Backoff
@@ -36,8 +36,6 @@ from rayq.errors import (
 from rayq.storage.batch import SEQUENCE_COUNT
 from rayq.storage.producer_state import BATCHES_REMEMBERED
 
-logger = logging.getLogger(__name__)
-
 PRODUCER_EPOCH_MAX = 2**16 - 1
 
 
@@ -49,33 +47,22 @@ class Numbers(NamedTuple):
     base_sequence: int
 
 
+@dataclass(slots=True, eq=False)
 class Shipment:
     """A batch on its way: its numbers, its attempts."""
 
-    __slots__ = (
-        "batch",
-        "deadline",
-        "serial",
-        "payload",
-        "numbers",
-        "in_doubt",
-        "attempt",
-        "sent_at",
-    )
-
-    def __init__(self, batch: ProducerBatch, deadline: float, serial: int) -> None:
-        self.batch = batch
-        self.deadline = deadline
-        self.serial = serial
-        """Its place in the order of the partition."""
-        self.payload: bytearray | None = None
-        """The encoded batch; None until `Flight.packed`."""
-        self.numbers: Numbers | None = None
-        self.in_doubt = False
-        """An attempt may have been written, without an answer that says so."""
-        self.attempt: int | None = None
-        """The attempt that is in flight, if one is."""
-        self.sent_at = 0.0
+    batch: ProducerBatch
+    deadline: float
+    serial: int
+    """Its place in the order of the partition."""
+    payload: bytearray | None = None
+    """The encoded batch; None until `Flight.packed`."""
+    numbers: Numbers | None = None
+    in_doubt: bool = False
+    """An attempt may have been written, without an answer that says so."""
+    attempt: int | None = None
+    """The attempt that is in flight, if one is."""
+    sent_at: float = 0.0
 
 
 # --- what comes out -------------------------------------------------------------------------------
@@ -123,28 +110,6 @@ Step = Shipment | TakeBatch | WaitUntil | TakeProducerId
 
 class Flight:
     """One partition's batches on their way. Times are in seconds, of one monotonic clock."""
-
-    __slots__ = (
-        "name",
-        "producer_id",
-        "producer_epoch",
-        "next_sequence",
-        "next_serial",
-        "in_flight",
-        "waiting",
-        "is_stalled",
-        "resume_at",
-        "needs_new_epoch",
-        "leader",
-        "last_error",
-        "_spent_producer_id",
-        "_attempts",
-        "_backoff",
-        "_is_idempotent",
-        "_in_flight_max",
-        "_linger_s",
-        "_delivery_timeout_s",
-    )
 
     def __init__(self, name: str, config: ProducerConfig, backoff: Backoff) -> None:
         """`name` is the partition's, for messages."""
@@ -220,12 +185,6 @@ class Flight:
         self.needs_new_epoch = False
         for shipment in self.waiting:
             shipment.payload = shipment.numbers = None
-        logger.info(
-            "%s goes on under producer %s epoch %d",
-            self.name,
-            self.producer_id,
-            self.producer_epoch,
-        )
 
     # --- on the way out -------------------------------------------------------------------------
 
@@ -248,10 +207,6 @@ class Flight:
         shipment.numbers = numbers
         if numbers is not None:
             self.next_sequence = (self.next_sequence + shipment.batch.count) % SEQUENCE_COUNT
-
-    def unpackable(self, shipment: Shipment, error: RayqError) -> Fail:
-        """The batch cannot be encoded: it fails, and takes no number."""
-        return self._give_up(shipment, error)
 
     def sent(self, shipment: Shipment, now: float) -> int:
         """The batch is being sent. Returns the number of the attempt, which its outcome names."""
@@ -303,7 +258,7 @@ class Flight:
             return self.stalled(error, now)
         if shipment.numbers is not None and isinstance(error, ProducerFencedError):
             self.producer_epoch = PRODUCER_EPOCH_MAX  # another producer has the id: take a new one
-        return [self._give_up(shipment, error)]
+        return [self.give_up(shipment, error)]
 
     def _is_first(self, shipment: Shipment) -> bool:
         """Nothing that was sent before it is unresolved."""
@@ -357,10 +312,10 @@ class Flight:
         for shipment in shipments:
             shipment.in_doubt = shipment.in_doubt or shipment.attempt is not None
         shipments.sort(key=lambda one: one.serial)
-        return [self._give_up(shipment, error) for shipment in shipments]
+        return [self.give_up(shipment, error) for shipment in shipments]
 
-    def _give_up(self, shipment: Shipment, error: RayqError) -> Fail:
-        """Its numbers, if it has any, are lost with it."""
+    def give_up(self, shipment: Shipment, error: RayqError) -> Fail:
+        """The batch fails for good, and its numbers, if it has any, are lost with it."""
         (self.waiting if shipment.attempt is None else self.in_flight).remove(shipment)
         shipment.attempt = None
         if shipment.numbers is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
@@ -72,31 +73,27 @@ class TopicQueues:
         self.sticky = self.queues[self.sticky_candidates[0]]
 
 
+@dataclass(slots=True, eq=False)
 class Column:
     """Records of a `send_many` for one partition. Those from `start` on are not appended yet."""
 
-    def __init__(
-        self,
-        values: Sequence[bytes | None],
-        keys: Sequence[bytes | None] | None,
-        ends: Sequence[int],
-    ) -> None:
-        self.values = values
-        self.keys = keys
-        self.ends = ends
-        self.start = 0
+    values: Sequence[bytes | None]
+    keys: Sequence[bytes | None] | None
+    ends: Sequence[int]
+    """As `running_sizes` gives them."""
+    start: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class ManyJob:
     """A `send_many` under way."""
 
-    def __init__(self, topic: TopicQueues, timestamp_ms: int) -> None:
-        self.topic = topic
-        self.timestamp_ms = timestamp_ms
-        self.parts: list[Part] = []
-        self.pending: list[tuple[PartitionQueue | None, Column]] = []
-        """By partition; the queue is None for records without a key."""
-        self.is_sticky_full = False
+    topic: TopicQueues
+    timestamp_ms: int
+    parts: list[Part] = field(default_factory=list)
+    pending: list[tuple[PartitionQueue | None, Column]] = field(default_factory=list)
+    """By partition; the queue is None for records without a key."""
+    is_sticky_full: bool = False
 
     def add(self, queue: PartitionQueue | None, column: Column) -> None:
         self.pending.append((queue, column))

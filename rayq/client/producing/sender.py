@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from rayq.client.producing.flight import (
     Fail,
     Flight,
     Shipment,
+    SuspectLeader,
     TakeBatch,
     TakeProducerId,
     WaitUntil,
@@ -53,30 +55,20 @@ CONNECT_TIMEOUT_S = 3.0
 _ACKS = {"all": -1, 1: 1, 0: 0}
 
 
+@dataclass(slots=True, eq=False)
 class _Channel:
     """What carries out the flight of one partition."""
 
-    __slots__ = (
-        "queue",
-        "flight",
-        "timer",
-        "connection",
-        "connecting",
-        "full_connection",
-        "full_since",
-    )
-
-    def __init__(self, queue: PartitionQueue, flight: Flight) -> None:
-        self.queue = queue
-        self.flight = flight
-        self.timer: asyncio.TimerHandle | None = None
-        self.connection: Connection | None = None
-        """To the leader that the flight knows."""
-        self.connecting: asyncio.Task[None] | None = None
-        """Done before it has set this to None: it was cancelled before it began."""
-        self.full_connection: Connection | None = None
-        """One that takes no more bytes, since `full_since`; where nothing is acknowledged."""
-        self.full_since = 0.0
+    queue: PartitionQueue
+    flight: Flight
+    timer: asyncio.TimerHandle | None = None
+    connection: Connection | None = None
+    """To the leader that the flight knows."""
+    connecting: asyncio.Task[None] | None = None
+    """Done before it has set this to None: it was cancelled before it began."""
+    full_connection: Connection | None = None
+    """One that takes no more bytes, since `full_since`; where nothing is acknowledged."""
+    full_since: float = 0.0
 
     def stop_timer(self) -> None:
         if self.timer is not None:
@@ -124,8 +116,8 @@ class Sender:
         for channel in list(self._channels.values()):
             self._fail_all(channel, error)
         self._channels.clear()
-        for batch in self._accumulator.incomplete():  # not even announced yet
-            self._fail(batch, error)
+        # What was not even announced yet.
+        self._fail([Fail(batch, error) for batch in self._accumulator.incomplete()])
 
     def work(self, queues: list[PartitionQueue]) -> None:
         """These queues have new batches, or batches that became due."""
@@ -304,9 +296,11 @@ class Sender:
                     f"{batch.count} records for {flight.name} could not be packed, and were not "
                     f"sent: {error!r}."
                 )
-            self._carry_out(channel, [flight.unpackable(shipment, error)])
+            self._carry_out(channel, [flight.give_up(shipment, error)])
             return False
         flight.packed(shipment, payload, numbers)
+        if numbers is not None and numbers.base_sequence == 0 and numbers.producer_epoch > 0:
+            logger.info("%s goes on under producer %s epoch %d", flight.name, *numbers[:2])
         return True
 
     def _wait_for_room(self, channel: _Channel, connection: Connection) -> None:
@@ -384,12 +378,11 @@ class Sender:
             self._carry_out(channel, flight.failed(shipment, attempt, error, self._client.now))
         self._pump(channel)
 
-    def _carry_out(self, channel: _Channel, actions: Iterable[Action]) -> None:
+    def _carry_out(self, channel: _Channel, actions: Sequence[Action]) -> None:
         for action in actions:
-            if isinstance(action, Fail):
-                self._fail(action.batch, action.error)
-            else:
+            if isinstance(action, SuspectLeader):
                 self._suspect(channel.queue, action.leader)
+        self._fail([action for action in actions if isinstance(action, Fail)])
 
     def _succeed(
         self, batch: ProducerBatch, base_offset: int | None, append_time_ms: int | None
@@ -397,10 +390,12 @@ class Sender:
         self._accumulator.release(batch)
         batch.succeed(base_offset, append_time_ms)
 
-    def _fail(self, batch: ProducerBatch, error: RayqError) -> None:
-        self._accumulator.release(batch)
-        self._on_failure(batch, error)
-        batch.fail(error)
+    def _fail(self, fails: Sequence[Fail]) -> None:
+        for batch, error in fails:
+            self._accumulator.release(batch)
+            self._on_failure(batch, error)
+        for batch, error in fails:  # last: a callback may close the producer
+            batch.fail(error)
 
     def _fail_all(self, channel: _Channel, error: RayqError) -> None:
         """Everything of the partition fails, sent or not."""
@@ -408,7 +403,7 @@ class Sender:
         queue = channel.queue
         self._carry_out(channel, channel.flight.fail_all(error))
         while (batch := self._accumulator.take(queue, is_open_due=True)) is not None:
-            self._fail(batch, error)
+            self._fail([Fail(batch, error)])
         if self._accumulator.oldest_opened_at(queue) is not None and not self._closed:
             # A thread that stands still holds it up, and nobody else would come back for it.
             asyncio.get_running_loop().call_later(HELD_UP_PAUSE_S, self.work, [queue])
@@ -471,5 +466,5 @@ class Sender:
             batch = self._accumulator.take(channel.queue, is_open_due=True)
             if batch is None:
                 return found
-            self._fail(batch, channel.flight.timeout_error())
+            self._fail([Fail(batch, channel.flight.timeout_error())])
             found = True
