@@ -76,18 +76,18 @@ class Fail(NamedTuple):
 
 
 class SuspectLeader(NamedTuple):
-    """The leader failed, or there is none: newer metadata is needed."""
+    """The leader failed, or the partition has none: newer metadata is needed."""
 
     leader: LeaderAndEpoch | None
 
 
 class TakeBatch(NamedTuple):
-    """The next batch of the accumulator is wanted."""
+    """The next batch of the accumulator may be sent."""
 
     is_open_due: bool
     """Also one that is still open. Else only a full one."""
     due_at: float
-    """When an open one is due."""
+    """When an open one is due, in seconds of the monotonic clock."""
 
 
 class WaitUntil(NamedTuple):
@@ -140,9 +140,9 @@ class Flight:
     # --- what is next ---------------------------------------------------------------------------
 
     def next_step(self, now: float, opened_at: float | None, *, is_hurried: bool) -> Step | None:
-        """What to do next; None: nothing, before the next event. `opened_at` is when the oldest
-        batch of the accumulator was opened, None where there is none. `is_hurried`: an open batch
-        does not linger."""
+        """What to do next; None: nothing until the next event. `opened_at` is when the oldest batch
+        of the accumulator was opened, None where the accumulator has none. `is_hurried`: an open
+        batch does not linger."""
         if self.is_stalled:
             if self.in_flight:
                 return None
@@ -196,7 +196,7 @@ class Flight:
         return shipment
 
     def next_numbers(self) -> Numbers | None:
-        """Those of the batch that is packed next; None without idempotence."""
+        """The numbers of the batch that is packed next; None without idempotence."""
         if self.producer_id is None:
             return None
         return Numbers(self.producer_id, self.producer_epoch, self.next_sequence)
@@ -219,8 +219,8 @@ class Flight:
     # --- what came of it ------------------------------------------------------------------------
 
     def acknowledged(self, shipment: Shipment, attempt: int) -> bool:
-        """The leader wrote the batch: it succeeds. False: the attempt was given up before, and
-        counts no more."""
+        """The leader acknowledged the attempt, so the batch succeeds. False: the attempt was given
+        up before, and its answer does not count."""
         if shipment.attempt != attempt:
             return False
         self.let_go(shipment)
@@ -235,7 +235,8 @@ class Flight:
     def failed(
         self, shipment: Shipment, attempt: int, error: RayqError, now: float
     ) -> list[Action]:
-        """The attempt ended with an error. One that was given up before counts no more."""
+        """The attempt ended with an error. The error of an attempt that was given up before does
+        not count."""
         if shipment.attempt != attempt:
             return []
         self.last_error = error
@@ -281,8 +282,9 @@ class Flight:
         return [SuspectLeader(self.leader)] if error.stale_metadata else []
 
     def led_by(self, leader: LeaderAndEpoch) -> bool:
-        """Whether `leader` is another one than before. Then the attempts in flight to the former
-        one are given up, with an unknown outcome, and what waits need wait no longer."""
+        """Takes note of the leader. True: it is another one than before. Then the attempts in
+        flight to the former leader are given up, and their batches are in doubt; what waits is sent
+        at once."""
         if leader == self.leader:
             return False
         self.leader = leader
@@ -323,7 +325,7 @@ class Flight:
         return Fail(shipment.batch, _unknown(self.name, error) if shipment.in_doubt else error)
 
     def timeout_error(self) -> DeliveryTimeoutError:
-        """Of a batch whose deadline has passed."""
+        """The error of a batch whose deadline has passed."""
         reason = self.last_error or "its turn did not come"
         return DeliveryTimeoutError(
             f"A batch for {self.name} could not be delivered within delivery_timeout_ms "
