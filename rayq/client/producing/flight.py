@@ -104,7 +104,7 @@ class TakeProducerId(NamedTuple):
 
 Action = Fail | SuspectLeader
 """What an event asks for."""
-Step = Shipment | TakeBatch | WaitUntil | TakeProducerId
+NextStep = Shipment | TakeBatch | WaitUntil | TakeProducerId
 """What is next when nothing happens. A shipment is packed, if it has no payload yet, and sent."""
 
 
@@ -139,7 +139,9 @@ class Flight:
 
     # --- what is next ---------------------------------------------------------------------------
 
-    def next_step(self, now: float, opened_at: float | None, *, is_hurried: bool) -> Step | None:
+    def next_step(
+        self, now: float, opened_at: float | None, *, is_hurried: bool
+    ) -> NextStep | None:
         """What to do next; None: nothing until the next event. `opened_at` is when the oldest batch
         of the accumulator was opened, None where the accumulator has none. `is_hurried`: an open
         batch does not linger."""
