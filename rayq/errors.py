@@ -1,14 +1,19 @@
 """Every error that rayq raises, as one tree below `RayqError`.
 
-An error says what was tried, why it failed and what to do next. Three flags let code decide without
+An error says what was tried, why it failed and what to do next. Flags let code decide without
 knowing the class:
 
 - `retriable`: the same call may succeed later, unchanged. Clients retry these by themselves within
   the caller's timeout.
 - `outcome_unknown`: the call may or may not have taken effect (a write that was sent and whose
   answer never came).
+- `not_written`: this attempt at a write is known to have written nothing. (An earlier attempt at
+  the same write may have.)
 - `stale_metadata`: the client's picture of who leads what is out of date, and is fetched anew
   before the next try.
+- `breaks_sequence`: the leader cannot append a batch of an idempotent producer by its number,
+  because it lacks the batches before it. The producer finds out which of them are written, or
+  numbers its batches anew.
 
 Errors cross the wire as `(code, message)`, the code being the class name: `to_wire` and `from_wire`
 are the only translation.
@@ -28,7 +33,9 @@ class RayqError(Exception):
 
     retriable: ClassVar[bool] = False
     outcome_unknown: ClassVar[bool] = False
+    not_written: ClassVar[bool] = False
     stale_metadata: ClassVar[bool] = False
+    breaks_sequence: ClassVar[bool] = False
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -102,6 +109,7 @@ class TopicExistsError(RayqError):
 class UnknownTopicError(RayqError, KeyError):
     """No such topic or partition, or the topic was deleted (and perhaps created anew) meanwhile."""
 
+    not_written = True
     stale_metadata = True
 
 
@@ -200,6 +208,7 @@ class FencedEpochError(RayqError):
     replaced."""
 
     retriable = True
+    not_written = True
     stale_metadata = True
 
 
@@ -207,12 +216,14 @@ class UnknownEpochError(RayqError):
     """The request carries an epoch newer than the receiver's, which has yet to hear of it."""
 
     retriable = True
+    not_written = True
 
 
 class PartitionOfflineError(RayqError):
     """No replica may lead the partition now; the message names those it waits for."""
 
     retriable = True
+    not_written = True
     stale_metadata = True
 
 
@@ -248,6 +259,7 @@ class NotEnoughReplicasError(RayqError):
     append."""
 
     retriable = True
+    not_written = True
 
 
 class NotEnoughReplicasAfterAppendError(RayqError):
@@ -288,11 +300,15 @@ class OutOfOrderSequenceError(RayqError):
     """A batch of an idempotent producer arrived ahead of its predecessor."""
 
     retriable = True
+    not_written = True
+    breaks_sequence = True
 
 
 class UnknownProducerError(RayqError):
     """The partition has no state of this producer id (it expired or was never seen) and the batch
     is not its first."""
+
+    breaks_sequence = True
 
 
 class ProducerFencedError(RayqError):
@@ -439,10 +455,13 @@ class StorageError(RayqError):
     partition's replica on that disk stops; the message names file and position."""
 
     retriable = True
+    stale_metadata = True
 
 
 class DiskFullError(StorageError):
     """No room for the append (64 MiB stay reserved for metadata). It heals when space returns."""
+
+    not_written = True
 
 
 class OpenFilesLimitError(DiskFullError):
@@ -501,10 +520,13 @@ class OverloadedError(RayqError):
     """A limit on connections or requests in flight was reached; try again later."""
 
     retriable = True
+    not_written = True
 
 
 class UnknownServerError(RayqError):
     """A server failed in a way it did not foresee: a bug in rayq. The message carries its cause."""
+
+    outcome_unknown = True
 
 
 def _tree(root: type[RayqError]) -> dict[str, type[RayqError]]:

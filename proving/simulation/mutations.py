@@ -28,8 +28,8 @@ from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.leader_reads import LeaderReads
 from rayq.client import metadata as client_metadata
 from rayq.client.metadata import MetadataCache
-from rayq.client.producing import sender
-from rayq.client.producing.sender import Sender
+from rayq.client.producing import flight
+from rayq.client.producing.flight import Flight
 from rayq.core import broker_changes, election
 from rayq.core.partition_state import PartitionState
 from rayq.storage import data_directory, recovery, segment
@@ -458,19 +458,19 @@ def older_metadata_taken() -> list[Patch]:
 
 @plants("19", "batches in doubt are numbered anew")
 def batch_in_doubt_numbered_anew() -> list[Patch]:
-    start = Sender._start_new_epoch
+    start = Flight._start_new_epoch
 
-    def mutated(self: Any, flight: Any) -> None:
-        doubted = [shipment for shipment in flight.retries if shipment.in_doubt]
+    def mutated(self: Any) -> None:
+        doubted = [shipment for shipment in self.waiting if shipment.in_doubt]
         for shipment in doubted:
             shipment.in_doubt = False
-        start(self, flight)
+        start(self)
         for shipment in doubted:
             shipment.in_doubt = True
 
-    return [(Sender, "_start_new_epoch", mutated)]
+    return [(Flight, "_start_new_epoch", mutated)]
 
 
 @plants("19", "a batch whose outcome is unknown is said to have failed")
 def unknown_outcome_called_a_failure() -> list[Patch]:
-    return [(sender, "_unknown", lambda flight, error: error)]
+    return [(flight, "_unknown", lambda name, error: error)]

@@ -1,12 +1,13 @@
-"""Sends batches whose numbers the caller chose, so that whoever sends them again is recognised.
+"""Sends batches whose numbers the caller chose, so that leaders recognise those that come again.
 
-An ordinary producer draws a producer id of its own; one that starts anew is another producer. Here
-the id and the sequence numbers come from the job and the rows, so a second attempt at the same work
-sends the same batches under the same numbers, and the leader appends each of them once.
+An ordinary producer takes a new producer id when it starts. Here the id and the sequence numbers
+come from the job and the rows, so a second attempt at the same work sends the same batches under
+the same numbers, and the leader appends each of them once.
 
-A leader recognises the last five batches of a producer. What it takes for out of order may be older
-than that: then the partition is read from where the job began, and the numbers found there tell.
-Whatever was there already is compared with what was to be sent, by CRC, before it counts as sent.
+A leader recognises the last five batches of a producer. A batch that it takes for out of order may
+be older than these. Then the sender reads the partition from where the job began, and the numbers
+in the log say what is written. What is in the log already counts as sent only once its CRC is the
+same as that of what was to be sent.
 """
 
 from __future__ import annotations
@@ -17,32 +18,26 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rayq.batch.offset_ranges import check_topic_id
-from rayq.client.client import Client
-from rayq.client.metadata import LeaderAndEpoch
+from rayq.batch.job_partition import ATTEMPT_TIMEOUT_S, JobPartition
 from rayq.config import MIB
 from rayq.errors import (
     LogTruncatedError,
     OffsetOutOfRangeError,
     OutcomeUnknownError,
-    OutOfOrderSequenceError,
     PartitionOfflineError,
     RayqError,
     RewriteMismatchError,
     TimeoutError,
-    UnknownProducerError,
     UnknownServerError,
 )
-from rayq.records import OffsetRange, TopicPartition
+from rayq.records import OffsetRange
 from rayq.storage.batch import BatchHeader, read_header, split_batches
-from rayq.wire.messages import EARLIEST, AnyRequest, Fetch, ListOffsets, Produce
+from rayq.wire.messages import EARLIEST, Fetch, Produce
 
 logger = logging.getLogger(__name__)
 
 WAITING_MAX = 4
 """Encoded batches of one partition that wait for their turn; then the caller waits."""
-ATTEMPT_TIMEOUT_S = 10.0
-"""How long one request waits for its answer before it is repeated."""
 SCAN_BYTES = 4 * MIB
 
 
@@ -62,10 +57,6 @@ class NumberedBatch(NamedTuple):
         return self.base_sequence + self.header.record_count
 
 
-def numbered(payload: bytearray) -> NumberedBatch:
-    return NumberedBatch(payload, read_header(payload))
-
-
 class _Known(NamedTuple):
     """A batch of this producer in the log."""
 
@@ -73,7 +64,7 @@ class _Known(NamedTuple):
     base_offset: int
     body_crc: int
     is_whole: bool
-    """Compaction did not take records out."""
+    """Compaction took no records out of it."""
 
 
 class NumberedSender:
@@ -85,34 +76,28 @@ class NumberedSender:
 
     def __init__(
         self,
-        client: Client,
-        place: TopicPartition,
-        topic_id: str,
+        partition: JobPartition,
         producer_id: int,
-        scan_from: int,
         *,
+        scan_from: int,
         scan_first: bool,
-        timeout_s: float,
         on_change: Callable[[], None],
     ) -> None:
-        """Earlier attempts wrote nothing below the offset `scan_from`. `scan_first`: look for what
-        they wrote before anything is sent, because the leader may have forgotten them. `timeout_s`
-        is for each batch, from its turn to its acknowledgement."""
-        self._client = client
-        self._place = place
-        self._topic_id = topic_id
+        """The timeout of `partition` is for each batch, from its turn to its acknowledgement.
+        Earlier attempts wrote nothing below the offset `scan_from`. `scan_first`: look for what
+        they wrote before anything is sent, because the leader may have forgotten them."""
+        self._partition = partition
         self._producer_id = producer_id
-        self._timeout_s = timeout_s
         self._on_change = on_change
         self._waiting: deque[NumberedBatch] = deque()
         self._task: asyncio.Task[None] | None = None
         self._known: dict[int, _Known] = {}
         self._known_next = 0
-        """The sequence after the last one found in the log."""
+        """The sequence number behind the last one that was found in the log."""
         self._scanned_to = scan_from
         self._scan_first = scan_first
         self._may_have_gaps = False
-        """Retention or compaction may have taken batches out of what was looked at."""
+        """Retention or compaction may have removed batches from what was read."""
         self.failure: RayqError | None = None
         self.ranges: list[OffsetRange] = []
         self.repeated = 0
@@ -128,13 +113,12 @@ class NumberedSender:
     def is_idle(self) -> bool:
         return self._task is None
 
-    def put(self, batch: NumberedBatch) -> None:
-        """The next batch of the sequence."""
-        self._waiting.append(batch)
+    def put(self, payload: bytearray) -> None:
+        """Takes the next batch of the sequence, encoded with its numbers."""
+        self._waiting.append(NumberedBatch(payload, read_header(payload)))
         if self._task is None and self.failure is None:
-            topic, partition = self._place
-            tasks = self._client.environment.tasks
-            self._task = tasks.spawn(self._run(), f"write to {topic}-{partition}")
+            tasks = self._partition.client.environment.tasks
+            self._task = tasks.spawn(self._run(), f"write to {self._partition}")
 
     def close(self) -> None:
         if self._task is not None:
@@ -152,15 +136,15 @@ class NumberedSender:
         except RayqError as error:
             self.failure = error
         except Exception as error:
-            logger.exception("writing to %s failed", self._place)
+            logger.exception("writing to %s failed", self._partition)
             self.failure = UnknownServerError(f"The writer failed: {error!r}.")
         finally:
             self._task = None
             self._on_change()
 
     async def check_end(self) -> None:
-        """After the last batch. Raises RewriteMismatchError where an earlier attempt had more: its
-        batches would stand behind the last of these."""
+        """Call it after the last batch. Raises RewriteMismatchError where an earlier attempt wrote
+        more: its batches stand behind the last batch of this attempt."""
         if not self._ends_in_repeat:
             return
         if self.ranges:
@@ -177,7 +161,9 @@ class NumberedSender:
             try:
                 await self._produce(batch)
                 return
-            except (OutOfOrderSequenceError, UnknownProducerError):
+            except RayqError as error:
+                if not error.breaks_sequence:
+                    raise
                 # Perhaps another attempt is ahead, by more than the leader recognises.
                 await self._scan()
                 if batch.base_sequence < self._known_next < batch.next_sequence:
@@ -187,34 +173,24 @@ class NumberedSender:
         self._is_there(batch)
 
     async def _produce(self, batch: NumberedBatch) -> None:
-        topic, partition = self._place
-
-        def build(topic_id: str, leader: LeaderAndEpoch) -> AnyRequest:
-            check_topic_id(topic, self._topic_id, topic_id)
-            return Produce(
-                topic_id=topic_id,
-                partition=partition,
-                leader_epoch=leader.epoch,
-                acks=-1,
-                timeout_ms=int(ATTEMPT_TIMEOUT_S * 1000),
-            )
-
+        partition = self._partition
         try:
-            answer, _ = await self._client.exchange_with_leader(
-                topic,
-                partition,
-                build,
+            answer, _ = await partition.exchange(
+                lambda leader_epoch: Produce(
+                    topic_id=partition.topic_id,
+                    partition=partition.place.partition,
+                    leader_epoch=leader_epoch,
+                    acks=-1,
+                    timeout_ms=int(ATTEMPT_TIMEOUT_S * 1000),
+                ),
                 batch.payload,
-                timeout_s=self._timeout_s,
-                attempt_timeout_s=ATTEMPT_TIMEOUT_S,
-                not_retried=(OutOfOrderSequenceError, UnknownProducerError),
             )
-        except TimeoutError as error:
-            is_offline = isinstance(error.__cause__, PartitionOfflineError)
+        except (PartitionOfflineError, TimeoutError) as error:
+            is_offline = isinstance(error, PartitionOfflineError)
             raise (PartitionOfflineError if is_offline else OutcomeUnknownError)(
-                f"A batch for {topic}-{partition} was not acknowledged within "
-                f"{self._timeout_s:g} s and may or may not be written: {error} Running the same "
-                "task of the same job again finds out."
+                f"A batch for {partition} was not acknowledged within {partition.timeout_s:g} s "
+                f"and may or may not be written: {error} Running the same task of the same job "
+                "again finds out."
             ) from error
         if answer.is_repeat:
             await self._compare(batch, answer.base_offset)
@@ -231,7 +207,7 @@ class NumberedSender:
         start = base_offset
         if self.ranges and self.ranges[-1].end == base_offset:
             start = self.ranges.pop().start
-        self.ranges.append(OffsetRange(*self._place, start, base_offset + count))
+        self.ranges.append(OffsetRange(*self._partition.place, start, base_offset + count))
 
     # --- what an earlier attempt left -----------------------------------------------------------
 
@@ -255,7 +231,7 @@ class NumberedSender:
             headers, _ = await self._fetch(offset)
         except OffsetOutOfRangeError as error:
             await self._start_above(offset, error)
-            return  # it expired in between: nothing to compare with
+            return  # it expired in between, and there is nothing to compare with
         for header in headers:
             if header.base_offset == offset:
                 self._remember(header)
@@ -264,9 +240,8 @@ class NumberedSender:
             raise self._mismatch(batch.base_sequence)
 
     def _mismatch(self, sequence: int) -> RewriteMismatchError:
-        topic, partition = self._place
         return RewriteMismatchError(
-            f"An earlier attempt at this task wrote other records to {topic}-{partition} than this "
+            f"An earlier attempt at this task wrote other records to {self._partition} than this "
             f"one makes, from the task's record {sequence} there on: its rows or their order "
             "changed between the attempts. What is in the topic may lack rows or hold them twice. "
             "Make the task repeatable: sort its rows within partitions, or persist what is written "
@@ -293,10 +268,10 @@ class NumberedSender:
             return
         next_sequence = header.base_sequence + header.last_offset_delta + 1
         self._known[header.base_sequence] = _Known(
-            next_sequence,
-            header.base_offset,
-            header.body_crc,
-            header.record_count == header.last_offset_delta + 1,
+            next_sequence=next_sequence,
+            base_offset=header.base_offset,
+            body_crc=header.body_crc,
+            is_whole=header.record_count == header.last_offset_delta + 1,
         )
         self._known_next = max(self._known_next, next_sequence)
 
@@ -304,52 +279,30 @@ class NumberedSender:
 
     async def _fetch(self, offset: int) -> tuple[list[BatchHeader], int]:
         """The headers of committed batches from `offset` on, and where to go on."""
-        topic, partition = self._place
-
-        def build(topic_id: str, leader: LeaderAndEpoch) -> AnyRequest:
-            check_topic_id(topic, self._topic_id, topic_id)
-            return Fetch(
-                topic_id=topic_id,
-                partition=partition,
-                leader_epoch=leader.epoch,
+        partition = self._partition
+        answer, payload = await partition.exchange(
+            lambda leader_epoch: Fetch(
+                topic_id=partition.topic_id,
+                partition=partition.place.partition,
+                leader_epoch=leader_epoch,
                 offset=offset,
                 last_epoch=None,
                 bytes_max=SCAN_BYTES,
                 wait_ms=0,
             )
-
-        answer, payload = await self._client.exchange_with_leader(
-            topic,
-            partition,
-            build,
-            timeout_s=self._timeout_s,
-            attempt_timeout_s=ATTEMPT_TIMEOUT_S,
         )
         if answer.cleaned_offset > offset:
             self._may_have_gaps = True
         return [header for _, header in split_batches(payload)], answer.next_offset
 
     async def _start_above(self, offset: int, error: OffsetOutOfRangeError) -> int:
-        """The log start, if that is why `offset` is gone. Raises LogTruncatedError."""
-        start = await self._log_start()
+        """The log start, where it is above `offset`: that is why the offset is gone. Else raises
+        LogTruncatedError."""
+        start = await self._partition.offset(EARLIEST)
+        assert start is not None, "EARLIEST has no timestamp to miss"
         if start <= offset:
             raise LogTruncatedError(
                 f"{error} Yet it was there: an unclean election cut it off, and perhaps records of "
                 "this task with it."
             )
         return start
-
-    async def _log_start(self) -> int:
-        answer = await self._client.ask_leader(
-            *self._place,
-            lambda topic_id, leader: ListOffsets(
-                topic_id=topic_id,
-                partition=self._place.partition,
-                leader_epoch=leader.epoch,
-                timestamp_ms=EARLIEST,
-            ),
-            timeout_s=self._timeout_s,
-            attempt_timeout_s=ATTEMPT_TIMEOUT_S,
-        )
-        assert answer.offset is not None, "EARLIEST has no timestamp to miss"
-        return answer.offset

@@ -1,7 +1,7 @@
 """What a batch job reads: ranges of offsets, fixed once on the driver and cut into splits.
 
-A job that looks for "latest" in each of its tasks reads no state that ever was. Here `snapshot`
-asks for every bound once; what it returns are plain values, so that tasks, retries of tasks and a
+A job that looks for "latest" in each of its tasks reads a state that the log never had. Here
+`snapshot` asks for every bound once and returns plain values, so that tasks, retries of tasks and a
 checkpoint all mean the same records.
 """
 
@@ -16,28 +16,15 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, SupportsIndex, TypeVar
 
+from rayq.batch.job_partition import JobPartition
 from rayq.client.client import Client
 from rayq.client.cluster import Cluster
 from rayq.client.consuming.group_consumer import pattern_text
-from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.timeouts import seconds
 from rayq.core import topic_pattern
-from rayq.errors import (
-    InvalidRequestError,
-    OffsetOutOfRangeError,
-    PartitionOfflineError,
-    RayqError,
-    TimeoutError,
-    UnknownTopicError,
-)
+from rayq.errors import InvalidRequestError, OffsetOutOfRangeError, UnknownTopicError
 from rayq.records import OffsetRange, TopicPartition
-from rayq.wire.messages import (
-    EARLIEST,
-    LATEST,
-    AnyRequest,
-    ListOffsets,
-    TopicMetadata,
-)
+from rayq.wire.messages import EARLIEST, LATEST
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -57,13 +44,10 @@ Times = Mapping[TopicPartition, Time] | Mapping[str, Mapping[int, Time] | Mappin
 
 _DIGITS = re.compile("[0-9]{1,9}")
 
-ATTEMPT_TIMEOUT_S = 10.0
-"""How long one question to a leader waits for its answer before it is repeated."""
-
 
 class Split(NamedTuple):
-    """Records of one partition with offsets `start <= offset < end`, of the topic of this id: one
-    that was deleted and created anew under the same name is another topic."""
+    """The records of one partition with offsets `start <= offset < end`, of the topic of this id: a
+    topic that was deleted and created anew under the same name is another one."""
 
     topic: str
     topic_id: str
@@ -81,7 +65,7 @@ class Split(NamedTuple):
 
     @property
     def offsets(self) -> int:
-        """How many; in a compacted log fewer of them may hold a record."""
+        """The number of offsets. In a compacted log fewer of them may hold a record."""
         return self.end - self.start
 
     @property
@@ -107,14 +91,14 @@ def snapshot(
     fail_on_data_loss: bool = True,
     timeout_s: float = 60.0,
 ) -> list[Split]:
-    """What there is to read now: one `Split` for every partition of the topics (empty ones too,
+    """What there is to read now: one `Split` for every partition of the topics (for an empty one
     `start == end`), sorted by topic and partition. Call it once for each job, on the driver.
 
     `topics` by name, or those whose whole name `pattern` matches (see `Consumer.subscribe`).
     "latest" is the high watermark as it is now. A mapping of offsets or times has to name every
     partition; with `new_partitions="earliest"` those missing in `starting_offsets` begin at their
-    log start. A time stands for the first record that is at or after it, and where there is none so
-    late, for the end; an end in time that lies before a start by offset, or the other way round, is
+    log start. A time stands for the first record that is at or after it, and for the end where no
+    record is so late. A start by time and an end by offset (or the other way round) that cross are
     an empty range. `cluster`: None means the process's current one.
 
     An offset below the log start (expired, or deleted) or above the end is an
@@ -144,19 +128,20 @@ def snapshot(
     client, background = (cluster or Cluster.current()).shared_client()
     return background.run(
         _snapshot(
-            _Question(client, timeout_s),
+            client,
             names,
             None if pattern is None else pattern_text(pattern),
-            start,
-            end,
-            new_partitions == "earliest",
-            fail_on_data_loss,
+            start=start,
+            end=end,
+            new_from_start=new_partitions == "earliest",
+            fail_on_data_loss=fail_on_data_loss,
+            timeout_s=timeout_s,
         )
     )
 
 
 class _At(NamedTuple):
-    """One bound of one partition: an offset, a word, or a time."""
+    """One bound of one partition: an offset, "earliest" or "latest", or a time."""
 
     offset: PartitionOffset | None
     timestamp_ms: int | None = None
@@ -212,7 +197,8 @@ class _Bound:
     def of(
         self, places: Sequence[TopicPartition], default: _At | None = None
     ) -> dict[TopicPartition, _At]:
-        """The bound of each; `default` for partitions that a mapping leaves out."""
+        """The bound of each partition; `default` for partitions that a mapping leaves out. Raises
+        InvalidRequestError."""
         if self._everywhere is not None:
             return dict.fromkeys(places, self._everywhere)
         assert self._values is not None
@@ -289,17 +275,22 @@ def _names(places: Iterable[TopicPartition], shown_max: int = 10) -> str:
 
 
 async def _snapshot(
-    ask: _Question,
+    client: Client,
     names: list[str],
     pattern: str | None,
+    *,
     start: _Bound,
     end: _Bound,
     new_from_start: bool,
     fail_on_data_loss: bool,
+    timeout_s: float,
 ) -> list[Split]:
     if pattern is not None:
-        names = await ask.names_matching(pattern)
-    found = {name: await ask.topic(name) for name in sorted(set(names))}
+        names = await _names_matching(client, pattern, timeout_s)
+    found = {
+        name: await client.topic(name, timeout_s=timeout_s, age_max_s=0.0)
+        for name in sorted(set(names))
+    }
     places = [
         TopicPartition(name, number)
         for name, topic in found.items()
@@ -311,14 +302,17 @@ async def _snapshot(
         _check_order(place, starts[place], ends[place])
     return await together(
         _resolve(
-            ask, place, found[place.topic].topic_id, starts[place], ends[place], fail_on_data_loss
+            JobPartition(client, place, found[place.topic].topic_id, timeout_s),
+            starts[place],
+            ends[place],
+            fail_on_data_loss=fail_on_data_loss,
         )
         for place in places
     )
 
 
 def _check_order(place: TopicPartition, start: _At, end: _At) -> None:
-    """What is wrong whatever the log holds."""
+    """Raises InvalidRequestError for bounds that are wrong whatever the log holds."""
     pairs = ((start.offset, end.offset), (start.timestamp_ms, end.timestamp_ms))
     for first, last in pairs:
         if isinstance(first, int) and isinstance(last, int) and last < first:
@@ -329,35 +323,35 @@ def _check_order(place: TopicPartition, start: _At, end: _At) -> None:
 
 
 async def _resolve(
-    ask: _Question,
-    place: TopicPartition,
-    topic_id: str,
-    start: _At,
-    end: _At,
-    fail_on_data_loss: bool,
+    partition: JobPartition, start: _At, end: _At, *, fail_on_data_loss: bool
 ) -> Split:
-    low, high = await together(
-        [ask.offset(place, topic_id, EARLIEST), ask.offset(place, topic_id, LATEST)]
-    )
+    place = partition.place
+    low, high = await together([partition.offset(EARLIEST), partition.offset(LATEST)])
     assert low is not None and high is not None, "a log has a beginning and an end"
     log = _LogBounds(place, low, high, fail_on_data_loss)
     if start.timestamp_ms is not None:
-        found = await ask.offset(place, topic_id, start.timestamp_ms)
+        found = await partition.offset(start.timestamp_ms)
         first = high if found is None else found
     else:
         first = log.offset_of(start, "starts at")
     if end.timestamp_ms is not None:
-        found = await ask.offset(place, topic_id, end.timestamp_ms)
+        found = await partition.offset(end.timestamp_ms)
         last = high if found is None else found
     else:
         last = log.offset_of(end, "ends at")
     first, last = min(first, high), min(last, high)  # records appended meanwhile are not part
     if last < first and start.offset == "latest":
         raise InvalidRequestError(
-            f"The range of {place.topic}-{place.partition} ends before it starts: from "
-            f"'latest', which is offset {first} now, to {end}."
+            f"The range of {partition} ends before it starts: from 'latest', which is offset "
+            f"{first} now, to {end}."
         )
-    return Split(place.topic, topic_id, place.partition, first, max(first, last))
+    return Split(
+        topic=place.topic,
+        topic_id=partition.topic_id,
+        partition=place.partition,
+        start=first,
+        end=max(first, last),
+    )
 
 
 class _LogBounds(NamedTuple):
@@ -367,7 +361,8 @@ class _LogBounds(NamedTuple):
     fail_on_data_loss: bool
 
     def offset_of(self, at: _At, side: str) -> int:
-        """Raises OffsetOutOfRangeError, or clips, where the log does not hold the offset."""
+        """The offset of the bound. Where the log does not hold it: raises OffsetOutOfRangeError, or
+        with `fail_on_data_loss=False` the nearest offset that the log holds."""
         if at.offset == "earliest":
             return self.low
         if at.offset == "latest":
@@ -394,81 +389,14 @@ class _LogBounds(NamedTuple):
         return min(max(at.offset, self.low), self.high)
 
 
-class _Question(NamedTuple):
-    """Questions to the servers within one time limit each."""
-
-    client: Client
-    timeout_s: float
-
-    async def names_matching(self, pattern: str) -> list[str]:
-        response = await self.client.fetch_all(timeout_s=self.timeout_s)
-        names = topic_pattern.matches(pattern, [topic.name for topic in response.topics])
-        if not names:
-            raise UnknownTopicError(
-                f"No topic's name matches the pattern {pattern!r}. It has to match the whole name."
-            )
-        return sorted(names)
-
-    async def topic(self, name: str) -> TopicMetadata:
-        return await self.client.topic(name, timeout_s=self.timeout_s, age_max_s=0.0)
-
-    async def offset(self, place: TopicPartition, topic_id: str, timestamp_ms: int) -> int | None:
-        """The first offset at or after a time; or EARLIEST, LATEST. None: nothing is so late."""
-        response = await self.leader(
-            place,
-            topic_id,
-            lambda leader: ListOffsets(
-                topic_id=topic_id,
-                partition=place.partition,
-                leader_epoch=leader.epoch,
-                timestamp_ms=timestamp_ms,
-            ),
-        )
-        offset: int | None = response.offset
-        return offset
-
-    async def leader(self, place: TopicPartition, topic_id: str, build: Any) -> Any:
-        """One question to a partition's leader, of the topic of this id."""
-
-        def build_for(known_id: str, leader: LeaderAndEpoch) -> AnyRequest:
-            check_topic_id(place.topic, topic_id, known_id)
-            request: AnyRequest = build(leader)
-            return request
-
-        try:
-            return await self.client.ask_leader(
-                *place,
-                build_for,
-                timeout_s=self.timeout_s,
-                attempt_timeout_s=ATTEMPT_TIMEOUT_S,
-            )
-        except TimeoutError as error:
-            raise _why(error) from error
-
-
-async def find_topic(client: Client, topic: str, topic_id: str, *, timeout_s: float) -> None:
-    """Loads the topic of this id. Raises UnknownTopicError where it is another one by now."""
-    found = await client.topic(topic, timeout_s=timeout_s)
-    if found.topic_id != topic_id:  # perhaps it is the cache that is out of date
-        found = await client.topic(topic, timeout_s=timeout_s, age_max_s=0.0)
-    check_topic_id(topic, topic_id, found.topic_id)
-
-
-def check_topic_id(topic: str, wanted_id: str, known_id: str) -> None:
-    """Raises UnknownTopicError."""
-    if known_id != wanted_id:
+async def _names_matching(client: Client, pattern: str, timeout_s: float) -> list[str]:
+    response = await client.fetch_all(timeout_s=timeout_s)
+    names = topic_pattern.matches(pattern, [topic.name for topic in response.topics])
+    if not names:
         raise UnknownTopicError(
-            f"Topic {topic!r} was deleted and created anew: it is not the one that was to be used. "
-            "Start the job anew."
+            f"No topic's name matches the pattern {pattern!r}. It has to match the whole name."
         )
-
-
-def _why(error: TimeoutError) -> RayqError:
-    """A partition that stayed offline is not just slow."""
-    cause = error.__cause__
-    return (
-        PartitionOfflineError(error.message) if isinstance(cause, PartitionOfflineError) else error
-    )
+    return sorted(names)
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -494,8 +422,9 @@ def end_offsets(ranges: Iterable[Split]) -> dict[TopicPartition, int]:
 
 
 def split_ranges(ranges: Iterable[Split], min_partitions: int | None = None) -> list[Split]:
-    """The ranges that are not empty, in their order. With `min_partitions` the largest are cut, by
-    offsets into equal parts, until there are at least so many (or every offset stands alone)."""
+    """The ranges that are not empty, in their order. With `min_partitions` the largest ranges are
+    cut into parts of equally many offsets, until there are so many ranges (or each has one offset).
+    Raises InvalidRequestError."""
     if min_partitions is not None and (type(min_partitions) is not int or min_partitions < 1):
         raise InvalidRequestError(
             f"min_partitions has to be a positive int or None, not {min_partitions!r}."

@@ -1,8 +1,8 @@
-"""Reads one range of offsets of one partition into Arrow, all of it or an error. Needs the extra
+"""Reads one range of offsets of one partition into Arrow: all of it, or it raises. Needs the extra
 `arrow`.
 
-The fetching, the retries and the search for a leader that moved are the consumer's; what differs is
-the end: reading stops at an offset, and it fails once there was no progress for some time.
+The consumer's code fetches, retries and finds leaders that moved. What differs is the end: reading
+stops at an offset, and it fails after some time without progress.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from rayq.batch.offset_ranges import Split, find_topic
+from rayq.batch.job_partition import JobPartition
+from rayq.batch.offset_ranges import Split
 from rayq.client.background import BackgroundLoop
 from rayq.client.client import Client
 from rayq.client.cluster import Cluster
@@ -39,7 +40,7 @@ COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp")
 BATCH_RECORDS = 65_536
 """Default of `read_range(batch_records=...)`."""
 BATCH_BYTES = 64 * MIB
-"""A record batch is handed out at this size, however few records it has."""
+"""A record batch that has this size is handed out, however few records it has."""
 STEP_RECORDS = 4096
 STEP_BYTES = 8 * MIB
 """Records are turned into Arrow by so many at a time, while they are in the processor's cache."""
@@ -102,22 +103,17 @@ def read_range(
     if type(batch_records) is not int or batch_records < 1:
         raise InvalidRequestError(f"batch_records has to be a positive int, not {batch_records!r}.")
     client, background = (cluster or Cluster.current()).shared_client()
-    return _batches(client, background, split, schema, batch_records, fail_on_data_loss, timeout_s)
+    reset: Literal["none", "earliest"] = "none" if fail_on_data_loss else "earliest"
+    reader = _Reader(client, split, reset, timeout_s)
+    return _batches(reader, background, schema, batch_records)
 
 
 def _batches(
-    client: Client,
-    background: BackgroundLoop,
-    split: Split,
-    schema: Any,
-    batch_records: int,
-    fail_on_data_loss: bool,
-    timeout_s: float,
+    reader: _Reader, background: BackgroundLoop, schema: Any, batch_records: int
 ) -> Iterator[Any]:
-    if split.is_empty:
+    if reader.split.is_empty:
         return
     pa = load_pyarrow()
-    reader = _Reader(client, split, "none" if fail_on_data_loss else "earliest", timeout_s)
     background.run(reader.open())
     try:
         steps: list[Any] = []
@@ -170,8 +166,8 @@ def _batch_of(slices: list[Slice], schema: Any) -> Any:
 
 
 class _Reader:
-    """A stream with an end, and whoever fills it. `next_slices` is for one thread; the rest belongs
-    to the client's loop."""
+    """A stream with an end, and the fetcher that fills it. The reading thread calls `next_slices`;
+    `open` and `close` run on the client's loop."""
 
     def __init__(
         self,
@@ -181,7 +177,7 @@ class _Reader:
         timeout_s: float,
     ) -> None:
         self._client = client
-        self._split = split
+        self.split = split
         self._timeout_s = timeout_s
         self._news = Wakeup()
         self._config = ConsumerConfig(
@@ -193,14 +189,15 @@ class _Reader:
         self._received_bytes = 0
 
     def _stream_from(self, offset: int) -> Stream:
-        split = self._split
+        split = self.split
         return Stream(split.place, offset, topic_id=split.topic_id, end=split.end)
 
     # --- the loop -------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        split = self._split
-        await find_topic(self._client, split.topic, split.topic_id, timeout_s=self._timeout_s)
+        split = self.split
+        partition = JobPartition(self._client, split.place, split.topic_id, self._timeout_s)
+        await partition.load_topic()
         subscription = Subscription()
         subscription.assigned = {split.place: self._assigned}
         self._fetcher = Fetcher(self._client, self._config, subscription)
@@ -218,7 +215,8 @@ class _Reader:
         self._progress_at = self._client.environment.clock.monotonic()
 
     def next_slices(self, records_max: int) -> list[Slice]:
-        """The next records, up to so many; waits for the first. [] once all were handed out."""
+        """The next records, at most `records_max`; waits for the first. [] once all were handed
+        out."""
         while not self._assigned.stream.is_finished:
             self._news.clear()
             if slices := self._take(min(records_max, STEP_RECORDS)):
@@ -264,13 +262,13 @@ class _Reader:
         self._fetcher.replace_corrupt(stream, fresh, stream.position, error)
 
     def _ended_by(self, error: RayqError) -> None:
-        """Raises it, unless it is a loss that the caller puts up with."""
+        """Raises the error, unless it is a loss that the caller accepts."""
         if self._config.auto_offset_reset == "none" or not isinstance(error, LogTruncatedError):
             raise error.with_message(self._told(error))
         logger.warning("%s Reading what is left (fail_on_data_loss=False).", self._told(error))
 
     def _told(self, error: RayqError) -> str:
-        split = self._split
+        split = self.split
         hint = ""
         if isinstance(error, OffsetOutOfRangeError):
             hint = " Records of it are gone; fail_on_data_loss=False reads the rest."
@@ -280,7 +278,8 @@ class _Reader:
         )
 
     def _wait(self, stream: Stream) -> None:
-        """Until there is news. Raises when there was no progress for too long."""
+        """Waits until there is news. Raises PartitionOfflineError or TimeoutError after `timeout_s`
+        without progress."""
         if stream.received_bytes != self._received_bytes:
             self._received_bytes = stream.received_bytes
             self.made_progress()

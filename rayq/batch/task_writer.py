@@ -6,18 +6,19 @@ cuts its batches by its rows alone: not by time, and not by how the rows arrive.
 the task sends the same batches under the same numbers, and the leader appends each once, also when
 two attempts run at the same time.
 
-How far this goes, without transactions:
+What this promises, without transactions:
 
-- Exactly once for tasks whose rows, and their order, are the same in every attempt. Where they are
-  not, the attempt fails with `RewriteMismatchError` as soon as it meets a batch of an earlier one
-  that differs; it never skips rows because others have their numbers. `finish_write`, on the driver
-  after the last task, finds what attempts wrote elsewhere: to partitions that the last attempt at a
-  task did not write to, or as tasks that there no longer are.
+- A task writes its rows exactly once where the rows, and their order, are the same in every
+  attempt. Where they are not, the attempt fails with `RewriteMismatchError` as soon as it meets a
+  batch of an earlier attempt that differs; it never skips rows because other rows have their
+  numbers. `finish_write`, on the driver after the last task, finds what attempts wrote elsewhere:
+  to partitions that the last attempt at a task did not write to, or as tasks that the job no longer
+  has.
 - A job that fails leaves what its tasks had written. The next `begin_write` is another job. A
   `WriteJob` that was kept (in a checkpoint, say) makes writing again a repetition. Leaders forget a
-  producer a day after its last append; of an older job, what is still in the log is recognised, and
-  a task that was cut short then cannot be finished (`UnknownProducerError`). A partition's leader
-  knows 100,000 producers; each task that writes to it is one.
+  producer a day after its last append. In a job that is older, what is still in the log is
+  recognised, but a task that was cut short cannot be finished (`UnknownProducerError`). A
+  partition's leader knows 100,000 producers; each task that writes to it is one.
 - Readers see records as soon as they are committed, also those of a job that fails later.
 """
 
@@ -29,24 +30,19 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
-from zlib import crc32
 
-from rayq.batch.numbered_sender import (
-    ATTEMPT_TIMEOUT_S,
-    NumberedBatch,
-    NumberedSender,
-    numbered,
-)
-from rayq.batch.offset_ranges import check_topic_id, find_topic, snapshot, together
+from rayq.batch.job_partition import JobPartition
+from rayq.batch.numbered_sender import NumberedSender
+from rayq.batch.offset_ranges import snapshot, together
 from rayq.client.client import Client
 from rayq.client.cluster import Cluster
 from rayq.client.consuming.arrow import load_pyarrow
-from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.producing.accumulator import (
     BATCH_OVERHEAD_BYTES,
     HEADER_OVERHEAD_BYTES,
     RECORD_OVERHEAD_BYTES,
 )
+from rayq.client.producing.partitioner import partition_of_key
 from rayq.client.timeouts import takes_timeout
 from rayq.config import HOUR_MS, TopicConfig, parse_stored
 from rayq.errors import InvalidRequestError, RecordTooLargeError, RewriteMismatchError
@@ -63,18 +59,18 @@ BATCH_RECORDS = 8192
 ROWS_AT_A_TIME = 8192
 """Rows that are turned from Arrow into Python objects at once."""
 KEYLESS_RUN = 4096
-"""Rows without a key and a partition go to one partition after another, so many at a time."""
+"""So many rows without a key and a partition go to one partition, the next so many to the next."""
 TASKS_MAX = 2**20
 CHOSEN_IDS_FIRST = 2**62
 """Producer ids from here on are chosen by jobs, at random; those below are handed out in turn."""
 JOB_BITS = 41
 YOUNG_JOB_MS = HOUR_MS
-"""Leaders still know the producers of a job that is younger (they do so for a day)."""
+"""Leaders still know the producers of a job that is younger: they remember them for a day."""
 
 
 class WriteJob(NamedTuple):
-    """One batch write, whichever process writes. Plain values: it pickles, and `WriteJob(*list)`
-    takes it back from JSON."""
+    """One batch write, the same in every process that writes. It has plain values only: it pickles,
+    and `WriteJob(*list)` makes it of its JSON."""
 
     topic: str
     topic_id: str
@@ -103,8 +99,8 @@ class TaskWritten(NamedTuple):
 
 @takes_timeout
 def begin_write(cluster: Cluster | None, topic: str, *, timeout_s: float = 60.0) -> WriteJob:
-    """Once for each job, on the driver. `cluster`: None means the process's current one. Raises
-    UnknownTopicError, PartitionOfflineError, TimeoutError."""
+    """Begins a job: call it once, on the driver. `cluster`: None means the process's current one.
+    Raises UnknownTopicError, PartitionOfflineError, TimeoutError."""
     found = cluster or Cluster.current()
     ranges = snapshot(found, topic, starting_offsets="latest", timeout_s=timeout_s)
     client, background = found.shared_client()
@@ -129,7 +125,7 @@ def begin_write(cluster: Cluster | None, topic: str, *, timeout_s: float = 60.0)
 def job_for(
     cluster: Cluster, topic: str, kept: WriteJob | None, *, timeout_s: float
 ) -> WriteJob:
-    """The job that the caller kept, else a new one. Raises InvalidRequestError for one of another
+    """The job that the caller kept, else a new one. Raises InvalidRequestError for a job of another
     topic, and what `begin_write` raises."""
     if kept is None:
         return begin_write(cluster, topic, timeout_s=timeout_s)
@@ -178,11 +174,11 @@ def write_task(
         background.call_soon(writing.close)
     senders = [writing.senders[partition] for partition in sorted(writing.senders)]
     return TaskWritten(
-        task,
-        records,
-        sum(sender.repeated for sender in senders),
-        sorted(writing.senders),
-        [written for sender in senders for written in sender.ranges],
+        task=task,
+        records=records,
+        repeated=sum(sender.repeated for sender in senders),
+        partitions=sorted(writing.senders),
+        ranges=[written for sender in senders for written in sender.ranges],
     )
 
 
@@ -194,12 +190,12 @@ def finish_write(
     *,
     timeout_s: float = 60.0,
 ) -> None:
-    """Once for each job, on the driver, after its last task. `written` are the tasks, each with the
-    partitions that got its records.
+    """Ends a job: call it once, on the driver, after the last task. `written` are the tasks, each
+    with the partitions that got its records.
 
     A task compares what it writes with what an earlier attempt wrote, in the partitions it writes
-    to. What is left to find out is what nobody wrote this time: an attempt whose rows went to other
-    partitions, a job that was divided into more tasks. Leaders remember who wrote, for a day.
+    to. This call finds the rest: the records of an attempt whose rows went to other partitions, and
+    of a job that was divided into more tasks. Leaders remember for a day which producers wrote.
 
     Raises RewriteMismatchError, UnknownTopicError, PartitionOfflineError, TimeoutError.
     """
@@ -210,18 +206,15 @@ def finish_write(
     client, background = (cluster or Cluster.current()).shared_client()
 
     async def check(partition: int) -> None:
-        def build(topic_id: str, leader: LeaderAndEpoch) -> DescribeProducers:
-            check_topic_id(job.topic, job.topic_id, topic_id)
-            return DescribeProducers(
-                topic_id=topic_id,
+        place = TopicPartition(job.topic, partition)
+        answer, _ = await JobPartition(client, place, job.topic_id, timeout_s).exchange(
+            lambda leader_epoch: DescribeProducers(
+                topic_id=job.topic_id,
                 partition=partition,
-                leader_epoch=leader.epoch,
+                leader_epoch=leader_epoch,
                 first_producer_id=job.first_producer_id,
                 producer_id_count=TASKS_MAX,
             )
-
-        answer = await client.ask_leader(
-            job.topic, partition, build, timeout_s=timeout_s, attempt_timeout_s=ATTEMPT_TIMEOUT_S
         )
         found = {producer_id - job.first_producer_id for producer_id in answer.producer_ids}
         unknown = sorted(found - tasks[partition])
@@ -248,25 +241,23 @@ class _Writing:
         self.senders: dict[int, NumberedSender] = {}
 
     async def put(self, partition: int, payload: bytearray) -> None:
-        """Waits while the partition has enough to do."""
+        """Passes a batch to the sender of its partition. Waits while too many wait there."""
         job = self._job
         sender = self.senders.get(partition)
         if sender is None:
-            await find_topic(self._client, job.topic, job.topic_id, timeout_s=self._timeout_s)
+            place = TopicPartition(job.topic, partition)
+            target = JobPartition(self._client, place, job.topic_id, self._timeout_s)
+            await target.load_topic()
             age_ms = self._client.environment.clock.wall_ms() - job.timestamp_ms
             sender = self.senders[partition] = NumberedSender(
-                self._client,
-                TopicPartition(job.topic, partition),
-                job.topic_id,
+                target,
                 self._producer_id,
-                job.start_offsets[partition],
+                scan_from=job.start_offsets[partition],
                 scan_first=age_ms > YOUNG_JOB_MS,
-                timeout_s=self._timeout_s,
                 on_change=self._changed.set,
             )
-        batch: NumberedBatch = numbered(payload)
         await self._until(lambda: sender.has_room)
-        sender.put(batch)
+        sender.put(payload)
 
     async def finish(self) -> None:
         senders = self.senders.values()
@@ -314,7 +305,8 @@ class _Open:
 
 
 class _Cutter:
-    """Divides rows by partition and cuts them into batches, by nothing but the rows."""
+    """Divides rows by partition and cuts them into batches. What it makes depends on the rows
+    alone."""
 
     def __init__(self, job: WriteJob, task: int) -> None:
         self._job = job
@@ -323,14 +315,14 @@ class _Cutter:
         self._row = 0
 
     def cut(self, rows: _Rows) -> Iterator[tuple[int, bytearray]]:
-        """The batches that these rows fill, with their partitions."""
+        """Takes rows in. Yields the batches that are full by now, each with its partition."""
         for partition, some in self._divide(rows):
             open_ = self._open[partition]
             self._add(open_, some)
             yield from ((partition, batch) for batch in self._full(open_))
 
     def rest(self) -> Iterator[tuple[int, bytearray]]:
-        """What is left at the end."""
+        """Yields the batches that are not full, at the end."""
         for partition in sorted(self._open):
             open_ = self._open[partition]
             if open_.values:
@@ -371,7 +363,7 @@ class _Cutter:
         return [
             partition
             if partition is not None
-            else (crc32(key) % count if key is not None else self._keyless(row, count))
+            else (self._keyless(row, count) if key is None else partition_of_key(key, count))
             for row, (partition, key) in enumerate(zip(given, keys, strict=True), self._row)
         ]
 
@@ -405,7 +397,8 @@ class _Cutter:
                     open_.sizes[index] += HEADER_OVERHEAD_BYTES + len(name.encode()) + len(value)
 
     def _full(self, open_: _Open) -> Iterator[bytearray]:
-        """A batch is full when the row after it would not fit in; one row always does."""
+        """Yields the full batches. A batch is full when the row after it does not fit in; one row
+        always fits."""
         while True:
             ends = list(accumulate(open_.sizes[: BATCH_RECORDS + 1]))
             fitting = max(bisect_right(ends, self._job.batch_bytes), 1)
@@ -459,12 +452,14 @@ def _rows_of(batches: Iterable[Any]) -> Iterator[_Rows]:
         for start in range(0, given.num_rows, ROWS_AT_A_TIME):
             some = given.slice(start, ROWS_AT_A_TIME)
             columns = {name: some.column(name) for name in names}
+            partitions = columns.get("partition")
+            timestamps = columns.get("timestamp")
             yield _Rows(
-                bytes_of("value", columns["value"]),
-                bytes_of("key", columns["key"]) if "key" in columns else None,
-                _partitions(pa, columns["partition"]) if "partition" in columns else None,
-                _times_ms(pa, columns["timestamp"]) if "timestamp" in columns else None,
-                headers_of(columns["headers"]) if "headers" in columns else None,
+                values=bytes_of("value", columns["value"]),
+                keys=bytes_of("key", columns["key"]) if "key" in columns else None,
+                partitions=None if partitions is None else _partitions(pa, partitions),
+                timestamps_ms=None if timestamps is None else _times_ms(pa, timestamps),
+                headers=headers_of(columns["headers"]) if "headers" in columns else None,
             )
 
 

@@ -537,11 +537,10 @@ class Client:
         attempt_timeout_s: float,
         patience_s: float = LEADER_PATIENCE_S,
         retry_backoff_s: float = BACKOFF_FIRST_S,
-        not_retried: tuple[type[RayqError], ...] = (),
     ) -> tuple[ResponseT, memoryview]:
         """Asks whoever leads, with retries and new metadata in between, until `timeout_s` is over.
-        `build(topic_id, leader)` makes the request of each attempt; what it raises, and errors of
-        the kinds `not_retried`, are raised at once."""
+        `build(topic_id, leader)` makes the request of each attempt; what it raises is raised at
+        once, and so is a break in a producer's sequence."""
         deadline = self.now + timeout_s
         check_partition(await self.topic(topic, timeout_s=timeout_s), partition)
         backoff = Backoff(self.environment, retry_backoff_s, LEADER_BACKOFF_MAX_S)
@@ -567,7 +566,7 @@ class Client:
                     patience_s=patience_s,
                 )
             except RayqError as caught:
-                if isinstance(caught, not_retried) or not may_retry(caught):
+                if caught.breaks_sequence or not may_retry(caught):
                     raise
                 error = caught
             wait_s = backoff.next_s()

@@ -268,6 +268,33 @@ def _explode(metadata: RecordMetadata | None, error: BaseException | None) -> No
     raise ZeroDivisionError
 
 
+def test_a_callback_that_closes_the_producer_changes_no_other_outcome(
+    fake: FakeCluster, cluster: Cluster
+) -> None:
+    # The batches that fail together with the first were said to be not written.
+    fake.create_topic("t")
+
+    async def run() -> list[type[BaseException]]:
+        producer = cluster.async_producer(
+            linger_ms=0, batch_size=KIB, delivery_timeout_ms=600, request_timeout_ms=500
+        )
+        await (await producer.send("t", b"warm"))
+        fake.fault(Produce, times=100, is_lost=True, carry_out=True)
+        futures = [
+            await producer.send(
+                "t", b"x" * 600, on_delivery=lambda metadata, error: producer.abandon()
+            )
+            for _ in range(7)
+        ]
+        return [
+            type(error)
+            for error in await asyncio.gather(*futures, return_exceptions=True)
+            if isinstance(error, BaseException)
+        ]
+
+    assert asyncio.run(run()) == [OutcomeUnknownError] * 5 + [ClosedError] * 2
+
+
 def test_a_callback_may_send_but_not_wait(fake: FakeCluster, cluster: Cluster) -> None:
     fake.create_topic("t")
     seen: list[Any] = []

@@ -70,7 +70,7 @@ def test_every_public_timeout_is_checked() -> None:
         and not hasattr(one, "__wrapped__")
     }
     # `snapshot` does it itself, where 0 is refused too; the others are for inside.
-    assert unchecked == {"snapshot", "find_topic", "job_for", "AsyncProducer.load_topic"}
+    assert unchecked == {"snapshot", "job_for", "AsyncProducer.load_topic"}
     for name, method in vars(Admin).items():
         if not name.startswith("_") and "timeout_s" in inspect.signature(method).parameters:
             assert hasattr(vars(AsyncAdmin)[name], "__wrapped__"), name

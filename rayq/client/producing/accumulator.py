@@ -1,14 +1,14 @@
 """Collects records into batches. Knows no network and no event loop; safe to call from any thread.
 
-User threads append, the sender takes. The lock is held for a few assignments only, never while
-waiting or encoding, and **no call stands where it is held**, but for an append at the very end: at
-calls Python lets signal handlers and finalizers run, which may send too, and wait for what they
-sent. (Some version of Python may interrupt elsewhere. So the holder may take the lock again, and
-the sender does not wait for a holder that stands still.)
+User threads append and the sender takes. A thread holds the lock for a few assignments only, never
+while it waits or encodes, and **calls nothing while it holds the lock**, but for an append at the
+very end: at a call Python lets signal handlers and finalizers run, which may send too, and wait for
+what they sent. (Some version of Python may interrupt elsewhere. So the holder may take the lock
+again, and the sender does not wait for a holder that stands still.)
 
 Memory: a batch reserves its full size when it is opened and gives back what it did not use when it
 is closed, so that `send` counts nothing but the batch. When the buffer is exhausted, `append`
-answers None, open batches become due at once, and whoever waits is called when there is room again.
+answers None, open batches become due at once, and each waiter is called when there is room again.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate, repeat
 from operator import add
 from typing import cast
@@ -34,11 +35,12 @@ BATCH_OVERHEAD_BYTES = 256
 """Most that a batch takes beside its records: its header and the lengths of its columns."""
 
 LOCK_PATIENCE_S = 0.002
-"""How long the sender waits for a thread that sends. One that stands still meanwhile (in a signal
-handler, or for want of a processor) is not waited for again until it goes on."""
+"""How long the sender waits for a thread that sends. The sender does not wait again for one that
+stands still meanwhile (in a signal handler, or for want of a processor), until it goes on."""
 
 Row = tuple[bytes | None, bytes | None, Headers | None, int]
-"""`(value, key, headers, timestamp_ms)`. One append of one tuple: a Ctrl+C cannot tear it."""
+"""`(value, key, headers, timestamp_ms)`. A record is appended as one tuple, so that a Ctrl+C leaves
+all of it or nothing."""
 
 
 class ProducerBatch(Outcome):
@@ -70,10 +72,11 @@ class ProducerBatch(Outcome):
         self.reserved_bytes = reserved_bytes
         self.opened_at = opened_at
         self.is_announced = False
-        """Whether the sender was told of it. By the first who adds a record, or, if an interrupt
-        came in between, by the next."""
+        """Whether the sender was told of the batch. The thread that adds the first record does
+        that; where an interrupt comes in between, the thread that adds the next one."""
         self.is_urgent = False
-        """Whether somebody waits for it who sends nothing more meanwhile: it does not linger."""
+        """Whether a thread waits for the batch and sends nothing more meanwhile. Then the batch
+        does not linger."""
         # Set by `seal`.
         self.values: Sequence[bytes | None] = ()
         self.keys: Sequence[bytes | None] | None = None
@@ -102,31 +105,19 @@ class ProducerBatch(Outcome):
         return times[index]
 
 
+@dataclass(slots=True, eq=False)
 class PartitionQueue:
     """The batches of one partition that the sender has not taken yet."""
 
-    __slots__ = (
-        "topic",
-        "topic_id",
-        "partition",
-        "limit_bytes",
-        "append_time",
-        "open",
-        "closed",
-    )
-
-    def __init__(
-        self, topic: str, topic_id: str, partition: int, limit_bytes: int, append_time: bool
-    ) -> None:
-        self.topic = topic
-        self.topic_id = topic_id
-        self.partition = partition
-        self.limit_bytes = limit_bytes
-        """Size at which a batch is closed."""
-        self.append_time = append_time
-        """Whether records carry the leader's time."""
-        self.open: ProducerBatch | None = None
-        self.closed: deque[ProducerBatch] = deque()
+    topic: str
+    topic_id: str
+    partition: int
+    limit_bytes: int
+    """Size at which a batch is closed."""
+    append_time: bool
+    """Whether records carry the leader's time."""
+    open: ProducerBatch | None = None
+    closed: deque[ProducerBatch] = field(default_factory=deque)
 
 
 class Accumulator:
@@ -138,8 +129,9 @@ class Accumulator:
         now: Callable[[], float],
         on_work: Callable[[PartitionQueue], None],
     ) -> None:
-        """Made in the sender's thread. `on_work(queue)` is called, from any thread, when there is
-        news of a queue (a batch was opened, perhaps one closed): it only passes the word on."""
+        """Made in the sender's thread. `now` is a monotonic clock, in seconds. `on_work(queue)` is
+        called, from any thread, when a queue has a new batch or one that became due. It only tells
+        the sender."""
         self._config = config
         self._now = now
         self._on_work = on_work
@@ -147,9 +139,9 @@ class Accumulator:
         self._lock_patience_s = LOCK_PATIENCE_S
         self._loop_thread = threading.get_ident()
         self._reserved_bytes = 0
-        """By all batches so far. Written by who holds the lock."""
+        """Bytes that all batches so far reserved. Only a holder of the lock writes it."""
         self._released_bytes = 0
-        """Of those, by batches that have an outcome. Written by the sender."""
+        """Of these, the bytes of batches that have an outcome. Only the sender writes it."""
         self._room_waiters: deque[tuple[int, Callable[[], None]]] = deque()
         self._incomplete: dict[ProducerBatch, None] = {}
         self._closed = False
@@ -161,17 +153,13 @@ class Accumulator:
         """Bytes reserved by batches that wait or are in flight."""
         return self._reserved_bytes - self._released_bytes
 
-    @property
-    def is_exhausted(self) -> bool:
-        """Somebody waits for room."""
-        return bool(self._room_waiters)
-
     def incomplete(self) -> list[ProducerBatch]:
         """Every batch that has records and no outcome yet, the oldest first."""
         return list(self._incomplete)
 
     def close(self) -> None:
-        """Refuses records from here on; wakes those that wait for room, to find that out."""
+        """Refuses records from here on. Wakes the threads that wait for room, so that they see
+        it."""
         self._closed = True
         for _, waiter in list(self._room_waiters):
             waiter()
@@ -187,7 +175,8 @@ class Accumulator:
         timestamp_ms: int,
         size_bytes: int,
     ) -> DeliveryFuture | None:
-        """Adds one record; `size_bytes` includes RECORD_OVERHEAD_BYTES. None: there is no room."""
+        """Adds one record and returns its future, or None where there is no room. `size_bytes` is
+        the record's size with RECORD_OVERHEAD_BYTES. Raises ClosedError."""
         row = (value, key, headers, timestamp_ms)
         while True:
             with self._lock:
@@ -217,8 +206,8 @@ class Accumulator:
         one_batch: bool,
     ) -> int:
         """Adds `values[start:]` (with `ends` from `running_sizes`) to one partition, until all are
-        in, there is no room, or, with `one_batch`, a batch is full. Answers where it stopped, and
-        appends to `parts` where they went."""
+        in, there is no room, or, with `one_batch`, a batch is full. Returns the index of the first
+        value that is not in, and appends to `parts` where the others went. Raises ClosedError."""
         total = len(values)
         while start < total:
             batch = queue.open
@@ -250,7 +239,7 @@ class Accumulator:
                     batch.size_bytes += size_bytes
                     batch.rows += rows
             if not fits:
-                continue  # somebody else was faster
+                continue  # another thread was faster
             parts.append(Part(batch, index, count))
             if not batch.is_announced:
                 self._announce(batch)
@@ -264,7 +253,7 @@ class Accumulator:
         batch.is_announced = True
 
     def hurry(self, future: DeliveryFuture) -> None:
-        """The record's batch goes as soon as it may, with what else is in it by then."""
+        """The record's batch is sent without lingering, with all that is in it by then."""
         batch = future.outcome
         assert isinstance(batch, ProducerBatch), "records travel in batches"
         if batch.queue.open is batch:
@@ -272,7 +261,7 @@ class Accumulator:
             self._on_work(batch.queue)
 
     def when_room(self, size_bytes: int, waiter: Callable[[], None]) -> None:
-        """Calls back when there should be room for a record of that size, perhaps more than
+        """Calls `waiter` when there should be room for a record of `size_bytes`, perhaps more than
         once."""
         self._room_waiters.append((size_bytes, waiter))
         if self._closed or self._has_room(size_bytes):
@@ -284,28 +273,29 @@ class Accumulator:
                 self._on_work(batch.queue)
 
     def stop_waiting(self, size_bytes: int, waiter: Callable[[], None]) -> None:
-        """Takes back a `when_room`, if it was not called yet."""
+        """Takes back a `when_room` whose waiter was not called yet."""
         try:
             self._room_waiters.remove((size_bytes, waiter))
         except ValueError:
             pass  # it was woken already
 
     def close_open_batches(self) -> None:
-        """Before a thread waits for all that was sent, so that the sender needs no lock for it."""
+        """Called before a thread waits for all that was sent: the sender then needs no lock to take
+        it."""
         for batch in self.incomplete():
             if batch.queue.open is batch:
                 self._close_open(batch.queue, batch)
 
     def _has_room(self, size_bytes: int) -> bool:
-        """Once full, the buffer counts as full until it is half empty: waking a sender for each
-        batch would make the two threads take turns at every batch."""
+        """Once full, the buffer counts as full until it is half empty. Otherwise a thread that
+        sends would be woken for each batch, and would take turns with the sender at every batch."""
         used_bytes, limit_bytes = self.buffered_bytes, self._config.buffer_memory
         need_bytes = max(size_bytes, self._config.batch_size)
         return used_bytes == 0 or used_bytes + need_bytes <= max(limit_bytes // 2, need_bytes)
 
     def _open(self, queue: PartitionQueue, full: ProducerBatch | None, size_bytes: int) -> bool:
-        """Closes the open batch, which is full, and opens one that takes `size_bytes` at least,
-        unless another thread did. False: there is no room."""
+        """Closes the open batch, which is `full`, and opens one for `size_bytes` or more, unless
+        another thread did. Returns False where there is no room. Raises ClosedError."""
         self._close_open(queue, full)
         reserve_bytes = max(queue.limit_bytes, size_bytes)
         batch = ProducerBatch(queue, reserve_bytes, self._now(), self._loop_thread)
@@ -327,7 +317,7 @@ class Accumulator:
         return has_room
 
     def _close_open(self, queue: PartitionQueue, known: ProducerBatch | None) -> None:
-        """Closes the open batch of the queue, if it still is the one that is known."""
+        """Closes the open batch of the queue, if it still is `known`."""
         if known is None:
             return
         parcel = (known,)
@@ -347,8 +337,8 @@ class Accumulator:
     # --- the sender -----------------------------------------------------------------------------
 
     def take(self, queue: PartitionQueue, *, is_open_due: bool) -> ProducerBatch | None:
-        """The next batch of the queue; the open one only where it is due. None also where the open
-        one is held up: a thread that sends stands still."""
+        """The next batch of the queue, or None. The open batch is taken only where it is due, and
+        not while a thread that stands still holds the lock."""
         if is_open_due and not queue.closed and queue.open is not None:
             self._try_to_close_open(queue)
         return queue.closed.popleft() if queue.closed else None
@@ -362,20 +352,17 @@ class Accumulator:
             finally:
                 self._lock.release()
 
-    def take_all(self, queue: PartitionQueue) -> list[ProducerBatch]:
-        """Every batch of the queue, to be failed."""
-        batches = []
-        while (batch := self.take(queue, is_open_due=True)) is not None:
-            batches.append(batch)
-        return batches
-
-    def is_urgent(self, queue: PartitionQueue) -> bool:
-        """Whether the open batch of the queue does not linger."""
+    def is_hurried(self, queue: PartitionQueue) -> bool:
+        """Whether the open batch of the queue does not linger: somebody waits for it, for all
+        batches, or for room."""
+        if self.is_flushing > 0 or self._room_waiters:
+            return True
         batch = queue.open
         return batch is not None and batch.is_urgent
 
     def oldest_opened_at(self, queue: PartitionQueue) -> float | None:
-        """When the oldest batch of the queue was opened."""
+        """When the oldest batch of the queue was opened, in seconds of the monotonic clock; None
+        where there is no batch."""
         if queue.closed:
             return queue.closed[0].opened_at
         batch = queue.open

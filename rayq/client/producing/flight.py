@@ -1,121 +1,342 @@
-"""The state of one partition's batches on their way. No I/O: the sender decides and acts."""
+"""Decides what becomes of one partition's batches on their way to its leader.
+
+Pure: events and the time go in, what is to be done comes out, and `sender.py` does it.
+What a `Flight` guarantees:
+
+- At most `max_in_flight_requests_per_connection` batches of a partition are in flight, and none is
+  sent that is five or more after one that is unresolved: the leader recognises only the last five.
+- After a failure nothing of the partition is sent until every batch in flight has its answer; then
+  the failed ones go again, in order, before any other. Batches keep their numbers over retries, so
+  one that was appended, and whose answer was lost, is recognised by the leader.
+- A batch that fails for good leaves a gap in the sequence. The flight then sends nothing new, lets
+  the batches that were sent before resolve under their old numbers, and goes on under the next
+  producer epoch from sequence 0 (docs/protocol.md, rule 19). Epochs are per partition: only the
+  partition's leader compares them, and no other producer has the producer id.
+
+Errors decide by their flags: may the batch be written (`not_written`, `outcome_unknown`), may it be
+sent again (`retriable`), is the metadata out of date (`stale_metadata`), does the producer have to
+number its batches anew (`breaks_sequence`).
+"""
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from rayq.client.client import Backoff
+from rayq.client.client import LEADER_PATIENCE_S, Backoff
 from rayq.client.metadata import LeaderAndEpoch
-from rayq.client.producing.accumulator import PartitionQueue, ProducerBatch
-from rayq.errors import RayqError
+from rayq.client.producing.accumulator import ProducerBatch
+from rayq.config import ProducerConfig
+from rayq.errors import (
+    DeliveryTimeoutError,
+    OutcomeUnknownError,
+    ProducerFencedError,
+    RayqError,
+)
+from rayq.storage.batch import SEQUENCE_COUNT
 from rayq.storage.producer_state import BATCHES_REMEMBERED
-from rayq.wire.connection import Connection
+
+PRODUCER_EPOCH_MAX = 2**16 - 1
 
 
+class Numbers(NamedTuple):
+    """What tells a batch from every other one: the leader appends each once."""
+
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+
+
+@dataclass(slots=True, eq=False)
 class Shipment:
-    """A batch on its way: its number, its attempts."""
+    """A batch on its way: its numbers, its attempts."""
 
-    __slots__ = (
-        "batch",
-        "deadline",
-        "serial",
-        "payload",
-        "producer_id",
-        "producer_epoch",
-        "base_sequence",
-        "in_doubt",
-        "attempt",
-        "sent_at",
-    )
+    batch: ProducerBatch
+    deadline: float
+    serial: int
+    """Its place in the order of the partition."""
+    payload: bytearray | None = None
+    """The encoded batch; None until `Flight.packed`."""
+    numbers: Numbers | None = None
+    in_doubt: bool = False
+    """An attempt may have been written, without an answer that says so."""
+    attempt: int | None = None
+    """The attempt that is in flight, if one is."""
+    sent_at: float = 0.0
 
-    def __init__(self, batch: ProducerBatch, deadline: float, serial: int) -> None:
-        self.batch = batch
-        self.deadline = deadline
-        self.serial = serial
-        """Its place in the order of the partition."""
-        self.payload: bytearray | None = None
-        self.producer_id: int | None = None
-        self.producer_epoch = 0
-        self.base_sequence: int | None = None
-        self.in_doubt = False
-        """An attempt may have been written, without an answer that says so."""
-        self.attempt: asyncio.Future[Any] | None = None
-        self.sent_at = 0.0
 
-    def forget_number(self) -> None:
-        self.payload = None
-        self.producer_id = None
-        self.base_sequence = None
+# --- what comes out -------------------------------------------------------------------------------
+
+
+class Fail(NamedTuple):
+    """The batch is not sent again. Its outcome is `error`."""
+
+    batch: ProducerBatch
+    error: RayqError
+
+
+class SuspectLeader(NamedTuple):
+    """The leader failed, or the partition has none: newer metadata is needed."""
+
+    leader: LeaderAndEpoch | None
+
+
+class TakeBatch(NamedTuple):
+    """The next batch of the accumulator may be sent."""
+
+    is_open_due: bool
+    """Also one that is still open. Else only a full one."""
+    due_at: float
+    """When an open one is due, in seconds of the monotonic clock."""
+
+
+class WaitUntil(NamedTuple):
+    """Nothing is sent before that time."""
+
+    time: float
+
+
+class TakeProducerId(NamedTuple):
+    """The flight needs a producer id, any but `spent`."""
+
+    spent: int | None
+
+
+Action = Fail | SuspectLeader
+"""What an event asks for."""
+NextStep = Shipment | TakeBatch | WaitUntil | TakeProducerId
+"""What is next when nothing happens. A shipment is packed, if it has no payload yet, and sent."""
 
 
 class Flight:
-    """One partition on its way to its leader."""
+    """One partition's batches on their way. Times are in seconds, of one monotonic clock."""
 
-    __slots__ = (
-        "queue",
-        "producer_id",
-        "producer_epoch",
-        "next_sequence",
-        "next_serial",
-        "in_flight",
-        "retries",
-        "is_stalled",
-        "resume_at",
-        "needs_new_epoch",
-        "backoff",
-        "timer",
-        "leader",
-        "connection",
-        "connecting",
-        "full_connection",
-        "full_since",
-        "last_error",
-    )
-
-    def __init__(self, queue: PartitionQueue, backoff: Backoff) -> None:
-        self.queue = queue
+    def __init__(self, name: str, config: ProducerConfig, backoff: Backoff) -> None:
+        """`name` is the partition's, for messages."""
+        self.name = name
         self.producer_id: int | None = None
         self.producer_epoch = 0
         self.next_sequence = 0
         self.next_serial = 0
         self.in_flight: list[Shipment] = []
-        self.retries: list[Shipment] = []
-        """To be sent again, in order."""
+        """In the order in which they were sent."""
+        self.waiting: list[Shipment] = []
+        """To be sent, or sent again, in order."""
         self.is_stalled = False
         """After a failure: until all answers are in and `resume_at` has come."""
         self.resume_at = 0.0
         self.needs_new_epoch = False
-        self.backoff = backoff
-        self.timer: asyncio.TimerHandle | None = None
         self.leader: LeaderAndEpoch | None = None
-        """Whom the batches in flight were sent to."""
-        self.connection: Connection | None = None
-        self.connecting: asyncio.Task[None] | None = None
-        """Done before it has set this to None: it was cancelled before it began."""
-        self.full_connection: Connection | None = None
-        """One that takes no more bytes, since `full_since`; where nothing is acknowledged."""
-        self.full_since = 0.0
+        """Where batches are sent to. None until a leader is known."""
         self.last_error: RayqError | None = None
+        self._spent_producer_id: int | None = None
+        self._attempts = 0
+        self._backoff = backoff
+        self._is_idempotent = config.idempotent
+        self._in_flight_max = config.max_in_flight_requests_per_connection
+        self._linger_s = config.linger_ms / 1000
+        self._delivery_timeout_s = config.delivery_timeout_ms / 1000
 
-    @property
-    def name(self) -> str:
-        return f"{self.queue.topic}-{self.queue.partition}"
+    # --- what is next ---------------------------------------------------------------------------
 
-    def is_first(self, shipment: Shipment) -> bool:
-        """Nothing that was sent before it is unresolved."""
-        return all(other.serial >= shipment.serial for other in (*self.in_flight, *self.retries))
+    def next_step(
+        self, now: float, opened_at: float | None, *, is_hurried: bool
+    ) -> NextStep | None:
+        """What to do next; None: nothing until the next event. `opened_at` is when the oldest batch
+        of the accumulator was opened, None where the accumulator has none. `is_hurried`: an open
+        batch does not linger."""
+        if self.is_stalled:
+            if self.in_flight:
+                return None
+            if now < self.resume_at:
+                return WaitUntil(self.resume_at)
+            self.is_stalled = False
+        if not self.waiting and opened_at is None:
+            return None
+        if self._is_idempotent:
+            if self.needs_new_epoch:
+                self._start_new_epoch()
+            if self.producer_id is None:
+                return TakeProducerId(self._spent_producer_id)
+        if len(self.in_flight) >= self._in_flight_max:
+            return None
+        for shipment in self.waiting:
+            if shipment.payload is not None or not self.needs_new_epoch:
+                return shipment
+        if opened_at is None or self.needs_new_epoch:
+            return None
+        if self.in_flight and self._is_idempotent:
+            unresolved = self.next_serial - self.in_flight[0].serial
+            if unresolved >= BATCHES_REMEMBERED:
+                # One more, and the leader might forget the oldest: its retry would no longer be
+                # recognised.
+                return None
+        due_at = opened_at + self._linger_s
+        return TakeBatch(not self.in_flight or is_hurried or now >= due_at, due_at)
 
-    @property
-    def is_window_full(self) -> bool:
-        """One more batch, and the leader might forget the oldest that is unresolved: its retry
-        would no longer be recognised."""
+    def _start_new_epoch(self) -> None:
+        """Once everything in doubt has resolved, numbers start from 0 under a new epoch."""
+        if self.in_flight or any(shipment.in_doubt for shipment in self.waiting):
+            return
+        if self.producer_epoch == PRODUCER_EPOCH_MAX:
+            # A new id, for want of epochs.
+            self._spent_producer_id, self.producer_id = self.producer_id, None
+            self.producer_epoch = -1
+        self.producer_epoch += 1
+        self.next_sequence = 0
+        self.needs_new_epoch = False
+        for shipment in self.waiting:
+            shipment.payload = shipment.numbers = None
+
+    # --- on the way out -------------------------------------------------------------------------
+
+    def add(self, batch: ProducerBatch) -> Shipment:
+        """After `TakeBatch`: the batch that was taken. Its shipment is next."""
+        shipment = Shipment(batch, batch.opened_at + self._delivery_timeout_s, self.next_serial)
+        self.next_serial += 1
+        self.waiting.append(shipment)
+        return shipment
+
+    def next_numbers(self) -> Numbers | None:
+        """The numbers of the batch that is packed next; None without idempotence."""
         if self.producer_id is None:
-            return False
-        serials = [shipment.serial for shipment in (*self.in_flight, *self.retries)]
-        return bool(serials) and self.next_serial - min(serials) >= BATCHES_REMEMBERED
+            return None
+        return Numbers(self.producer_id, self.producer_epoch, self.next_sequence)
 
-    def stop_timer(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
+    def packed(self, shipment: Shipment, payload: bytearray, numbers: Numbers | None) -> None:
+        """The batch was encoded, with `next_numbers`, which are its own from here on."""
+        shipment.payload = payload
+        shipment.numbers = numbers
+        if numbers is not None:
+            self.next_sequence = (self.next_sequence + shipment.batch.count) % SEQUENCE_COUNT
+
+    def sent(self, shipment: Shipment, now: float) -> int:
+        """The batch is being sent. Returns the number of the attempt, which its outcome names."""
+        self.waiting.remove(shipment)
+        self.in_flight.append(shipment)
+        shipment.sent_at = now
+        self._attempts = shipment.attempt = self._attempts + 1
+        return shipment.attempt
+
+    # --- what came of it ------------------------------------------------------------------------
+
+    def acknowledged(self, shipment: Shipment, attempt: int) -> bool:
+        """The leader acknowledged the attempt, so the batch succeeds. False: the attempt was given
+        up before, and its answer does not count."""
+        if shipment.attempt != attempt:
+            return False
+        self.let_go(shipment)
+        self._backoff.reset()
+        return True
+
+    def let_go(self, shipment: Shipment) -> None:
+        """Nothing more is heard of the batch: without acknowledgements, once it is sent."""
+        shipment.attempt = None
+        self.in_flight.remove(shipment)
+
+    def failed(
+        self, shipment: Shipment, attempt: int, error: RayqError, now: float
+    ) -> list[Action]:
+        """The attempt ended with an error. The error of an attempt that was given up before does
+        not count."""
+        if shipment.attempt != attempt:
+            return []
+        self.last_error = error
+        may_retry = error.retriable or error.stale_metadata
+        if shipment.numbers is not None and error.breaks_sequence:
+            if error.retriable and not self._is_first(shipment):
+                # The leader lacks a predecessor. Where an earlier attempt is unanswered, both may
+                # still be under way to it, on a connection that was given up: only its number tells
+                # a batch that is in doubt from its own repetition.
+                self._wait_again(shipment)
+                self.is_stalled = True
+                return []
+            # What the leader lacks was acknowledged once, or has failed for good.
+            self.needs_new_epoch = True
+            may_retry = not shipment.in_doubt
+        elif error.outcome_unknown or (may_retry and not error.not_written):
+            shipment.in_doubt = True
+        if may_retry:
+            self._wait_again(shipment)
+            return self.stalled(error, now)
+        if shipment.numbers is not None and isinstance(error, ProducerFencedError):
+            self.producer_epoch = PRODUCER_EPOCH_MAX  # another producer has the id: take a new one
+        return [self.give_up(shipment, error)]
+
+    def _is_first(self, shipment: Shipment) -> bool:
+        """Nothing that was sent before it is unresolved."""
+        return all(other.serial >= shipment.serial for other in (*self.in_flight, *self.waiting))
+
+    def _wait_again(self, shipment: Shipment) -> None:
+        shipment.attempt = None
+        self.in_flight.remove(shipment)
+        self.waiting.append(shipment)
+        self.waiting.sort(key=lambda other: other.serial)
+
+    def stalled(self, error: RayqError, now: float) -> list[Action]:
+        """Nothing can be sent, because of `error`: the partition waits until `resume_at`, or until
+        another leader is known."""
+        self.last_error = error
+        # The batches of one window fail together: that is one failure.
+        if not self.is_stalled or self.resume_at <= now:
+            self.resume_at = now + self._backoff.next_s()
+        self.is_stalled = True
+        return [SuspectLeader(self.leader)] if error.stale_metadata else []
+
+    def led_by(self, leader: LeaderAndEpoch) -> bool:
+        """Takes note of the leader. True: it is another one than before. Then the attempts in
+        flight to the former leader are given up, and their batches are in doubt; what waits is sent
+        at once."""
+        if leader == self.leader:
+            return False
+        self.leader = leader
+        for shipment in self.in_flight[:]:
+            shipment.in_doubt = True
+            self._wait_again(shipment)
+        self.resume_at = 0.0
+        self._backoff.reset()
+        return True
+
+    def tick(self, now: float) -> list[Action]:
+        """Fails what is past its deadline, and suspects a leader that does not answer."""
+        late = [one for one in (*self.in_flight, *self.waiting) if one.deadline <= now]
+        actions: list[Action] = []
+        if late:
+            actions += self._give_up_all(late, self.timeout_error())
+        if self.in_flight and now - self.in_flight[0].sent_at > LEADER_PATIENCE_S:
+            actions.append(SuspectLeader(self.leader))
+        return actions
+
+    def fail_all(self, error: RayqError) -> list[Fail]:
+        """Everything fails, sent or not, in order."""
+        self.last_error = error
+        return self._give_up_all([*self.in_flight, *self.waiting], error)
+
+    def _give_up_all(self, shipments: list[Shipment], error: RayqError) -> list[Fail]:
+        for shipment in shipments:
+            shipment.in_doubt = shipment.in_doubt or shipment.attempt is not None
+        shipments.sort(key=lambda one: one.serial)
+        return [self.give_up(shipment, error) for shipment in shipments]
+
+    def give_up(self, shipment: Shipment, error: RayqError) -> Fail:
+        """The batch fails for good, and its numbers, if it has any, are lost with it."""
+        (self.waiting if shipment.attempt is None else self.in_flight).remove(shipment)
+        shipment.attempt = None
+        if shipment.numbers is not None:
+            self.needs_new_epoch = True
+        return Fail(shipment.batch, _unknown(self.name, error) if shipment.in_doubt else error)
+
+    def timeout_error(self) -> DeliveryTimeoutError:
+        """The error of a batch whose deadline has passed."""
+        reason = self.last_error or "its turn did not come"
+        return DeliveryTimeoutError(
+            f"A batch for {self.name} could not be delivered within delivery_timeout_ms "
+            f"({self._delivery_timeout_s * 1000:.0f} ms): {reason}"
+        )
+
+
+def _unknown(name: str, error: RayqError) -> OutcomeUnknownError:
+    return OutcomeUnknownError(
+        f"A batch was sent to {name} and may or may not be written: no answer said. {error} "
+        "Read the end of the partition before you send it again."
+    )

@@ -40,9 +40,9 @@ def check_on_delivery(given: object) -> None:
 class Outcome:
     """What became of one batch. Set once, by the sender; read by any thread.
 
-    Without a lock: whoever holds one may be interrupted by a signal handler or a finalizer that
-    comes here too. Appending to a deque and popping from it are atomic, and each callback belongs
-    to whoever pops it.
+    There is no lock, because a signal handler or a finalizer that comes here too may interrupt the
+    thread that holds it. Appending to a deque and popping from it are atomic, and the thread that
+    pops a callback calls it.
     """
 
     __slots__ = (
@@ -84,8 +84,9 @@ class Outcome:
         self._finish()
 
     def give_up(self, error: RayqError) -> None:
-        """Where nothing is sent any more, in a forked child or when the loop has ended: nobody
-        waits on, from any thread. Callbacks are not called, for they belong to the loop."""
+        """For a forked child and for a loop that has ended, where nothing is sent any more: threads
+        stop waiting. Callbacks are not called, because they belong to the loop. Any thread may call
+        this."""
         self._callbacks.clear()
         self.fail(error)
 
@@ -97,15 +98,16 @@ class Outcome:
         self._call_all()
 
     def when_done(self, callback: Callable[[], None]) -> None:
-        """Calls back once, at once when it is done already, else on the thread of the sender."""
+        """Calls `callback` once: now where the batch has its outcome already, else later on the
+        sender's thread."""
         self._callbacks.append(callback)
         if not self.is_done:
             return
         try:
             self._callbacks.remove(callback)
         except ValueError:
-            return  # the sender has it
-        _call(callback)  # only this one: the others are for the thread of the sender
+            return  # the sender calls it
+        _call(callback)  # only this one: the sender calls the others
 
     def _call_all(self) -> None:
         while self._callbacks:
@@ -120,8 +122,8 @@ class Outcome:
                 raise
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Blocks until done; False when the time was up first. Raises InvalidRequestError where
-        waiting would never end."""
+        """Blocks until the batch has its outcome; False when `timeout_s` was over before. Raises
+        InvalidRequestError on the sender's thread, where the wait would never end."""
         if self.is_done:
             return True
         if threading.get_ident() == self.loop_thread:
@@ -140,6 +142,7 @@ class Outcome:
         return self.is_done
 
     def metadata(self, index: int) -> RecordMetadata:
+        """Where the record at `index` of the batch is. Raises the error of the delivery."""
         if self.error is not None:
             raise copy.copy(self.error)
         offset = None if self.base_offset is None else self.base_offset + index
@@ -238,7 +241,8 @@ def discard(_value: object) -> None:
 
 
 class DeliveryFuture(_Future[RecordMetadata], gc=False, eq=False):
-    """Of one record: `RecordMetadata(topic, partition, offset, timestamp_ms)`."""
+    """The delivery of one record. Its result is a
+    `RecordMetadata(topic, partition, offset, timestamp_ms)`."""
 
     outcome: Outcome
     index: int
@@ -256,7 +260,7 @@ class DeliveryFuture(_Future[RecordMetadata], gc=False, eq=False):
         self.outcome.when_done(callback)
 
     def call_on_delivery(self, on_delivery: OnDelivery) -> None:
-        """Arranges for `on_delivery(metadata, error)`."""
+        """Has `on_delivery(metadata, error)` called once the outcome is known."""
 
         def deliver() -> None:
             if self.outcome.error is not None:
@@ -276,8 +280,9 @@ class Part(msgspec.Struct, frozen=True, gc=False):
 
 
 class ManyDeliveryFuture(_Future[list[OffsetRange]], gc=False, eq=False):
-    """Of `send_many`: where its records went, one range for each run of offsets. Under acks=0,
-    which learns no offsets, the list is empty. Done when all are; raises the first failure."""
+    """The delivery of a `send_many`. Its result says where the records went, one `OffsetRange` for
+    each run of offsets. With acks=0 the client learns no offsets, and the list is empty. The future
+    is done when all records have their outcome; it raises the first failure."""
 
     parts: Sequence[Part]
 
@@ -315,7 +320,7 @@ class ManyDeliveryFuture(_Future[list[OffsetRange]], gc=False, eq=False):
             _call(callback)
             return
         left = [None] * (len(pending) - 1)
-        """One for each outcome but the last: popping is atomic."""
+        """One entry for each outcome but the last. Popping is atomic."""
 
         def count_down() -> None:
             try:

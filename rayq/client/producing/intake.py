@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
@@ -59,7 +60,11 @@ class TopicQueues:
         for partition in range(len(self.queues), len(metadata.partitions)):
             self.queues.append(
                 PartitionQueue(
-                    metadata.name, metadata.topic_id, partition, self.limit_bytes, append_time
+                    topic=metadata.name,
+                    topic_id=metadata.topic_id,
+                    partition=partition,
+                    limit_bytes=self.limit_bytes,
+                    append_time=append_time,
                 )
             )
         self.count = len(self.queues)
@@ -68,31 +73,27 @@ class TopicQueues:
         self.sticky = self.queues[self.sticky_candidates[0]]
 
 
+@dataclass(slots=True, eq=False)
 class Column:
-    """Records of `send_many` for one partition, of which those from `start` are still to go."""
+    """Records of a `send_many` for one partition. Those from `start` on are not appended yet."""
 
-    def __init__(
-        self,
-        values: Sequence[bytes | None],
-        keys: Sequence[bytes | None] | None,
-        ends: Sequence[int],
-    ) -> None:
-        self.values = values
-        self.keys = keys
-        self.ends = ends
-        self.start = 0
+    values: Sequence[bytes | None]
+    keys: Sequence[bytes | None] | None
+    ends: Sequence[int]
+    """As `running_sizes` gives them."""
+    start: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class ManyJob:
     """A `send_many` under way."""
 
-    def __init__(self, topic: TopicQueues, timestamp_ms: int) -> None:
-        self.topic = topic
-        self.timestamp_ms = timestamp_ms
-        self.parts: list[Part] = []
-        self.pending: list[tuple[PartitionQueue | None, Column]] = []
-        """By partition; the queue is None for records without a key."""
-        self.is_sticky_full = False
+    topic: TopicQueues
+    timestamp_ms: int
+    parts: list[Part] = field(default_factory=list)
+    pending: list[tuple[PartitionQueue | None, Column]] = field(default_factory=list)
+    """By partition; the queue is None for records without a key."""
+    is_sticky_full: bool = False
 
     def add(self, queue: PartitionQueue | None, column: Column) -> None:
         self.pending.append((queue, column))
@@ -113,7 +114,8 @@ class Intake:
         source: random.Random,
     ) -> None:
         self.topics: dict[str, TopicQueues] = {}
-        """Those whose metadata is known. Written on the loop; entries are replaced, not changed."""
+        """The topics whose metadata is known. Only the loop writes here; it replaces entries and
+        never changes one."""
         self._config = config
         self._accumulator = accumulator
         self._wall_ms = wall_ms
@@ -128,8 +130,9 @@ class Intake:
         partition: int | None,
         timestamp_ms: int | None,
     ) -> DeliveryFuture | None:
-        """Appends a record without waiting. None: the topic's metadata is missing
-        or the buffer is full."""
+        """Appends a record without waiting. Returns None where the topic's metadata is missing or
+        the buffer is full. Raises TypeError, NullKeyError, RecordTooLargeError,
+        InvalidTimestampError, InvalidRequestError, ClosedError."""
         try:
             known = self.topics.get(topic)
         except TypeError:  # not hashable
@@ -161,7 +164,7 @@ class Intake:
         elif self._config.partitioner is not None:
             queue = known.queues[call_partitioner(self._config.partitioner, key, known.count)]
         elif key is not None:
-            queue = known.queues[crc32(key) % known.count]
+            queue = known.queues[crc32(key) % known.count]  # `partition_of_key`, in line
         else:
             queue = known.sticky
             batch = queue.open
@@ -172,7 +175,8 @@ class Intake:
         return self._accumulator.append(queue, value, key, checked, timestamp_ms, size_bytes)
 
     def offer_many(self, job: ManyJob) -> bool:
-        """Appends what it can of a `send_many`. False: not all went in."""
+        """Appends what it can of a `send_many`. Returns False where the buffer is full before all
+        of it is in."""
         accumulator = self._accumulator
         while job.pending:
             queue, column = job.pending[0]
@@ -207,8 +211,8 @@ class Intake:
         keys: Sequence[Any] | None,
         partition: int | None,
     ) -> ManyJob | None:
-        """Checks the arguments of a `send_many` and divides them by partition. None: the topic's
-        metadata is missing."""
+        """Checks the arguments of a `send_many` and divides them by partition. Returns None where
+        the topic's metadata is missing."""
         known = self.topics.get(topic_name(topic))
         if known is None:
             return None
@@ -284,8 +288,9 @@ class Intake:
         headers: Headers | None,
         size_bytes: int,
     ) -> None:
-        """A record larger than a batch goes alone; the topic's limits are on its stored size, and
-        less narrow on its size before compression."""
+        """For a record that is larger than a batch, and so has one of its own: it has to be within
+        the topic's limits, the one on its stored size and the wider one on its size before
+        compression. Raises RecordTooLargeError."""
         if size_bytes + BATCH_OVERHEAD_BYTES <= known.max_message_bytes:
             return
         if size_bytes > known.plain_bytes_max:
@@ -328,8 +333,8 @@ def value_bytes(value: Any) -> int:
 
 
 def _plain_bytes(what: str, found: object) -> bytes:
-    """Of a subclass of bytes (numpy's, for example), which could not be packed. Raises
-    TypeError."""
+    """Plain bytes of a subclass of bytes (numpy's, for example), which cannot be packed. Raises
+    TypeError for what is no bytes."""
     if not isinstance(found, bytes):
         raise TypeError(
             f"A record's {what} has to be bytes (or None), not {type(found).__name__}: encode it "
@@ -354,7 +359,8 @@ def _plain_column(what: str, column: list[bytes | None]) -> list[bytes | None]:
 
 
 def _check_headers(headers: Iterable[tuple[str, bytes]]) -> tuple[Headers, int]:
-    """A copy, and its size in a batch."""
+    """A copy of the headers, and its size in a batch in bytes. Raises TypeError,
+    InvalidRequestError."""
     if isinstance(headers, Mapping):
         raise TypeError("Headers are a list of (name, value) pairs: use list(headers.items()).")
     if not isinstance(headers, Iterable):

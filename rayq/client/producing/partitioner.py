@@ -26,7 +26,7 @@ def next_sticky_partition(
 
 
 def call_partitioner(partitioner: Partitioner, key: bytes | None, partition_count: int) -> int:
-    """The answer of a user's own function, checked. Raises InvalidRequestError."""
+    """What a user's own function returns, checked. Raises InvalidRequestError."""
     partition = partitioner(key, partition_count)
     if type(partition) is not int or not 0 <= partition < partition_count:
         raise InvalidRequestError(

@@ -134,7 +134,8 @@ class AsyncProducer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         timestamp_ms: int | None,
         timeout_s: float | None = None,
     ) -> DeliveryFuture:
-        """Waits for acceptance as long as `send` may, or `timeout_s` where that is shorter."""
+        """Waits as long as `send` may, or `timeout_s` where that is shorter, until the record is
+        accepted."""
         core = self.core
         deadline = core.block_deadline(timeout_s)
         while True:
@@ -262,7 +263,7 @@ class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         or None for a tombstone. Without `partition` the configured partitioner chooses.
         `timestamp_ms` is Unix time, now by default. `on_delivery(metadata, error)` is
         called on the client's event-loop thread, where it must not block; or by this call, where
-        the delivery is over before it returns (do not hold a lock that `on_delivery` takes).
+        the delivery is over before `send` returns (so do not hold a lock that `on_delivery` takes).
 
         Blocks up to `max_block_ms` while the topic is not known yet or the buffer is full. Raises
         BufferFullError, UnknownTopicError, RecordTooLargeError, InvalidTimestampError,
@@ -292,9 +293,9 @@ class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         timestamp_ms: int | None = None,
         timeout_s: float | None = None,
     ) -> RecordMetadata:
-        """Sends one record, waits for its delivery and returns where it went. It does not linger;
-        what other threads send at the same time may share its batch. For many records `send` and
-        one `flush` are faster by far.
+        """Sends one record, waits for its delivery and returns where it went. The record does not
+        linger; what other threads send at the same time may share its batch. For many records
+        `send` and one `flush` are faster by far.
 
         Raises what `send` raises and what the delivery fails with; TimeoutError after `timeout_s`
         seconds, when the record is still on its way (None: `max_block_ms` and then
@@ -325,7 +326,8 @@ class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         timestamp_ms: int | None,
         timeout_s: float | None = None,
     ) -> DeliveryFuture:
-        """Waits for acceptance as long as `send` may, or `timeout_s` where that is shorter."""
+        """Waits as long as `send` may, or `timeout_s` where that is shorter, until the record is
+        accepted."""
         deadline = self._core.block_deadline(timeout_s)
         while True:
             future = self._offer(topic, value, key, headers, partition, timestamp_ms)

@@ -1,5 +1,7 @@
-"""What both producers do, on the client's loop; their users' threads come no further than the
-intake. Nothing here refers to the producer that the user holds, so that one that is dropped goes.
+"""What both producers do, on the client's loop. Users' threads call the intake and little else.
+
+Nothing here refers to the producer that the user holds, so that a producer that the user drops is
+collected.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ class ProducerCore:
     # --- any thread -----------------------------------------------------------------------------
 
     def forked(self) -> None:
-        """In a forked child nothing sends: every use raises ClosedError, and nobody waits for what
-        was sent. Locks are left alone, as the parent's threads may have held them."""
+        """A forked child sends nothing: every use raises ClosedError, and nobody waits for what was
+        sent. It takes no lock, because a thread of the parent may have held it."""
         self.is_closed = True
         self.intake.topics = {}
         self._give_up(
@@ -56,7 +58,7 @@ class ProducerCore:
         )
 
     def loop_has_ended(self) -> None:
-        """Without it nothing is sent; who waits is told."""
+        """Nothing is sent any more. Threads that wait get a ClosedError."""
         self.is_closed = True
         self.intake.topics = {}
         self._give_up(ClosedError("The event loop ended before this was sent: it is lost."))
@@ -84,7 +86,7 @@ class ProducerCore:
             self._is_work_announced = True
             self.loop.call_soon(self._work)
         else:
-            # No call in between, at which a signal handler could run: it may wait for the delivery.
+            # No call stands in between: a signal handler could run there and wait for the delivery.
             self._is_work_announced = True
             try:
                 self.loop.call_soon_threadsafe(self._work)
@@ -93,7 +95,8 @@ class ProducerCore:
                 raise
 
     def describe(self) -> str:
-        """Where it sends, for a repr. It takes no lock: whoever asks may be at a breakpoint."""
+        """Where the producer sends, for a repr. It takes no lock: a debugger may ask, at a
+        breakpoint."""
         topics = ", ".join(map(repr, sorted(self.intake.topics))) or "no topic yet"
         return f"to {topics}, {'closed' if self.is_closed else 'open'}"
 
@@ -102,7 +105,8 @@ class ProducerCore:
             raise ClosedError("The producer is closed: make a new one from the cluster.")
 
     def block_deadline(self, timeout_s: float | None = None) -> float:
-        """Until when a `send` of now may wait to be accepted."""
+        """Until when a `send` of now may wait to be accepted, in seconds of the monotonic
+        clock."""
         block_s = self.config.max_block_ms / 1000
         return self.client.now + (block_s if timeout_s is None else min(block_s, timeout_s))
 
@@ -181,7 +185,7 @@ class ProducerCore:
             self._release()
 
     async def leave(self, timeout_s: float | None) -> None:
-        """As `close`, for one that was dropped."""
+        """As `close`, for a producer that its user dropped."""
         await self.close(timeout_s)
 
     def abandon(self) -> None:
@@ -209,7 +213,7 @@ async def _settled(future: ManyDeliveryFuture) -> None:
 
 
 def buffer_full_error(config: ProducerConfig, timeout_s: float | None = None) -> BufferFullError:
-    """After `max_block_ms`, or a shorter `timeout_s` of the call."""
+    """The error after `max_block_ms`, or after a `timeout_s` of the call that is shorter."""
     waited = f"max_block_ms ({config.max_block_ms} ms)"
     if timeout_s is not None and timeout_s < config.max_block_ms / 1000:
         waited = f"timeout_s ({timeout_s:g} s)"

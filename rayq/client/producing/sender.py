@@ -1,54 +1,40 @@
-"""The loop that takes batches from the accumulator and gets each of them appended once, in order.
+"""Takes batches from the accumulator and has the leaders append each of them once, in order.
 
-What a partition's `Flight` guarantees:
-
-- At most `max_in_flight_requests_per_connection` batches of a partition are under way, and none is
-  sent that is five or more after one that is unresolved: the leader recognises only the last five.
-- After a failure nothing of the partition is sent until every batch under way has its answer; then
-  the failed ones go again, in order, before any other. Batches keep their numbers over retries, so
-  one that was appended, and whose answer was lost, is recognised by the leader.
-- A batch that fails for good leaves a gap in the sequence. The flight then sends nothing new, lets
-  the batches that were sent before resolve under their old numbers, and goes on under the next
-  producer epoch from sequence 0 (docs/protocol.md, rule 19). Epochs are per partition: only the
-  partition's leader compares them, and the producer id is ours alone.
-
-Errors decide by three questions: may the batch have been written (`_REFUSED`), may it be sent again
-(`retriable`), is the metadata out of date (`stale_metadata`).
+Carries out what the `Flight` of each partition decides: it has the timers, the connections and the
+outcomes of batches.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rayq.client.client import LEADER_PATIENCE_S, Backoff, Client, epoch_of, may_retry
+from rayq.client.client import LEADER_PATIENCE_S, Backoff, Client, epoch_of
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.producing.accumulator import Accumulator, PartitionQueue, ProducerBatch
-from rayq.client.producing.flight import Flight, Shipment
+from rayq.client.producing.flight import (
+    Action,
+    Fail,
+    Flight,
+    Shipment,
+    SuspectLeader,
+    TakeBatch,
+    TakeProducerId,
+    WaitUntil,
+)
 from rayq.config import ProducerConfig
 from rayq.errors import (
     ClosedError,
-    DeliveryTimeoutError,
     DisconnectedError,
-    DiskFullError,
-    FencedEpochError,
     InvalidRequestError,
-    NotEnoughReplicasError,
     NotLeaderError,
-    OutcomeUnknownError,
-    OutOfOrderSequenceError,
     OverloadedError,
-    PartitionOfflineError,
-    ProducerFencedError,
     RayqError,
-    StorageError,
-    UnknownEpochError,
-    UnknownProducerError,
     UnknownServerError,
-    UnknownTopicError,
 )
 from rayq.logs import Seldom
 from rayq.storage.batch import encode_batch
@@ -57,31 +43,37 @@ from rayq.wire.messages import AllocateProducerId, Produce
 
 logger = logging.getLogger(__name__)
 
-SEQUENCE_END = 2**31
-"""Sequences wrap to 0 here."""
-PRODUCER_EPOCH_MAX = 2**16 - 1
 RETRY_BACKOFF_MAX_S = 1.0
 TICK_S = 0.1
 """How often deadlines are looked at while anything is under way."""
 ANSWER_SLACK_S = 0.5
 """How much longer than the leader itself the client waits for the leader's answer."""
 HELD_UP_PAUSE_S = 0.02
-"""How long until an open batch is looked at again which a thread that stands still holds up."""
+"""How long until an open batch is looked at again that a thread which stands still holds up."""
 CONNECT_TIMEOUT_S = 3.0
 
 _ACKS = {"all": -1, 1: 1, 0: 0}
 
-_REFUSED = (
-    NotEnoughReplicasError,
-    DiskFullError,
-    FencedEpochError,
-    UnknownEpochError,
-    OutOfOrderSequenceError,
-    OverloadedError,
-    PartitionOfflineError,
-    UnknownTopicError,
-)
-"""Errors that say that this attempt wrote nothing."""
+
+@dataclass(slots=True, eq=False)
+class _Channel:
+    """What carries out the flight of one partition."""
+
+    queue: PartitionQueue
+    flight: Flight
+    timer: asyncio.TimerHandle | None = None
+    connection: Connection | None = None
+    """To the leader that the flight knows."""
+    connecting: asyncio.Task[None] | None = None
+    """Done before it has set this to None: it was cancelled before it began."""
+    full_connection: Connection | None = None
+    """One that takes no more bytes, since `full_since`; where nothing is acknowledged."""
+    full_since: float = 0.0
+
+    def stop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
 
 
 class Sender:
@@ -99,7 +91,7 @@ class Sender:
         self._config = config
         self._accumulator = accumulator
         self._on_failure = on_failure
-        self._flights: dict[PartitionQueue, Flight] = {}
+        self._channels: dict[PartitionQueue, _Channel] = {}
         self._producer_id: int | None = None
         self._allocation: asyncio.Task[None] | None = None
         self._ticker: asyncio.TimerHandle | None = None
@@ -121,195 +113,143 @@ class Sender:
         if self._ticker is not None:
             self._ticker.cancel()
         error = ClosedError("The producer was closed before this was sent. It was not written.")
-        for flight in list(self._flights.values()):
-            self._fail_all(flight, error)
-        self._flights.clear()
-        for batch in self._accumulator.incomplete():  # not even announced yet
-            self._fail_batch(batch, error)
+        for channel in list(self._channels.values()):
+            self._fail_all(channel, error)
+        self._channels.clear()
+        # What was not even announced yet.
+        self._fail([Fail(batch, error) for batch in self._accumulator.incomplete()])
 
     def work(self, queues: list[PartitionQueue]) -> None:
-        """These queues have batches to look at, or their open ones became due by a flush."""
+        """These queues have new batches, or batches that became due."""
         for queue in queues:
-            self._pump(self._flight(queue))
+            self._pump(self._channel(queue))
 
-    def _flight(self, queue: PartitionQueue) -> Flight:
-        flight = self._flights.get(queue)
-        if flight is None:
+    def _channel(self, queue: PartitionQueue) -> _Channel:
+        channel = self._channels.get(queue)
+        if channel is None:
             backoff = Backoff(
                 self._client.environment, self._config.retry_backoff_ms / 1000, RETRY_BACKOFF_MAX_S
             )
-            flight = self._flights[queue] = Flight(queue, backoff)
-        return flight
+            flight = Flight(f"{queue.topic}-{queue.partition}", self._config, backoff)
+            channel = self._channels[queue] = _Channel(queue, flight)
+        return channel
 
     # --- sending --------------------------------------------------------------------------------
 
-    def _pump(self, flight: Flight) -> None:
-        """Sends whatever of the partition may be sent now. A bug of ours in here fails everything
-        that waits, rather than leaving it waiting."""
+    def _pump(self, channel: _Channel) -> None:
+        """Sends whatever of the partition may be sent now. After a bug of rayq in here everything
+        that waits fails, instead of waiting for ever."""
         try:
-            self._send_due(flight)
+            self._send_due(channel)
         except Exception as error:
-            logger.exception("sending to %s failed", flight.name)
-            self._fail_all(flight, UnknownServerError(f"The sender failed: {error!r}."))
+            logger.exception("sending to %s failed", channel.flight.name)
+            self._fail_all(channel, UnknownServerError(f"The sender failed: {error!r}."))
 
-    def _send_due(self, flight: Flight) -> None:
-        if self._closed or not self._may_send(flight):
-            return
-        connection = self._connection(flight)
-        if connection is None:
-            return
-        config = self._config
-        while (
-            not flight.is_stalled
-            and len(flight.in_flight) < config.max_in_flight_requests_per_connection
-        ):
-            if config.acks == 0 and connection.is_write_paused:
-                self._wait_for_room(flight, connection)
+    def _send_due(self, channel: _Channel) -> None:
+        flight, queue, accumulator = channel.flight, channel.queue, self._accumulator
+        connection: Connection | None = None
+        while not self._closed:
+            now = self._client.now
+            opened_at = accumulator.oldest_opened_at(queue)
+            step = flight.next_step(now, opened_at, is_hurried=accumulator.is_hurried(queue))
+            if step is None:
                 return
-            shipment = self._next(flight)
-            if shipment is None:
+            if isinstance(step, WaitUntil):
+                self._pump_at(channel, step.time)
                 return
-            if shipment.payload is not None or self._pack(flight, shipment):
-                self._ship(flight, shipment, connection)
+            self._tick_later()
+            if isinstance(step, TakeProducerId):
+                if self._producer_id is None or self._producer_id == step.spent:
+                    self._producer_id = None
+                    self._allocate_producer_id()
+                    return
+                flight.producer_id = self._producer_id
+                continue
+            if connection is None:
+                connection = self._connection(channel)
+                if connection is None:
+                    return
+            if self._config.acks == 0 and connection.is_write_paused:
+                self._wait_for_room(channel, connection)
+                return
+            if isinstance(step, TakeBatch):
+                batch = accumulator.take(queue, is_open_due=step.is_open_due)
+                if batch is None:
+                    is_held_up = step.is_open_due
+                    self._pump_at(channel, now + HELD_UP_PAUSE_S if is_held_up else step.due_at)
+                    return
+                shipment = flight.add(batch)
+            else:
+                shipment = step
+            if shipment.payload is not None or self._pack(channel, shipment):
+                self._ship(channel, shipment, connection, now)
 
-    def _may_send(self, flight: Flight) -> bool:
-        if flight.is_stalled:
-            if flight.in_flight:
-                return False
-            if self._client.now < flight.resume_at:
-                self._pump_at(flight, flight.resume_at)
-                return False
-            flight.is_stalled = False
-        if not flight.retries and self._accumulator.oldest_opened_at(flight.queue) is None:
-            return False
-        self._tick_later()
-        if not self._config.idempotent:
-            return True
-        if flight.needs_new_epoch:
-            self._start_new_epoch(flight)
-        if flight.producer_id is None:
-            flight.producer_id = self._producer_id
-        if flight.producer_id is None:
-            self._allocate_producer_id()
-            return False
-        return True
-
-    def _start_new_epoch(self, flight: Flight) -> None:
-        """Once everything in doubt has resolved, numbers start from 0 under a new epoch."""
-        if flight.in_flight or any(shipment.in_doubt for shipment in flight.retries):
-            return
-        if flight.producer_epoch == PRODUCER_EPOCH_MAX:
-            self._producer_id = flight.producer_id = None  # a new id, for want of epochs
-            flight.producer_epoch = -1
-        flight.producer_epoch += 1
-        flight.next_sequence = 0
-        flight.needs_new_epoch = False
-        for shipment in flight.retries:
-            shipment.forget_number()
-        logger.info(
-            "%s goes on under producer %s epoch %d",
-            flight.name,
-            flight.producer_id,
-            flight.producer_epoch,
-        )
-
-    def _next(self, flight: Flight) -> Shipment | None:
-        """The next batch that is due; arms the linger timer where one is not due yet."""
-        for index, shipment in enumerate(flight.retries):
-            if shipment.payload is not None or not flight.needs_new_epoch:
-                return flight.retries.pop(index)
-        if flight.needs_new_epoch or flight.is_window_full:
-            return None
-        accumulator, queue = self._accumulator, flight.queue
-        opened_at = accumulator.oldest_opened_at(queue)
-        if opened_at is None:
-            return None
-        now = self._client.now
-        due_at = opened_at + self._config.linger_ms / 1000
-        is_open_due = (
-            not flight.in_flight
-            or now >= due_at
-            or accumulator.is_flushing > 0
-            or accumulator.is_exhausted
-            or accumulator.is_urgent(queue)
-        )
-        batch = accumulator.take(queue, is_open_due=is_open_due)
-        if batch is None:
-            self._pump_at(flight, now + HELD_UP_PAUSE_S if is_open_due else due_at)
-            return None
-        deadline = batch.opened_at + self._config.delivery_timeout_ms / 1000
-        shipment = Shipment(batch, deadline, flight.next_serial)
-        flight.next_serial += 1
-        return shipment
-
-    def _pump_at(self, flight: Flight, at: float) -> None:
-        flight.stop_timer()
+    def _pump_at(self, channel: _Channel, at: float) -> None:
+        channel.stop_timer()
 
         def fire() -> None:
-            flight.timer = None
-            self._pump(flight)
+            channel.timer = None
+            self._pump(channel)
 
         delay_s = max(at - self._client.now, 0.0)
-        flight.timer = asyncio.get_running_loop().call_later(delay_s, fire)
+        channel.timer = asyncio.get_running_loop().call_later(delay_s, fire)
 
-    def _connection(self, flight: Flight) -> Connection | None:
+    def _connection(self, channel: _Channel) -> Connection | None:
         """The open connection to the leader, or None while it is being made or looked for."""
-        queue = flight.queue
+        queue = channel.queue
         leader = self._client.metadata.leader(queue.topic, queue.topic_id, queue.partition)
         if leader is None:
-            self._no_leader(flight)
+            self._no_leader(channel)
             return None
-        if flight.in_flight and leader != flight.leader:
-            return None  # `_metadata_changed` takes them back first
-        if leader != flight.leader:
-            flight.leader = leader
-            flight.connection = None
-        if flight.connection is not None and not flight.connection.closed:
-            return flight.connection
-        if flight.connecting is None or flight.connecting.done():
-            flight.connecting = self._client.environment.tasks.spawn(
-                self._connect(flight, leader), f"connect to the leader of {flight.name}"
+        if channel.flight.led_by(leader):
+            channel.connection = None
+        if channel.connection is not None and not channel.connection.closed:
+            return channel.connection
+        if channel.connecting is None or channel.connecting.done():
+            channel.connecting = self._client.environment.tasks.spawn(
+                self._connect(channel, leader), f"connect to the leader of {channel.flight.name}"
             )
         return None
 
-    async def _connect(self, flight: Flight, leader: LeaderAndEpoch) -> None:
+    async def _connect(self, channel: _Channel, leader: LeaderAndEpoch) -> None:
         failure: RayqError | None = None
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 connection = await self._client.pool.get(leader.host, leader.port)
         except TimeoutError:
             failure = DisconnectedError(
-                f"No connection to {leader.host}:{leader.port}, the leader of {flight.name}, "
-                f"within {CONNECT_TIMEOUT_S:g} s."
+                f"No connection to {leader.host}:{leader.port}, the leader of "
+                f"{channel.flight.name}, within {CONNECT_TIMEOUT_S:g} s."
             )
         except RayqError as error:
             failure = error
         finally:
-            flight.connecting = None
+            channel.connecting = None
         if self._closed:
             return
         if failure is None:
-            if flight.leader == leader:
-                flight.connection = connection
+            if channel.flight.leader == leader:
+                channel.connection = connection
         elif failure.retriable:
-            self._stall(flight, failure)
+            self._stall(channel, failure)
         else:
-            self._fail_all(flight, failure)
+            self._fail_all(channel, failure)
             return
-        self._pump(flight)
+        self._pump(channel)
 
-    def _no_leader(self, flight: Flight) -> None:
-        queue = flight.queue
+    def _no_leader(self, channel: _Channel) -> None:
+        queue = channel.queue
         metadata = self._client.metadata
         error = self._client.no_leader_error(queue.topic, queue.topic_id, queue.partition)
-        flight.last_error = error
         if metadata.partition(queue.topic, queue.topic_id, queue.partition) is None:
-            self._fail_all(flight, error)
+            self._fail_all(channel, error)
         else:
-            self._stall(flight, error)
+            self._stall(channel, error)
 
-    def _ship(self, flight: Flight, shipment: Shipment, connection: Connection) -> None:
-        batch, queue, config = shipment.batch, flight.queue, self._config
+    def _ship(
+        self, channel: _Channel, shipment: Shipment, connection: Connection, now: float
+    ) -> None:
+        flight, queue, config = channel.flight, channel.queue, self._config
         assert shipment.payload is not None and flight.leader is not None
         request = Produce(
             topic_id=queue.topic_id,
@@ -318,29 +258,24 @@ class Sender:
             acks=_ACKS[config.acks],
             timeout_ms=config.request_timeout_ms,
         )
+        attempt = flight.sent(shipment, now)
         if config.acks == 0:
             try:
                 connection.send(request, shipment.payload)
             except RayqError as error:
-                self._attempt_failed(flight, shipment, error)
-                return
-            self._accumulator.release(batch)
-            batch.succeed(None, None)
+                self._carry_out(channel, flight.failed(shipment, attempt, error, now))
+            else:
+                flight.let_go(shipment)
+                self._succeed(shipment.batch, None, None)
             return
         timeout_s = config.request_timeout_ms / 1000 + ANSWER_SLACK_S
-        attempt = connection.request(request, shipment.payload, timeout_s=timeout_s)
-        shipment.attempt = attempt
-        shipment.sent_at = self._client.now
-        flight.in_flight.append(shipment)
-        attempt.add_done_callback(partial(self._answered, flight, shipment))
+        answer = connection.request(request, shipment.payload, timeout_s=timeout_s)
+        answer.add_done_callback(partial(self._answered, channel, shipment, attempt))
 
-    def _pack(self, flight: Flight, shipment: Shipment) -> bool:
-        """Numbers and encodes a batch. One that cannot be encoded fails, and takes no number."""
-        batch = shipment.batch
-        is_idempotent = self._config.idempotent
-        producer_id = flight.producer_id if is_idempotent else None
-        producer_epoch = flight.producer_epoch if is_idempotent else 0
-        base_sequence = flight.next_sequence if is_idempotent else None
+    def _pack(self, channel: _Channel, shipment: Shipment) -> bool:
+        """Numbers and encodes a batch. False: it cannot be encoded, and has failed."""
+        flight, batch = channel.flight, shipment.batch
+        numbers = flight.next_numbers()
         try:
             batch.seal()
             payload = encode_batch(
@@ -349,63 +284,53 @@ class Sender:
                 batch.headers,
                 batch.timestamps_ms,
                 compression=self._config.compression_type,
-                producer_id=producer_id,
-                producer_epoch=producer_epoch,
-                base_sequence=base_sequence,
-                append_time=flight.queue.append_time,
+                producer_id=None if numbers is None else numbers.producer_id,
+                producer_epoch=0 if numbers is None else numbers.producer_epoch,
+                base_sequence=None if numbers is None else numbers.base_sequence,
+                append_time=channel.queue.append_time,
             )
-        except RayqError as error:
-            self._fail(flight, shipment, error)
-            return False
         except Exception as error:
-            logger.exception("a batch for %s could not be packed", flight.name)
-            self._fail(
-                flight,
-                shipment,
-                InvalidRequestError(
+            if not isinstance(error, RayqError):
+                logger.exception("a batch for %s could not be packed", flight.name)
+                error = InvalidRequestError(
                     f"{batch.count} records for {flight.name} could not be packed, and were not "
                     f"sent: {error!r}."
-                ),
-            )
+                )
+            self._carry_out(channel, [flight.give_up(shipment, error)])
             return False
-        except BaseException:  # an interrupt, of a producer on the main thread
-            self._retry(flight, shipment)
-            raise
-        shipment.payload = payload
-        shipment.producer_id = producer_id
-        shipment.producer_epoch = producer_epoch
-        shipment.base_sequence = base_sequence
-        if is_idempotent:
-            flight.next_sequence = (flight.next_sequence + batch.count) % SEQUENCE_END
+        flight.packed(shipment, payload, numbers)
+        if numbers is not None and numbers.base_sequence == 0 and numbers.producer_epoch > 0:
+            logger.info("%s goes on under producer %s epoch %d", flight.name, *numbers[:2])
         return True
 
-    def _wait_for_room(self, flight: Flight, connection: Connection) -> None:
-        """Without acknowledgements nothing but the network holds back: what it does not take stays
-        in the buffer, which is bounded."""
-        if flight.full_connection is connection:
+    def _wait_for_room(self, channel: _Channel, connection: Connection) -> None:
+        """Without acknowledgements only the network limits how much is sent: what it does not take
+        stays in the buffer, which is bounded."""
+        if channel.full_connection is connection:
             return
-        flight.full_connection = connection
-        flight.full_since = self._client.now
+        channel.full_connection = connection
+        channel.full_since = self._client.now
+        flight = channel.flight
         flight.last_error = OverloadedError("The connection to the leader takes no more bytes.")
 
         async def wait() -> None:
             await connection.drain()
-            if flight.full_connection is connection:
-                flight.full_connection = None
-            self._pump(flight)
+            if channel.full_connection is connection:
+                channel.full_connection = None
+            self._pump(channel)
 
         tasks = self._client.environment.tasks
         tasks.spawn(wait(), f"wait for room to the leader of {flight.name}")
 
     def _refused(self, connection: Connection, error: RayqError) -> None:
-        """Without acknowledgements: something that was sent there was not written. What follows
-        waits for newer metadata, lest all of it goes where nobody takes it."""
-        flights = [one for one in self._flights.values() if one.connection is connection]
-        if flights:
+        """Without acknowledgements: the server at the other end refused something, which is lost.
+        What follows waits for newer metadata, lest it is refused as well."""
+        channels = [one for one in self._channels.values() if one.connection is connection]
+        if channels:
             self._refusals.say("records sent with acks=0 were refused, and are lost: %s", error)
         if error.stale_metadata:
-            for flight in flights:
-                self._stall(flight, error)
+            for channel in channels:
+                self._stall(channel, error)
 
     def _allocate_producer_id(self) -> None:
         if self._closed or (self._allocation is not None and not self._allocation.done()):
@@ -422,152 +347,90 @@ class Sender:
                 failure = error
             finally:
                 self._allocation = None
-            for flight in list(self._flights.values()):
-                flight.last_error = failure or flight.last_error
+            for channel in list(self._channels.values()):
+                channel.flight.last_error = failure or channel.flight.last_error
                 if failure is not None and not failure.retriable:
-                    self._fail_all(flight, failure)
+                    self._fail_all(channel, failure)
                 else:
-                    self._pump(flight)
+                    self._pump(channel)
 
         tasks = self._client.environment.tasks
         self._allocation = tasks.spawn(allocate(), "allocate a producer id")
 
     # --- answers --------------------------------------------------------------------------------
 
-    def _answered(self, flight: Flight, shipment: Shipment, attempt: asyncio.Future[Any]) -> None:
-        error: BaseException | None
-        if attempt.cancelled():
-            error = NotLeaderError("The attempt was given up.")
+    def _answered(
+        self, channel: _Channel, shipment: Shipment, attempt: int, answer: asyncio.Future[Any]
+    ) -> None:
+        flight = channel.flight
+        if answer.cancelled():
+            error: BaseException | None = NotLeaderError("The attempt was given up.")
         else:
-            error = attempt.exception()
-        if shipment.attempt is not attempt or self._closed:
-            return  # an attempt that was given up before
-        shipment.attempt = None
-        flight.in_flight.remove(shipment)
+            error = answer.exception()
         if error is None:
-            response, _ = attempt.result()
-            flight.backoff.reset()
-            self._accumulator.release(shipment.batch)
-            append_time_ms = response.append_time_ms if flight.queue.append_time else None
-            shipment.batch.succeed(response.base_offset, append_time_ms)
-        elif isinstance(error, RayqError):
-            self._attempt_failed(flight, shipment, error)
+            if flight.acknowledged(shipment, attempt):
+                response, _ = answer.result()
+                append_time_ms = response.append_time_ms if channel.queue.append_time else None
+                self._succeed(shipment.batch, response.base_offset, append_time_ms)
         else:
-            self._fail(flight, shipment, UnknownServerError(f"The request failed: {error!r}."))
-        self._pump(flight)
+            if not isinstance(error, RayqError):
+                error = UnknownServerError(f"The request failed: {error!r}.")
+            self._carry_out(channel, flight.failed(shipment, attempt, error, self._client.now))
+        self._pump(channel)
 
-    def _attempt_failed(self, flight: Flight, shipment: Shipment, error: RayqError) -> None:
-        flight.last_error = error
-        idempotent = self._config.idempotent
-        if isinstance(error, OutOfOrderSequenceError) and idempotent:
-            # The leader lacks a predecessor. Where an earlier attempt is unanswered, both may still
-            # be under way to it, on a connection that was given up: only its number tells a batch
-            # that is in doubt from its own repetition.
-            if not flight.is_first(shipment):
-                self._retry(flight, shipment)
-                flight.is_stalled = True
-                return
-            # What the leader lacks was acknowledged once, or has failed for good.
-            flight.needs_new_epoch = True
-            if shipment.in_doubt:
-                self._fail(flight, shipment, _unknown(flight, error))
-            else:
-                self._retry(flight, shipment)
-                self._stall(flight, error)
-        elif isinstance(error, UnknownProducerError) and idempotent:
-            flight.needs_new_epoch = True
-            if shipment.in_doubt:
-                self._fail(flight, shipment, _unknown(flight, error))
-            else:
-                self._retry(flight, shipment)
-                self._stall(flight, error)
-        elif isinstance(error, ProducerFencedError) and idempotent:
-            flight.producer_epoch = PRODUCER_EPOCH_MAX  # somebody has our id: take another one
-            self._fail(flight, shipment, error)
-        elif may_retry(error):
-            shipment.in_doubt = shipment.in_doubt or not isinstance(error, _REFUSED)
-            self._retry(flight, shipment)
-            self._stall(flight, error)
-        elif shipment.in_doubt or isinstance(error, UnknownServerError):
-            self._fail(flight, shipment, _unknown(flight, error))
-        else:
-            self._fail(flight, shipment, error)
+    def _carry_out(self, channel: _Channel, actions: Sequence[Action]) -> None:
+        for action in actions:
+            if isinstance(action, SuspectLeader):
+                self._suspect(channel.queue, action.leader)
+        self._fail([action for action in actions if isinstance(action, Fail)])
 
-    def _retry(self, flight: Flight, shipment: Shipment) -> None:
-        flight.retries.append(shipment)
-        flight.retries.sort(key=lambda other: other.serial)
-
-    def _stall(self, flight: Flight, error: RayqError) -> None:
-        """Waits before the partition is tried again; a new leader cuts the wait short."""
-        flight.last_error = error
-        now = self._client.now
-        is_waiting = flight.is_stalled and flight.resume_at > now
-        flight.is_stalled = True
-        if error.stale_metadata or isinstance(error, StorageError):
-            self._suspect_leader(flight)
-        if not is_waiting:  # The batches of one window fail together: that is one failure.
-            flight.resume_at = now + flight.backoff.next_s()
-        self._pump_at(flight, flight.resume_at)
-
-    def _suspect_leader(self, flight: Flight) -> None:
-        queue = flight.queue
-        epoch = epoch_of(flight.leader)
-        self._client.suspect(queue.topic, queue.topic_id, queue.partition, epoch)
-
-    def _fail(self, flight: Flight, shipment: Shipment, error: RayqError) -> None:
-        """A batch that is in neither list any more is lost for good."""
-        if shipment.base_sequence is not None:
-            flight.needs_new_epoch = True
-        self._fail_batch(shipment.batch, error)
-
-    def _fail_batch(self, batch: ProducerBatch, error: RayqError) -> None:
+    def _succeed(
+        self, batch: ProducerBatch, base_offset: int | None, append_time_ms: int | None
+    ) -> None:
         self._accumulator.release(batch)
-        self._on_failure(batch, error)
-        batch.fail(error)
+        batch.succeed(base_offset, append_time_ms)
 
-    def _fail_all(self, flight: Flight, error: RayqError) -> None:
+    def _fail(self, fails: Sequence[Fail]) -> None:
+        for batch, error in fails:
+            self._accumulator.release(batch)
+            self._on_failure(batch, error)
+        for batch, error in fails:  # last: a callback may close the producer
+            batch.fail(error)
+
+    def _fail_all(self, channel: _Channel, error: RayqError) -> None:
         """Everything of the partition fails, sent or not."""
-        flight.stop_timer()
-        shipments = [*flight.in_flight, *flight.retries]
-        sent = {shipment.serial for shipment in flight.in_flight}
-        flight.in_flight, flight.retries = [], []
-        for shipment in sorted(shipments, key=lambda one: one.serial):
-            shipment.attempt = None
-            in_doubt = shipment.in_doubt or shipment.serial in sent
-            self._fail(flight, shipment, _unknown(flight, error) if in_doubt else error)
-        queue = flight.queue
-        for batch in self._accumulator.take_all(queue):
-            self._fail_batch(batch, error)
+        channel.stop_timer()
+        queue = channel.queue
+        self._carry_out(channel, channel.flight.fail_all(error))
+        while (batch := self._accumulator.take(queue, is_open_due=True)) is not None:
+            self._fail([Fail(batch, error)])
         if self._accumulator.oldest_opened_at(queue) is not None and not self._closed:
             # A thread that stands still holds it up, and nobody else would come back for it.
             asyncio.get_running_loop().call_later(HELD_UP_PAUSE_S, self.work, [queue])
 
+    def _stall(self, channel: _Channel, error: RayqError) -> None:
+        """Waits before the partition is tried again; a new leader cuts the wait short."""
+        self._carry_out(channel, channel.flight.stalled(error, self._client.now))
+        self._pump_at(channel, channel.flight.resume_at)
+
+    def _suspect(self, queue: PartitionQueue, leader: LeaderAndEpoch | None) -> None:
+        self._client.suspect(queue.topic, queue.topic_id, queue.partition, epoch_of(leader))
+
     # --- time and metadata ----------------------------------------------------------------------
 
     def _metadata_changed(self) -> None:
-        """Batches under way to a former leader are taken back, and sent to the new one."""
+        """Batches in flight to a former leader are taken back, and sent to the new one."""
         metadata = self._client.metadata
-        for flight in list(self._flights.values()):
-            queue = flight.queue
+        for channel in list(self._channels.values()):
+            queue = channel.queue
             if metadata.partition(queue.topic, queue.topic_id, queue.partition) is None:
-                del self._flights[queue]
-                self._no_leader(flight)
+                del self._channels[queue]
+                self._no_leader(channel)
                 continue
             leader = metadata.leader(queue.topic, queue.topic_id, queue.partition)
-            if leader is None or leader == flight.leader:
-                continue
-            self._take_back(flight)
-            flight.resume_at = 0.0
-            flight.backoff.reset()
-            self._pump(flight)
-
-    def _take_back(self, flight: Flight) -> None:
-        """Gives up the attempts under way: their outcome is unknown."""
-        shipments, flight.in_flight = flight.in_flight, []
-        for shipment in shipments:
-            shipment.attempt = None
-            shipment.in_doubt = True
-            self._retry(flight, shipment)
+            if leader is not None and channel.flight.led_by(leader):
+                channel.connection = None
+                self._pump(channel)
 
     def _tick_later(self) -> None:
         if self._ticker is None and not self._closed:
@@ -578,52 +441,30 @@ class Sender:
         self._ticker = None
         now = self._client.now
         is_busy = False
-        for flight in list(self._flights.values()):
-            self._expire(flight, now)
-            if flight.in_flight and now - flight.in_flight[0].sent_at > LEADER_PATIENCE_S:
-                self._suspect_leader(flight)
-            if flight.full_connection is not None and now - flight.full_since > LEADER_PATIENCE_S:
-                self._suspect_leader(flight)
-            is_busy = is_busy or bool(flight.in_flight or flight.retries)
-            is_busy = is_busy or self._accumulator.oldest_opened_at(flight.queue) is not None
+        for channel in list(self._channels.values()):
+            flight = channel.flight
+            actions = flight.tick(now)
+            self._carry_out(channel, actions)
+            if self._fail_unsent(channel, now) or actions:
+                self._pump(channel)
+            if channel.full_connection and now - channel.full_since > LEADER_PATIENCE_S:
+                self._suspect(channel.queue, flight.leader)
+            is_busy = is_busy or bool(flight.in_flight or flight.waiting)
+            is_busy = is_busy or self._accumulator.oldest_opened_at(channel.queue) is not None
         if is_busy:
             self._tick_later()
 
-    def _expire(self, flight: Flight, now: float) -> None:
-        expired = [one for one in flight.in_flight if one.deadline <= now]
-        for shipment in expired:
-            flight.in_flight.remove(shipment)
-            shipment.attempt = None
-            self._fail(flight, shipment, _unknown(flight, self._timeout_error(flight)))
-        stale = [one for one in flight.retries if one.deadline <= now]
-        for shipment in stale:
-            flight.retries.remove(shipment)
-            error = self._timeout_error(flight)
-            self._fail(flight, shipment, _unknown(flight, error) if shipment.in_doubt else error)
+    def _fail_unsent(self, channel: _Channel, now: float) -> bool:
+        """Fails the batches of the accumulator that are past their deadlines. True: there were
+        some."""
         timeout_s = self._config.delivery_timeout_ms / 1000
-        unsent = 0
+        found = False
         while True:
-            opened_at = self._accumulator.oldest_opened_at(flight.queue)
+            opened_at = self._accumulator.oldest_opened_at(channel.queue)
             if opened_at is None or opened_at + timeout_s > now:
-                break
-            batch = self._accumulator.take(flight.queue, is_open_due=True)
+                return found
+            batch = self._accumulator.take(channel.queue, is_open_due=True)
             if batch is None:
-                break
-            unsent += 1
-            self._fail_batch(batch, self._timeout_error(flight))
-        if expired or stale or unsent:
-            self._pump(flight)
-
-    def _timeout_error(self, flight: Flight) -> RayqError:
-        reason = flight.last_error or "its turn did not come"
-        return DeliveryTimeoutError(
-            f"A batch for {flight.name} could not be delivered within delivery_timeout_ms "
-            f"({self._config.delivery_timeout_ms} ms): {reason}"
-        )
-
-
-def _unknown(flight: Flight, error: RayqError) -> OutcomeUnknownError:
-    return OutcomeUnknownError(
-        f"A batch was sent to {flight.name} and may or may not be written: no answer said. {error} "
-        "Read the end of the partition before you send it again."
-    )
+                return found
+            self._fail([Fail(batch, channel.flight.timeout_error())])
+            found = True

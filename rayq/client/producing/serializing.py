@@ -11,8 +11,8 @@ from rayq.errors import SerializationError
 
 
 class Serializers:
-    """Those of a producer, one at least. None is never given to them: it is a tombstone, or no
-    key."""
+    """The serializers of a producer, one or both. They are never given None, which is a tombstone
+    or no key."""
 
     def __init__(self, of_key: Serializer | None, of_value: Serializer | None) -> None:
         self._of_key = of_key
@@ -20,7 +20,7 @@ class Serializers:
 
     @classmethod
     def of(cls, config: ProducerConfig) -> Serializers | None:
-        """None where there are none: then `send` pays nothing for it."""
+        """None for a producer without serializers, whose `send` then pays nothing for them."""
         if config.key_serializer is None and config.value_serializer is None:
             return None
         return cls(config.key_serializer, config.value_serializer)
@@ -36,7 +36,7 @@ class Serializers:
     def columns(
         self, topic: str, values: Iterable[Any], keys: Iterable[Any] | None
     ) -> tuple[Sequence[Any], Sequence[Any] | None]:
-        """Those of many records. Raises SerializationError, which has the index."""
+        """Values and keys of many records. Raises SerializationError, which has the index."""
         return (
             _serialized_column("value", self._of_value, values, topic),
             None if keys is None else _serialized_column("key", self._of_key, keys, topic),

@@ -1,0 +1,81 @@
+"""What a batch job asks the leader of a partition, of the topic that the job began with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rayq.client.client import Client
+from rayq.client.metadata import LeaderAndEpoch
+from rayq.environment import Buffer
+from rayq.errors import PartitionOfflineError, TimeoutError, UnknownTopicError
+from rayq.records import TopicPartition
+from rayq.wire.messages import ListOffsets, Request, ResponseT
+
+ATTEMPT_TIMEOUT_S = 10.0
+"""How long one question to a leader waits for its answer before it is repeated."""
+
+
+class JobPartition(NamedTuple):
+    """One partition of the topic of this id: a topic that was deleted and created anew under the
+    same name is another one. `timeout_s` is for each question, with its retries."""
+
+    client: Client
+    place: TopicPartition
+    topic_id: str
+    timeout_s: float
+
+    def __str__(self) -> str:
+        return f"{self.place.topic}-{self.place.partition}"
+
+    async def load_topic(self) -> None:
+        """Loads the topic. Raises UnknownTopicError where it is another one by now."""
+        topic = self.place.topic
+        found = await self.client.topic(topic, timeout_s=self.timeout_s)
+        if found.topic_id != self.topic_id:  # perhaps it is the cache that is out of date
+            found = await self.client.topic(topic, timeout_s=self.timeout_s, age_max_s=0.0)
+        self._check_topic_id(found.topic_id)
+
+    async def exchange(
+        self, build: Callable[[int], Request[ResponseT]], payload: Buffer = b""
+    ) -> tuple[ResponseT, memoryview]:
+        """Asks the leader, with retries, until `timeout_s` is over. `build(leader_epoch)` makes the
+        request. Raises UnknownTopicError (the topic is another one by now), PartitionOfflineError
+        (the partition had no leader in the end), TimeoutError, and what the leader answers."""
+
+        def build_checked(topic_id: str, leader: LeaderAndEpoch) -> Request[ResponseT]:
+            self._check_topic_id(topic_id)
+            return build(leader.epoch)
+
+        try:
+            return await self.client.exchange_with_leader(
+                *self.place,
+                build_checked,
+                payload,
+                timeout_s=self.timeout_s,
+                attempt_timeout_s=ATTEMPT_TIMEOUT_S,
+            )
+        except TimeoutError as error:
+            if isinstance(error.__cause__, PartitionOfflineError):  # it is not just slow
+                raise PartitionOfflineError(error.message) from error
+            raise
+
+    async def offset(self, timestamp_ms: int) -> int | None:
+        """The first offset at or after a time; or EARLIEST, LATEST. None: nothing is so late.
+        Raises as `exchange` does."""
+        answer, _ = await self.exchange(
+            lambda leader_epoch: ListOffsets(
+                topic_id=self.topic_id,
+                partition=self.place.partition,
+                leader_epoch=leader_epoch,
+                timestamp_ms=timestamp_ms,
+            )
+        )
+        return answer.offset
+
+    def _check_topic_id(self, known_id: str) -> None:
+        if known_id != self.topic_id:
+            raise UnknownTopicError(
+                f"Topic {self.place.topic!r} was deleted and created anew: it is not the one that "
+                "was to be used. Start the job anew."
+            )
