@@ -1,6 +1,6 @@
 """Every error that rayq raises, as one tree below `RayqError`.
 
-An error says what was tried, why it failed and what to do next. Three flags let code decide without
+An error says what was tried, why it failed and what to do next. Four flags let code decide without
 knowing the class:
 
 - `retriable`: the same call may succeed later, unchanged. Clients retry these by themselves within
@@ -9,6 +9,7 @@ knowing the class:
   answer never came).
 - `stale_metadata`: the client's picture of who leads what is out of date, and is fetched anew
   before the next try.
+- `ends_membership`: the member of a group that the error answers is out of its group.
 
 Errors cross the wire as `(code, message)`, the code being the class name: `to_wire` and `from_wire`
 are the only translation.
@@ -29,6 +30,7 @@ class RayqError(Exception):
     retriable: ClassVar[bool] = False
     outcome_unknown: ClassVar[bool] = False
     stale_metadata: ClassVar[bool] = False
+    ends_membership: ClassVar[bool] = False
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -318,10 +320,14 @@ class UnknownMemberError(RayqError):
     """The coordinator does not know this member of the group (any more): it was silent for a
     session, or has left. It joins anew, without its partitions."""
 
+    ends_membership = True
+
 
 class FencedMemberError(RayqError):
     """The member's epoch is older than the coordinator's, or another process joined under its
     `group_instance_id`: what it does is refused."""
+
+    ends_membership = True
 
 
 class CommitRefusedError(RayqError):

@@ -19,8 +19,8 @@ from rayq.client.consuming.arrow import load_pyarrow, table_of
 from rayq.client.consuming.deserializing import Deserializers
 from rayq.client.consuming.fetcher import Fetcher, tell_skipped
 from rayq.client.consuming.group_consumer import Callbacks, GroupConsumer, check_group, pattern_text
-from rayq.client.consuming.group_member import Interest
 from rayq.client.consuming.last_records import LastRecords, check_count
+from rayq.client.consuming.member_state import Interest
 from rayq.client.consuming.subscription import (
     START_OF_NEW_PARTITIONS,
     AssignedPartition,
@@ -115,7 +115,7 @@ class ConsumerCore:
         if self.group is not None:
             parts.append(f"group {self.group.group!r}")
             if self.group.member is not None:
-                interest = self.group.member.interest
+                interest = self.group.member.state.interest
                 topics, pattern = (*topics, *interest.topics), pattern or interest.pattern
         if pattern is not None:
             parts.insert(0, f"pattern {getattr(pattern, 'pattern', pattern)!r}")

@@ -17,13 +17,14 @@ from rayq.client.arguments import as_partition
 from rayq.client.client import Client, check_partition
 from rayq.client.consuming.coordinator import Coordinator
 from rayq.client.consuming.fetcher import Fetcher
-from rayq.client.consuming.group_member import LEAVE_TIMEOUT_S, GroupMember, Interest, Partitions
+from rayq.client.consuming.group_member import LEAVE_TIMEOUT_S, GroupMember
 from rayq.client.consuming.group_offsets import (
     METADATA_CHARACTERS_MAX,
     GroupOffsets,
     Position,
     refusal,
 )
+from rayq.client.consuming.member_state import Interest, Partitions
 from rayq.client.consuming.subscription import Start, Subscription
 from rayq.config import ConsumerConfig, is_unicode
 from rayq.core.topic_pattern import check_pattern
@@ -113,8 +114,6 @@ class GroupConsumer:
         self._offsets = GroupOffsets(self._coordinator, config)
         reader.fetcher.committed = self._offsets.lookup
         reader.fetcher.is_member = lambda: self.member is not None
-        self._generation = 0
-        """Of the member, when what is read now was assigned."""
         self._commit_due = client.now + config.auto_commit_interval_ms / 1000
         self._is_busy = False
         self._is_in_poll = False
@@ -129,13 +128,18 @@ class GroupConsumer:
         self.member = self._offsets.member = GroupMember(
             self._coordinator, self._config, interest, self._reader.fetcher.tell
         )
-        self._generation = 0
 
     def membership(self) -> GroupMembership:
         instance = self._config.group_instance_id
         if self.member is None:
             return GroupMembership(self.group, "", 0, instance)
-        return GroupMembership(self.group, self.member.member_id, self.member.epoch, instance)
+        epoch = self.member.state.epoch
+        return GroupMembership(self.group, self.member.member_id, epoch, instance)
+
+    @property
+    def _generation(self) -> int:
+        """Of the member, when what is read now was assigned."""
+        return 0 if self.member is None else self.member.owned.generation
 
     async def is_settled(self, *, timeout_s: float) -> bool:
         """On the loop. Whether what is read now is this member's share: the group is not being
@@ -143,7 +147,7 @@ class GroupConsumer:
         member = self.member
         if member is None:  # assigned by hand
             return True
-        if member.epoch == MEMBER_EPOCH_JOIN or member.has_news:
+        if member.state.epoch == MEMBER_EPOCH_JOIN or member.has_news:
             return False
         response: DescribeGroupResponse = await self._coordinator.ask(
             lambda topic, number, epoch: DescribeGroup(topic, number, epoch, self.group),
@@ -155,7 +159,8 @@ class GroupConsumer:
         return (
             response.state == "stable"
             and given is not None
-            and {TopicPartition(one.topic, one.partition) for one in given} == member.held.keys()
+            and {TopicPartition(one.topic, one.partition) for one in given}
+            == member.owned.held.keys()
         )
 
     async def leave(self, timeout_s: float | None = None) -> None:
@@ -217,15 +222,19 @@ class GroupConsumer:
 
     def _follow(self, member: GroupMember) -> Steps:
         """Does what the coordinator says."""
-        loss, self._generation = member.take_loss()
-        if loss is not None:
+        state, owned = member.state, member.owned
+        if member.missed is not None:
+            yield member.check_time(member.missed)
+            member.missed = None
+        if (loss := owned.take_loss()) is not None:
             yield from self._lost(loss.partitions)
             if loss.is_late:
                 raise member.late_error()
-        if member.failure is not None:
-            raise type(member.failure)(member.failure.message)
-        member.come_back()
-        while revoked := member.revoked():
+        if (failure := state.failure) is not None:
+            raise failure.with_message(failure.message)
+        if state.is_away:
+            yield member.come_back()
+        while revoked := owned.revoked():
             places = set(revoked)
             yield from self._commit_before_revocation(places)
             try:
@@ -233,7 +242,7 @@ class GroupConsumer:
             finally:
                 self._forget(revoked)
                 member.gave_up(revoked)
-        if added := member.take_added():
+        if added := owned.take_added():
             self._take(added)
             yield from self._call("on_assigned", added)
 
@@ -286,11 +295,9 @@ class GroupConsumer:
         try:
             member = self.member
             places = set(self._reader.subscription.assigned)
-            if member is not None:
-                loss, self._generation = member.take_loss()
-                if loss is not None:
-                    yield from self._lost(loss.partitions)
-                    places.difference_update(loss.partitions)
+            if member is not None and (loss := member.owned.take_loss()) is not None:
+                yield from self._lost(loss.partitions)
+                places.difference_update(loss.partitions)
             if may_commit:
                 yield from self._commit_before_revocation(places, timeout_s)
             if member is not None:

@@ -20,10 +20,8 @@ from rayq.config import ConsumerConfig
 from rayq.errors import (
     ClosedError,
     CommitRefusedError,
-    FencedMemberError,
     RayqError,
     TimeoutError,
-    UnknownMemberError,
     from_wire,
 )
 from rayq.records import TopicPartition
@@ -176,8 +174,8 @@ class GroupOffsets:
         left = dict(positions)
         refused: dict[TopicPartition, str] = {}
         while True:
-            if member is not None and member.generation != generation:
-                return refused | dict.fromkeys(left, member.loss_reason)
+            if member is not None and member.state.grant.generation != generation:
+                return refused | dict.fromkeys(left, member.state.loss_reason)
             for place in self._given_up(left, member):
                 refused[place] = "this member gave it up before it was committed"
                 del left[place]
@@ -188,7 +186,7 @@ class GroupOffsets:
                 # Each attempt is under the member's epoch of now, so that it must still be about
                 # what the member has owned since.
                 if member is not None and (
-                    member.generation != generation or self._given_up(left, member)
+                    member.state.grant.generation != generation or self._given_up(left, member)
                 ):
                     raise _MovedOnError("The partitions were taken or given up meanwhile.")
                 return CommitOffsets(
@@ -197,7 +195,7 @@ class GroupOffsets:
                     leader_epoch=leader_epoch,
                     group=self._coordinator.group,
                     member="" if member is None else member.member_id,
-                    member_epoch=0 if member is None else member.epoch,
+                    member_epoch=0 if member is None else member.state.epoch,
                     sequence=sequence,
                     offsets=[
                         (one.topic_id, place.partition, one.offset, one.last_epoch, one.metadata)
@@ -211,18 +209,14 @@ class GroupOffsets:
                 )
             except _MovedOnError:
                 continue  # To be sorted out above.
-            except (UnknownMemberError, FencedMemberError) as error:
-                if member is None or member.failure is not None:
+            except RayqError as error:
+                if not error.ends_membership:
+                    raise
+                if member is None or member.state.failure is not None:
                     return refused | dict.fromkeys(left, str(error))
-                is_static = self._config.group_instance_id is not None
-                if isinstance(error, UnknownMemberError) and not is_static:
-                    reason = f"the coordinator has taken this member out: {error}"
-                    await member.lose(reason, generation)
+                member.commit_failed(error, generation)
+                if member.state.grant.generation != generation:
                     continue
-                # The answer to a heartbeat brings the epoch of now, or the end of this one. (That
-                # to a commit does not say whether another process took over the instance; to join
-                # again would take it back.)
-                member.beat_now()
                 again: RayqError = error
             else:
                 busy = self._take(response, left, refused)
