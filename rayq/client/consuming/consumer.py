@@ -13,16 +13,32 @@ import contextlib
 import inspect
 import re
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from rayq.client.arguments import as_partitions, by_partition
 from rayq.client.background import BackgroundLoop
 from rayq.client.client import Client
+from rayq.client.consuming import polling
 from rayq.client.consuming.arrow import load_pyarrow, table_of
 from rayq.client.consuming.consumer_core import ConsumerCore
-from rayq.client.consuming.group_consumer import Call, Callback, Callbacks, Offsets, Steps
+from rayq.client.consuming.group_consumer import (
+    Call,
+    Callback,
+    Callbacks,
+    Offsets,
+    Step,
+    WaitForNews,
+)
 from rayq.client.consuming.until_end import UNTIL_END_TIMEOUT_S, UntilEnd
 from rayq.client.no_pickle import no_pickle_error
 from rayq.client.timeouts import takes_timeout
@@ -119,48 +135,25 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
     async def group_membership(self) -> GroupMembership:
         return (await self._start()).committing_group().membership()
 
-    async def _carry_out(self, steps: Steps) -> None:
+    async def _carry_out(self, steps: Generator[Step, None, T]) -> T:
         with contextlib.closing(steps):
-            for step in steps:
-                if not isinstance(step, Call):
-                    await step
-                elif (callback := getattr(self._callbacks, step.callback)) is not None:
-                    waiting = callback(step.partitions)
-                    if waiting is not None:
+            while True:
+                try:
+                    step = next(steps)
+                except StopIteration as end:
+                    result: T = end.value
+                    return result
+                if isinstance(step, Call):
+                    callback = getattr(self._callbacks, step.callback)
+                    if callback is not None and (waiting := callback(step.partitions)) is not None:
                         await waiting
-
-    async def _wait(self, take: Callable[[], T], timeout_s: float) -> T:
-        group = self._core.group
-        if group is None:
-            return await self._wait_for_records(take, timeout_s)
-        group.poll_began()
-        try:
-            return await self._wait_for_records(take, timeout_s)
-        finally:
-            group.poll_ended()
-
-    async def _wait_for_records(self, take: Callable[[], T], timeout_s: float) -> T:
-        loop = asyncio.get_running_loop()
-        group = self._core.group
-        deadline = loop.time() + timeout_s
-        while True:
-            self._news.clear()
-            if group is not None and group.is_due:
-                await self._carry_out(group.poll_steps())
-            if taken := take():
-                return taken
-            left_s = deadline - loop.time()
-            if left_s <= 0:
-                self._core.raise_held()
-                return taken
-            patience_s = self._core.patience_s(left_s)
-            if group is not None:
-                patience_s = group.patience_s(patience_s)
-            try:
-                async with asyncio.timeout(patience_s):
-                    await self._news.wait()
-            except builtins.TimeoutError:
-                continue
+                elif isinstance(step, WaitForNews):
+                    with contextlib.suppress(builtins.TimeoutError):
+                        async with asyncio.timeout(step.timeout_s):
+                            await self._news.wait()
+                    self._news.clear()
+                else:
+                    await step
 
     @takes_timeout
     async def poll(
@@ -169,7 +162,9 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         core = await self._start()
         await asyncio.sleep(0)  # whoever polls in a loop lets others run, also with a timeout of 0
         records_max = core.records_max(max_records)
-        return await self._wait(lambda: core.take_records(records_max), timeout_s)
+        return await self._carry_out(
+            polling.poll(core, lambda: core.take_records(records_max), timeout_s)
+        )
 
     @takes_timeout
     async def poll_arrow(self, timeout_s: float = 1.0, max_records: int = ARROW_RECORDS_MAX) -> Any:
@@ -177,7 +172,9 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         core = await self._start()
         await asyncio.sleep(0)
         records_max = core.records_max(max_records)
-        table = await self._wait(lambda: core.take_table(records_max), timeout_s)
+        table = await self._carry_out(
+            polling.poll(core, lambda: core.take_table(records_max), timeout_s)
+        )
         return table_of([], []) if table is None else table
 
     def __aiter__(self) -> Self:
@@ -200,37 +197,25 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         while (record := await self._next(core, until)) is not None:
             yield record
 
+    @takes_timeout
+    async def begin_until_end(self, timeout_s: float = UNTIL_END_TIMEOUT_S) -> UntilEnd:
+        return UntilEnd(await self._start(), timeout_s)
+
+    async def poll_until(
+        self, until: UntilEnd, max_records: int | None = None
+    ) -> list[Record[ValueT_co, KeyT_co]]:
+        core = await self._start()
+        await asyncio.sleep(0)
+        return await self._carry_out(polling.poll_until(core, until, core.records_max(max_records)))
+
     async def _next(
         self, core: ConsumerCore, until: UntilEnd | None
     ) -> Record[ValueT_co, KeyT_co] | None:
-        if until is not core.ahead_until and until is not None:
-            core.give_back()
-        if core.group is not None and core.ahead:
-            core.group.poll_began()
-            try:
-                if core.group.is_due:
-                    await self._carry_out(core.group.poll_steps())
-            finally:
-                core.group.poll_ended()
-        while not core.ahead:
-            records = await (self.poll() if until is None else self._poll_until(core, until))
-            if until is not None and not records:
+        if not core.ahead or core.group is not None or core.ahead_until is not until:
+            await asyncio.sleep(0)
+            if not await self._carry_out(polling.fill_ahead(core, until)):
                 return None
-            core.ahead.extend(records)
-            core.ahead_until = until
         return core.ahead.popleft()
-
-    async def _poll_until(
-        self, core: ConsumerCore, until: UntilEnd
-    ) -> list[Record[ValueT_co, KeyT_co]]:
-        await asyncio.sleep(0)
-        until.made_progress()
-        while not (until.has_question and await until.is_over()):
-            patience_s = until.patience_s()
-            await self._wait(lambda: until.take(core.config.max_poll_records), patience_s)
-            if until.records:
-                return until.records
-        return []
 
     async def seek(self, partition: TopicPartition, offset: int) -> None:
         (await self._start()).seek(partition, offset)
@@ -251,6 +236,12 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
     async def commit(self, offsets: Offsets | None = None) -> None:
         group = (await self._start()).committing_group()
         await group.commit(*group.wanted(offsets))
+
+    async def commit_async(self, offsets: Offsets | None = None) -> asyncio.Future[None]:
+        group = (await self._start()).committing_group()
+        commit = asyncio.ensure_future(group.commit(*group.wanted(offsets)))
+        await asyncio.sleep(0)  # It is under way, so `close` waits for it.
+        return commit
 
     async def committed(
         self, partitions: Iterable[TopicPartition]
@@ -291,19 +282,15 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         await self._close(timeout_s, may_commit=True)
 
     async def _close(self, timeout_s: float | None, *, may_commit: bool) -> None:
-        group = self._core.group
-        if self._core.is_closed:
+        core = self._core
+        if core.is_closed:
             return
         try:
-            if group is not None:
-                try:
-                    await self._carry_out(
-                        group.give_up_steps(may_commit=may_commit, timeout_s=timeout_s)
-                    )
-                finally:
-                    await group.leave(timeout_s)
+            if core.group is not None:
+                steps = core.group.give_up_steps(may_commit=may_commit, timeout_s=timeout_s)
+                await self._carry_out(steps)
         finally:
-            self._core.close()
+            await core.leave(timeout_s)
 
     def __reduce__(self) -> str:
         raise no_pickle_error(self, "a consumer")
@@ -437,15 +424,24 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         without a group."""
         return self._core.committing_group().membership()
 
-    def _carry_out(self, steps: Steps) -> None:
+    def _carry_out(self, steps: Generator[Step, None, T]) -> T:
         with contextlib.closing(steps):
-            for step in steps:
-                if not isinstance(step, Call):
+            while True:
+                try:
+                    step = next(steps)
+                except StopIteration as end:
+                    result: T = end.value
+                    return result
+                if isinstance(step, Call):
+                    if (callback := getattr(self._callbacks, step.callback)) is not None:
+                        callback(step.partitions)
+                elif isinstance(step, WaitForNews):
+                    self._news.wait(step.timeout_s)
+                else:
                     self._run(step)
-                elif (callback := getattr(self._callbacks, step.callback)) is not None:
-                    callback(step.partitions)
 
-    def _wait(self, take: Callable[[], T], timeout_s: float) -> T:
+    def _poll(self, steps: Generator[Step, None, T]) -> T:
+        """Carries out the steps of one poll at a time."""
         with self._use:
             self._background.check_callable()
             if self._is_polling:
@@ -455,34 +451,10 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
                     "close there."
                 )
             self._is_polling = True
-            group = self._core.group
             try:
-                if group is None:
-                    return self._wait_for_records(take, timeout_s)
-                group.poll_began()
-                try:
-                    return self._wait_for_records(take, timeout_s)
-                finally:
-                    group.poll_ended()
+                return self._carry_out(steps)
             finally:
                 self._is_polling = False
-
-    def _wait_for_records(self, take: Callable[[], T], timeout_s: float) -> T:
-        group = self._core.group
-        now = self._core.client.environment.clock.monotonic
-        deadline = now() + timeout_s
-        while True:
-            self._news.clear()
-            if group is not None and group.is_due:
-                self._carry_out(group.poll_steps())
-            if taken := take():
-                return taken
-            left_s = deadline - now()
-            if left_s <= 0:
-                self._core.raise_held()
-                return taken
-            patience_s = self._core.patience_s(left_s)
-            self._news.wait(patience_s if group is None else group.patience_s(patience_s))
 
     @takes_timeout
     def poll(
@@ -504,8 +476,9 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         while another thread uses the consumer; InvalidRequestError in a callback, or in a signal
         handler that interrupted a poll.
         """
-        records_max = self._core.records_max(max_records)
-        return self._wait(lambda: self._core.take_records(records_max), timeout_s)
+        core = self._core
+        records_max = core.records_max(max_records)
+        return self._poll(polling.poll(core, lambda: core.take_records(records_max), timeout_s))
 
     @takes_timeout
     def poll_arrow(self, timeout_s: float = 1.0, max_records: int = ARROW_RECORDS_MAX) -> Any:
@@ -513,8 +486,9 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         offset (int64), timestamp (milliseconds, UTC), key, value (binary: deserializers are not
         asked), headers (list of name and value). Raises MissingExtraError without pyarrow."""
         load_pyarrow()
-        records_max = self._core.records_max(max_records)
-        table = self._wait(lambda: self._core.take_table(records_max), timeout_s)
+        core = self._core
+        records_max = core.records_max(max_records)
+        table = self._poll(polling.poll(core, lambda: core.take_table(records_max), timeout_s))
         return table_of([], []) if table is None else table
 
     def __iter__(self) -> Self:
@@ -552,8 +526,8 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
             yield record
 
     @takes_timeout
-    def begin_until_end(self, timeout_s: float) -> UntilEnd:
-        """For `poll_until`."""
+    def begin_until_end(self, timeout_s: float = UNTIL_END_TIMEOUT_S) -> UntilEnd:
+        """Asks for nothing yet: the iteration that `poll_until` goes on with."""
         with self._use:
             return UntilEnd(self._core, timeout_s)
 
@@ -562,38 +536,16 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
     ) -> list[Record[ValueT_co, KeyT_co]]:
         """As `until_end`, of what one poll returns at a time: [] when all was read."""
         records_max = self._core.records_max(max_records)
-        with self._use:
-            until.made_progress()
-            while not (until.has_question and self._run(until.is_over())):
-                self._wait(lambda: until.take(records_max), until.patience_s())
-                if until.records:
-                    return until.records
-            return []
+        return self._poll(polling.poll_until(self._core, until, records_max))
 
     def _next(self, until: UntilEnd | None) -> Record[ValueT_co, KeyT_co] | None:
         """The next record; None at the end."""
         core = self._core
-        ahead, group = core.ahead, core.group
-        if until is not core.ahead_until and until is not None:
-            with self._use:
-                core.give_back()
-        if group is not None and ahead:
-            with self._use:
-                group.poll_began()
-                try:
-                    if group.is_due:
-                        self._carry_out(group.poll_steps())
-                finally:
-                    group.poll_ended()
-        while not ahead:
-            with self._use:
-                records = self.poll() if until is None else self.poll_until(until)
-                if until is not None and not records:
-                    return None
-                ahead.extend(records)
-                core.ahead_until = until
+        is_here = core.ahead and core.group is None and core.ahead_until is until
+        if not is_here and not self._poll(polling.fill_ahead(core, until)):
+            return None
         try:
-            return ahead.popleft()
+            return core.ahead.popleft()
         except IndexError:
             raise concurrent_use_error() from None
 

@@ -50,7 +50,13 @@ class Call(NamedTuple):
     partitions: set[TopicPartition]
 
 
-Step = Call | Coroutine[Any, Any, None]
+class WaitForNews(NamedTuple):
+    """A step: wait until the fetcher tells something (see `Fetcher.tell`), at most so long."""
+
+    timeout_s: float
+
+
+Step = Call | WaitForNews | Coroutine[Any, Any, None]
 Steps = Generator[Step, None, None]
 
 

@@ -25,6 +25,8 @@ class UntilEnd:
     def __init__(self, core: ConsumerCore, timeout_s: float) -> None:
         self.records: list[Record[Any, Any]] = []
         """What `take` took."""
+        self.is_over = False
+        """Everything before the ends was handed out, as of the last `ask`."""
         self._core = core
         self._timeout_s = timeout_s
         self._ends: dict[TopicPartition, int] = {}
@@ -41,23 +43,23 @@ class UntilEnd:
 
     @property
     def has_question(self) -> bool:
-        """`is_over` has to be asked before records come."""
+        """`ask` before records come."""
         return bool(self._unknown()) or not self._left()
 
-    async def is_over(self) -> bool:
-        """Asks for the ends that are not known yet; whether everything before them was handed
-        out."""
+    async def ask(self) -> None:
+        """Asks for the ends that are not known yet, and finds out whether this `is_over`."""
         core = self._core
         if unknown := self._unknown():
             self._ends |= await core.end_offsets(unknown, timeout_s=self._timeout_s)
         self._has_begun = True
         group = core.group
         if self._left():
-            return False
-        if group is None or await group.is_settled(timeout_s=self._timeout_s):
-            return True
-        await core.when(lambda: group.is_due, SETTLE_PAUSE_S)
-        return False
+            self.is_over = False
+        elif group is None or await group.is_settled(timeout_s=self._timeout_s):
+            self.is_over = True
+        else:
+            self.is_over = False
+            await core.when(lambda: group.is_due, SETTLE_PAUSE_S)
 
     def made_progress(self) -> None:
         self._progress_at = self._core.client.now
