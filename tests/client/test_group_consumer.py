@@ -896,6 +896,24 @@ def test_the_async_consumer_does_the_same_and_awaits_its_callbacks(
     assert len(two.groups.group().left) == 1
 
 
+def test_async_commits_of_the_async_consumer_are_waited_for_by_close(
+    two: FakeCluster, cluster: Cluster
+) -> None:
+    async def scenario() -> None:
+        async with cluster.async_consumer("t", group="g", **FAST) as consumer:
+            while not await consumer.assignment():
+                await consumer.poll(timeout_s=0.02)
+            two.fault(CommitOffsets, times=1, delay_s=0.2)
+            first = await consumer.commit_async({T0: 4})
+            second = await consumer.commit_async({T0: 5, T1: 6})
+            assert not first.done()
+        await first
+        await second
+
+    asyncio.run(scenario())
+    assert two.groups.committed("t", 0) == 5 and two.groups.committed("t", 1) == 6
+
+
 def test_a_cancelled_poll_begins_its_rebalance_anew(two: FakeCluster, cluster: Cluster) -> None:
     async def scenario() -> None:
         told = Told()

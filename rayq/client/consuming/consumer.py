@@ -211,7 +211,7 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
     async def _next(
         self, core: ConsumerCore, until: UntilEnd | None
     ) -> Record[ValueT_co, KeyT_co] | None:
-        if not core.ahead or core.group is not None or core.ahead_until is not until:
+        if not core.is_ahead(until):
             await asyncio.sleep(0)
             if not await self._carry_out(polling.fill_ahead(core, until)):
                 return None
@@ -541,8 +541,7 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
     def _next(self, until: UntilEnd | None) -> Record[ValueT_co, KeyT_co] | None:
         """The next record; None at the end."""
         core = self._core
-        is_here = core.ahead and core.group is None and core.ahead_until is until
-        if not is_here and not self._poll(polling.fill_ahead(core, until)):
+        if not core.is_ahead(until) and not self._poll(polling.fill_ahead(core, until)):
             return None
         try:
             return core.ahead.popleft()
@@ -623,6 +622,7 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
             self._core.set_paused(partitions, True)
 
     def resume(self, *partitions: TopicPartition) -> None:
+        """Ends `pause`."""
         with self._use:
             self._core.set_paused(partitions, False)
 

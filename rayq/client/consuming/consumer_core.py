@@ -356,6 +356,12 @@ class ConsumerCore:
             raise
         return load_pyarrow().concat_tables(tables) if tables else None
 
+    def is_ahead(self, until: object | None) -> bool:
+        """Whether the next record of this iteration is in `ahead`, and may be yielded at once."""
+        if not self.ahead or self.ahead_until is not until:
+            return False
+        return self.group is None or self.group.may_go_on()
+
     def give_back(self) -> None:
         """Records that iteration took ahead, and has not yielded, come first again."""
         self.ahead_until = None

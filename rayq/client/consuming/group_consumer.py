@@ -206,6 +206,13 @@ class GroupConsumer:
         member = self.member
         return (member is not None and member.has_news) or self._commit_is_due()
 
+    def may_go_on(self) -> bool:
+        """Between two records of an iteration, which counts as a poll: there are no steps to
+        take."""
+        if self._is_busy or self._commit_is_due():
+            return False
+        return self.member is None or self.member.touch()
+
     def patience_s(self, left_s: float) -> float:
         """How long a poll may wait until there may be steps again."""
         if not self._config.enable_auto_commit:

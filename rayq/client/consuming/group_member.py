@@ -95,6 +95,14 @@ class GroupMember:
     def poll_ended(self) -> None:
         self._polls = Polls(is_polling=False, since_s=self.client.now)
 
+    def touch(self) -> bool:
+        """A poll that takes no time, if there is nothing to do in it. False: there is."""
+        now = self.client.now
+        if self.has_news or self.state.is_overdue(now, self._polls):
+            return False
+        self._polls = Polls(is_polling=False, since_s=now)
+        return True
+
     def gave_up(self, revoked: Partitions) -> None:
         """The consumer does not read these any more."""
         self.owned.gave_up(revoked)
