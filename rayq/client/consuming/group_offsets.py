@@ -1,8 +1,8 @@
 """What a group has committed: asking for it, and committing, in the order of the calls.
 
-One commit of a consumer is under way at a time. What is to be committed meanwhile is put together:
-the newest position of each partition goes with the next request. So positions never overtake each
-other, and a consumer that commits often sends few requests.
+One commit of a consumer is under way at a time. Those that are asked for meanwhile are put
+together: the newest position of each partition goes with the next request. So positions never
+overtake each other, and a consumer that commits often sends few requests.
 """
 
 from __future__ import annotations
@@ -44,22 +44,28 @@ class Position(NamedTuple):
     """A position to commit."""
 
     topic_id: str
+    """"" until it is looked up, for a topic that the consumer does not read."""
     offset: int
     last_epoch: int | None
+    """The leader epoch of the record before, where it is known."""
     metadata: str
     tenure: int
     """`GroupOffsets.tenure` when the position was taken."""
 
 
+Positions = dict[TopicPartition, Position]
+
+
 class _CommitInFlight(NamedTuple):
-    positions: Mapping[TopicPartition, Position]
+    positions: Positions
     member: GroupMember | None
     generation: int
     done: asyncio.Future[None]
 
 
 class _MovedOnError(CommitRefusedError):
-    """Ends the attempts of a commit: the member is out, or has given up some of its partitions."""
+    """Ends the attempts of a commit: the member is out of its group, or has given up some of the
+    partitions."""
 
 
 class GroupOffsets:
@@ -69,7 +75,7 @@ class GroupOffsets:
     def __init__(self, coordinator: Coordinator, config: ConsumerConfig) -> None:
         self.member: GroupMember | None = None
         self.known: dict[TopicPartition, int | None] = {}
-        """What is committed, as far as this consumer has seen. Also read by its thread."""
+        """What is committed, as far as this consumer has seen. Its thread reads this too."""
         self._tenures: dict[TopicPartition, int] = {}
         self._coordinator = coordinator
         self._client = coordinator.client
@@ -99,10 +105,10 @@ class GroupOffsets:
     # --- committing -----------------------------------------------------------------------------
 
     def submit(
-        self, positions: Mapping[TopicPartition, Position], generation: int
+        self, positions: Positions, generation: int
     ) -> asyncio.Future[None]:
         """Commits after all that was submitted before. `generation` is the member's when the
-        positions were taken: once the member has lost its partitions since, they are refused."""
+        positions were taken: if the member has lost its partitions since, they are refused."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._is_closed:
             done.set_exception(ClosedError("The consumer is closed: nothing was committed."))
@@ -131,14 +137,14 @@ class GroupOffsets:
             self._sender = None
 
     async def settle(self, timeout_s: float) -> None:
-        """Waits until nothing is under way."""
+        """Waits until no commit is under way, for at most `timeout_s`."""
         if self._sender is not None:
             await asyncio.wait([self._sender], timeout=timeout_s)
 
     async def _send(
         self, commits: list[_CommitInFlight], member: GroupMember | None, generation: int
     ) -> None:
-        positions: dict[TopicPartition, Position] = {}
+        positions: Positions = {}
         for commit in commits:
             positions.update(commit.positions)
         refused: dict[TopicPartition, str] = {}
@@ -160,7 +166,7 @@ class GroupOffsets:
 
     async def _commit(
         self,
-        positions: dict[TopicPartition, Position],
+        positions: Positions,
         member: GroupMember | None,
         generation: int,
     ) -> dict[TopicPartition, str]:
@@ -232,9 +238,9 @@ class GroupOffsets:
             await asyncio.sleep(wait_s)
 
     def _given_up(
-        self, positions: Mapping[TopicPartition, Position], member: GroupMember | None
+        self, positions: Positions, member: GroupMember | None
     ) -> list[TopicPartition]:
-        """Those that the member has given up since, whether it has them again or not."""
+        """The partitions that the member has given up since, whether it has them again or not."""
         if member is None:
             return []
         return [place for place, one in positions.items() if one.tenure != self.tenure(place)]
@@ -242,11 +248,11 @@ class GroupOffsets:
     def _take(
         self,
         response: CommitOffsetsResponse,
-        left: dict[TopicPartition, Position],
+        left: Positions,
         refused: dict[TopicPartition, str],
     ) -> RayqError:
-        """Sorts out what was committed, what was refused, and what is worth another try; the
-        reason for that."""
+        """Takes out of `left` what was committed, and what was refused. Returns the reason why the
+        rest is worth another try."""
         again: RayqError = TimeoutError("no answer")
         said = {
             (topic_id, number): (code, text) for topic_id, number, code, text in response.refused
@@ -274,8 +280,8 @@ class GroupOffsets:
     # --- asking ---------------------------------------------------------------------------------
 
     async def lookup(self, place: TopicPartition, topic_id: str) -> CommittedOffset | None:
-        """What is committed for one partition; lookups of the same moment share a request. Retries
-        for as long as nobody can tell."""
+        """What is committed for one partition. Lookups of the same moment share a request. Retries
+        until a coordinator answers."""
         key = (topic_id, place.partition)
         lookup = self._lookups.get(key)
         if lookup is None:
