@@ -92,7 +92,7 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
 
     @property
     def core(self) -> ConsumerCore:
-        """For those who look after it."""
+        """What the cluster watches, so that a consumer that is dropped leaves its group."""
         return self._core
 
     async def _start(self) -> ConsumerCore:
@@ -309,7 +309,7 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
 
 
 class _OneThread:
-    """Lets in one thread at a time, as often as that one likes (from a callback, for example)."""
+    """Lets in one thread at a time, which may enter again (from a callback, for example)."""
 
     __slots__ = ("_asking", "_lock")
 
@@ -320,14 +320,14 @@ class _OneThread:
     def __enter__(self) -> None:
         if self._lock.acquire(blocking=False):
             return
-        with self._asking:  # Now nobody has it who only asks.
+        with self._asking:  # Now no thread that only asks has the lock.
             if not self._lock.acquire(blocking=False):
                 raise concurrent_use_error()
 
     @contextlib.contextmanager
     def if_free(self) -> Iterator[bool]:
-        """Whether nobody was in: then the caller is, and whoever comes waits for it instead of
-        being refused. For what takes no time."""
+        """Yields whether no thread was inside. Then the caller is, and a thread that comes
+        meanwhile waits instead of being refused. For what takes no time."""
         with self._asking:
             is_free = self._lock.acquire(blocking=False)
             try:
@@ -342,8 +342,9 @@ class _OneThread:
 
 class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
     """Consumes in one thread at a time; made by `cluster.consumer(*topics, group=..., **config)`.
-    Another one meanwhile gets ConcurrentUseError, except from what only asks (`assignment`,
-    `committed`, `beginning_offsets`, `end_offsets`, `offsets_for_times`, `group_membership`).
+    A second thread gets ConcurrentUseError meanwhile, except from the methods that only ask
+    (`assignment`, `committed`, `beginning_offsets`, `end_offsets`, `offsets_for_times`,
+    `group_membership`).
 
     In a group it shares the partitions of its topics with the group's other members: each is read
     by one of them, from the last commit on. Partitions come and go only inside `poll` (iterating
@@ -415,7 +416,7 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         """The partitions that are read now."""
         self._core.check_open()
         with self._use.if_free() as is_free:
-            if is_free:  # else who polls looks for them
+            if is_free:  # else the thread that polls looks for them
                 self._core.look_for_new_partitions()
         return set(self._core.subscription.assigned)
 
@@ -441,7 +442,7 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
                     self._run(step)
 
     def _poll(self, steps: Generator[Step, None, T]) -> T:
-        """Carries out the steps of one poll at a time."""
+        """Carries out the steps of a poll, of one poll at a time."""
         with self._use:
             self._background.check_callable()
             if self._is_polling:
@@ -469,12 +470,12 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         to go on, or consume with on_corrupt="skip"), RecordTooLargeError (a batch larger than
         `fetch_buffer_bytes`), DeserializationError (a deserializer raised; the error has the record
         as it was sent, and `next_offset`: seek there to go on), ClosedError. Each stands for one
-        partition, which stays where it is, while the others are read; polled on it is raised again
-        after a second, or when `timeout_s` is over. In a group also MaxPollIntervalError (too long
-        since the last poll; the next one goes on), FencedMemberError (another process took over the
-        `group_instance_id`), UnknownAssignorError, and what a callback raises. ConcurrentUseError
-        while another thread uses the consumer; InvalidRequestError in a callback, or in a signal
-        handler that interrupted a poll.
+        partition, which stays where it is, while the others are read. If polling goes on, the error
+        is raised again after a second, or when `timeout_s` is over. In a group also
+        MaxPollIntervalError (too long since the last poll; the next one goes on), FencedMemberError
+        (another process took over the `group_instance_id`), UnknownAssignorError, and what a
+        callback raises. ConcurrentUseError while another thread uses the consumer;
+        InvalidRequestError in a callback, or in a signal handler that interrupted a poll.
         """
         core = self._core
         records_max = core.records_max(max_records)
@@ -527,14 +528,15 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
 
     @takes_timeout
     def begin_until_end(self, timeout_s: float = UNTIL_END_TIMEOUT_S) -> UntilEnd:
-        """Asks for nothing yet: the iteration that `poll_until` goes on with."""
+        """An iteration as that of `until_end`, for `poll_until`. Nothing is asked for yet."""
         with self._use:
             return UntilEnd(self._core, timeout_s)
 
     def poll_until(
         self, until: UntilEnd, max_records: int | None = None
     ) -> list[Record[ValueT_co, KeyT_co]]:
-        """As `until_end`, of what one poll returns at a time: [] when all was read."""
+        """The next records of an iteration, at most `max_records` (default `max_poll_records`); []
+        when all were read. Raises what `until_end` raises."""
         records_max = self._core.records_max(max_records)
         return self._poll(polling.poll_until(self._core, until, records_max))
 
@@ -555,19 +557,20 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
             self._core.seek(partition, offset)
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
-        """To the log start; of all partitions when none are given."""
+        """The next poll begins at the log start; of all partitions when none are given."""
         with self._use:
             self._core.seek_to(partitions, EARLIEST)
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """To the end as it is now; of all partitions when none are given."""
+        """The next poll begins at the end as it is now; of all partitions when none are given."""
         with self._use:
             self._run(self._core.resolved(self._core.seek_to(partitions, LATEST)))
 
     def seek_to_last(self, count: int, *partitions: TopicPartition) -> None:
-        """To where the last `count` records begin, of each partition; of all partitions when none
-        are given. Records are counted, not offsets: in a compacted topic, whose offsets have gaps,
-        too. Where there are fewer: the log start. Raises InvalidRequestError, TimeoutError."""
+        """The next poll begins where the last `count` records of each partition begin; of all
+        partitions when none are given. Records are counted, not offsets, also in a compacted topic,
+        whose offsets have gaps. A partition with fewer records is read from its log start. Raises
+        InvalidRequestError, TimeoutError."""
         with self._use:
             self._run(self._core.seek_to_last(count, partitions))
 
@@ -604,8 +607,8 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
             return self._background.submit(group.commit(*group.wanted(offsets)))
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
-        """What the group has committed, whoever did it: the offset of the next record, None where
-        there is no commit. Raises InvalidRequestError without a group."""
+        """What the group has committed, whichever member did it: the offset of the next record,
+        None where there is no commit. Raises InvalidRequestError without a group."""
         found = self.committed_with_metadata(partitions)
         return {place: None if one is None else one.offset for place, one in found.items()}
 
@@ -648,12 +651,13 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
 
     @takes_timeout
     def close(self, timeout_s: float | None = None) -> None:
-        """Stops reading. Idempotent. In a group: commits first with `enable_auto_commit` (but not
-        when an exception ends a `with` block: who knows what was dealt with), calls `on_revoked`,
-        and leaves at once, so that others go on (a static member keeps its partitions until its
-        session ends). The commit gets `timeout_s` (group_session_timeout_ms), then telling the
-        coordinator does (5 s): what is not confirmed by then is tried on in the background, while
-        the cluster is open here, and told by the end of the session at last."""
+        """Stops reading. Idempotent. In a group it first commits with `enable_auto_commit` (but not
+        when an exception ends a `with` block: nobody knows which records were handled), calls
+        `on_revoked`, and leaves at once, so that others go on (a static member keeps its partitions
+        until its session ends). The commit may take `timeout_s` (default:
+        group_session_timeout_ms), and so may telling the coordinator (default: 5 s). What is not
+        confirmed by then is tried on in the background while the cluster is open here. At the
+        latest the coordinator learns it by the end of the session."""
         self._close(timeout_s, may_commit=True)
 
     def _close(self, timeout_s: float | None, *, may_commit: bool) -> None:
@@ -670,14 +674,14 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
                 self._run(self._core.leave(timeout_s))
 
     def abandon(self) -> None:
-        """Ends it from any thread, also while another polls, which then raises ClosedError. Commits
-        nothing and calls no callbacks; the group is told."""
+        """Ends the consumer from any thread, also while another thread polls it, which then raises
+        ClosedError. It commits nothing and calls no callbacks; the group is told."""
         if not self._core.is_closed:
             self._run(self._core.leave(None))
 
     def _forked(self) -> None:
         self._core.is_closed = True
-        self._use = _OneThread()  # it may be another thread's, which is not here
+        self._use = _OneThread()  # A thread that is not in this process may have the old one.
 
     def __reduce__(self) -> str:
         raise no_pickle_error(self, "a consumer")
@@ -703,7 +707,7 @@ def concurrent_use_error() -> ConcurrentUseError:
 
 
 def check_callbacks(callbacks: Callbacks) -> None:
-    """Of a consumer for threads. Raises TypeError."""
+    """Checks the callbacks of a consumer for threads. Raises TypeError."""
     if any(inspect.iscoroutinefunction(callback) for callback in callbacks.given):
         raise TypeError(
             "The callbacks of a synchronous consumer are plain functions; async_consumer() takes "

@@ -197,7 +197,7 @@ class GroupMember:
         before. Returns how long to wait until the next."""
         state, client = self.state, self.client
         began = client.now
-        generation, epoch = state.grant.generation, state.epoch
+        epoch = state.epoch
         asking = asyncio.ensure_future(self._ask(beat))
         changing = asyncio.ensure_future(self._changed.wait())
         try:
@@ -211,6 +211,7 @@ class GroupMember:
                 logger.exception("the member of group %r failed", self._coordinator.group)
                 failure = UnknownServerError(f"The member of the group failed: {error!r}.")
             self._log_failure(beat, failure)
+            generation = state.grant.generation
             pause_s = state.failed(beat, failure, client.now)
             self._note_loss(generation)
             return pause_s
