@@ -312,7 +312,7 @@ def test_a_callback_that_takes_too_long_costs_the_partitions(
     callbacks = told.callbacks() | {"on_assigned": restore}
     options = FAST | {"max_poll_interval_ms": 300}
     with cluster.consumer("t", group="g", **callbacks, **options) as consumer:
-        with pytest.raises(MaxPollIntervalError, match=r"0\.\d s passed"):
+        with pytest.raises(MaxPollIntervalError, match=r"(0\.[6-9]|[1-9]\.\d) s passed"):
             poll_until(consumer, lambda: False)
         assert told.calls == [("on_lost", [T0, T1])]
         assert len(read(consumer, 20)) == 20
@@ -497,7 +497,7 @@ def test_who_does_not_poll_loses_its_partitions_and_is_told_so_once(
             consumer.commit()
         with pytest.raises(CommitRefusedError):
             consumer.commit({T0: 5})
-        with pytest.raises(MaxPollIntervalError, match=r"0\.\d s passed .*\(300 ms\)"):
+        with pytest.raises(MaxPollIntervalError, match=r"(0\.[3-9]|[1-9]\.\d) s passed .*\(300 ms\)"):
             consumer.poll()
         assert told.calls[-1] == ("on_lost", [T0, T1])
         assert len(read(consumer, 20)) == 20

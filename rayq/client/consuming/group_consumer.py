@@ -231,9 +231,10 @@ class GroupConsumer:
             yield member.check_time(member.missed)
             member.missed = None
         if (loss := owned.take_loss()) is not None:
+            late = member.late_error() if loss.is_late else None  # Before a callback takes time.
             yield from self._lost(loss.partitions)
-            if loss.is_late:
-                raise member.late_error()
+            if late is not None:
+                raise late
         if (failure := state.failure) is not None:
             raise failure.with_message(failure.message)
         if state.is_away:
