@@ -14,6 +14,7 @@ knowing the class:
 - `breaks_sequence`: the leader cannot append a batch of an idempotent producer by its number,
   because it lacks the batches before it. The producer finds out which of them are written, or
   numbers its batches anew.
+- `ends_membership`: the member of a group that the error answers is out of its group.
 
 Errors cross the wire as `(code, message)`, the code being the class name: `to_wire` and `from_wire`
 are the only translation.
@@ -36,6 +37,7 @@ class RayqError(Exception):
     not_written: ClassVar[bool] = False
     stale_metadata: ClassVar[bool] = False
     breaks_sequence: ClassVar[bool] = False
+    ends_membership: ClassVar[bool] = False
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -334,10 +336,14 @@ class UnknownMemberError(RayqError):
     """The coordinator does not know this member of the group (any more): it was silent for a
     session, or has left. It joins anew, without its partitions."""
 
+    ends_membership = True
+
 
 class FencedMemberError(RayqError):
     """The member's epoch is older than the coordinator's, or another process joined under its
     `group_instance_id`: what it does is refused."""
+
+    ends_membership = True
 
 
 class CommitRefusedError(RayqError):

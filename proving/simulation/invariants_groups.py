@@ -221,7 +221,7 @@ class GroupInvariants:
         member = None if core.group is None else core.group.member
         if not process.alive or member is None or member._is_stopped:
             return
-        seen = (self._version, member.epoch, member._granted, member.held)
+        seen = (self._version, member.state.epoch, member.state.grant, member.owned.held)
         if self._beliefs.get(process) == seen:
             return
         self._beliefs[process] = seen
@@ -229,9 +229,7 @@ class GroupInvariants:
         known = group.members.get(member.member_id)
         if known is None:
             return  # It is out of the group, and will learn that.
-        believed = {
-            (of, place.partition) for place, of in {**member._granted, **member.held}.items()
-        }
+        believed = {(of, place.partition) for place, of in member.owned.listed.items()}
         if not believed <= known.owned:
             others = {
                 at: other
@@ -241,7 +239,7 @@ class GroupInvariants:
             }
             raise InvariantError(
                 f"{process.name} believes that it owns {sorted(believed)} in epoch "
-                f"{member.epoch}; committed is {known}; others have {others}"
+                f"{member.state.epoch}; committed is {known}; others have {others}"
             )
 
     # --- what clients were told -------------------------------------------------------------------

@@ -45,9 +45,9 @@ def assigned_before_it_was_given_up() -> list[Patch]:
 def held_partitions_not_listed() -> list[Patch]:
     heartbeat = GroupMember._heartbeat
 
-    def mutated(self: Any, *where: Any, **options: Any) -> Any:
-        request = heartbeat(self, *where, **options)
-        granted = [(of, place.partition) for place, of in self._granted.items()]
+    def mutated(self: Any, *where: Any) -> Any:
+        request = heartbeat(self, *where)
+        granted = [(of, place.partition) for place, of in self.state.grant.partitions.items()]
         return msgspec.structs.replace(request, owned=granted)
 
     return [(GroupMember, "_heartbeat", mutated)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
 import threading
 import time
@@ -14,7 +15,7 @@ import pytest
 
 from rayq.client.cluster import Cluster
 from rayq.client.consuming import fetcher as fetcher_module
-from rayq.client.consuming.consumer import Consumer
+from rayq.client.consuming.consumer import AsyncConsumer, Consumer
 from rayq.client.consuming.consumer_core import ConsumerCore
 from rayq.errors import (
     ClosedError,
@@ -885,3 +886,51 @@ def test_polling_without_a_timeout_lets_other_tasks_run(
 
     turns, polls = asyncio.run(work())
     assert turns >= polls - 1
+
+
+# --- the same methods -----------------------------------------------------------------------------
+
+
+def public_methods(kind: type) -> dict[str, Callable[..., Any]]:
+    return {
+        name: method
+        for name, method in vars(kind).items()
+        if inspect.isfunction(method) and not name.startswith("_")
+    }
+
+
+def test_the_async_consumer_has_the_methods_of_the_synchronous_one_as_coroutines() -> None:
+    plain, coroutines = public_methods(Consumer), public_methods(AsyncConsumer)
+    del plain["abandon"]  # From any thread, which only a consumer for threads needs.
+    assert plain.keys() == coroutines.keys()
+    others = {"until_end", "commit_async"}  # They return an iterator and a future of their kind.
+    for name, method in plain.items():
+        expected, found = inspect.signature(method), inspect.signature(coroutines[name])
+        assert found.parameters == expected.parameters, name
+        if name not in others:
+            assert found.return_annotation == expected.return_annotation, name
+        if name != "until_end":
+            assert inspect.iscoroutinefunction(inspect.unwrap(coroutines[name])), name
+
+
+def test_every_method_of_a_consumer_says_what_it_does() -> None:
+    for name, method in public_methods(Consumer).items():
+        assert inspect.getdoc(method), name
+
+
+def test_the_async_consumer_reads_up_to_the_end_a_poll_at_a_time(
+    fake: FakeCluster, cluster: Cluster
+) -> None:
+    fake.create_topic("t")
+    fake.write("t", numbers(0, 10))
+
+    async def scenario() -> list[list[bytes | None]]:
+        found = []
+        async with cluster.async_consumer("t", auto_offset_reset="earliest") as consumer:
+            until = await consumer.begin_until_end()
+            while records := await consumer.poll_until(until, 4):
+                found.append([record.value for record in records])
+                await asyncio.to_thread(fake.write, "t", [b"behind the end"])
+        return found
+
+    assert asyncio.run(scenario()) == [numbers(0, 4), numbers(4, 8), numbers(8, 10)]

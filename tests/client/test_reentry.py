@@ -15,13 +15,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rayq import Cluster
+from rayq.client.consuming.member_state import OwnedPartitions
 from rayq.client.producing.futures import DeliveryFuture
 from rayq.client.producing.producer import Producer
 from rayq.errors import BufferFullError, ClosedError, InvalidRequestError, TimeoutError
+from rayq.records import TopicPartition
 from rayq.wire.messages import Produce
 from tests.client.fake_broker import FakeCluster
 
@@ -307,6 +310,43 @@ def test_a_signal_handler_may_wait_in_the_middle_of_a_poll(
             while len(seen) < calls:
                 seen += [record.value for record in consumer.poll(5)]
             assert seen == [b"%d" % number for number in range(1, calls + 1)]
+
+
+@pytest.mark.parametrize("where", ["take_loss", "revoked", "gave_up", "take_added"])
+def test_a_signal_in_the_middle_of_a_rebalance_may_subscribe_and_wait(
+    fake: FakeCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """The loop meanwhile goes on with the member, whatever its consumer was doing."""
+    fake.create_topic("t", partitions=2)
+    fake.create_topic("u")
+    with cluster.producer() as producer, cluster.consumer("t", group="g") as consumer:
+        asked: list[str] = []
+
+        def act() -> None:
+            consumer.subscribe("u")
+            producer.send("u", b"v").result(5)
+            asked.append(where)
+
+        def interrupted(owned: OwnedPartitions, *arguments: Any) -> Any:
+            if not asked:
+                signal.raise_signal(signal.SIGUSR1)
+            return called(owned, *arguments)
+
+        while not consumer.assignment():
+            consumer.poll(0.05)
+        called = getattr(OwnedPartitions, where)
+        monkeypatch.setattr(OwnedPartitions, where, interrupted)
+        before = signal.signal(signal.SIGUSR1, lambda *_: act())
+        try:
+            fake.groups.grant(("u", 0))
+            started = time.monotonic()
+            while not (asked and consumer.assignment() == {TopicPartition("u", 0)}):
+                consumer.poll(0.05)
+                assert time.monotonic() - started < 10
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert fake.groups.member().request.topics == ["u"]
+        assert cluster.admin.list_topics(timeout_s=5) == ["t", "u"]
 
 
 def test_a_signal_handler_cannot_poll_in_the_middle_of_a_poll(

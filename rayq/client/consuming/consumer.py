@@ -13,16 +13,32 @@ import contextlib
 import inspect
 import re
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from rayq.client.arguments import as_partitions, by_partition
 from rayq.client.background import BackgroundLoop
 from rayq.client.client import Client
+from rayq.client.consuming import polling
 from rayq.client.consuming.arrow import load_pyarrow, table_of
 from rayq.client.consuming.consumer_core import ConsumerCore
-from rayq.client.consuming.group_consumer import Call, Callback, Callbacks, Offsets, Steps
+from rayq.client.consuming.group_consumer import (
+    Call,
+    Callback,
+    Callbacks,
+    Offsets,
+    Step,
+    WaitForNews,
+)
 from rayq.client.consuming.until_end import UNTIL_END_TIMEOUT_S, UntilEnd
 from rayq.client.no_pickle import no_pickle_error
 from rayq.client.timeouts import takes_timeout
@@ -76,7 +92,7 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
 
     @property
     def core(self) -> ConsumerCore:
-        """For those who look after it."""
+        """What the cluster watches, so that a consumer that is dropped leaves its group."""
         return self._core
 
     async def _start(self) -> ConsumerCore:
@@ -119,48 +135,25 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
     async def group_membership(self) -> GroupMembership:
         return (await self._start()).committing_group().membership()
 
-    async def _carry_out(self, steps: Steps) -> None:
+    async def _carry_out(self, steps: Generator[Step, None, T]) -> T:
         with contextlib.closing(steps):
-            for step in steps:
-                if not isinstance(step, Call):
-                    await step
-                elif (callback := getattr(self._callbacks, step.callback)) is not None:
-                    waiting = callback(step.partitions)
-                    if waiting is not None:
+            while True:
+                try:
+                    step = next(steps)
+                except StopIteration as end:
+                    result: T = end.value
+                    return result
+                if isinstance(step, Call):
+                    callback = getattr(self._callbacks, step.callback)
+                    if callback is not None and (waiting := callback(step.partitions)) is not None:
                         await waiting
-
-    async def _wait(self, take: Callable[[], T], timeout_s: float) -> T:
-        group = self._core.group
-        if group is None:
-            return await self._wait_for_records(take, timeout_s)
-        group.poll_began()
-        try:
-            return await self._wait_for_records(take, timeout_s)
-        finally:
-            group.poll_ended()
-
-    async def _wait_for_records(self, take: Callable[[], T], timeout_s: float) -> T:
-        loop = asyncio.get_running_loop()
-        group = self._core.group
-        deadline = loop.time() + timeout_s
-        while True:
-            self._news.clear()
-            if group is not None and group.is_due:
-                await self._carry_out(group.poll_steps())
-            if taken := take():
-                return taken
-            left_s = deadline - loop.time()
-            if left_s <= 0:
-                self._core.raise_held()
-                return taken
-            patience_s = self._core.patience_s(left_s)
-            if group is not None:
-                patience_s = group.patience_s(patience_s)
-            try:
-                async with asyncio.timeout(patience_s):
-                    await self._news.wait()
-            except builtins.TimeoutError:
-                continue
+                elif isinstance(step, WaitForNews):
+                    with contextlib.suppress(builtins.TimeoutError):
+                        async with asyncio.timeout(step.timeout_s):
+                            await self._news.wait()
+                    self._news.clear()
+                else:
+                    await step
 
     @takes_timeout
     async def poll(
@@ -169,7 +162,9 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         core = await self._start()
         await asyncio.sleep(0)  # whoever polls in a loop lets others run, also with a timeout of 0
         records_max = core.records_max(max_records)
-        return await self._wait(lambda: core.take_records(records_max), timeout_s)
+        return await self._carry_out(
+            polling.poll(core, lambda: core.take_records(records_max), timeout_s)
+        )
 
     @takes_timeout
     async def poll_arrow(self, timeout_s: float = 1.0, max_records: int = ARROW_RECORDS_MAX) -> Any:
@@ -177,7 +172,9 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         core = await self._start()
         await asyncio.sleep(0)
         records_max = core.records_max(max_records)
-        table = await self._wait(lambda: core.take_table(records_max), timeout_s)
+        table = await self._carry_out(
+            polling.poll(core, lambda: core.take_table(records_max), timeout_s)
+        )
         return table_of([], []) if table is None else table
 
     def __aiter__(self) -> Self:
@@ -200,37 +197,25 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         while (record := await self._next(core, until)) is not None:
             yield record
 
+    @takes_timeout
+    async def begin_until_end(self, timeout_s: float = UNTIL_END_TIMEOUT_S) -> UntilEnd:
+        return UntilEnd(await self._start(), timeout_s)
+
+    async def poll_until(
+        self, until: UntilEnd, max_records: int | None = None
+    ) -> list[Record[ValueT_co, KeyT_co]]:
+        core = await self._start()
+        await asyncio.sleep(0)
+        return await self._carry_out(polling.poll_until(core, until, core.records_max(max_records)))
+
     async def _next(
         self, core: ConsumerCore, until: UntilEnd | None
     ) -> Record[ValueT_co, KeyT_co] | None:
-        if until is not core.ahead_until and until is not None:
-            core.give_back()
-        if core.group is not None and core.ahead:
-            core.group.poll_began()
-            try:
-                if core.group.is_due:
-                    await self._carry_out(core.group.poll_steps())
-            finally:
-                core.group.poll_ended()
-        while not core.ahead:
-            records = await (self.poll() if until is None else self._poll_until(core, until))
-            if until is not None and not records:
+        if not core.is_ahead(until):
+            await asyncio.sleep(0)
+            if not await self._carry_out(polling.fill_ahead(core, until)):
                 return None
-            core.ahead.extend(records)
-            core.ahead_until = until
         return core.ahead.popleft()
-
-    async def _poll_until(
-        self, core: ConsumerCore, until: UntilEnd
-    ) -> list[Record[ValueT_co, KeyT_co]]:
-        await asyncio.sleep(0)
-        until.made_progress()
-        while not (until.has_question and await until.is_over()):
-            patience_s = until.patience_s()
-            await self._wait(lambda: until.take(core.config.max_poll_records), patience_s)
-            if until.records:
-                return until.records
-        return []
 
     async def seek(self, partition: TopicPartition, offset: int) -> None:
         (await self._start()).seek(partition, offset)
@@ -251,6 +236,12 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
     async def commit(self, offsets: Offsets | None = None) -> None:
         group = (await self._start()).committing_group()
         await group.commit(*group.wanted(offsets))
+
+    async def commit_async(self, offsets: Offsets | None = None) -> asyncio.Future[None]:
+        group = (await self._start()).committing_group()
+        commit = asyncio.ensure_future(group.commit(*group.wanted(offsets)))
+        await asyncio.sleep(0)  # It is under way, so `close` waits for it.
+        return commit
 
     async def committed(
         self, partitions: Iterable[TopicPartition]
@@ -291,19 +282,15 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         await self._close(timeout_s, may_commit=True)
 
     async def _close(self, timeout_s: float | None, *, may_commit: bool) -> None:
-        group = self._core.group
-        if self._core.is_closed:
+        core = self._core
+        if core.is_closed:
             return
         try:
-            if group is not None:
-                try:
-                    await self._carry_out(
-                        group.give_up_steps(may_commit=may_commit, timeout_s=timeout_s)
-                    )
-                finally:
-                    await group.leave(timeout_s)
+            if core.group is not None:
+                steps = core.group.give_up_steps(may_commit=may_commit, timeout_s=timeout_s)
+                await self._carry_out(steps)
         finally:
-            self._core.close()
+            await core.leave(timeout_s)
 
     def __reduce__(self) -> str:
         raise no_pickle_error(self, "a consumer")
@@ -322,7 +309,7 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
 
 
 class _OneThread:
-    """Lets in one thread at a time, as often as that one likes (from a callback, for example)."""
+    """Lets in one thread at a time, which may enter again (from a callback, for example)."""
 
     __slots__ = ("_asking", "_lock")
 
@@ -333,14 +320,14 @@ class _OneThread:
     def __enter__(self) -> None:
         if self._lock.acquire(blocking=False):
             return
-        with self._asking:  # Now nobody has it who only asks.
+        with self._asking:  # Now no thread that only asks has the lock.
             if not self._lock.acquire(blocking=False):
                 raise concurrent_use_error()
 
     @contextlib.contextmanager
     def if_free(self) -> Iterator[bool]:
-        """Whether nobody was in: then the caller is, and whoever comes waits for it instead of
-        being refused. For what takes no time."""
+        """Yields whether no thread was inside. Then the caller is, and a thread that comes
+        meanwhile waits instead of being refused. For what takes no time."""
         with self._asking:
             is_free = self._lock.acquire(blocking=False)
             try:
@@ -355,8 +342,9 @@ class _OneThread:
 
 class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
     """Consumes in one thread at a time; made by `cluster.consumer(*topics, group=..., **config)`.
-    Another one meanwhile gets ConcurrentUseError, except from what only asks (`assignment`,
-    `committed`, `beginning_offsets`, `end_offsets`, `offsets_for_times`, `group_membership`).
+    A second thread gets ConcurrentUseError meanwhile, except from the methods that only ask
+    (`assignment`, `committed`, `beginning_offsets`, `end_offsets`, `offsets_for_times`,
+    `group_membership`).
 
     In a group it shares the partitions of its topics with the group's other members: each is read
     by one of them, from the last commit on. Partitions come and go only inside `poll` (iterating
@@ -428,7 +416,7 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         """The partitions that are read now."""
         self._core.check_open()
         with self._use.if_free() as is_free:
-            if is_free:  # else who polls looks for them
+            if is_free:  # else the thread that polls looks for them
                 self._core.look_for_new_partitions()
         return set(self._core.subscription.assigned)
 
@@ -437,15 +425,24 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         without a group."""
         return self._core.committing_group().membership()
 
-    def _carry_out(self, steps: Steps) -> None:
+    def _carry_out(self, steps: Generator[Step, None, T]) -> T:
         with contextlib.closing(steps):
-            for step in steps:
-                if not isinstance(step, Call):
+            while True:
+                try:
+                    step = next(steps)
+                except StopIteration as end:
+                    result: T = end.value
+                    return result
+                if isinstance(step, Call):
+                    if (callback := getattr(self._callbacks, step.callback)) is not None:
+                        callback(step.partitions)
+                elif isinstance(step, WaitForNews):
+                    self._news.wait(step.timeout_s)
+                else:
                     self._run(step)
-                elif (callback := getattr(self._callbacks, step.callback)) is not None:
-                    callback(step.partitions)
 
-    def _wait(self, take: Callable[[], T], timeout_s: float) -> T:
+    def _poll(self, steps: Generator[Step, None, T]) -> T:
+        """Carries out the steps of a poll, of one poll at a time."""
         with self._use:
             self._background.check_callable()
             if self._is_polling:
@@ -455,34 +452,10 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
                     "close there."
                 )
             self._is_polling = True
-            group = self._core.group
             try:
-                if group is None:
-                    return self._wait_for_records(take, timeout_s)
-                group.poll_began()
-                try:
-                    return self._wait_for_records(take, timeout_s)
-                finally:
-                    group.poll_ended()
+                return self._carry_out(steps)
             finally:
                 self._is_polling = False
-
-    def _wait_for_records(self, take: Callable[[], T], timeout_s: float) -> T:
-        group = self._core.group
-        now = self._core.client.environment.clock.monotonic
-        deadline = now() + timeout_s
-        while True:
-            self._news.clear()
-            if group is not None and group.is_due:
-                self._carry_out(group.poll_steps())
-            if taken := take():
-                return taken
-            left_s = deadline - now()
-            if left_s <= 0:
-                self._core.raise_held()
-                return taken
-            patience_s = self._core.patience_s(left_s)
-            self._news.wait(patience_s if group is None else group.patience_s(patience_s))
 
     @takes_timeout
     def poll(
@@ -497,15 +470,16 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         to go on, or consume with on_corrupt="skip"), RecordTooLargeError (a batch larger than
         `fetch_buffer_bytes`), DeserializationError (a deserializer raised; the error has the record
         as it was sent, and `next_offset`: seek there to go on), ClosedError. Each stands for one
-        partition, which stays where it is, while the others are read; polled on it is raised again
-        after a second, or when `timeout_s` is over. In a group also MaxPollIntervalError (too long
-        since the last poll; the next one goes on), FencedMemberError (another process took over the
-        `group_instance_id`), UnknownAssignorError, and what a callback raises. ConcurrentUseError
-        while another thread uses the consumer; InvalidRequestError in a callback, or in a signal
-        handler that interrupted a poll.
+        partition, which stays where it is, while the others are read. If polling goes on, the error
+        is raised again after a second, or when `timeout_s` is over. In a group also
+        MaxPollIntervalError (too long since the last poll; the next one goes on), FencedMemberError
+        (another process took over the `group_instance_id`), UnknownAssignorError, and what a
+        callback raises. ConcurrentUseError while another thread uses the consumer;
+        InvalidRequestError in a callback, or in a signal handler that interrupted a poll.
         """
-        records_max = self._core.records_max(max_records)
-        return self._wait(lambda: self._core.take_records(records_max), timeout_s)
+        core = self._core
+        records_max = core.records_max(max_records)
+        return self._poll(polling.poll(core, lambda: core.take_records(records_max), timeout_s))
 
     @takes_timeout
     def poll_arrow(self, timeout_s: float = 1.0, max_records: int = ARROW_RECORDS_MAX) -> Any:
@@ -513,8 +487,9 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         offset (int64), timestamp (milliseconds, UTC), key, value (binary: deserializers are not
         asked), headers (list of name and value). Raises MissingExtraError without pyarrow."""
         load_pyarrow()
-        records_max = self._core.records_max(max_records)
-        table = self._wait(lambda: self._core.take_table(records_max), timeout_s)
+        core = self._core
+        records_max = core.records_max(max_records)
+        table = self._poll(polling.poll(core, lambda: core.take_table(records_max), timeout_s))
         return table_of([], []) if table is None else table
 
     def __iter__(self) -> Self:
@@ -552,48 +527,26 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
             yield record
 
     @takes_timeout
-    def begin_until_end(self, timeout_s: float) -> UntilEnd:
-        """For `poll_until`."""
+    def begin_until_end(self, timeout_s: float = UNTIL_END_TIMEOUT_S) -> UntilEnd:
+        """An iteration as that of `until_end`, for `poll_until`. Nothing is asked for yet."""
         with self._use:
             return UntilEnd(self._core, timeout_s)
 
     def poll_until(
         self, until: UntilEnd, max_records: int | None = None
     ) -> list[Record[ValueT_co, KeyT_co]]:
-        """As `until_end`, of what one poll returns at a time: [] when all was read."""
+        """The next records of an iteration, at most `max_records` (default `max_poll_records`); []
+        when all were read. Raises what `until_end` raises."""
         records_max = self._core.records_max(max_records)
-        with self._use:
-            until.made_progress()
-            while not (until.has_question and self._run(until.is_over())):
-                self._wait(lambda: until.take(records_max), until.patience_s())
-                if until.records:
-                    return until.records
-            return []
+        return self._poll(polling.poll_until(self._core, until, records_max))
 
     def _next(self, until: UntilEnd | None) -> Record[ValueT_co, KeyT_co] | None:
         """The next record; None at the end."""
         core = self._core
-        ahead, group = core.ahead, core.group
-        if until is not core.ahead_until and until is not None:
-            with self._use:
-                core.give_back()
-        if group is not None and ahead:
-            with self._use:
-                group.poll_began()
-                try:
-                    if group.is_due:
-                        self._carry_out(group.poll_steps())
-                finally:
-                    group.poll_ended()
-        while not ahead:
-            with self._use:
-                records = self.poll() if until is None else self.poll_until(until)
-                if until is not None and not records:
-                    return None
-                ahead.extend(records)
-                core.ahead_until = until
+        if not core.is_ahead(until) and not self._poll(polling.fill_ahead(core, until)):
+            return None
         try:
-            return ahead.popleft()
+            return core.ahead.popleft()
         except IndexError:
             raise concurrent_use_error() from None
 
@@ -604,19 +557,20 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
             self._core.seek(partition, offset)
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
-        """To the log start; of all partitions when none are given."""
+        """The next poll begins at the log start; of all partitions when none are given."""
         with self._use:
             self._core.seek_to(partitions, EARLIEST)
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """To the end as it is now; of all partitions when none are given."""
+        """The next poll begins at the end as it is now; of all partitions when none are given."""
         with self._use:
             self._run(self._core.resolved(self._core.seek_to(partitions, LATEST)))
 
     def seek_to_last(self, count: int, *partitions: TopicPartition) -> None:
-        """To where the last `count` records begin, of each partition; of all partitions when none
-        are given. Records are counted, not offsets: in a compacted topic, whose offsets have gaps,
-        too. Where there are fewer: the log start. Raises InvalidRequestError, TimeoutError."""
+        """The next poll begins where the last `count` records of each partition begin; of all
+        partitions when none are given. Records are counted, not offsets, also in a compacted topic,
+        whose offsets have gaps. A partition with fewer records is read from its log start. Raises
+        InvalidRequestError, TimeoutError."""
         with self._use:
             self._run(self._core.seek_to_last(count, partitions))
 
@@ -653,8 +607,8 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
             return self._background.submit(group.commit(*group.wanted(offsets)))
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
-        """What the group has committed, whoever did it: the offset of the next record, None where
-        there is no commit. Raises InvalidRequestError without a group."""
+        """What the group has committed, whichever member did it: the offset of the next record,
+        None where there is no commit. Raises InvalidRequestError without a group."""
         found = self.committed_with_metadata(partitions)
         return {place: None if one is None else one.offset for place, one in found.items()}
 
@@ -671,6 +625,7 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
             self._core.set_paused(partitions, True)
 
     def resume(self, *partitions: TopicPartition) -> None:
+        """Ends `pause`."""
         with self._use:
             self._core.set_paused(partitions, False)
 
@@ -696,12 +651,13 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
 
     @takes_timeout
     def close(self, timeout_s: float | None = None) -> None:
-        """Stops reading. Idempotent. In a group: commits first with `enable_auto_commit` (but not
-        when an exception ends a `with` block: who knows what was dealt with), calls `on_revoked`,
-        and leaves at once, so that others go on (a static member keeps its partitions until its
-        session ends). The commit gets `timeout_s` (group_session_timeout_ms), then telling the
-        coordinator does (5 s): what is not confirmed by then is tried on in the background, while
-        the cluster is open here, and told by the end of the session at last."""
+        """Stops reading. Idempotent. In a group it first commits with `enable_auto_commit` (but not
+        when an exception ends a `with` block: nobody knows which records were handled), calls
+        `on_revoked`, and leaves at once, so that others go on (a static member keeps its partitions
+        until its session ends). The commit may take `timeout_s` (default:
+        group_session_timeout_ms), and so may telling the coordinator (default: 5 s). What is not
+        confirmed by then is tried on in the background while the cluster is open here. At the
+        latest the coordinator learns it by the end of the session."""
         self._close(timeout_s, may_commit=True)
 
     def _close(self, timeout_s: float | None, *, may_commit: bool) -> None:
@@ -718,14 +674,14 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
                 self._run(self._core.leave(timeout_s))
 
     def abandon(self) -> None:
-        """Ends it from any thread, also while another polls, which then raises ClosedError. Commits
-        nothing and calls no callbacks; the group is told."""
+        """Ends the consumer from any thread, also while another thread polls it, which then raises
+        ClosedError. It commits nothing and calls no callbacks; the group is told."""
         if not self._core.is_closed:
             self._run(self._core.leave(None))
 
     def _forked(self) -> None:
         self._core.is_closed = True
-        self._use = _OneThread()  # it may be another thread's, which is not here
+        self._use = _OneThread()  # A thread that is not in this process may have the old one.
 
     def __reduce__(self) -> str:
         raise no_pickle_error(self, "a consumer")
@@ -751,7 +707,7 @@ def concurrent_use_error() -> ConcurrentUseError:
 
 
 def check_callbacks(callbacks: Callbacks) -> None:
-    """Of a consumer for threads. Raises TypeError."""
+    """Checks the callbacks of a consumer for threads. Raises TypeError."""
     if any(inspect.iscoroutinefunction(callback) for callback in callbacks.given):
         raise TypeError(
             "The callbacks of a synchronous consumer are plain functions; async_consumer() takes "

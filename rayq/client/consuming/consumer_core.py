@@ -19,8 +19,8 @@ from rayq.client.consuming.arrow import load_pyarrow, table_of
 from rayq.client.consuming.deserializing import Deserializers
 from rayq.client.consuming.fetcher import Fetcher, tell_skipped
 from rayq.client.consuming.group_consumer import Callbacks, GroupConsumer, check_group, pattern_text
-from rayq.client.consuming.group_member import Interest
 from rayq.client.consuming.last_records import LastRecords, check_count
+from rayq.client.consuming.member_state import Interest
 from rayq.client.consuming.subscription import (
     START_OF_NEW_PARTITIONS,
     AssignedPartition,
@@ -36,9 +36,7 @@ from rayq.errors import (
     DeserializationError,
     InvalidRequestError,
     RayqError,
-    RecordTooLargeError,
     TimeoutError,
-    UnsupportedFormatError,
 )
 from rayq.records import Headers, Record, TopicPartition
 from rayq.storage.batch import Columns
@@ -54,12 +52,12 @@ UNPACK_BYTES_MIN = 16 * MIB
 """A poll unpacks so much in any case, however small `fetch_buffer_bytes` is."""
 
 ERROR_PAUSE_S = 1.0
-"""An error that stands in a partition's way is not raised again sooner than this, unless the poll's
-own time is up: a loop that polls on after errors does not spin."""
+"""The error of a partition is not raised again sooner than this, unless the time of the poll is up:
+so a loop that ignores errors and polls again does not spin."""
 
 START_PATIENCE_S = 5.0
-"""How long `subscribe` waits to learn where "latest" is. A consumer then reads what is produced
-after it was made; without an answer it finds out later, in the background."""
+"""How long `subscribe` waits to learn which offset "latest" is, so that a consumer reads all that
+is produced after it was made. Without an answer it finds out later, in the background."""
 
 
 class _Piece(NamedTuple):
@@ -109,13 +107,14 @@ class ConsumerCore:
         self._held_until_s = 0.0
 
     def describe(self, topics: Iterable[str] = (), pattern: object = None) -> str:
-        """What it reads, for a repr; `topics` and `pattern`: what it is to subscribe to."""
+        """What the consumer reads, for a repr. `topics` and `pattern` are what it will subscribe
+        to."""
         topics = (*topics, *(self.subscription.topics or ()))
         parts = []
         if self.group is not None:
             parts.append(f"group {self.group.group!r}")
             if self.group.member is not None:
-                interest = self.group.member.interest
+                interest = self.group.member.state.interest
                 topics, pattern = (*topics, *interest.topics), pattern or interest.pattern
         if pattern is not None:
             parts.insert(0, f"pattern {getattr(pattern, 'pattern', pattern)!r}")
@@ -130,7 +129,7 @@ class ConsumerCore:
             raise ClosedError("The consumer is closed: make a new one from the cluster.")
 
     def close(self) -> None:
-        """On the loop."""
+        """Stops reading. Called on the loop."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -142,7 +141,8 @@ class ConsumerCore:
         self._on_close()
 
     async def leave(self, timeout_s: float | None) -> None:
-        """Leaves the group, without a commit: who knows what was dealt with. Then closes."""
+        """Leaves the group, then closes. It commits nothing, since nobody knows here which records
+        the user has handled."""
         try:
             if self.group is not None:
                 await self.group.leave(timeout_s)
@@ -164,7 +164,7 @@ class ConsumerCore:
         start: Start = None,
         topic_ids: Mapping[TopicPartition, str] | None = None,
     ) -> list[Stream]:
-        """From now on these are read; those that are read already go on as they are."""
+        """Reads these partitions from now on. Those that are read already go on as they are."""
         self.give_back()
         fresh = self.subscription.replace(partitions, start, topic_ids)
         self.fetcher.stop_stale()
@@ -181,7 +181,7 @@ class ConsumerCore:
         ]
 
     def look_for_new_partitions(self) -> None:
-        """Partitions added to a subscribed topic join the assignment."""
+        """Reads the partitions that were added to a subscribed topic, too."""
         topics = self.subscription.topics
         version = self.client.metadata.version
         if topics is None or version == self._seen_version:
@@ -217,9 +217,9 @@ class ConsumerCore:
         deserializers: Deserializers | None = None,
         ends: Mapping[TopicPartition, int] | None = None,
     ) -> list[_Piece]:
-        """Records that are here, up to so many; they are handed out by `advance`. With `ends`: only
-        of those partitions, and below their ends. Raises the error of a partition when there is
-        nothing else, once in a while; see `raise_held`."""
+        """Up to `records_max` records that have arrived; `advance` hands them out. With `ends`:
+        only records of those partitions, and below their ends. When there is nothing else, raises
+        the error of a partition, at most once in ERROR_PAUSE_S; see `raise_held`."""
         self.check_open()
         self.look_for_new_partitions()
         self._held = None
@@ -237,7 +237,7 @@ class ConsumerCore:
                 continue
             try:
                 found = self._peek(assigned, records_max, below)
-            except (CorruptBatchError, UnsupportedFormatError, RecordTooLargeError) as error:
+            except RayqError as error:
                 failed[assigned.partition] = error
                 continue
             if deserializers is not None:
@@ -257,7 +257,7 @@ class ConsumerCore:
     def _peek(
         self, assigned: AssignedPartition, records_max: int, below: int | None
     ) -> list[tuple[Any, Slice]]:
-        """Raises what keeps the partition from going on."""
+        """The next records of one partition. Raises what keeps it from going on."""
         stream = assigned.stream
         while True:
             try:
@@ -279,7 +279,8 @@ class ConsumerCore:
                 return []
 
     def _fail(self, failed: Mapping[TopicPartition, RayqError]) -> None:
-        """Raises the first error that was not raised just now, else holds one."""
+        """Raises the first error that was not raised a moment ago. If all were, holds one of
+        them."""
         now_s = self.client.environment.clock.monotonic()
         for place, error in failed.items():
             known, raised_s = self._raised.get(place, (None, now_s))
@@ -295,7 +296,7 @@ class ConsumerCore:
         raise error.with_message(error.message) from error.__cause__
 
     def raise_held(self) -> None:
-        """At the end of a poll that found nothing: not without the error that is the reason."""
+        """Called at the end of a poll that found nothing: raises the error that is the reason."""
         if self._held is not None:
             self._raise(*self._held)
 
@@ -306,8 +307,8 @@ class ConsumerCore:
         return min(left_s, max(self._held_until_s - self.client.environment.clock.monotonic(), 0.0))
 
     def advance(self, pieces: list[_Piece]) -> None:
-        """These records are handed out now. The last step of a poll: an interrupt before it loses
-        nothing."""
+        """Hands these records out. This is the last step of a poll, so an interrupt before it loses
+        no record."""
         for stream, batch, records in pieces:
             stream.consume(batch, len(records.values))
         self.fetcher.has_room()
@@ -340,7 +341,7 @@ class ConsumerCore:
                     pieces = self.collect(min(records_max, ARROW_STEP_RECORDS))
                 except RayqError:
                     if tables:
-                        break  # told by the next poll
+                        break  # the next poll raises it
                     raise
                 if not pieces:
                     break
@@ -350,11 +351,17 @@ class ConsumerCore:
                 self.advance(pieces)
                 records_max -= tables[-1].num_rows
                 bytes_left -= tables[-1].nbytes
-        except BaseException:  # an interrupt half-way: what was taken is read once more
+        except BaseException:  # An interrupt half-way: what was taken is read once more.
             for place, position in begun.items():
                 self.restart(place, position)
             raise
         return load_pyarrow().concat_tables(tables) if tables else None
+
+    def is_ahead(self, until: object | None) -> bool:
+        """Whether the next record of this iteration is in `ahead`, and may be yielded at once."""
+        if not self.ahead or self.ahead_until is not until:
+            return False
+        return self.group is None or self.group.may_go_on()
 
     def give_back(self) -> None:
         """Records that iteration took ahead, and has not yielded, come first again."""
@@ -369,17 +376,17 @@ class ConsumerCore:
                 self.restart(place, records[0].offset)  # Fetched anew.
                 continue
             columns = Columns(
-                [record.offset for record in records],
-                [record.timestamp_ms for record in records],
-                [record.key for record in records],
-                [record.value for record in records],
-                [record.headers for record in records],
+                offsets=[record.offset for record in records],
+                timestamps_ms=[record.timestamp_ms for record in records],
+                keys=[record.key for record in records],
+                values=[record.value for record in records],
+                headers=[record.headers for record in records],
             )
             self.subscription.get(place).stream.give_back(columns)
 
     def _as_they_were(self, place: TopicPartition, records: list[Record[Any, Any]]) -> bool:
-        """Gives records the keys and values back that they had before they were deserialized. False
-        where these are not known any more: something else polled meanwhile."""
+        """Gives the records back the keys and values that they had before they were deserialized.
+        False if these are not known any more, because another poll came in between."""
         raw: dict[int, tuple[bytes | None, bytes | None]] = {}
         for taken, columns in self._taken:
             if taken == place:
@@ -394,8 +401,8 @@ class ConsumerCore:
         return True
 
     def positions(self) -> dict[TopicPartition, tuple[int, int | None]]:
-        """Where each partition is that has a position, and the leader epoch of the record before.
-        What iteration has taken and not yielded does not count."""
+        """For each partition that has a position: that offset, and the leader epoch of the record
+        before it. What iteration has taken and not yielded does not count."""
         ahead: dict[tuple[str, int], int] = {}
         for record in self.ahead:
             ahead.setdefault((record.topic, record.partition), record.offset)
@@ -464,13 +471,13 @@ class ConsumerCore:
         await self._started(self.assign(dict.fromkeys(wanted)))
 
     async def _started(self, streams: list[Stream]) -> None:
-        """A consumer without a group reads what is produced from now on; in a group there may be a
-        commit to begin at."""
+        """A consumer without a group that begins at "latest" reads what is produced from now on. In
+        a group there may be a commit to begin at."""
         if self.config.auto_offset_reset == "latest" and self.group is None:
             await self.resolved(streams)
 
     async def resolved(self, streams: list[Stream]) -> None:
-        """Waits until "latest" is a number, for as long as that is reasonable."""
+        """Waits until each stream knows its offset or has failed, at most START_PATIENCE_S."""
         await self.when(
             lambda: all(s.fetch_offset is not None or s.error is not None for s in streams),
             START_PATIENCE_S,
@@ -514,7 +521,8 @@ class ConsumerCore:
         by_time: bool,
         timeout_s: float | None = None,
     ) -> dict[TopicPartition, int | None]:
-        """Within `timeout_s`, by default `default_api_timeout_ms`."""
+        """What `Fetcher.list_offset` finds for each partition, within `timeout_s` (default:
+        `default_api_timeout_ms`)."""
         self.check_open()
         for timestamp_ms in times.values():
             if by_time and (type(timestamp_ms) is not int or timestamp_ms < 0):
@@ -565,19 +573,21 @@ class ConsumerCore:
         self.restart(place, offset)
 
     def seek_to(self, partitions: Iterable[TopicPartition], start: int) -> list[Stream]:
-        """EARLIEST or LATEST; of all partitions when none are given."""
+        """To EARLIEST or LATEST; of all partitions when none are given."""
         self.check_open()
+        return [self.restart(place, start) for place in self._places(partitions)]
+
+    def _places(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+        """These, or all that are assigned when none are given. Raises InvalidRequestError."""
         places = [as_partition(one) for one in partitions] or list(self.subscription.assigned)
         for place in places:
             self.subscription.get(place)
-        return [self.restart(place, start) for place in places]
+        return places
 
     async def seek_to_last(self, count: int, partitions: Iterable[TopicPartition]) -> None:
         self.check_open()
         count = check_count(count)
-        places = [as_partition(one) for one in partitions] or list(self.subscription.assigned)
-        for place in places:
-            self.subscription.get(place)
+        places = self._places(partitions)
         last = LastRecords(self.client, self.config, self.fetcher)
         starts = await asyncio.gather(*(last.offset(place, count) for place in places))
         for place, start in zip(places, starts, strict=True):
@@ -595,12 +605,13 @@ class ConsumerCore:
 
 
 def _identity(error: RayqError) -> object:
-    """Equal for an error that is met again. (What a deserializer says of a record may change.)"""
+    """Equal for an error that comes again. The message of a deserializer may differ each time, so
+    there the offset counts."""
     return error.offset if isinstance(error, DeserializationError) else error.message
 
 
 def records_of(part: Slice) -> list[Record]:
-    """One Record for each; each has a list of headers of its own."""
+    """One Record for each row; each has its own list of headers."""
     headers: Iterable[Headers]
     if part.headers is None:
         headers = iter(list, None)

@@ -36,7 +36,7 @@ async def offsets_partitions(client: Client, *, create: bool, timeout_s: float) 
 
 
 class Coordinator:
-    """Asks whoever coordinates one group."""
+    """Asks the coordinator of one group, wherever it is."""
 
     def __init__(self, client: Client, group: str, config: ConsumerConfig) -> None:
         self.client = client
@@ -46,9 +46,10 @@ class Coordinator:
     async def ask(
         self, build: Build, *, timeout_s: float | None = None, hold_s: float = 0.0
     ) -> Any:
-        """The answer, with retries while coordinators load, move or cannot be reached, for at most
-        `timeout_s` (default: `default_api_timeout_ms`). The coordinator may take `hold_s` longer
-        than otherwise. Raises TimeoutError, and what the coordinator answers."""
+        """The answer to a request. Retries while coordinators load, move or cannot be reached, for
+        at most `timeout_s` (default: `default_api_timeout_ms`). The coordinator may hold the
+        request for `hold_s` longer than others. Raises TimeoutError, and the error that the
+        coordinator answers."""
         client = self.client
         if timeout_s is None:
             timeout_s = self._config.default_api_timeout_ms / 1000

@@ -15,8 +15,8 @@ Batch = TypeVar("Batch")
 
 
 class Deserializers:
-    """Those of a consumer, one at least. None is never given to them: it is a tombstone, or no
-    key."""
+    """The deserializers of a consumer, one at least. They are never given None, which is a
+    tombstone, or stands for no key."""
 
     def __init__(self, of_key: Deserializer | None, of_value: Deserializer | None) -> None:
         self._of_key = of_key
@@ -24,7 +24,7 @@ class Deserializers:
 
     @classmethod
     def of(cls, config: ConsumerConfig) -> Deserializers | None:
-        """None where there are none."""
+        """None for a consumer without deserializers."""
         if config.key_deserializer is None and config.value_deserializer is None:
             return None
         return cls(config.key_deserializer, config.value_deserializer)
@@ -71,7 +71,7 @@ class Deserializers:
 def _deserialized(
     deserializer: Deserializer | None, column: list[bytes | None]
 ) -> tuple[list[Any], Exception | None]:
-    """As far as it goes, and what it ended with."""
+    """The column up to the first failure, and that failure."""
     if deserializer is None:
         return column, None
     read: list[Any] = []
@@ -89,13 +89,13 @@ def _failure(
 ) -> DeserializationError:
     offset = part.offsets[index]
     raw = Record(
-        part.topic,
-        part.partition,
-        offset,
-        part.timestamps_ms[index],
-        None if part.keys is None else part.keys[index],
-        part.values[index],
-        list((part.headers and part.headers[index]) or ()),
+        topic=part.topic,
+        partition=part.partition,
+        offset=offset,
+        timestamp_ms=part.timestamps_ms[index],
+        key=None if part.keys is None else part.keys[index],
+        value=part.values[index],
+        headers=list((part.headers and part.headers[index]) or ()),
     )
     error = DeserializationError(
         f"{what}_deserializer {name_of(deserializer)} was given the {what} of offset {offset} of "

@@ -1,4 +1,4 @@
-"""Fetches ahead of the consumer: one task and one fetch at a time for each partition.
+"""Fetches ahead of the consumer: each partition has one task, and one fetch under way at a time.
 
 Memory is bounded by shares: with `n` partitions each asks for at most `fetch_buffer_bytes / 2n`
 bytes, and only while it holds less than that.
@@ -42,12 +42,11 @@ TOPIC_WAIT_S = 0.2
 Lookup = Callable[[TopicPartition, str], Awaitable[CommittedOffset | None]]
 """Where a group is in a partition of the topic of that id."""
 CORRUPT_TRIES_MAX = 5
-"""So often in a row may one batch arrive with a wrong CRC before the consumer is told."""
+"""How often in a row one batch may arrive with a wrong CRC before the consumer is told."""
 
 
 class Fetcher:
-    """Belongs to the loop; the methods under "any thread" may be called from the
-    consumer's."""
+    """Belongs to the loop. The consumer's thread may call the methods under "any thread"."""
 
     def __init__(self, client: Client, config: ConsumerConfig, subscription: Subscription) -> None:
         self._client = client
@@ -64,7 +63,7 @@ class Fetcher:
         """A set with an order."""
         self._closed = False
         self.committed: Lookup | None = None
-        """Where streams without a start begin if there is a commit; of a group."""
+        """In a group: looks up where a stream without a start begins."""
         self.is_member: Callable[[], bool] = lambda: False
         """Whether a group's coordinator says what is read."""
 
@@ -82,7 +81,7 @@ class Fetcher:
         self._on_loop(lambda: self._start(streams))
 
     def has_room(self) -> None:
-        """The consumer took records, or resumed a partition."""
+        """Called when the consumer took records, or resumed a partition."""
         if self._waiting:
             self._on_loop(self._wake)
 
@@ -93,8 +92,8 @@ class Fetcher:
     def replace_corrupt(
         self, stream: Stream, fresh: Stream, offset: int, error: CorruptBatchError
     ) -> None:
-        """The consumer found a wrong CRC in `stream`, and put `fresh` in its place: the leader
-        looks at its disk, then that one starts."""
+        """Called when the consumer found a wrong CRC in `stream`, and put `fresh` in its place. The
+        leader is asked to check its disk, then `fresh` starts."""
         self._on_loop(lambda: self._replace_corrupt(stream, fresh, offset, error))
 
     def _on_loop(self, action: Callable[[], None]) -> None:
@@ -138,7 +137,7 @@ class Fetcher:
                 waiting.set_result(None)
 
     def tell(self) -> None:
-        """Whoever waits looks again."""
+        """Wakes all that wait: there is something new to look at."""
         for listener in list(self._listeners):
             listener()
 
@@ -148,7 +147,7 @@ class Fetcher:
         return min(self._config.fetch_max_bytes, max(share_bytes, FETCH_BYTES_MIN))
 
     def _bytes_wanted(self, stream: Stream) -> int:
-        """What one fetch asks for: not much beyond the end of a stream that has one."""
+        """How many bytes one fetch asks for: not many beyond the end of a stream that has one."""
         if stream.end is None or stream.fetch_offset is None or stream.start is None:
             return self._bytes_max
         wanted = FIRST_FETCH_BYTES
@@ -179,8 +178,9 @@ class Fetcher:
         self.tell()
 
     async def _wait_for_topic(self, stream: Stream, error: UnknownTopicError) -> None:
-        """The coordinator granted the partition: either it takes it back, for the topic is gone, or
-        the metadata seen here is older than what it saw."""
+        """The coordinator granted a partition that the metadata here does not have. Either the
+        metadata is older than what the coordinator saw, or the topic is gone, and the coordinator
+        will take the partition back."""
         logger.info("%s is granted, but not known: %s", stream.partition, error)
         await asyncio.sleep(TOPIC_WAIT_S)
         try:
@@ -198,7 +198,7 @@ class Fetcher:
         while not stream.is_fetched:
             while not self._may_fetch(stream):
                 waiting = self._waiting[stream] = self._loop.create_future()
-                if self._may_fetch(stream):  # room was made before anybody could see us waiting
+                if self._may_fetch(stream):  # Room was made before this stream was seen to wait.
                     break
                 await waiting
             self._waiting.pop(stream, None)
@@ -216,7 +216,7 @@ class Fetcher:
     async def _reset(self, stream: Stream, error: OffsetOutOfRangeError) -> None:
         """Goes on where `auto_offset_reset` says."""
         if self._config.auto_offset_reset == "none":
-            if stream.end is not None:  # Its reader knows what to do.
+            if stream.end is not None:  # The batch job that reads it knows what to do.
                 raise error
             raise error.with_message(
                 f'{error} auto_offset_reset is "none": seek to an offset that is in the log.'
@@ -225,7 +225,7 @@ class Fetcher:
         offset = await self._resolve(stream, None)
         assert stream.fetch_offset is not None
         if stream.end is not None and offset < stream.fetch_offset:
-            # Ranges are made of offsets that were there.
+            # The ranges of batch jobs are made of offsets that were in the log.
             raise LogTruncatedError(f"{error} Yet it was there: an unclean election cut it off.")
         stream.jump(offset)
 
@@ -254,7 +254,7 @@ class Fetcher:
                 logger.warning("no metadata of %s yet: %s", stream.partition.topic, error)
 
     async def _resolve(self, stream: Stream, start: Start) -> int:
-        """The offset where reading begins. Retries for as long as nobody can tell."""
+        """The offset where reading begins. Retries until a leader answers."""
         if start is None:
             start = self._reset_to(stream.partition)
         while True:
@@ -282,7 +282,8 @@ class Fetcher:
     async def list_offset(
         self, partition: TopicPartition, timestamp_ms: int, *, timeout_s: float | None = None
     ) -> int | None:
-        """The first offset at or after a time; or EARLIEST, LATEST. None: nothing is so late."""
+        """The first offset at or after a time, or where EARLIEST or LATEST is. None: no record is
+        so late."""
         if timeout_s is None:
             timeout_s = self._config.default_api_timeout_ms / 1000
         response = await self._client.ask_leader(
@@ -345,7 +346,7 @@ class Fetcher:
         error: RayqError,
         wait_s: float,
     ) -> None:
-        """Waits before the next fetch, or raises what no retry mends."""
+        """Waits before the next fetch, or raises an error that a retry would not mend."""
         if not may_retry(error):
             raise error
         metadata = self._client.metadata
@@ -390,7 +391,7 @@ class Fetcher:
         await self._run(fresh)
 
     async def _check_leader(self, stream: Stream, offset: int, error: CorruptBatchError) -> None:
-        """Makes the leader compare its disk with the CRC; what it finds is its own business."""
+        """Asks the leader to compare its disk with the CRC. The leader acts on what it finds."""
         topic, partition = stream.partition
         logger.warning("%s-%d at offset %d: %s", topic, partition, offset, error)
         try:

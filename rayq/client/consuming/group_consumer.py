@@ -1,4 +1,4 @@
-"""The consumer's half of a group: what happens inside `poll`, `commit` and `close`.
+"""What a consumer does for its group inside `poll`, `commit` and `close`.
 
 Runs in the consumer's thread. Both consumers share it, though one waits by blocking and the other
 by awaiting: what takes time or calls the user is a *step*, which a generator yields and the
@@ -17,13 +17,15 @@ from rayq.client.arguments import as_partition
 from rayq.client.client import Client, check_partition
 from rayq.client.consuming.coordinator import Coordinator
 from rayq.client.consuming.fetcher import Fetcher
-from rayq.client.consuming.group_member import LEAVE_TIMEOUT_S, GroupMember, Interest, Partitions
+from rayq.client.consuming.group_member import LEAVE_TIMEOUT_S, GroupMember
 from rayq.client.consuming.group_offsets import (
     METADATA_CHARACTERS_MAX,
     GroupOffsets,
     Position,
+    Positions,
     refusal,
 )
+from rayq.client.consuming.member_state import Interest, Partitions
 from rayq.client.consuming.subscription import Start, Subscription
 from rayq.config import ConsumerConfig, is_unicode
 from rayq.core.topic_pattern import check_pattern
@@ -34,27 +36,34 @@ from rayq.wire.messages import MEMBER_EPOCH_JOIN, DescribeGroup, DescribeGroupRe
 logger = logging.getLogger(__name__)
 
 Callback = Callable[[set[TopicPartition]], Awaitable[None] | None]
-"""Told partitions, inside poll or close. The async consumer awaits what it returns."""
+"""A user's function that is called with partitions, inside `poll` or `close`. The async consumer
+awaits what it returns."""
 Offsets = Mapping[TopicPartition, int | OffsetAndMetadata]
 
 GROUP_NAME_MAX = 249
 
 
 class Call(NamedTuple):
-    """A step: tell the user, by the callback of that name (see `Callbacks`), if there is one. The
-    consumer has it: from here, which the loop holds, it must not be reached, for it may hold the
-    consumer."""
+    """A step: call the user's callback of that name (see `Callbacks`), if there is one. Only the
+    consumer refers to the callbacks. The loop, which holds what is here, must not: a callback may
+    refer to the consumer, which then would never be collected."""
 
     callback: Literal["on_assigned", "on_revoked", "on_lost"]
     partitions: set[TopicPartition]
 
 
-Step = Call | Coroutine[Any, Any, None]
+class WaitForNews(NamedTuple):
+    """A step: wait until the fetcher has news (`Fetcher.tell`), at most `timeout_s`."""
+
+    timeout_s: float
+
+
+Step = Call | WaitForNews | Coroutine[Any, Any, None]
 Steps = Generator[Step, None, None]
 
 
 class Callbacks(NamedTuple):
-    """What a user wants to be told."""
+    """The callbacks that a user gave."""
 
     on_assigned: Callback | None = None
     on_revoked: Callback | None = None
@@ -66,19 +75,6 @@ class Callbacks(NamedTuple):
     @property
     def given(self) -> list[Callback]:
         return [callback for callback in self if callback is not None]
-
-
-class _Wanted(NamedTuple):
-    """A position to commit, perhaps of a topic whose id has to be looked up."""
-
-    topic_id: str | None
-    offset: int
-    last_epoch: int | None
-    metadata: str
-    tenure: int
-
-
-Wanted = dict[TopicPartition, _Wanted]
 
 
 class Reader(Protocol):
@@ -105,7 +101,7 @@ class GroupConsumer:
     ) -> None:
         self.group = group
         self.member: GroupMember | None = None
-        """None: partitions are assigned by hand, or nothing is subscribed to yet."""
+        """None while partitions are assigned by hand, or nothing is subscribed to yet."""
         self._reader = reader
         self._client = client
         self._config = config
@@ -113,8 +109,6 @@ class GroupConsumer:
         self._offsets = GroupOffsets(self._coordinator, config)
         reader.fetcher.committed = self._offsets.lookup
         reader.fetcher.is_member = lambda: self.member is not None
-        self._generation = 0
-        """Of the member, when what is read now was assigned."""
         self._commit_due = client.now + config.auto_commit_interval_ms / 1000
         self._is_busy = False
         self._is_in_poll = False
@@ -122,28 +116,33 @@ class GroupConsumer:
     # --- who it is ------------------------------------------------------------------------------
 
     def subscribe(self, interest: Interest) -> None:
-        """On the loop."""
+        """Subscribes to something else, or joins. Called on the loop."""
         if self.member is not None:
             self.member.subscribe(interest)
             return
         self.member = self._offsets.member = GroupMember(
             self._coordinator, self._config, interest, self._reader.fetcher.tell
         )
-        self._generation = 0
 
     def membership(self) -> GroupMembership:
         instance = self._config.group_instance_id
         if self.member is None:
             return GroupMembership(self.group, "", 0, instance)
-        return GroupMembership(self.group, self.member.member_id, self.member.epoch, instance)
+        epoch = self.member.state.epoch
+        return GroupMembership(self.group, self.member.member_id, epoch, instance)
+
+    @property
+    def _generation(self) -> int:
+        """Of the member, when what is read now was assigned."""
+        return 0 if self.member is None else self.member.owned.generation
 
     async def is_settled(self, *, timeout_s: float) -> bool:
-        """On the loop. Whether what is read now is this member's share: the group is not being
-        rebalanced, and it has taken all that it was given."""
+        """Called on the loop. Whether what is read now is this member's share: the group is not
+        being rebalanced, and the consumer has taken all that the member was given."""
         member = self.member
         if member is None:  # assigned by hand
             return True
-        if member.epoch == MEMBER_EPOCH_JOIN or member.has_news:
+        if member.state.epoch == MEMBER_EPOCH_JOIN or member.has_news:
             return False
         response: DescribeGroupResponse = await self._coordinator.ask(
             lambda topic, number, epoch: DescribeGroup(topic, number, epoch, self.group),
@@ -155,11 +154,12 @@ class GroupConsumer:
         return (
             response.state == "stable"
             and given is not None
-            and {TopicPartition(one.topic, one.partition) for one in given} == member.held.keys()
+            and {TopicPartition(one.topic, one.partition) for one in given}
+            == member.owned.held.keys()
         )
 
     async def leave(self, timeout_s: float | None = None) -> None:
-        """On the loop, after `give_up_steps`: the member leaves its group."""
+        """The member leaves its group. Called on the loop, after `give_up_steps`."""
         member = self.member
         if member is not None:
             try:
@@ -170,7 +170,8 @@ class GroupConsumer:
                 member.stop()
 
     def close(self) -> None:
-        """On the loop, at the very end. Without `leave` before it, the end of the session tells."""
+        """Called on the loop, at the very end. Without `leave` before it, the coordinator learns it
+        by the end of the session."""
         if self.member is not None:
             self.member.stop()
         self._offsets.close()
@@ -195,6 +196,13 @@ class GroupConsumer:
         member = self.member
         return (member is not None and member.has_news) or self._commit_is_due()
 
+    def may_go_on(self) -> bool:
+        """Asked between two records of an iteration, which counts as a poll: whether there are no
+        steps to take."""
+        if self._is_busy or self._commit_is_due():
+            return False
+        return self.member is None or self.member.touch()
+
     def patience_s(self, left_s: float) -> float:
         """How long a poll may wait until there may be steps again."""
         if not self._config.enable_auto_commit:
@@ -216,16 +224,22 @@ class GroupConsumer:
             self._is_busy = False
 
     def _follow(self, member: GroupMember) -> Steps:
-        """Does what the coordinator says."""
-        loss, self._generation = member.take_loss()
-        if loss is not None:
+        """Follows what the member has learned: losses, failures, partitions to give up and to
+        take."""
+        state, owned = member.state, member.owned
+        if member.missed is not None:
+            yield member.check_time(member.missed)
+            member.missed = None
+        if (loss := owned.take_loss()) is not None:
+            late = member.late_error() if loss.is_late else None  # Before a callback takes time.
             yield from self._lost(loss.partitions)
-            if loss.is_late:
-                raise member.late_error()
-        if member.failure is not None:
-            raise type(member.failure)(member.failure.message)
-        member.come_back()
-        while revoked := member.revoked():
+            if late is not None:
+                raise late
+        if (failure := state.failure) is not None:
+            raise failure.with_message(failure.message)
+        if state.is_away:
+            yield member.come_back()
+        while revoked := owned.revoked():
             places = set(revoked)
             yield from self._commit_before_revocation(places)
             try:
@@ -233,7 +247,7 @@ class GroupConsumer:
             finally:
                 self._forget(revoked)
                 member.gave_up(revoked)
-        if added := member.take_added():
+        if added := owned.take_added():
             self._take(added)
             yield from self._call("on_assigned", added)
 
@@ -278,19 +292,18 @@ class GroupConsumer:
     def give_up_steps(
         self, *, may_commit: bool = True, timeout_s: float | None = None
     ) -> Steps:
-        """Before a consumer closes or assigns by hand; `leave` is the end of it. `may_commit`:
-        automatically, in `timeout_s`. Out of a callback: nothing, it is being told already."""
+        """The steps before a consumer closes or assigns by hand; `leave` comes after them.
+        `may_commit` allows an automatic commit, which gets `timeout_s`. Inside a callback there
+        are no steps: the user is being told already."""
         if self._is_busy:
             return
         self._is_busy = True
         try:
             member = self.member
             places = set(self._reader.subscription.assigned)
-            if member is not None:
-                loss, self._generation = member.take_loss()
-                if loss is not None:
-                    yield from self._lost(loss.partitions)
-                    places.difference_update(loss.partitions)
+            if member is not None and (loss := member.owned.take_loss()) is not None:
+                yield from self._lost(loss.partitions)
+                places.difference_update(loss.partitions)
             if may_commit:
                 yield from self._commit_before_revocation(places, timeout_s)
             if member is not None:
@@ -303,22 +316,26 @@ class GroupConsumer:
     def _commit_is_due(self) -> bool:
         return self._config.enable_auto_commit and self._client.now >= self._commit_due
 
-    def _new_positions(self, among: Iterable[TopicPartition] | None = None) -> Wanted:
-        """Positions that are not committed yet."""
+    def _new_positions(self, among: Iterable[TopicPartition] | None = None) -> Positions:
+        """The positions that are not committed yet."""
         known = self._offsets.known
         assigned = self._reader.subscription.assigned
         places = assigned if among is None else set(among)
-        wanted: Wanted = {}
+        wanted: Positions = {}
         for place, (offset, epoch) in self._reader.positions().items():
             if place in places and known.get(place) != offset:
-                wanted[place] = _Wanted(
-                    assigned[place].stream.topic_id, offset, epoch, "", self._offsets.tenure(place)
+                wanted[place] = Position(
+                    topic_id=assigned[place].stream.topic_id or "",
+                    offset=offset,
+                    last_epoch=epoch,
+                    metadata="",
+                    tenure=self._offsets.tenure(place),
                 )
         return wanted
 
-    def wanted(self, offsets: Offsets | None) -> tuple[Wanted, int]:
-        """What a commit is about, and the generation it belongs to. Raises CommitRefusedError for
-        partitions that this member does not own."""
+    def wanted(self, offsets: Offsets | None) -> tuple[Positions, int]:
+        """What a commit is about, and the generation that it belongs to. Raises CommitRefusedError
+        for partitions that this member does not own."""
         if offsets is None:
             return self._new_positions(), self._generation
         if not isinstance(offsets, Mapping):
@@ -327,46 +344,48 @@ class GroupConsumer:
         assigned = self._reader.subscription.assigned
         positions = self._reader.positions()
         refused: dict[TopicPartition, str] = {}
-        wanted: Wanted = {}
+        wanted: Positions = {}
         for given, value in offsets.items():
             place = as_partition(given)
             offset, metadata = _checked(value)
-            topic_id: str | None = None
+            topic_id = ""
             epoch: int | None = None
             if place in assigned:
-                topic_id = assigned[place].stream.topic_id
+                topic_id = assigned[place].stream.topic_id or ""
                 known_offset, known_epoch = positions.get(place, (None, None))
                 epoch = known_epoch if known_offset == offset else None
             elif member is not None:
                 refused[place] = "this member does not own it"
-            tenure = self._offsets.tenure(place)
-            wanted[place] = _Wanted(topic_id, offset, epoch, metadata, tenure)
+            wanted[place] = Position(
+                topic_id=topic_id,
+                offset=offset,
+                last_epoch=epoch,
+                metadata=metadata,
+                tenure=self._offsets.tenure(place),
+            )
         if refused:
             raise refusal(refused)
         return wanted, self._generation
 
-    async def commit(self, wanted: Wanted, generation: int) -> None:
-        """On the loop. Raises CommitRefusedError, GroupNotEmptyError, TimeoutError."""
+    async def commit(self, wanted: Positions, generation: int) -> None:
+        """Commits these positions. Called on the loop. Raises CommitRefusedError,
+        GroupNotEmptyError, TimeoutError."""
         if not wanted:
             return
         timeout_s = self._config.default_api_timeout_ms / 1000
-        positions: dict[TopicPartition, Position] = {}
+        positions = dict(wanted)
         for place, one in wanted.items():
-            topic_id = one.topic_id
-            if topic_id is None:
+            if not one.topic_id:
                 topic = await self._client.topic(place.topic, timeout_s=timeout_s)
                 check_partition(topic, place.partition)
-                topic_id = topic.topic_id
-            positions[place] = Position(
-                topic_id, one.offset, one.last_epoch, one.metadata, one.tenure
-            )
+                positions[place] = one._replace(topic_id=topic.topic_id)
         await self._offsets.submit(positions, generation)
 
     async def _commit_if_possible(
-        self, wanted: Wanted, generation: int, timeout_s: float | None = None
+        self, wanted: Positions, generation: int, timeout_s: float | None = None
     ) -> None:
-        """Of partitions that are given up: without it records are only handled twice. Within a
-        session unless `timeout_s` is given."""
+        """Commits, or logs why that failed: without the commit records are only handled twice.
+        `timeout_s` is a session by default."""
         if timeout_s is None:
             timeout_s = self._config.group_session_timeout_ms / 1000
         try:
@@ -375,7 +394,7 @@ class GroupConsumer:
         except (RayqError, TimeoutError) as error:
             logger.warning("positions in group %r were not committed: %s", self.group, error)
 
-    async def _commit_in_background(self, wanted: Wanted, generation: int) -> None:
+    async def _commit_in_background(self, wanted: Positions, generation: int) -> None:
         self._client.environment.tasks.spawn(
             self._commit_if_possible(wanted, generation), f"auto commit of group {self.group}"
         )
@@ -383,7 +402,7 @@ class GroupConsumer:
     async def committed(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """On the loop: what the group has committed, whoever did it."""
+        """What the group has committed, whichever member did it. Called on the loop."""
         timeout_s = self._config.default_api_timeout_ms / 1000
         keys: dict[TopicPartition, tuple[str, int]] = {}
         for place in partitions:

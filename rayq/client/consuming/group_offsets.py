@@ -1,8 +1,8 @@
 """What a group has committed: asking for it, and committing, in the order of the calls.
 
-One commit of a consumer is under way at a time. What is to be committed meanwhile is put together:
-the newest position of each partition goes with the next request. So positions never overtake each
-other, and a consumer that commits often sends few requests.
+One commit of a consumer is under way at a time. Those that are asked for meanwhile are put
+together: the newest position of each partition goes with the next request. So positions never
+overtake each other, and a consumer that commits often sends few requests.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ from rayq.config import ConsumerConfig
 from rayq.errors import (
     ClosedError,
     CommitRefusedError,
-    FencedMemberError,
     RayqError,
     TimeoutError,
-    UnknownMemberError,
     from_wire,
 )
 from rayq.records import TopicPartition
@@ -46,22 +44,28 @@ class Position(NamedTuple):
     """A position to commit."""
 
     topic_id: str
+    """"" until it is looked up, for a topic that the consumer does not read."""
     offset: int
     last_epoch: int | None
+    """The leader epoch of the record before, where it is known."""
     metadata: str
     tenure: int
     """`GroupOffsets.tenure` when the position was taken."""
 
 
+Positions = dict[TopicPartition, Position]
+
+
 class _CommitInFlight(NamedTuple):
-    positions: Mapping[TopicPartition, Position]
+    positions: Positions
     member: GroupMember | None
     generation: int
     done: asyncio.Future[None]
 
 
 class _MovedOnError(CommitRefusedError):
-    """Ends the attempts of a commit: the member is out, or has given up some of its partitions."""
+    """Ends the attempts of a commit: the member is out of its group, or has given up some of the
+    partitions."""
 
 
 class GroupOffsets:
@@ -71,7 +75,7 @@ class GroupOffsets:
     def __init__(self, coordinator: Coordinator, config: ConsumerConfig) -> None:
         self.member: GroupMember | None = None
         self.known: dict[TopicPartition, int | None] = {}
-        """What is committed, as far as this consumer has seen. Also read by its thread."""
+        """What is committed, as far as this consumer has seen. Its thread reads this too."""
         self._tenures: dict[TopicPartition, int] = {}
         self._coordinator = coordinator
         self._client = coordinator.client
@@ -101,10 +105,10 @@ class GroupOffsets:
     # --- committing -----------------------------------------------------------------------------
 
     def submit(
-        self, positions: Mapping[TopicPartition, Position], generation: int
+        self, positions: Positions, generation: int
     ) -> asyncio.Future[None]:
         """Commits after all that was submitted before. `generation` is the member's when the
-        positions were taken: once the member has lost its partitions since, they are refused."""
+        positions were taken: if the member has lost its partitions since, they are refused."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._is_closed:
             done.set_exception(ClosedError("The consumer is closed: nothing was committed."))
@@ -133,14 +137,14 @@ class GroupOffsets:
             self._sender = None
 
     async def settle(self, timeout_s: float) -> None:
-        """Waits until nothing is under way."""
+        """Waits until no commit is under way, for at most `timeout_s`."""
         if self._sender is not None:
             await asyncio.wait([self._sender], timeout=timeout_s)
 
     async def _send(
         self, commits: list[_CommitInFlight], member: GroupMember | None, generation: int
     ) -> None:
-        positions: dict[TopicPartition, Position] = {}
+        positions: Positions = {}
         for commit in commits:
             positions.update(commit.positions)
         refused: dict[TopicPartition, str] = {}
@@ -162,7 +166,7 @@ class GroupOffsets:
 
     async def _commit(
         self,
-        positions: dict[TopicPartition, Position],
+        positions: Positions,
         member: GroupMember | None,
         generation: int,
     ) -> dict[TopicPartition, str]:
@@ -176,8 +180,8 @@ class GroupOffsets:
         left = dict(positions)
         refused: dict[TopicPartition, str] = {}
         while True:
-            if member is not None and member.generation != generation:
-                return refused | dict.fromkeys(left, member.loss_reason)
+            if member is not None and member.state.grant.generation != generation:
+                return refused | dict.fromkeys(left, member.state.loss_reason)
             for place in self._given_up(left, member):
                 refused[place] = "this member gave it up before it was committed"
                 del left[place]
@@ -188,7 +192,7 @@ class GroupOffsets:
                 # Each attempt is under the member's epoch of now, so that it must still be about
                 # what the member has owned since.
                 if member is not None and (
-                    member.generation != generation or self._given_up(left, member)
+                    member.state.grant.generation != generation or self._given_up(left, member)
                 ):
                     raise _MovedOnError("The partitions were taken or given up meanwhile.")
                 return CommitOffsets(
@@ -197,7 +201,7 @@ class GroupOffsets:
                     leader_epoch=leader_epoch,
                     group=self._coordinator.group,
                     member="" if member is None else member.member_id,
-                    member_epoch=0 if member is None else member.epoch,
+                    member_epoch=0 if member is None else member.state.epoch,
                     sequence=sequence,
                     offsets=[
                         (one.topic_id, place.partition, one.offset, one.last_epoch, one.metadata)
@@ -211,18 +215,14 @@ class GroupOffsets:
                 )
             except _MovedOnError:
                 continue  # To be sorted out above.
-            except (UnknownMemberError, FencedMemberError) as error:
-                if member is None or member.failure is not None:
+            except RayqError as error:
+                if not error.ends_membership:
+                    raise
+                if member is None or member.state.failure is not None:
                     return refused | dict.fromkeys(left, str(error))
-                is_static = self._config.group_instance_id is not None
-                if isinstance(error, UnknownMemberError) and not is_static:
-                    reason = f"the coordinator has taken this member out: {error}"
-                    await member.lose(reason, generation)
+                member.commit_failed(error, generation)
+                if member.state.grant.generation != generation:
                     continue
-                # The answer to a heartbeat brings the epoch of now, or the end of this one. (That
-                # to a commit does not say whether another process took over the instance; to join
-                # again would take it back.)
-                member.beat_now()
                 again: RayqError = error
             else:
                 busy = self._take(response, left, refused)
@@ -238,9 +238,9 @@ class GroupOffsets:
             await asyncio.sleep(wait_s)
 
     def _given_up(
-        self, positions: Mapping[TopicPartition, Position], member: GroupMember | None
+        self, positions: Positions, member: GroupMember | None
     ) -> list[TopicPartition]:
-        """Those that the member has given up since, whether it has them again or not."""
+        """The partitions that the member has given up since, whether it has them again or not."""
         if member is None:
             return []
         return [place for place, one in positions.items() if one.tenure != self.tenure(place)]
@@ -248,11 +248,11 @@ class GroupOffsets:
     def _take(
         self,
         response: CommitOffsetsResponse,
-        left: dict[TopicPartition, Position],
+        left: Positions,
         refused: dict[TopicPartition, str],
     ) -> RayqError:
-        """Sorts out what was committed, what was refused, and what is worth another try; the
-        reason for that."""
+        """Takes out of `left` what was committed, and what was refused. Returns the reason why the
+        rest is worth another try."""
         again: RayqError = TimeoutError("no answer")
         said = {
             (topic_id, number): (code, text) for topic_id, number, code, text in response.refused
@@ -280,8 +280,8 @@ class GroupOffsets:
     # --- asking ---------------------------------------------------------------------------------
 
     async def lookup(self, place: TopicPartition, topic_id: str) -> CommittedOffset | None:
-        """What is committed for one partition; lookups of the same moment share a request. Retries
-        for as long as nobody can tell."""
+        """What is committed for one partition. Lookups of the same moment share a request. Retries
+        until a coordinator answers."""
         key = (topic_id, place.partition)
         lookup = self._lookups.get(key)
         if lookup is None:

@@ -26,7 +26,7 @@ R = TypeVar("R", bound=Record[Any, Any])
 SCAN_BYTES = 1 * MIB
 """What one fetch asks for while records are counted."""
 OFFSETS_MIN = 1000
-"""At least so many offsets are looked through at a time."""
+"""How many offsets are looked through at a time, at least."""
 
 
 def check_count(count: object) -> int:
@@ -75,7 +75,7 @@ class LastRecords:
                 first = await self._bound(place, EARLIEST)
                 if first <= start:
                     raise
-                continue  # Retention was faster.
+                continue  # Retention deleted them meanwhile.
             if len(found) == missing:
                 return found[0]
             missing -= len(found)

@@ -36,11 +36,11 @@ from rayq.storage.batch import (
 from rayq.wire.messages import EARLIEST
 
 HEADER_BYTES_MIN = 64
-"""What a record's header takes of memory, be it empty."""
+"""How much memory a record's header takes at least."""
 
 Start = int | None
-"""An offset from 0; EARLIEST or LATEST; None: where the group's last commit says, without one (or
-without a group) where `auto_offset_reset` says."""
+"""Where reading begins: an offset from 0; EARLIEST or LATEST; None: where the group's last commit
+says, and without a commit or a group where `auto_offset_reset` says."""
 
 
 class Fetched(NamedTuple):
@@ -49,9 +49,9 @@ class Fetched(NamedTuple):
     payload: memoryview
     batches: list[tuple[int, BatchHeader]]
     next_offset: int
-    """Where reading goes on, also when there are no batches (all were emptied by compaction)."""
+    """Where reading goes on, also when compaction has emptied all the batches."""
     is_jump: bool = False
-    """Reading goes on there whatever was read before, perhaps further ahead."""
+    """Reading goes on at `next_offset` even if what was read before ends elsewhere."""
 
 
 class Slice(NamedTuple):
@@ -82,13 +82,13 @@ class _Decoded:
         self.columns = columns
         self.first = first
         self.next_offset = next_offset
-        """The position once all of it is handed out."""
+        """The position once all of the batch is handed out."""
         self.last_epoch = last_epoch
-        """Of its records."""
+        """The leader epoch of its records."""
         self.next_epoch = last_epoch
-        """Of the offset before the position once all of it is handed out; None: not known."""
+        """The leader epoch of the offset before `next_offset`; None: not known."""
         self.size_bytes = size_bytes
-        """Before compression."""
+        """The size before compression."""
 
 
 class Stream:
@@ -104,7 +104,7 @@ class Stream:
     ) -> None:
         self.partition = partition
         self.topic_id = topic_id
-        """Which topic of that name; None: the one there is when reading begins."""
+        """Which topic of that name is read; None: the one that exists when reading begins."""
         self.start = start
         self.end = end
         """Nothing is fetched or handed out from this offset on; None: reading never ends."""
@@ -154,15 +154,15 @@ class Stream:
         return self.consumed_epoch
 
     def offset_known(self, offset: int, last_epoch: int | None = None) -> None:
-        """By the loop, before anything is fetched: the start is this offset, and the record before
-        it was of `last_epoch`."""
+        """Called by the loop before anything is fetched: reading begins at this offset, and the
+        record before it has the leader epoch `last_epoch`."""
         if last_epoch is not None:
             self.last_epoch = self.consumed_epoch = last_epoch
         self.fetch_offset = offset
         self.position = offset
 
     def received(self, fetched: Fetched, high_watermark: int) -> None:
-        """By the loop."""
+        """Called by the loop with one answer of the leader."""
         self.high_watermark = high_watermark
         self.trouble = None
         self.fetch_offset = fetched.next_offset
@@ -172,8 +172,8 @@ class Stream:
         self.fetched.append(fetched)
 
     def jump(self, offset: int) -> None:
-        """By the loop: what was to be fetched next is not in the log, reading goes on at `offset`.
-        What was fetched before is still handed out."""
+        """Called by the loop: what was to be fetched next is not in the log, so reading goes on at
+        `offset`. What was fetched before is still handed out."""
         self.fetch_offset = offset
         self.last_epoch = None
         self.fetched.append(Fetched(memoryview(b""), [], offset, is_jump=True))
@@ -185,10 +185,10 @@ class Stream:
         bytes_max: int = PLAIN_BODY_BYTES_MAX,
         below: int | None = None,
     ) -> list[tuple[_Decoded, Slice]]:
-        """Up to so many records, decoded but not yet handed out, of no more batches than it takes
-        to reach `bytes_max` before compression, and only records `below` an offset. Raises
-        CorruptBatchError, UnsupportedFormatError and RecordTooLargeError (of a batch larger than
-        that), for the first batch only: what comes before a bad batch is good."""
+        """Up to `records_max` records, decoded but not yet handed out. It takes no more batches
+        than reach `bytes_max` before compression, and only records `below` an offset. Raises
+        CorruptBatchError, UnsupportedFormatError and RecordTooLargeError (a batch larger than
+        `bytes_max`), for the first batch only: what comes before a bad batch is good."""
         found: list[tuple[_Decoded, Slice]] = []
         index = size_bytes = 0
         while records_max > 0 and size_bytes < bytes_max:
@@ -204,7 +204,7 @@ class Stream:
             batch = self._decoded[index]
             index += 1
             part = self._slice(batch, records_max, below)
-            if not part.values:  # the rest lies further on
+            if not part.values:  # the other records are not below that offset
                 break
             records_max -= len(part.values)
             size_bytes += batch.size_bytes
@@ -212,7 +212,7 @@ class Stream:
         return found
 
     def peek_batch(self, records_max: int, check_crc: bool) -> tuple[_Decoded, Slice] | None:
-        """As `peek`, of one batch; None when nothing is here."""
+        """As `peek`, of one batch; None when nothing has arrived."""
         if not self._decoded and not self._decode_next(check_crc, PLAIN_BODY_BYTES_MAX, None):
             return None
         batch = self._decoded[0]
@@ -245,13 +245,13 @@ class Stream:
             return Slice(topic, partition, *columns)
         keys, headers = columns.keys, columns.headers
         return Slice(
-            topic,
-            partition,
-            columns.offsets[first:stop],
-            columns.timestamps_ms[first:stop],
-            None if keys is None else keys[first:stop],
-            columns.values[first:stop],
-            None if headers is None else headers[first:stop],
+            topic=topic,
+            partition=partition,
+            offsets=columns.offsets[first:stop],
+            timestamps_ms=columns.timestamps_ms[first:stop],
+            keys=None if keys is None else keys[first:stop],
+            values=columns.values[first:stop],
+            headers=None if headers is None else headers[first:stop],
         )
 
     def skip_batch(self) -> None:
@@ -301,7 +301,11 @@ class Stream:
                 if first < len(columns.values):
                     self._decoded.append(
                         _Decoded(
-                            columns, first, header.next_offset, header.leader_epoch, size_bytes
+                            columns=columns,
+                            first=first,
+                            next_offset=header.next_offset,
+                            last_epoch=header.leader_epoch,
+                            size_bytes=size_bytes,
                         )
                     )
                     self._batch_index += 1
@@ -311,8 +315,8 @@ class Stream:
         return False
 
     def _size_of(self, fetched: Fetched, at: int, header: BatchHeader, bytes_max: int) -> int:
-        """Before compression. Raises RecordTooLargeError; what no batch can have is left to
-        `decode_columns`."""
+        """The size of a batch before compression. Raises RecordTooLargeError. A size that no batch
+        can have is left to `decode_columns`."""
         body = fetched.payload[at + HEADER_BYTES : at + header.length]
         size_bytes = decoded_bytes(body, header)
         if bytes_max < size_bytes <= PLAIN_BODY_BYTES_MAX:
@@ -328,7 +332,7 @@ class Stream:
     def _located(
         self, fetched: Fetched, wanted: int, error: CorruptBatchError
     ) -> CorruptBatchError:
-        """The same error of the batch at hand, with where it is and where to go on."""
+        """The same error, which also says where the batch is and where to go on."""
         topic, partition = self.partition
         at, header = fetched.batches[self._batch_index]
         try:

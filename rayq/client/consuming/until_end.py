@@ -1,4 +1,4 @@
-"""Reading up to the end as it is now: what is left of a snapshot of end offsets."""
+"""Reading up to the end of the log as it is now: what is left of a snapshot of end offsets."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ SHOWN_MAX = 5
 
 class UntilEnd:
     """What one reading up to the end has left. Without a group the partitions and their ends are
-    fixed when it begins. A member of a group reads its share: the end of a partition is fixed when
-    it begins, or when the partition is assigned; it is over once the group has settled too.
+    fixed when the reading begins. A member of a group reads its share: the end of a partition is
+    fixed when the reading begins, or when the partition is assigned; the reading is over once the
+    group has settled too.
 
-    Belongs to the consumer's thread; the coroutines run on the loop while that one waits."""
+    Belongs to the consumer's thread. `ask` runs on the loop while that thread waits."""
 
     def __init__(self, core: ConsumerCore, timeout_s: float) -> None:
         self.records: list[Record[Any, Any]] = []
         """What `take` took."""
+        self.is_over = False
+        """Everything before the ends was handed out, as of the last `ask`."""
         self._core = core
         self._timeout_s = timeout_s
         self._ends: dict[TopicPartition, int] = {}
@@ -34,36 +37,36 @@ class UntilEnd:
         core.look_for_new_partitions()
 
     def take(self, records_max: int) -> bool:
-        """Takes records into `records`. False: none are here, and there is nothing to do but
+        """Takes records into `records`. False: none have arrived, and there is nothing to do but
         wait."""
         self.records = self._core.take_records(records_max, self._left())
         return bool(self.records) or self.has_question
 
     @property
     def has_question(self) -> bool:
-        """`is_over` has to be asked before records come."""
+        """`ask` before records come."""
         return bool(self._unknown()) or not self._left()
 
-    async def is_over(self) -> bool:
-        """Asks for the ends that are not known yet; whether everything before them was handed
-        out."""
+    async def ask(self) -> None:
+        """Asks for the ends that are not known yet, and finds out whether this `is_over`."""
         core = self._core
         if unknown := self._unknown():
             self._ends |= await core.end_offsets(unknown, timeout_s=self._timeout_s)
         self._has_begun = True
         group = core.group
         if self._left():
-            return False
-        if group is None or await group.is_settled(timeout_s=self._timeout_s):
-            return True
-        await core.when(lambda: group.is_due, SETTLE_PAUSE_S)
-        return False
+            self.is_over = False
+        elif group is None or await group.is_settled(timeout_s=self._timeout_s):
+            self.is_over = True
+        else:
+            self.is_over = False
+            await core.when(lambda: group.is_due, SETTLE_PAUSE_S)
 
     def made_progress(self) -> None:
         self._progress_at = self._core.client.now
 
     def patience_s(self) -> float:
-        """How long to wait on. Raises TimeoutError when nothing has come for too long."""
+        """How long to go on waiting. Raises TimeoutError when nothing has come for too long."""
         streams = [self._core.subscription.get(place).stream for place in self._left()]
         progress = [(one.partition, one.received_bytes, one.position) for one in streams]
         if progress != self._progress:
@@ -100,7 +103,7 @@ class UntilEnd:
         if self._has_begun and (group is None or group.member is None):
             return []
         assigned = self._core.subscription.assigned
-        for place in self._ends.keys() - assigned.keys():  # what comes back has a new end
+        for place in self._ends.keys() - assigned.keys():  # one that comes back has a new end
             del self._ends[place]
         return [place for place in assigned if place not in self._ends]
 
