@@ -74,6 +74,15 @@ def whole_number(name: str, given: object) -> int:
     return given
 
 
+def partition_numbers(given: object) -> list[int] | None:
+    """Numbers of partitions of one topic, or None. Raises TypeError."""
+    if given is None:
+        return None
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise TypeError(f"partitions is a list of numbers, not {shown(given)}.")
+    return [whole_number("A partition", one) for one in given]
+
+
 def shown(given: object) -> str:
     """Its repr, or as much of that as helps."""
     text = repr(given)

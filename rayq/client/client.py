@@ -8,7 +8,7 @@ import builtins
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -33,6 +33,7 @@ from rayq.wire.messages import (
     METADATA_TOPICS_MAX,
     AnyRequest,
     Change,
+    ChangeResponse,
     Metadata,
     MetadataResponse,
     Request,
@@ -292,13 +293,13 @@ class Client:
             return error
         return response
 
-    async def change(self, request: Request[ResponseT], *, timeout_s: float) -> ResponseT:
-        """Asks one broker after another for a change, until one answers, for at most `timeout_s`.
-        Where an answer was lost the change is asked for again, under the same id: it happens once,
-        and the answer to a repetition is that of the first time."""
+    async def change(self, request: Request[ChangeResponse], *, timeout_s: float) -> None:
+        """Asks one broker after another for a change, until one confirms it, for at most
+        `timeout_s`. Where an answer was lost the client asks for the change again, under the same
+        id: it happens once. Metadata that is fetched later shows the change, whichever broker
+        answers."""
         if isinstance(request, Change):
-            changed = msgspec.structs.replace(request, request_id=self.environment.new_id())
-            request = cast(Request[ResponseT], changed)
+            request = msgspec.structs.replace(request, request_id=self.environment.new_id())
         deadline = self.now + timeout_s
         backoff = Backoff(self.environment, BACKOFF_FIRST_S, BACKOFF_MAX_S)
         error: RayqError | None = None
@@ -311,7 +312,8 @@ class Client:
                     response, _ = await self.ask(
                         address, request, timeout_s=min(left_s, CHANGE_ATTEMPT_TIMEOUT_S)
                     )
-                    return response
+                    self.metadata.require(response.version)
+                    return
                 except RayqError as caught:
                     if not caught.retriable:
                         raise

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from rayq.client.admin.topics import DESCRIBE_TIMEOUT_S
 from rayq.client.arguments import as_partitions, by_partition, shown, whole_number
 from rayq.client.client import Client
 from rayq.core import move_plans
@@ -26,7 +27,6 @@ from rayq.errors import (
 from rayq.records import DrainProgress, Reassignment, TopicPartition
 from rayq.wire.messages import (
     AlterReassignments,
-    Change,
     CordonBroker,
     DescribeReplica,
     DescribeReplicaResponse,
@@ -41,7 +41,6 @@ from rayq.wire.messages import (
 WATCH_MS = 500
 """How long a broker holds a question for newer metadata while moves are under way."""
 PAUSE_S = 0.05
-DESCRIBE_TIMEOUT_S = 2.0
 STUCK_PATIENCE_S = 30.0
 """How long a drain waits for brokers to come back where too few are left to take what remains."""
 VOTE_PATIENCE_S = 10.0
@@ -89,7 +88,7 @@ class MoveAdmin:
         _check_throttle(throttle_bytes_per_s)
         deadline = self._client.now + timeout_s
         request = SetReplicationFactor(topic, factor, throttle_bytes_per_s)
-        await self._change(request, min(timeout_s, self._timeout_s))
+        await self._client.change(request, timeout_s=min(timeout_s, self._timeout_s))
         if not wait:
             return
         left_s = max(deadline - self._client.now, 0.0)
@@ -251,20 +250,17 @@ class MoveAdmin:
         await self._until_voted_out(broker)
 
     async def cordon(self, broker: int, cordoned: bool) -> None:
-        await self._change(CordonBroker(broker=broker, cordoned=cordoned), self._timeout_s)
+        request = CordonBroker(broker=broker, cordoned=cordoned)
+        await self._client.change(request, timeout_s=self._timeout_s)
 
     async def remove(self, broker: int) -> None:
-        await self._change(RemoveBroker(broker=broker), self._timeout_s)
+        await self._client.change(RemoveBroker(broker=broker), timeout_s=self._timeout_s)
 
     # --- inside -----------------------------------------------------------------------------------
 
     async def _take_back(self, places: Iterable[TopicPartition]) -> None:
         request = AlterReassignments(moves=[(*place, None) for place in places])
-        await self._change(request, self._timeout_s)
-
-    async def _change(self, request: Change, timeout_s: float) -> None:
-        response = await self._client.change(request, timeout_s=timeout_s)
-        self._client.metadata.require(response.version)
+        await self._client.change(request, timeout_s=self._timeout_s)
 
     async def _begin(
         self,
@@ -275,7 +271,8 @@ class MoveAdmin:
         moves: list[tuple[str, int, list[int] | None]] = [
             (*place, target) for place, target in wanted.items()
         ]
-        await self._change(AlterReassignments(moves, throttle_bytes_per_s), timeout_s)
+        request = AlterReassignments(moves, throttle_bytes_per_s)
+        await self._client.change(request, timeout_s=timeout_s)
 
     async def _begin_some(
         self,
