@@ -54,24 +54,26 @@ Size = Annotated[str, typer.Option("-s", "--record-size", help="Of a value: such
 
 
 @contextlib.contextmanager
-def _topic(
-    cluster: Cluster, name: str | None, partitions: int, replicas: int | None
-) -> Iterator[str]:
-    if name is not None:
-        cluster.admin.describe_topic(name)
-        yield name
-        return
-    try:
-        cluster.create_topic(BENCH_TOPIC, partitions, replicas)
-    except TopicExistsError as error:
-        raise TopicExistsError(
-            f"Topic {BENCH_TOPIC} is there: another measurement is under way, or was killed. Then: "
-            f"rayq topic delete {BENCH_TOPIC}"
-        ) from error
-    try:
-        yield BENCH_TOPIC
-    finally:
-        cluster.admin.delete_topic(BENCH_TOPIC)
+def _on_topic(
+    address: str | None, name: str | None, partitions: int, replicas: int | None
+) -> Iterator[tuple[Cluster, str]]:
+    """The cluster, and the topic to measure on: the one named, or one that is made for it."""
+    with connected(address, topics=[] if name is None else [name]) as cluster:
+        if name is not None:
+            cluster.admin.describe_topic(name)
+            yield cluster, name
+            return
+        try:
+            cluster.create_topic(BENCH_TOPIC, partitions, replicas)
+        except TopicExistsError as error:
+            raise TopicExistsError(
+                f"Topic {BENCH_TOPIC} is there: another measurement is under way, or was killed. "
+                f"Then: rayq topic delete {BENCH_TOPIC}"
+            ) from error
+        try:
+            yield cluster, BENCH_TOPIC
+        finally:
+            cluster.admin.delete_topic(BENCH_TOPIC)
 
 
 def _values(record_bytes: int) -> list[bytes]:
@@ -104,7 +106,7 @@ def produce(
     size = size_bytes(record_size)
     values = _values(size)
     options = config_values(ProducerConfig, [f"acks={acks}", f"compression_type={compression}"])
-    with connected(cluster) as connection, _topic(connection, topic, partitions, replicas) as name:
+    with _on_topic(cluster, topic, partitions, replicas) as (connection, name):
         took_s, latencies = _produce(connection, name, values, count, rate, options)
     _report(count, size, took_s, latencies, json, "produced")
 
@@ -169,7 +171,7 @@ def consume(
 ) -> None:
     """Read from the beginning; without --topic, records that are written first."""
     size = size_bytes(record_size)
-    with connected(cluster) as connection, _topic(connection, topic, partitions, replicas) as name:
+    with _on_topic(cluster, topic, partitions, replicas) as (connection, name):
         if topic is None:
             _produce(connection, name, _values(size), count, None, {})
         with connection.consumer(name, auto_offset_reset="earliest") as consumer:
@@ -220,7 +222,7 @@ def latency(
         raise typer.BadParameter("give one of --num-records and --seconds")
     if count is None:
         count = max(1, int(rate * (SECONDS if seconds is None else seconds)))
-    with connected(cluster) as connection, _topic(connection, topic, partitions, replicas) as name:
+    with _on_topic(cluster, topic, partitions, replicas) as (connection, name):
         acknowledged, received = _latencies(connection, name, size, count, rate)
     if json:
         output.print_json(

@@ -110,7 +110,7 @@ def consume(
     begin = where(offset, output.now_ms())
     options = config_values(ConsumerConfig, config or ())
     printer = Printer(formatter(template, null=NULL if show_null else b""), count)
-    with connected(cluster) as connection:
+    with connected(cluster, topics=topics) as connection:
         if group is not None:
             _as_member(connection, topics, group, begin, options, exit_at_end, printer)
         else:

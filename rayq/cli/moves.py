@@ -91,7 +91,7 @@ def reassign(
     given: Plan = {}
     if not cancel:  # which takes partitions without brokers
         given = _plan_of(map(_move, move or ()) if plan is None else _read_plan(plan))
-    with connected(cluster) as connection:
+    with connected(cluster, topics=[place.topic for place in given]) as connection:
         if show:
             _show_moves(connection.admin.list_reassignments(), json)
             return
@@ -348,7 +348,7 @@ def set_replication_factor(
     """
     check_can_ask(yes)
     bytes_per_s = None if throttle is None else size_bytes(throttle)
-    with connected(cluster) as connection:
+    with connected(cluster, topics=topics) as connection:
         places: list[TopicPartition] = []
         for name in topics:
             partitions = connection.admin.describe_topic(name).partitions

@@ -114,7 +114,7 @@ def produce(
         ProducerConfig,
         [f"acks={acks}", f"compression_type={compression}", *(config or ())],
     )
-    with connected(cluster) as connection:
+    with connected(cluster, topics=[topic]) as connection:
         _check(connection, topic, partition)
         stdin = sys.stdin.buffer
         total = _size(stdin)

@@ -320,9 +320,10 @@ class Client:
                     error = caught
             wait_s = backoff.next_s()
             if self.now + wait_s >= deadline:
+                reason = str(error).rstrip(".")
                 raise TimeoutError(
                     f"{type(request).__name__} was not confirmed within {timeout_s:.1f} s: "
-                    f"{error}. It may still take effect: look before you repeat it."
+                    f"{reason}. It may still take effect: look before you repeat it."
                 )
             await asyncio.sleep(wait_s)
 
