@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from rayq import StorageError
 from rayq.client.environment import system_environment
 from rayq.config import ClusterConfig
-from rayq.errors import ControllerUnavailableError
+from rayq.errors import ControllerUnavailableError, StorageError
 from rayq.runtime import ray_runtime
 from rayq.runtime.ray_runtime import BrokerActor, BrokerSpec
 from rayq.storage.data_directory import BROKER_LOCK, format_directory

@@ -460,7 +460,7 @@ def _blocking(
     method: Callable[Concatenate[AsyncAdmin, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Admin, P], T]:
     """A method of `Admin` that runs the coroutine of one of `AsyncAdmin`, and waits for it. It has
-    the other's signature and documentation; `docs/hooks/blocking.py` shows it in the reference."""
+    the other's signature and documentation; `docs/hooks/reference.py` shows it in the reference."""
 
     @functools.wraps(method)
     def call(admin: Admin, /, *args: P.args, **kwargs: P.kwargs) -> T:
