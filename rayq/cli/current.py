@@ -14,7 +14,7 @@ from typing import Any
 
 import rayq
 from rayq import Cluster
-from rayq.client.cluster import parse_address
+from rayq.client.addresses import parse_address
 from rayq.errors import (
     ControllerUnavailableError,
     DisconnectedError,

@@ -8,17 +8,20 @@ import builtins
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
-
-import msgspec
 
 from rayq.client.arguments import topic_name
-from rayq.client.metadata import LeaderAndEpoch, MetadataCache
+from rayq.client.backoff import Backoff
+from rayq.client.broker_client import (
+    ASK_TIMEOUT_S,
+    BACKOFF_FIRST_S,
+    BACKOFF_MAX_S,
+    HEDGE_S,
+    BrokerClient,
+)
+from rayq.client.metadata import LeaderAndEpoch
 from rayq.config import ClusterConfig
 from rayq.environment import Address, Buffer, Environment
 from rayq.errors import (
-    ClosedError,
-    DisconnectedError,
     InvalidRequestError,
     NotLeaderError,
     PartitionOfflineError,
@@ -28,12 +31,8 @@ from rayq.errors import (
     WrongClusterError,
 )
 from rayq.wire.authentication import Identity
-from rayq.wire.connection import Connection
 from rayq.wire.messages import (
     METADATA_TOPICS_MAX,
-    AnyRequest,
-    Change,
-    ChangeResponse,
     Metadata,
     MetadataResponse,
     Request,
@@ -41,25 +40,11 @@ from rayq.wire.messages import (
     TopicMetadata,
 )
 from rayq.wire.metadata_pages import all_pages
-from rayq.wire.pool import ConnectionPool
 
 logger = logging.getLogger(__name__)
 
-BACKOFF_FIRST_S = 0.02
-BACKOFF_MAX_S = 0.2
-"""Between two rounds of asking every broker for newer metadata."""
-
-HEDGE_S = 0.25
-"""A broker that has not answered for so long is no longer waited for alone."""
-
 LONG_POLL_MS = 200
 """How long a broker holds a question for newer metadata."""
-
-ASK_TIMEOUT_S = 3.0
-"""How long one broker may take for a question that it answers from memory."""
-
-CHANGE_ATTEMPT_TIMEOUT_S = 10.0
-"""How long one broker may take for a change, before another is asked for it."""
 
 METADATA_AGE_MAX_S = 60.0
 """Metadata is fetched anew at least this often, to learn of new partitions."""
@@ -69,9 +54,6 @@ TOPIC_AGE_MAX_S = 1.0
 
 UNKNOWN_TOPIC_PATIENCE_S = 1.0
 """A topic that brokers do not know counts as missing after so long: the one asked may be behind."""
-
-BOOTSTRAP_MAX = 100
-"""Addresses remembered, the newest, of a cluster whose brokers moved again and again."""
 
 LEADER_BACKOFF_MAX_S = 1.0
 """Longest wait between two questions to a partition's leader."""
@@ -83,26 +65,7 @@ SUSPICION_S = 3.0
 """How long a partition's leader stays suspect, and newer metadata wanted, after one failure."""
 
 
-class Backoff:
-    """Waits that double, with jitter."""
-
-    def __init__(self, environment: Environment, first_s: float, max_s: float) -> None:
-        self._environment = environment
-        self._first_s = first_s
-        self._max_s = max_s
-        self._next_s = first_s
-
-    def reset(self) -> None:
-        self._next_s = self._first_s
-
-    def next_s(self) -> float:
-        """0.75 to 1.25 of a time that doubles from call to call."""
-        wait_s = self._next_s
-        self._next_s = min(2 * wait_s, self._max_s)
-        return wait_s * (0.75 + 0.5 * self._environment.random.random())
-
-
-class Client:
+class Client(BrokerClient):
     """Belongs to one event loop; all methods run on it."""
 
     def __init__(
@@ -114,17 +77,9 @@ class Client:
         name: str | None = None,
     ) -> None:
         """`name` says to operators who this is: host and process."""
-        if not bootstrap:
-            raise InvalidRequestError("A cluster needs at least one bootstrap address.")
-        self.environment = environment
+        super().__init__(environment, identity, bootstrap, config)
         self.name = name or f"process {environment.pid}"
-        self.metadata = MetadataCache()
-        self.refusal_listeners: dict[Callable[[Connection, RayqError], None], None] = {}
-        """Called when a one-way request was refused; which one it was is not known."""
-        self.pool = ConnectionPool(environment, identity, config, self._refused)
         self._cluster_id = identity.cluster_id
-        self._bootstrap = list(bootstrap)
-        self._failed_at: dict[Address, float] = {}
         self._interests: dict[str, int] = {}
         self._topic_seen_at: dict[str, float] = {}
         """When a topic's metadata was last fetched."""
@@ -133,199 +88,12 @@ class Client:
         self._suspects: dict[tuple[str, str, int], tuple[int, float]] = {}
         self._watcher: asyncio.Task[None] | None = None
         self._ager: asyncio.Task[None] | None = None
-        self._closed = False
-
-    @property
-    def now(self) -> float:
-        return self.environment.clock.monotonic()
 
     def close(self) -> None:
-        """Ends the connections and background tasks. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
         for task in (self._watcher, self._ager):
             if task is not None:
                 task.cancel()
-        self.pool.close()
-
-    def _refused(self, connection: Connection, error: RayqError) -> None:
-        for listener in list(self.refusal_listeners):
-            listener(connection, error)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("The connection to the cluster is closed.")
-
-    # --- any broker -----------------------------------------------------------------------------
-
-    def add_bootstrap(self, addresses: Sequence[Address]) -> None:
-        """Further ways to the cluster: its brokers may have moved since this client was made."""
-        known = dict.fromkeys([*addresses, *self._bootstrap])
-        self._bootstrap = list(known)[:BOOTSTRAP_MAX]
-
-    def addresses(self) -> list[Address]:
-        """Every broker known, in a random order, those that failed lately last."""
-        known = [(b.host, b.port) for b in self.metadata.brokers.values() if b.live]
-        known = list(dict.fromkeys(known + self._bootstrap))
-        self.environment.random.shuffle(known)
-        return sorted(known, key=lambda address: self._failed_at.get(address, 0.0))
-
-    async def ask(
-        self,
-        address: Address,
-        request: Request[ResponseT],
-        payload: Buffer = b"",
-        *,
-        timeout_s: float,
-    ) -> tuple[ResponseT, memoryview]:
-        """One question to one process; remembers whether it could be reached."""
-        self._check_open()
-        try:
-            answer = await self.pool.request(*address, request, payload, timeout_s=timeout_s)
-        except (DisconnectedError, TimeoutError):
-            self._failed_at[address] = self.now
-            raise
-        self._failed_at.pop(address, None)
-        return answer
-
-    async def ask_any(
-        self,
-        request: Request[ResponseT],
-        *,
-        timeout_s: float,
-        accept: Callable[[ResponseT], bool] = lambda _response: True,
-        hedge_s: float = HEDGE_S,
-    ) -> ResponseT:
-        """The first acceptable answer of any broker, for questions that may be asked twice. Brokers
-        are asked one after another, the next one when the last takes longer than `hedge_s`; in
-        rounds, until `timeout_s` has passed. A broker that has not answered yet is left its time,
-        while the next round asks the others."""
-        deadline = self.now + timeout_s
-        backoff = Backoff(self.environment, BACKOFF_FIRST_S, BACKOFF_MAX_S)
-        reason: RayqError | None = None
-        pending: dict[asyncio.Task[Any], Address] = {}
-        try:
-            while True:
-                self._check_open()
-                error = None
-                outcomes = await self._ask_round(request, pending, accept, hedge_s, deadline)
-                for outcome in outcomes:
-                    if not isinstance(outcome, RayqError):
-                        answer: ResponseT = outcome
-                        return answer
-                    if error is None or not outcome.retriable:
-                        error = outcome
-                if error is not None and not error.retriable:
-                    raise error
-                reason = error or reason  # the last round may be too short for any answer
-                wait_s = backoff.next_s()
-                if self.now + wait_s >= deadline:
-                    raise self._none_answered(request, timeout_s, reason)
-                await asyncio.sleep(wait_s)
-        finally:
-            for task in pending:
-                task.cancel()
-
-    def _none_answered(
-        self, request: AnyRequest, timeout_s: float, error: RayqError | None
-    ) -> RayqError:
-        tried = ", ".join(f"{host}:{port}" for host, port in self.addresses())
-        reason = str(error or "no answer in time, or metadata older than what was seen before")
-        return TimeoutError(
-            f"No broker answered {type(request).__name__} within {timeout_s:.1f} s. Tried {tried}; "
-            f"the last reason: {reason.rstrip('.')}. Check that the cluster runs and can be "
-            "reached."
-        )
-
-    async def _ask_round(
-        self,
-        request: AnyRequest,
-        pending: dict[asyncio.Task[Any], Address],
-        accept: Callable[[Any], bool],
-        hedge_s: float,
-        deadline: float,
-    ) -> list[Any]:
-        """Errors of the brokers asked; the last is an acceptable answer if one came. `pending` are
-        questions that have no answer yet, from round to round. Where the others have nothing
-        acceptable, these hold a round up by no more than `hedge_s`: a broker that hangs must not
-        keep back what the others hear in a moment."""
-        outcomes: list[Any] = []
-        waiting = [one for one in self.addresses() if one not in pending.values()]
-        is_anyone_alive = False
-        while waiting or pending:
-            left_s = deadline - self.now
-            if left_s <= 0:
-                break
-            if waiting:
-                address = waiting.pop(0)
-                question = self._answer_or_error(
-                    address, request, timeout_s=min(ASK_TIMEOUT_S, left_s)
-                )
-                pending[asyncio.ensure_future(question)] = address
-            is_waited_for = not waiting and not is_anyone_alive
-            done, _ = await asyncio.wait(
-                pending,
-                timeout=left_s if is_waited_for else min(hedge_s, left_s),
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            for task in [one for one in pending if one in done]:
-                del pending[task]
-                outcome = task.result()
-                if isinstance(outcome, RayqError):
-                    outcomes.append(outcome)
-                elif accept(outcome):
-                    outcomes.append(outcome)
-                    return outcomes
-                else:
-                    is_anyone_alive = True
-            if not done and not waiting and is_anyone_alive:
-                break
-        return outcomes
-
-    async def _answer_or_error(
-        self, address: Address, request: AnyRequest, *, timeout_s: float
-    ) -> Any:
-        """An error is a value here: one that nobody waits for any more is not logged."""
-        try:
-            response, _ = await self.ask(address, request, timeout_s=timeout_s)
-        except RayqError as error:
-            return error
-        return response
-
-    async def change(self, request: Request[ChangeResponse], *, timeout_s: float) -> None:
-        """Asks one broker after another for a change, until one confirms it, for at most
-        `timeout_s`. Where an answer was lost the client asks for the change again, under the same
-        id: it happens once. Metadata that is fetched later shows the change, whichever broker
-        answers."""
-        if isinstance(request, Change):
-            request = msgspec.structs.replace(request, request_id=self.environment.new_id())
-        deadline = self.now + timeout_s
-        backoff = Backoff(self.environment, BACKOFF_FIRST_S, BACKOFF_MAX_S)
-        error: RayqError | None = None
-        while True:
-            for address in self.addresses():
-                left_s = deadline - self.now
-                if left_s <= 0:
-                    break
-                try:
-                    response, _ = await self.ask(
-                        address, request, timeout_s=min(left_s, CHANGE_ATTEMPT_TIMEOUT_S)
-                    )
-                    self.metadata.require(response.version)
-                    return
-                except RayqError as caught:
-                    if not caught.retriable:
-                        raise
-                    error = caught
-            wait_s = backoff.next_s()
-            if self.now + wait_s >= deadline:
-                reason = str(error).rstrip(".")
-                raise TimeoutError(
-                    f"{type(request).__name__} was not confirmed within {timeout_s:.1f} s: "
-                    f"{reason}. It may still take effect: look before you repeat it."
-                )
-            await asyncio.sleep(wait_s)
+        super().close()
 
     # --- metadata -------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from rayq.client.client import Backoff
+from rayq.client.backoff import Backoff
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.producing.accumulator import PartitionQueue, ProducerBatch
 from rayq.errors import RayqError
