@@ -194,11 +194,11 @@ class Source(msgspec.Struct, frozen=True):
         if self.null_when_empty:
             value, key = value or None, key or None
         return Given(
-            value,
-            self.key if key is None else key,
-            [*(self.headers or ()), *(given.headers or ())] or None,
-            self.partition if given.partition is None else given.partition,
-            self.timestamp_ms if given.timestamp_ms is None else given.timestamp_ms,
+            value=value,
+            key=self.key if key is None else key,
+            headers=[*(self.headers or ()), *(given.headers or ())] or None,
+            partition=self.partition if given.partition is None else given.partition,
+            timestamp_ms=self.timestamp_ms if given.timestamp_ms is None else given.timestamp_ms,
         )
 
     def no_key_error(self, line: bytes) -> InvalidRequestError:

@@ -218,7 +218,9 @@ class Cluster:
         """A client for the running loop."""
         identity = Identity(role="client", key=self._key, cluster_id=self._cluster_id, broker=None)
         environment = system_environment(self._config)
-        return Client(environment, identity, self._bootstrap, self._config, process_name())
+        return Client(
+            environment, identity, self._bootstrap, self._config, name=process_name()
+        )
 
     def shared_client(self) -> tuple[Client, BackgroundLoop]:
         """The client on this process's background loop, for the parts of rayq that ask the servers

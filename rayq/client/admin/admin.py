@@ -207,7 +207,14 @@ class AsyncAdmin:
         """Brokers, controller and voters."""
         response = await self._client.fetch_all(timeout_s=timeout_s)
         brokers = [
-            BrokerInfo(one.broker, one.host, one.port, one.node_id, one.live, one.cordoned)
+            BrokerInfo(
+                broker=one.broker,
+                host=one.host,
+                port=one.port,
+                node_id=one.node_id,
+                live=one.live,
+                cordoned=one.cordoned,
+            )
             for one in sorted(response.brokers, key=lambda one: one.broker)
         ]
         return ClusterInfo(

@@ -231,7 +231,13 @@ class GroupAdmin:
                 (topics_known[place.topic].topic_id, place.partition, offset)
                 for place, offset in offsets.items()
             ]
-            return SetGroupOffsets(topic, number, epoch, group, positions)
+            return SetGroupOffsets(
+                topic_id=topic,
+                partition=number,
+                leader_epoch=epoch,
+                group=group,
+                offsets=positions,
+            )
 
         try:
             await self._coordinator(group).ask(build, timeout_s=self._left_s)
@@ -246,7 +252,9 @@ class GroupAdmin:
 
     async def _committed(self, group: str) -> dict[TopicPartition, CommittedOffset]:
         response: FetchCommittedResponse = await self._coordinator(group).ask(
-            lambda topic, number, epoch: FetchCommitted(topic, number, epoch, group, None),
+            lambda topic, number, epoch: FetchCommitted(
+                topic_id=topic, partition=number, leader_epoch=epoch, group=group, partitions=None
+            ),
             timeout_s=self._left_s,
         )
         return _named(response.offsets, await self._topic_names())
@@ -260,7 +268,7 @@ class GroupAdmin:
             return sorted(committed)
         if not isinstance(topics, Iterable):
             raise TypeError(
-                "topics is a name, or a list of names and partitions, not " f"{shown(topics)}."
+                f"topics is a name, or a list of names and partitions, not {shown(topics)}."
             )
         places: list[TopicPartition] = []
         for one in [topics] if isinstance(topics, str | TopicPartition) else topics:
@@ -339,7 +347,9 @@ def _progress(
     committed: CommittedOffset | None, end: int | None, member: str | None
 ) -> GroupOffset:
     if committed is None:
-        return GroupOffset(None, end, None, "", None, member)
+        return GroupOffset(
+            offset=None, end_offset=end, lag=None, metadata="", commit_time_ms=None, member=member
+        )
     return GroupOffset(
         offset=committed.offset,
         end_offset=end,
