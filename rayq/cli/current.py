@@ -28,7 +28,7 @@ from rayq.records import ClusterInfo
 from rayq.runtime.current_cluster import cluster_of, home, read_current
 
 CONNECT_TIMEOUT_S = 5.0
-"""A cluster none of whose brokers answers within that time is taken for down."""
+"""A cluster counts as down when none of its brokers answers within that time."""
 TLS_FIELDS = ("tls_certificate", "tls_key", "tls_ca", "tls_check_hostname")
 NO_CLUSTER = (
     "There is no current cluster: start one with `rayq start DIR --brokers 3`, or name a broker "
@@ -137,7 +137,7 @@ def check_answers(cluster: Cluster, timeout_s: float | None = None) -> ClusterIn
 
 def _cluster(address: str | None) -> Cluster:
     if address is not None:
-        # The address first: of a typo, and not of a missing token, one should hear.
+        # A typo in the address is reported before a missing token.
         for one in address.split(","):
             parse_address(one)
         return rayq.connect(address, **tls_of_environment())

@@ -6,7 +6,7 @@ from rayq.environment import Environment
 
 
 class Backoff:
-    """Waits that double, with jitter."""
+    """Waits that double from one to the next, with jitter."""
 
     def __init__(self, environment: Environment, first_s: float, max_s: float) -> None:
         self._environment = environment

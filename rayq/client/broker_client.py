@@ -29,7 +29,7 @@ BACKOFF_MAX_S = 0.2
 """Between two rounds of asking every broker for newer metadata."""
 
 HEDGE_S = 0.25
-"""A broker that has not answered for so long is no longer waited for alone."""
+"""After so long without an answer the next broker is asked too."""
 
 ASK_TIMEOUT_S = 3.0
 """How long one broker may take for a question that it answers from memory."""
@@ -38,7 +38,7 @@ CHANGE_ATTEMPT_TIMEOUT_S = 10.0
 """How long one broker may take for a change, before another is asked for it."""
 
 BOOTSTRAP_MAX = 100
-"""Addresses remembered, the newest, of a cluster whose brokers moved again and again."""
+"""How many addresses a client remembers, the newest, where brokers moved again and again."""
 
 
 class BrokerClient:
@@ -81,12 +81,12 @@ class BrokerClient:
             raise ClosedError("The connection to the cluster is closed.")
 
     def add_bootstrap(self, addresses: Sequence[Address]) -> None:
-        """Further ways to the cluster: its brokers may have moved since this client was made."""
+        """Adds addresses of brokers, which may have moved since this client was made."""
         known = dict.fromkeys([*addresses, *self._bootstrap])
         self._bootstrap = list(known)[:BOOTSTRAP_MAX]
 
     def addresses(self) -> list[Address]:
-        """Every broker known, in a random order, those that failed lately last."""
+        """The addresses of all known brokers in a random order, those that failed lately last."""
         known = [(b.host, b.port) for b in self.metadata.brokers.values() if b.live]
         known = list(dict.fromkeys(known + self._bootstrap))
         self.environment.random.shuffle(known)
@@ -100,7 +100,8 @@ class BrokerClient:
         *,
         timeout_s: float,
     ) -> tuple[ResponseT, memoryview]:
-        """One question to one process; remembers whether it could be reached."""
+        """Asks one process one question, and remembers whether it could be reached. Returns the
+        answer and its payload."""
         self._check_open()
         try:
             answer = await self.pool.request(*address, request, payload, timeout_s=timeout_s)
@@ -118,10 +119,10 @@ class BrokerClient:
         accept: Callable[[ResponseT], bool] = lambda _response: True,
         hedge_s: float = HEDGE_S,
     ) -> ResponseT:
-        """The first acceptable answer of any broker, for questions that may be asked twice. Brokers
-        are asked one after another, the next one when the last takes longer than `hedge_s`; in
-        rounds, until `timeout_s` has passed. A broker that has not answered yet is left its time,
-        while the next round asks the others."""
+        """The first acceptable answer of any broker, for questions that may be asked twice. It asks
+        one broker after another, the next one when the last takes longer than `hedge_s`, in rounds
+        until `timeout_s` has passed. A broker that has not answered yet may still do so while the
+        next round asks the others. Raises TimeoutError, and errors that are not retriable."""
         deadline = self.now + timeout_s
         backoff = Backoff(self.environment, BACKOFF_FIRST_S, BACKOFF_MAX_S)
         reason: RayqError | None = None
@@ -139,7 +140,7 @@ class BrokerClient:
                         error = outcome
                 if error is not None and not error.retriable:
                     raise error
-                reason = error or reason  # the last round may be too short for any answer
+                reason = error or reason  # The last round may be too short for any answer.
                 wait_s = backoff.next_s()
                 if self.now + wait_s >= deadline:
                     raise self._none_answered(request, timeout_s, reason)
@@ -167,10 +168,10 @@ class BrokerClient:
         hedge_s: float,
         deadline: float,
     ) -> list[Any]:
-        """Errors of the brokers asked; the last is an acceptable answer if one came. `pending` are
-        questions that have no answer yet, from round to round. Where the others have nothing
-        acceptable, these hold a round up by no more than `hedge_s`: a broker that hangs must not
-        keep back what the others hear in a moment."""
+        """Asks each broker once. Returns the errors; an acceptable answer, if one came, stands
+        last. `pending` has the questions without an answer, from round to round. They hold up a
+        round in which others answered by no more than `hedge_s`: a broker that hangs must not delay
+        what the others will know in a moment."""
         outcomes: list[Any] = []
         waiting = [one for one in self.addresses() if one not in pending.values()]
         is_anyone_alive = False
@@ -207,7 +208,7 @@ class BrokerClient:
     async def _answer_or_error(
         self, address: Address, request: AnyRequest, *, timeout_s: float
     ) -> Any:
-        """An error is a value here: one that nobody waits for any more is not logged."""
+        """The answer, or the error as a value: asyncio logs no error that nobody waits for."""
         try:
             response, _ = await self.ask(address, request, timeout_s=timeout_s)
         except RayqError as error:

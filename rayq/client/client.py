@@ -1,5 +1,5 @@
-"""What the producers, consumers and admin of one event loop share: the way to any broker, the way
-to a partition's leader, and the metadata that shows the ways."""
+"""What the producers, consumers and admins of one event loop share: the questions to any broker and
+to the leader of a partition, and the metadata that says where these are."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ TOPIC_AGE_MAX_S = 1.0
 """Metadata of a topic that nobody keeps fresh is fetched again after so long."""
 
 UNKNOWN_TOPIC_PATIENCE_S = 1.0
-"""A topic that brokers do not know counts as missing after so long: the one asked may be behind."""
+"""A topic that the brokers do not know counts as missing after so long: until then a broker may
+only be behind."""
 
 LEADER_BACKOFF_MAX_S = 1.0
 """Longest wait between two questions to a partition's leader."""
@@ -76,7 +77,7 @@ class Client(BrokerClient):
         config: ClusterConfig,
         name: str | None = None,
     ) -> None:
-        """`name` says to operators who this is: host and process."""
+        """`name` tells operators which host and process this client is."""
         super().__init__(environment, identity, bootstrap, config)
         self.name = name or f"process {environment.pid}"
         self._cluster_id = identity.cluster_id
@@ -84,7 +85,7 @@ class Client(BrokerClient):
         self._topic_seen_at: dict[str, float] = {}
         """When a topic's metadata was last fetched."""
         self._topics_asked: dict[str, asyncio.Future[bool]] = {}
-        """Topics that are being asked for; whether that was answered."""
+        """The topics that a question is under way for, and whether it was answered."""
         self._suspects: dict[tuple[str, str, int], tuple[int, float]] = {}
         self._watcher: asyncio.Task[None] | None = None
         self._ager: asyncio.Task[None] | None = None
@@ -194,7 +195,7 @@ class Client(BrokerClient):
                 return self.metadata.topics[name]
             wait_s = backoff.next_s()
             if self.metadata.controller is None:
-                start = self.now  # A broker that has just started may know of nothing yet.
+                start = self.now  # A broker that has just started may know no topic yet.
                 if self.now + wait_s > deadline:
                     raise TimeoutError(
                         f"The brokers that answered within {timeout_s:g} s have just started: they "
@@ -208,8 +209,8 @@ class Client(BrokerClient):
             await asyncio.sleep(wait_s)
 
     async def fetch_with_others(self, name: str, deadline: float) -> None:
-        """Refreshes one topic. Whoever comes while it is asked for waits for the same answer: the
-        members of a group that start together ask once."""
+        """Refreshes one topic. A call that comes while the question is under way waits for the same
+        answer: the members of a group that start together ask once."""
         while (asked := self._topics_asked.get(name)) is not None and self.now < deadline:
             await asyncio.wait([asked], timeout=deadline - self.now)
             if asked.done() and asked.result():
@@ -285,7 +286,7 @@ class Client(BrokerClient):
         patience_s: float = LEADER_PATIENCE_S,
         retry_backoff_s: float = BACKOFF_FIRST_S,
     ) -> ResponseT:
-        """As `exchange_with_leader`: the answer, without its payload."""
+        """The answer that `exchange_with_leader` gets, without its payload."""
         response, _ = await self.exchange_with_leader(
             topic,
             partition,
@@ -310,9 +311,10 @@ class Client(BrokerClient):
         retry_backoff_s: float = BACKOFF_FIRST_S,
         not_retried: tuple[type[RayqError], ...] = (),
     ) -> tuple[ResponseT, memoryview]:
-        """Asks whoever leads, with retries and new metadata in between, until `timeout_s` is over.
-        `build(topic_id, leader)` makes the request of each attempt; what it raises, and errors of
-        the kinds `not_retried`, are raised at once."""
+        """Asks the leader of a partition, with retries and new metadata in between, until
+        `timeout_s` is over. `build(topic_id, leader)` makes the request of each attempt. What
+        `build` raises, and errors of the kinds `not_retried`, are raised at once. Returns the
+        answer and its payload."""
         deadline = self.now + timeout_s
         check_partition(await self.topic(topic, timeout_s=timeout_s), partition)
         backoff = Backoff(self.environment, retry_backoff_s, LEADER_BACKOFF_MAX_S)
@@ -363,8 +365,8 @@ class Client(BrokerClient):
         timeout_s: float,
         patience_s: float,
     ) -> tuple[ResponseT, memoryview]:
-        """One question to a leader. It becomes suspect when it takes longer than `patience_s`, and
-        is given up with NotLeaderError when another one shows up."""
+        """Asks a leader one question. The leader becomes suspect when the answer takes longer than
+        `patience_s`. Raises NotLeaderError as soon as another leader shows up."""
         question = asyncio.ensure_future(
             self.ask((leader.host, leader.port), request, payload, timeout_s=timeout_s)
         )
@@ -395,7 +397,8 @@ class Client(BrokerClient):
         failed: LeaderAndEpoch | None,
         wait_s: float,
     ) -> bool:
-        """Waits `wait_s`, or less when another leader than `failed` shows up: then True."""
+        """Waits for `wait_s`, or until another leader than `failed` shows up: then it returns
+        True."""
         changed = asyncio.Event()
         self.metadata.add_listener(changed.set)
         try:
@@ -410,7 +413,7 @@ class Client(BrokerClient):
         return True
 
     def no_leader_error(self, topic: str, topic_id: str, partition: int) -> RayqError:
-        """Why there is nobody to ask."""
+        """The error that says why the partition has no leader to ask."""
         known = self.metadata.partition(topic, topic_id, partition)
         if known is None:
             return UnknownTopicError(
@@ -426,8 +429,8 @@ def epoch_of(leader: LeaderAndEpoch | None) -> int:
 
 
 def may_retry(error: RayqError) -> bool:
-    """Whether a partition's leader may be asked again. A process that does not know a topic may
-    only be behind: the metadata says whether the topic is gone."""
+    """Whether the client may ask the leader of a partition again after an error. A process that
+    does not know a topic may only be behind: the metadata says whether the topic is gone."""
     return error.retriable or isinstance(error, UnknownTopicError)
 
 

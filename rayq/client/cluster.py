@@ -74,7 +74,7 @@ class PoolRuntime(Protocol):
         ...
 
     def pools(self, cluster: Cluster) -> dict[str, PoolControl]:
-        """Those that run, by name."""
+        """The pools that run, by name."""
         ...
 
 
@@ -99,7 +99,8 @@ class Lifecycle(PoolRuntime, Protocol):
         ...
 
     def replace_disk(self, broker: int, node: str | None, host: str | None) -> None:
-        """Starts a broker on an empty directory, of `node` or of its own, which was at `host`."""
+        """Starts a broker on an empty directory. It is on `node`; None: on the broker's own node,
+        whose address was `host`."""
         ...
 
 
@@ -114,7 +115,7 @@ class Cluster:
 
     _current: ClassVar[Cluster | None] = None
     _running_here: ClassVar[list[Cluster]] = []
-    """Those whose servers are in this process, the last started last."""
+    """The clusters whose servers are in this process, the last started last."""
 
     def __init__(
         self,
@@ -164,7 +165,7 @@ class Cluster:
         return next((one for one in running if name in (None, one.name)), None)
 
     def make_current(self) -> Self:
-        """Makes this what `Cluster.current()` answers."""
+        """Makes this the cluster that `Cluster.current()` returns."""
         Cluster._current = self
         return self
 
@@ -172,7 +173,7 @@ class Cluster:
 
     @property
     def addresses(self) -> list[str]:
-        """`host:port` of every broker known."""
+        """The address of every known broker, as `host:port`."""
         known = list(self._bootstrap)
         shared = self._shared
         if shared is not None:
@@ -182,7 +183,7 @@ class Cluster:
 
     @property
     def cluster_id(self) -> str | None:
-        """None before the first connection, unless it was given."""
+        """The cluster's id. None before the first connection, unless it was given."""
         shared = self._shared
         found = None if shared is None else shared[0].metadata.cluster_id
         return self._cluster_id or found
@@ -194,13 +195,13 @@ class Cluster:
         return token_of_key(self._key)
 
     def add_addresses(self, addresses: str | Iterable[str | Address]) -> None:
-        """Further ways to the cluster: its brokers may have moved since this was made. Raises
+        """Adds addresses of brokers, which may have moved since this object was made. Raises
         ConfigError."""
         added = parse_addresses(addresses)
         self._bootstrap = list(dict.fromkeys([*added, *self._bootstrap]))[:BOOTSTRAP_MAX]
 
     def connection(self) -> Cluster:
-        """Another way to the same cluster, to be closed by itself."""
+        """Another object for the same cluster, which is closed separately."""
         _, arguments = self.__reduce__()
         return _unpickled(*arguments)
 
@@ -231,8 +232,8 @@ class Cluster:
         if shared is None or shared[1] is not background:  # the first use, or after a fork
 
             async def acquire() -> tuple[Client, BackgroundLoop, Callable[[], None]]:
-                """On the loop, so one after another: a lock would also hold up whoever interrupts
-                its holder."""
+                """Runs on the loop, so that calls come one after another. With a lock, a signal
+                handler that interrupts the thread that holds it would wait for ever."""
                 self._check_open()
                 found = self._shared
                 if found is None or found[1] is not background:
@@ -432,7 +433,7 @@ class Cluster:
         timeout_s: float = ADMIN_TIMEOUT_S,
         **config: Unpack[TopicKeywords],
     ) -> None:
-        """As `admin.create_topic`."""
+        """Creates a topic: the same as `admin.create_topic`."""
         self.admin.create_topic(
             name,
             partitions,
@@ -622,13 +623,13 @@ class Cluster:
             raise first_error
 
     def _close_made(self) -> RayqError | None:
-        """Closes all producers and consumers; the first error."""
+        """Closes all producers and consumers. Returns the first error."""
         first_error: RayqError | None = None
         for made in list(self._made):
             try:
                 try:
                     made.close()
-                except ConcurrentUseError:  # a consumer that another thread polls
+                except ConcurrentUseError:  # Another thread polls this consumer.
                     assert isinstance(made, Consumer)
                     made.abandon()
             except RayqError as error:
@@ -667,12 +668,12 @@ class Cluster:
 
 
 def _given(**functions: object) -> dict[str, object]:
-    """Those that are not None, which may also have been given under their dotted names."""
+    """The functions that are not None: the others may be in the config under dotted names."""
     return {name: function for name, function in functions.items() if function is not None}
 
 
 def _name(kind: str, group: str | None, topics: tuple[str, ...]) -> str:
-    """For people who look for what they left open."""
+    """The name that tells people which producer or consumer they left open."""
     of_group = "" if group is None else f" of group {group!r}"
     of_topics = "" if not topics else f" of {', '.join(map(repr, topics))}"
     return kind + of_group + of_topics

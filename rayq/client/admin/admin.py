@@ -1,6 +1,6 @@
 """Topics, partitions and the cluster itself: `AsyncAdmin`, and `Admin` for threads.
 
-A change that a broker confirmed is waited for: what follows sees it, whichever broker answers.
+Once a change returns, every later call sees it, whichever broker answers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ T = TypeVar("T")
 ADMIN_TIMEOUT_S = 30.0
 """Default of every call's `timeout_s`."""
 MOVE_TIMEOUT_S = 600.0
-"""Default of how long `reassign_partitions` waits."""
+"""How long `reassign_partitions` waits by default."""
 INTERNAL_PREFIX = "__"
 """What the names of rayq's own topics begin with."""
 
@@ -74,15 +74,16 @@ class AdminCore:
 
 
 class AsyncAdmin:
-    """Administers the cluster on the running event loop; made by `cluster.async_admin()`. The
-    methods of `Admin`, as coroutines. Use it as an async context manager, or call `close`."""
+    """Administers the cluster on the running event loop; made by `cluster.async_admin()`. Its
+    methods are those of `Admin`, as coroutines. Use it as an async context manager, or call
+    `close`."""
 
     def __init__(self, client: Client, core: AdminCore | None = None) -> None:
         self._client = client
         self._core = core
 
     async def close(self) -> None:
-        """Gives back its connections; idempotent. Calls that are under way may fail."""
+        """Gives its connections back. Idempotent. Calls that are under way may fail."""
         if self._core is not None:
             self._core.close()
 
@@ -191,7 +192,7 @@ class AsyncAdmin:
     async def list_topics(
         self, *, internal: bool = False, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> list[str]:
-        """The names of all topics, sorted; with `internal` also rayq's own (`__...`)."""
+        """The names of all topics, sorted. With `internal`, rayq's own topics (`__...`) too."""
         response = await self._client.fetch_all(timeout_s=timeout_s)
         names = (topic.name for topic in response.topics)
         return sorted(name for name in names if internal or not name.startswith(INTERNAL_PREFIX))
@@ -204,7 +205,7 @@ class AsyncAdmin:
 
     @takes_timeout
     async def describe_cluster(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> ClusterInfo:
-        """Brokers, controller and voters."""
+        """Describes the cluster: its brokers, its controller and the voters."""
         response = await self._client.fetch_all(timeout_s=timeout_s)
         brokers = [
             BrokerInfo(
@@ -338,7 +339,7 @@ class AsyncAdmin:
     async def list_reassignments(
         self, *, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> list[Reassignment]:
-        """The moves that are under way, and what each waits for."""
+        """The moves that are under way, and what each of them waits for."""
         return await self._moves(timeout_s).reassignments()
 
     @takes_timeout
@@ -422,7 +423,7 @@ class AsyncAdmin:
 
     @takes_timeout
     async def list_groups(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> list[GroupListing]:
-        """All consumer groups, by name: their state and number of members."""
+        """All consumer groups, sorted by name, with their state and number of members."""
         return await GroupAdmin(self._client, timeout_s).list_groups()
 
     @takes_timeout
