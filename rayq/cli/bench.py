@@ -26,7 +26,7 @@ BENCH_TOPIC = "rayq-bench"
 CHUNK = 500
 DISTINCT_VALUES = 1000
 VALUES_BYTES_MAX = 16 * MIB
-"""Of the distinct values together, and of what one call sends."""
+"""How large the distinct values are together, and how much one call sends."""
 TIMEOUT_S = 60.0
 SECONDS = 5.0
 """How long latency is measured by default."""
@@ -77,7 +77,7 @@ def _on_topic(
 
 
 def _values(record_bytes: int) -> list[bytes]:
-    """Half of each is random, half repeats, so that compression has something to do."""
+    """Values of which half is random and half repeats, so that compression has something to do."""
     if not 1 <= record_bytes <= VALUES_BYTES_MAX:
         raise InvalidRequestError(
             f"A record of a measurement has 1 to {VALUES_BYTES_MAX} bytes, not {record_bytes}."
@@ -119,7 +119,8 @@ def _produce(
     rate: int | None,
     options: Mapping[str, Any],
 ) -> tuple[float, list[float]]:
-    """Seconds, and how long each call's records took to be acknowledged."""
+    """Returns the seconds that it took, and for each call the seconds until its records were
+    acknowledged."""
     latencies: list[float] = []
     chunk = min(CHUNK, len(values))
     if rate is not None:

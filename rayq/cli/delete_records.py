@@ -90,7 +90,7 @@ def _new_starts(
                 wanted = {place: ends[place] - goal.number for place in places}
             case "time":
                 found = consumer.offsets_for_times(dict.fromkeys(places, goal.number))
-                # Nothing is so late: all that there is is older.
+                # Where no record is at or after that time, all records are older.
                 wanted = {
                     place: ends[place] if offset is None else offset
                     for place, offset in found.items()

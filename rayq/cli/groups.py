@@ -44,7 +44,7 @@ def list_groups(json: Json = False, cluster: ClusterAddress = None) -> None:
 
 
 def describe_all(cluster: Cluster) -> list[GroupInfo]:
-    """One that goes meanwhile is left out."""
+    """Describes all groups. A group that is deleted meanwhile is left out."""
     infos = []
     for listing in cluster.admin.list_groups():
         try:
@@ -211,7 +211,7 @@ def _target(text: str) -> dict[str, Any]:
 
 
 def _committed(cluster: Cluster, group: str) -> dict[TopicPartition, int | None]:
-    """Nothing for a group that is not there: setting its offsets makes it."""
+    """The committed offsets. None for a group that does not exist: setting its offsets makes it."""
     try:
         found = cluster.admin.describe_group(group)
     except UnknownGroupError:
