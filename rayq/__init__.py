@@ -1,8 +1,8 @@
 """rayq: a distributed, durable log on Ray.
 
-Start or find a cluster with `start` and `connect`; everything else hangs on the `Cluster` they
-return. Every error derives from `RayqError`. In tests, `rayq.testing.LocalCluster` is a cluster
-without Ray.
+Start a cluster with `start`, or find one with `connect`: each returns a `Cluster`, which makes
+everything else. Every error derives from `RayqError`; those that programs often catch are here, and
+all of them are in `rayq.errors`. In tests, `rayq.testing.LocalCluster` is a cluster without Ray.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ TYPE_CHECKING = False  # Also `typing` would be loaded.
 if TYPE_CHECKING:
     from typing import Any as _Any
 
+    from rayq import errors as errors
     from rayq.client.admin.admin import Admin, AsyncAdmin
     from rayq.client.cluster import Cluster
     from rayq.client.consumer_pool import ConsumerPool
@@ -27,86 +28,20 @@ if TYPE_CHECKING:
     from rayq.entry import connect, start
     from rayq.errors import (
         AuthenticationError,
-        BrokerInUseError,
         BufferFullError,
-        CheckpointDamagedError,
-        CheckpointError,
-        CheckpointInUseError,
-        CheckpointMismatchError,
-        ClosedError,
         CommitRefusedError,
-        ConcurrentUseError,
         ConfigError,
-        ControllerUnavailableError,
-        CoordinatorLoadingError,
-        CorruptBatchError,
         DeliveryError,
         DeliveryTimeoutError,
         DeserializationError,
-        DirectoryInUseError,
-        DisconnectedError,
-        DiskFullError,
-        DivergedLogError,
-        FencedEpochError,
-        FencedMemberError,
-        GroupLimitError,
-        GroupNotEmptyError,
-        HandlerError,
-        InvalidAssignmentError,
-        InvalidPartitionsError,
-        InvalidReassignmentError,
-        InvalidRecordError,
-        InvalidReplicationFactorError,
-        InvalidRequestError,
-        InvalidTimestampError,
-        InvalidTopicError,
-        JavaError,
-        LogTruncatedError,
-        MaxPollIntervalError,
-        MissingExtraError,
-        NoClusterError,
-        NoReassignmentError,
-        NotControllerError,
-        NotEnoughReplicasAfterAppendError,
-        NotEnoughReplicasError,
-        NotEnoughResourcesError,
-        NotLeaderError,
-        NullKeyError,
-        OffsetNotAvailableError,
         OffsetOutOfRangeError,
-        OpenFilesLimitError,
         OutcomeUnknownError,
-        OutOfOrderSequenceError,
-        OverloadedError,
-        PartitionOfflineError,
-        PoolExistsError,
-        ProducerFencedError,
-        ProtocolError,
         RayqError,
-        ReassignmentInProgressError,
         RecordTooLargeError,
-        ReplicaLimitError,
-        RewriteMismatchError,
         SerializationError,
-        SparkSessionError,
-        StaleBrokerError,
-        StalePartitionError,
-        StorageError,
-        StreamingQueryError,
         TimeoutError,
         TopicExistsError,
-        UnknownAssignorError,
-        UnknownBrokerError,
-        UnknownEpochError,
-        UnknownGroupError,
-        UnknownMemberError,
-        UnknownPoolError,
-        UnknownProducerError,
-        UnknownServerError,
         UnknownTopicError,
-        UnsupportedFormatError,
-        UnsupportedVersionError,
-        WrongClusterError,
     )
     from rayq.metrics import Sample
     from rayq.records import (
@@ -138,56 +73,32 @@ del TYPE_CHECKING
 # Importing rayq costs next to nothing: what is used is imported when it is first used. `rayq
 # --version` needs none of it, and a Ctrl+C in its first moment finds nothing half imported.
 _HOMES = {
-    "Admin": "rayq.client.admin.admin",
-    "AsyncAdmin": "rayq.client.admin.admin",
-    "AsyncConsumer": "rayq.client.consuming.consumer",
-    "AsyncProducer": "rayq.client.producing.producer",
-    "Cluster": "rayq.client.cluster",
-    "ClusterConfig": "rayq.config_reference",
-    "Consumer": "rayq.client.consuming.consumer",
-    "ConsumerConfig": "rayq.config_reference",
-    "ConsumerPool": "rayq.client.consumer_pool",
-    "DeliveryFuture": "rayq.client.producing.futures",
-    "ManyDeliveryFuture": "rayq.client.producing.futures",
-    "PoolConfig": "rayq.config_reference",
-    "Producer": "rayq.client.producing.producer",
-    "ProducerConfig": "rayq.config_reference",
-    "Sample": "rayq.metrics",
-    "TopicConfig": "rayq.config_reference",
-    "connect": "rayq.entry",
-    "json_deserializer": "rayq.serialization",
-    "json_serializer": "rayq.serialization",
-    "start": "rayq.entry",
-    "typed_json_deserializer": "rayq.serialization",
+    "rayq.client.admin.admin": ("Admin", "AsyncAdmin"),
+    "rayq.client.cluster": ("Cluster",),
+    "rayq.client.consumer_pool": ("ConsumerPool",),
+    "rayq.client.consuming.consumer": ("AsyncConsumer", "Consumer"),
+    "rayq.client.producing.futures": ("DeliveryFuture", "ManyDeliveryFuture"),
+    "rayq.client.producing.producer": ("AsyncProducer", "Producer"),
+    "rayq.config_reference": (
+        "ClusterConfig",
+        "ConsumerConfig",
+        "PoolConfig",
+        "ProducerConfig",
+        "TopicConfig",
+    ),
+    "rayq.entry": ("connect", "start"),
+    "rayq.metrics": ("Sample",),
+    "rayq.serialization": ("json_deserializer", "json_serializer", "typed_json_deserializer"),
 }
-_RECORDS = (
-    "BrokerInfo",
-    "ClusterInfo",
-    "DrainProgress",
-    "GroupInfo",
-    "GroupListing",
-    "GroupMemberInfo",
-    "GroupMembership",
-    "GroupOffset",
-    "OffsetAndMetadata",
-    "OffsetRange",
-    "PartitionInfo",
-    "PoolConsumer",
-    "PoolStatus",
-    "Reassignment",
-    "Record",
-    "RecordMetadata",
-    "ReplicaInfo",
-    "TopicInfo",
-    "TopicPartition",
-)
-_EXTRAS = ("data", "spark")
+"""Where the exported names are defined. The names that are missing here are those of errors, and of
+`rayq.records`."""
+_MODULES = ("data", "errors", "spark")
 
 
 def __getattr__(name: str) -> _Any:
     import importlib
 
-    if name in _EXTRAS:
+    if name in _MODULES:
         return importlib.import_module(f"rayq.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'rayq' has no attribute {name!r}")
@@ -196,14 +107,15 @@ def __getattr__(name: str) -> _Any:
 
         value: _Any = version("rayq")
     else:
-        home = _HOMES.get(name) or ("rayq.records" if name in _RECORDS else "rayq.errors")
+        other = "rayq.errors" if name.endswith("Error") else "rayq.records"
+        home = next((module for module, names in _HOMES.items() if name in names), other)
         value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_EXTRAS})
+    return sorted({*globals(), *__all__, *_MODULES})
 
 
 __all__ = [
@@ -212,117 +124,51 @@ __all__ = [
     "AsyncConsumer",
     "AsyncProducer",
     "AuthenticationError",
-    "BrokerInUseError",
     "BrokerInfo",
     "BufferFullError",
-    "CheckpointDamagedError",
-    "CheckpointError",
-    "CheckpointInUseError",
-    "CheckpointMismatchError",
-    "ClosedError",
     "Cluster",
     "ClusterConfig",
     "ClusterInfo",
     "CommitRefusedError",
-    "ConcurrentUseError",
     "ConfigError",
     "Consumer",
     "ConsumerConfig",
     "ConsumerPool",
-    "ControllerUnavailableError",
-    "CoordinatorLoadingError",
-    "CorruptBatchError",
     "DeliveryError",
     "DeliveryFuture",
     "DeliveryTimeoutError",
     "DeserializationError",
-    "DirectoryInUseError",
-    "DisconnectedError",
-    "DiskFullError",
-    "DivergedLogError",
     "DrainProgress",
-    "FencedEpochError",
-    "FencedMemberError",
     "GroupInfo",
-    "GroupLimitError",
     "GroupListing",
     "GroupMemberInfo",
     "GroupMembership",
-    "GroupNotEmptyError",
     "GroupOffset",
-    "HandlerError",
-    "InvalidAssignmentError",
-    "InvalidPartitionsError",
-    "InvalidReassignmentError",
-    "InvalidRecordError",
-    "InvalidReplicationFactorError",
-    "InvalidRequestError",
-    "InvalidTimestampError",
-    "InvalidTopicError",
-    "JavaError",
-    "LogTruncatedError",
     "ManyDeliveryFuture",
-    "MaxPollIntervalError",
-    "MissingExtraError",
-    "NoClusterError",
-    "NoReassignmentError",
-    "NotControllerError",
-    "NotEnoughReplicasAfterAppendError",
-    "NotEnoughReplicasError",
-    "NotEnoughResourcesError",
-    "NotLeaderError",
-    "NullKeyError",
     "OffsetAndMetadata",
-    "OffsetNotAvailableError",
     "OffsetOutOfRangeError",
     "OffsetRange",
-    "OpenFilesLimitError",
-    "OutOfOrderSequenceError",
     "OutcomeUnknownError",
-    "OverloadedError",
     "PartitionInfo",
-    "PartitionOfflineError",
     "PoolConfig",
     "PoolConsumer",
-    "PoolExistsError",
     "PoolStatus",
     "Producer",
     "ProducerConfig",
-    "ProducerFencedError",
-    "ProtocolError",
     "RayqError",
     "Reassignment",
-    "ReassignmentInProgressError",
     "Record",
     "RecordMetadata",
     "RecordTooLargeError",
     "ReplicaInfo",
-    "ReplicaLimitError",
-    "RewriteMismatchError",
     "Sample",
     "SerializationError",
-    "SparkSessionError",
-    "StaleBrokerError",
-    "StalePartitionError",
-    "StorageError",
-    "StreamingQueryError",
     "TimeoutError",
     "TopicConfig",
     "TopicExistsError",
     "TopicInfo",
     "TopicPartition",
-    "UnknownAssignorError",
-    "UnknownBrokerError",
-    "UnknownEpochError",
-    "UnknownGroupError",
-    "UnknownMemberError",
-    "UnknownPoolError",
-    "UnknownProducerError",
-    "UnknownServerError",
     "UnknownTopicError",
-    "UnsupportedFormatError",
-    "UnsupportedVersionError",
-    "WrongClusterError",
     "__version__",
     "connect",
     "json_deserializer",

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Unpack
 
-from rayq.client.cluster import DEFAULT_PORT, Cluster
+from rayq.client.addresses import DEFAULT_PORT
+from rayq.client.cluster import Cluster
 from rayq.client.consumer_pool import Handler, PoolControl, PoolSpec
 from rayq.client.timeouts import takes_timeout
 from rayq.config import ClusterConfig, only_known, parse

@@ -16,6 +16,8 @@ knowing the class:
   numbers its batches anew.
 - `ends_membership`: the member of a group that the error answers is out of its group.
 
+Those that only servers and rayq's own client exchange derive from `InternalError` and stand last.
+
 Errors cross the wire as `(code, message)`, the code being the class name: `to_wire` and `from_wire`
 are the only translation.
 """
@@ -197,30 +199,6 @@ class BufferFullError(RayqError):
 # --- who leads ----------------------------------------------------------------------------------
 
 
-class NotLeaderError(RayqError):
-    """The process asked does not lead the partition (any more). The outcome of a write is
-    unknown."""
-
-    retriable = True
-    stale_metadata = True
-
-
-class FencedEpochError(RayqError):
-    """The request carries an epoch or incarnation older than the receiver's: the sender was
-    replaced."""
-
-    retriable = True
-    not_written = True
-    stale_metadata = True
-
-
-class UnknownEpochError(RayqError):
-    """The request carries an epoch newer than the receiver's, which has yet to hear of it."""
-
-    retriable = True
-    not_written = True
-
-
 class PartitionOfflineError(RayqError):
     """No replica may lead the partition now; the message names those it waits for."""
 
@@ -229,26 +207,8 @@ class PartitionOfflineError(RayqError):
     stale_metadata = True
 
 
-class NotControllerError(RayqError):
-    """The process asked is not the controller (any more)."""
-
-    retriable = True
-
-
 class ControllerUnavailableError(RayqError):
     """No controller could be reached, or it has no majority of the voters."""
-
-    retriable = True
-
-
-class StalePartitionError(RayqError):
-    """A change to a partition's in-sync set was based on an older partition epoch; it was
-    refused."""
-
-
-class StaleBrokerError(RayqError):
-    """A broker or replica process is not registered under the incarnation it names: it registers
-    again."""
 
     retriable = True
 
@@ -271,23 +231,12 @@ class NotEnoughReplicasAfterAppendError(RayqError):
     outcome_unknown = True
 
 
-class DivergedLogError(RayqError):
-    """A follower holds committed records that its cleanly elected leader lacks; it stops. Never
-    expected: it means that a disk was changed from outside or that rayq has a bug."""
-
-
 # --- offsets ------------------------------------------------------------------------------------
 
 
 class OffsetOutOfRangeError(RayqError):
     """The offset is below the log start or past the log's end, and no `auto_offset_reset` says
     where to go on."""
-
-
-class OffsetNotAvailableError(RayqError):
-    """A new leader does not know its high watermark yet."""
-
-    retriable = True
 
 
 class LogTruncatedError(RayqError):
@@ -324,19 +273,6 @@ class RewriteMismatchError(RayqError):
 
 
 # --- groups -------------------------------------------------------------------------------------
-
-
-class CoordinatorLoadingError(RayqError):
-    """A group's new coordinator is still reading what its predecessors wrote."""
-
-    retriable = True
-
-
-class UnknownMemberError(RayqError):
-    """The coordinator does not know this member of the group (any more): it was silent for a
-    session, or has left. It joins anew, without its partitions."""
-
-    ends_membership = True
 
 
 class FencedMemberError(RayqError):
@@ -533,6 +469,80 @@ class UnknownServerError(RayqError):
     """A server failed in a way it did not foresee: a bug in rayq. The message carries its cause."""
 
     outcome_unknown = True
+
+
+# --- inside rayq --------------------------------------------------------------------------------
+
+
+class InternalError(RayqError):
+    """What servers answer each other, and what rayq's own client understands by itself: it retries,
+    or raises another error instead. No public call raises it."""
+
+
+class NotLeaderError(InternalError):
+    """The process asked does not lead the partition (any more). The outcome of a write is
+    unknown."""
+
+    retriable = True
+    stale_metadata = True
+
+
+class FencedEpochError(InternalError):
+    """The request carries an epoch or incarnation older than the receiver's: the sender was
+    replaced."""
+
+    retriable = True
+    not_written = True
+    stale_metadata = True
+
+
+class UnknownEpochError(InternalError):
+    """The request carries an epoch newer than the receiver's, which has yet to hear of it."""
+
+    retriable = True
+    not_written = True
+
+
+class NotControllerError(InternalError):
+    """The process asked is not the controller (any more)."""
+
+    retriable = True
+
+
+class StalePartitionError(InternalError):
+    """A change to a partition's in-sync set was based on an older partition epoch; it was
+    refused."""
+
+
+class StaleBrokerError(InternalError):
+    """A broker or replica process is not registered under the incarnation it names: it registers
+    again."""
+
+    retriable = True
+
+
+class DivergedLogError(InternalError):
+    """A follower holds committed records that its cleanly elected leader lacks; it stops. Never
+    expected: it means that a disk was changed from outside or that rayq has a bug."""
+
+
+class OffsetNotAvailableError(InternalError):
+    """A new leader does not know its high watermark yet."""
+
+    retriable = True
+
+
+class CoordinatorLoadingError(InternalError):
+    """A group's new coordinator is still reading what its predecessors wrote."""
+
+    retriable = True
+
+
+class UnknownMemberError(InternalError):
+    """The coordinator does not know this member of the group (any more): it was silent for a
+    session, or has left. It joins anew, without its partitions."""
+
+    ends_membership = True
 
 
 def _tree(root: type[RayqError]) -> dict[str, type[RayqError]]:

@@ -26,7 +26,7 @@ BENCH_TOPIC = "rayq-bench"
 CHUNK = 500
 DISTINCT_VALUES = 1000
 VALUES_BYTES_MAX = 16 * MIB
-"""Of the distinct values together, and of what one call sends."""
+"""How large the distinct values are together, and how much one call sends."""
 TIMEOUT_S = 60.0
 SECONDS = 5.0
 """How long latency is measured by default."""
@@ -54,28 +54,30 @@ Size = Annotated[str, typer.Option("-s", "--record-size", help="Of a value: such
 
 
 @contextlib.contextmanager
-def _topic(
-    cluster: Cluster, name: str | None, partitions: int, replicas: int | None
-) -> Iterator[str]:
-    if name is not None:
-        cluster.admin.describe_topic(name)
-        yield name
-        return
-    try:
-        cluster.create_topic(BENCH_TOPIC, partitions, replicas)
-    except TopicExistsError as error:
-        raise TopicExistsError(
-            f"Topic {BENCH_TOPIC} is there: another measurement is under way, or was killed. Then: "
-            f"rayq topic delete {BENCH_TOPIC}"
-        ) from error
-    try:
-        yield BENCH_TOPIC
-    finally:
-        cluster.admin.delete_topic(BENCH_TOPIC)
+def _on_topic(
+    address: str | None, name: str | None, partitions: int, replicas: int | None
+) -> Iterator[tuple[Cluster, str]]:
+    """The cluster, and the topic to measure on: the one named, or one that is made for it."""
+    with connected(address, topics=[] if name is None else [name]) as cluster:
+        if name is not None:
+            cluster.admin.describe_topic(name)
+            yield cluster, name
+            return
+        try:
+            cluster.create_topic(BENCH_TOPIC, partitions, replicas)
+        except TopicExistsError as error:
+            raise TopicExistsError(
+                f"Topic {BENCH_TOPIC} is there: another measurement is under way, or was killed. "
+                f"Then: rayq topic delete {BENCH_TOPIC}"
+            ) from error
+        try:
+            yield cluster, BENCH_TOPIC
+        finally:
+            cluster.admin.delete_topic(BENCH_TOPIC)
 
 
 def _values(record_bytes: int) -> list[bytes]:
-    """Half of each is random, half repeats, so that compression has something to do."""
+    """Values of which half is random and half repeats, so that compression has something to do."""
     if not 1 <= record_bytes <= VALUES_BYTES_MAX:
         raise InvalidRequestError(
             f"A record of a measurement has 1 to {VALUES_BYTES_MAX} bytes, not {record_bytes}."
@@ -104,7 +106,7 @@ def produce(
     size = size_bytes(record_size)
     values = _values(size)
     options = config_values(ProducerConfig, [f"acks={acks}", f"compression_type={compression}"])
-    with connected(cluster) as connection, _topic(connection, topic, partitions, replicas) as name:
+    with _on_topic(cluster, topic, partitions, replicas) as (connection, name):
         took_s, latencies = _produce(connection, name, values, count, rate, options)
     _report(count, size, took_s, latencies, json, "produced")
 
@@ -117,7 +119,8 @@ def _produce(
     rate: int | None,
     options: Mapping[str, Any],
 ) -> tuple[float, list[float]]:
-    """Seconds, and how long each call's records took to be acknowledged."""
+    """Returns the seconds that it took, and for each call the seconds until its records were
+    acknowledged."""
     latencies: list[float] = []
     chunk = min(CHUNK, len(values))
     if rate is not None:
@@ -169,7 +172,7 @@ def consume(
 ) -> None:
     """Read from the beginning; without --topic, records that are written first."""
     size = size_bytes(record_size)
-    with connected(cluster) as connection, _topic(connection, topic, partitions, replicas) as name:
+    with _on_topic(cluster, topic, partitions, replicas) as (connection, name):
         if topic is None:
             _produce(connection, name, _values(size), count, None, {})
         with connection.consumer(name, auto_offset_reset="earliest") as consumer:
@@ -220,7 +223,7 @@ def latency(
         raise typer.BadParameter("give one of --num-records and --seconds")
     if count is None:
         count = max(1, int(rate * (SECONDS if seconds is None else seconds)))
-    with connected(cluster) as connection, _topic(connection, topic, partitions, replicas) as name:
+    with _on_topic(cluster, topic, partitions, replicas) as (connection, name):
         acknowledged, received = _latencies(connection, name, size, count, rate)
     if json:
         output.print_json(

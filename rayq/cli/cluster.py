@@ -102,7 +102,7 @@ def elect_leaders(
     check_can_ask(yes or not unclean)
     numbers = None if partitions is None else partition_numbers(partitions)
     rows = []
-    with connected(cluster) as connection:
+    with connected(cluster, topics=topics or ()) as connection:
         agree(
             f"Let any live replica lead partitions of {', '.join(topics or ())} that have no "
             "leader? Records that were acknowledged may be lost.",

@@ -1,4 +1,4 @@
-"""Asking before records, positions or replicas go: one habit for all verbs that delete or move.
+"""Asks before records, positions or replicas go, in the same way for all verbs that delete or move.
 
 On a terminal they say what they will do and ask; `--yes` answers beforehand. Where nobody can be
 asked, in a script or a pipe, they do nothing without it.

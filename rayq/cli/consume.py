@@ -25,7 +25,7 @@ POLL_S = 0.2
 POLL_RECORDS_MAX = 10_000
 TOPIC_TIMEOUT_S = 30.0
 END_TIMEOUT_S = 60.0
-"""Without any progress for so long, --exit fails: a partition has no leader, or a group does not
+"""--exit fails after so long without progress: a partition has no leader, or a group does not
 settle."""
 
 
@@ -110,7 +110,7 @@ def consume(
     begin = where(offset, output.now_ms())
     options = config_values(ConsumerConfig, config or ())
     printer = Printer(formatter(template, null=NULL if show_null else b""), count)
-    with connected(cluster) as connection:
+    with connected(cluster, topics=topics) as connection:
         if group is not None:
             _as_member(connection, topics, group, begin, options, exit_at_end, printer)
         else:
@@ -139,7 +139,8 @@ class Printer:
         return max(1, min(POLL_RECORDS_MAX, left))
 
     def print(self, records: list[Record]) -> None:
-        """Raises BrokenPipeError, also without records: who has read may be gone meanwhile."""
+        """Prints records. Raises BrokenPipeError, also without records: the program that read the
+        output may have ended meanwhile."""
         if not records:
             if any(events & (select.POLLERR | select.POLLNVAL) for _, events in self._poll.poll(0)):
                 raise BrokenPipeError
@@ -197,7 +198,7 @@ def _alone(
 
 
 def _polls(consumer: Consumer, exit_at_end: bool, printer: Printer) -> Iterator[list[Record]]:
-    """What is to be printed at a time; [] now and then while there is nothing."""
+    """The records to print at a time; [] now and then while there are none."""
     until = consumer.begin_until_end(END_TIMEOUT_S) if exit_at_end else None
     while not printer.is_done:
         if until is None:
@@ -214,7 +215,7 @@ def _starts(
     first: dict[TopicPartition, int],
     ends: dict[TopicPartition, int],
 ) -> dict[TopicPartition, int]:
-    """Inside each log as it is now."""
+    """Where to begin in each partition, inside its log as it is now."""
     if begin.kind == "beginning":
         return first
     if begin.kind == "end":
@@ -250,7 +251,7 @@ def _as_member(
         for records in _polls(consumer, exit_at_end, printer):
             printer.print(records)
             if records:
-                # Only now: what was not printed comes again.
+                # It commits only what was printed: all other records come again.
                 consumer.commit(
                     {TopicPartition(one.topic, one.partition): one.offset + 1 for one in records}
                 )

@@ -9,13 +9,12 @@ import contextlib
 import difflib
 import fcntl
 import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import rayq
 from rayq import Cluster
-from rayq.client.cluster import parse_address
+from rayq.client.addresses import parse_address
 from rayq.errors import (
     ControllerUnavailableError,
     DisconnectedError,
@@ -29,9 +28,8 @@ from rayq.records import ClusterInfo
 from rayq.runtime.current_cluster import cluster_of, home, read_current
 
 CONNECT_TIMEOUT_S = 5.0
-"""A cluster none of whose brokers answers within that time is taken for down."""
+"""A cluster counts as down when none of its brokers answers within that time."""
 TLS_FIELDS = ("tls_certificate", "tls_key", "tls_ca", "tls_check_hostname")
-_UNKNOWN = re.compile(r"There is no (topic|group) '([^']*)'")
 NO_CLUSTER = (
     "There is no current cluster: start one with `rayq start DIR --brokers 3`, or name a broker "
     "with --cluster HOST:PORT (or RAYQ_CLUSTER)."
@@ -58,35 +56,53 @@ def start_lock(*, wait: bool = False) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def connected(address: str | None, timeout_s: float | None = None) -> Iterator[Cluster]:
+def connected(
+    address: str | None,
+    timeout_s: float | None = None,
+    *,
+    topics: Iterable[str] = (),
+    groups: Iterable[str] = (),
+) -> Iterator[Cluster]:
     """The cluster at `address`, else the current one, else that of the Ray that RAY_ADDRESS names.
-    Raises NoClusterError when there is none, or when no broker answers."""
+    `topics` and `groups` are the names that the verb still has to find: the error for one that does
+    not exist suggests the nearest name that does. Raises NoClusterError when there is no cluster,
+    or when no broker answers."""
     with _cluster(address) as cluster:
         check_answers(cluster, timeout_s)
         try:
             yield cluster
-        except (UnknownTopicError, UnknownGroupError) as error:
-            raise _with_nearest(error, cluster) from error
+        except UnknownTopicError as error:
+            raise _with_nearest(error, "topic", topics, lambda: _topics(cluster)) from error
+        except UnknownGroupError as error:
+            raise _with_nearest(error, "group", groups, lambda: _groups(cluster)) from error
         except TimeoutError as error:
-            why = str(error).replace("..", ".")
-            raise TimeoutError(f"{why} What is wrong tells `rayq cluster health`.") from error
+            hint = "`rayq cluster health` says what is wrong."
+            raise error.with_message(f"{error} {hint}") from error
 
 
-def _with_nearest(error: RayqError, cluster: Cluster) -> RayqError:
-    """What there is instead of a topic or group that is not there."""
-    found = _UNKNOWN.match(str(error))
-    if found is None:
+def _with_nearest(
+    error: RayqError, kind: str, asked: Iterable[str], existing: Callable[[], list[str]]
+) -> RayqError:
+    """The error, with the existing name that is nearest to the first of those asked for that does
+    not exist."""
+    try:
+        names = existing()
+    except RayqError:
         return error
-    kind, name = found.groups()
-    names: list[str] = []
-    with contextlib.suppress(RayqError):
-        if kind == "topic":
-            names = cluster.admin.list_topics(timeout_s=CONNECT_TIMEOUT_S)
-        else:
-            names = [one.group for one in cluster.admin.list_groups(timeout_s=CONNECT_TIMEOUT_S)]
-    near = difflib.get_close_matches(name, names, n=1)
+    missing = next((name for name in asked if name not in names), None)
+    if missing is None:
+        return error
+    near = difflib.get_close_matches(missing, names, n=1)
     hint = f"Did you mean {near[0]!r}?" if near else f"`rayq {kind} list` shows those there are."
-    return type(error)(f"{found[0]}. {hint}")
+    return error.with_message(f"There is no {kind} {missing!r}. {hint}")
+
+
+def _topics(cluster: Cluster) -> list[str]:
+    return cluster.admin.list_topics(internal=True, timeout_s=CONNECT_TIMEOUT_S)
+
+
+def _groups(cluster: Cluster) -> list[str]:
+    return [one.group for one in cluster.admin.list_groups(timeout_s=CONNECT_TIMEOUT_S)]
 
 
 @contextlib.contextmanager
@@ -113,16 +129,15 @@ def check_answers(cluster: Cluster, timeout_s: float | None = None) -> ClusterIn
     try:
         return cluster.admin.describe_cluster(timeout_s=timeout_s or CONNECT_TIMEOUT_S)
     except (TimeoutError, DisconnectedError, ControllerUnavailableError) as error:
-        why = str(error).replace("..", ".")
         raise NoClusterError(
-            f"No broker answers at {', '.join(cluster.addresses)}. {why} Where the cluster is "
+            f"No broker answers at {', '.join(cluster.addresses)}. {error} Where the cluster is "
             "down, `rayq start DIR` starts it again."
         ) from error
 
 
 def _cluster(address: str | None) -> Cluster:
     if address is not None:
-        # The address first: of a typo, and not of a missing token, one should hear.
+        # A typo in the address is reported before a missing token.
         for one in address.split(","):
             parse_address(one)
         return rayq.connect(address, **tls_of_environment())

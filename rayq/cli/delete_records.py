@@ -40,7 +40,7 @@ def delete_records(
     check_can_ask(yes or dry_run)
     goal = where(before, output.now_ms())
     chosen = None if partitions is None else partition_numbers(partitions)
-    with connected(cluster) as connection:
+    with connected(cluster, topics=[topic]) as connection:
         places = _places(connection, topic, chosen)
         starts, new_starts = _new_starts(connection, places, goal)
         gone = sum(new_starts[place] - starts[place] for place in places)
@@ -90,7 +90,7 @@ def _new_starts(
                 wanted = {place: ends[place] - goal.number for place in places}
             case "time":
                 found = consumer.offsets_for_times(dict.fromkeys(places, goal.number))
-                # Nothing is so late: all that there is is older.
+                # Where no record is at or after that time, all records are older.
                 wanted = {
                     place: ends[place] if offset is None else offset
                     for place, offset in found.items()

@@ -58,7 +58,7 @@ def unescape(text: str) -> bytes:
 
 
 def to_bytes(argument: str) -> bytes:
-    """What was typed, also where it is no UTF-8."""
+    """The bytes that were typed, also where they are no UTF-8."""
     return argument.encode(errors="surrogateescape")
 
 
@@ -245,7 +245,7 @@ def _parse_line(line: bytes, pieces: list[bytes | str], template: str) -> Given:
 
 
 def _headers(text: bytes) -> Headers:
-    """`name=value,name=value`, as `%h` writes them."""
+    """Reads headers as `%h` writes them: `name=value,name=value`."""
     pairs = [one.partition(b"=") for one in text.split(b",")] if text else []
     return [(name.decode(errors="replace"), value) for name, _, value in pairs]
 
@@ -259,7 +259,7 @@ def _number(text: bytes | None, what: str) -> int | None:
 
 
 def shown(line: bytes) -> str:
-    """The beginning of a line, for an error."""
+    """The beginning of a line, for the text of an error."""
     text = line[:60].decode(errors="replace")
     return repr(text + "..." if len(line) > 60 else text)
 

@@ -44,7 +44,7 @@ def list_groups(json: Json = False, cluster: ClusterAddress = None) -> None:
 
 
 def describe_all(cluster: Cluster) -> list[GroupInfo]:
-    """One that goes meanwhile is left out."""
+    """Describes all groups. A group that is deleted meanwhile is left out."""
     infos = []
     for listing in cluster.admin.list_groups():
         try:
@@ -86,7 +86,7 @@ def _as_json(group: GroupInfo) -> dict[str, Any]:
 @app.command()
 def describe(groups: GroupNames, json: Json = False, cluster: ClusterAddress = None) -> None:
     """Show members, what each owns, and how far a group is in every partition."""
-    with connected(cluster) as connection:
+    with connected(cluster, groups=groups) as connection:
         infos = [connection.admin.describe_group(name) for name in groups]
     if json:
         output.print_json_of(groups, [_as_json(info) for info in infos])
@@ -171,7 +171,8 @@ def seek(
     check_can_ask(yes or dry_run)
     how: dict[str, Any] = {"shift": shift} if to is None else _target(to)
     chosen = [topic_partition(one) if "/" in one else one for one in topics or ()] or None
-    with connected(cluster) as connection:
+    named = [one if isinstance(one, str) else one.topic for one in chosen or ()]
+    with connected(cluster, topics=named) as connection:
         before = _committed(connection, group)
         if "last" in how:
             how = {"to": _before_the_end(connection, how["last"], chosen, before)}
@@ -210,7 +211,7 @@ def _target(text: str) -> dict[str, Any]:
 
 
 def _committed(cluster: Cluster, group: str) -> dict[TopicPartition, int | None]:
-    """Nothing for a group that is not there: setting its offsets makes it."""
+    """The committed offsets. None for a group that does not exist: setting its offsets makes it."""
     try:
         found = cluster.admin.describe_group(group)
     except UnknownGroupError:
@@ -243,10 +244,12 @@ def delete(
 ) -> None:
     """Forget groups without members, and their offsets."""
     check_can_ask(yes)
-    with connected(cluster) as connection:
+    left = list(groups)
+    with connected(cluster, groups=left) as connection:
         agree(f"Forget {', '.join(groups)} and how far each has read?", yes)
-        for name in groups:
-            connection.admin.delete_group(name)
+        while left:
+            connection.admin.delete_group(left[0])
+            name = left.pop(0)
             if not json:
                 output.say(f"Deleted group {name}.")
     if json:

@@ -16,8 +16,8 @@ _BREAK = re.compile(r"((?<!\d) | (?!(?:B|[KMGT]iB)\b)|(?<=,)(?=[^\s\d]))")
 
 
 def fold(text: str, width: int, hang: int = 0) -> list[str]:
-    """Lines of at most `width`, of which those after the first are indented as it is, and by `hang`
-    more. A word that is longer stands alone."""
+    """The text in lines of at most `width` columns. Those after the first are indented as the first
+    is, and by `hang` more. A word that is longer than a line has a line of its own."""
     bare = text.lstrip(" ")
     indent = " " * (len(text) - len(bare))
     pieces = _BREAK.split(bare)
@@ -54,9 +54,9 @@ def lay_out(
     width: int | None,
     optional: Sequence[str] = (),
 ) -> Laid:
-    """Columns side by side, as wide as what is in them (`width` None: always), else folded where
-    words end, else without the `optional` ones, the first of them first. Where that does not do,
-    one cell below the other."""
+    """The columns side by side, as wide as their contents (always, where `width` is None). Where
+    that is too wide, cells fold where words end; then `optional` columns are left out, the first of
+    them first; and at last the cells of each row stand one below the other."""
     for left_out in range(len(optional) + 1):
         dropped = optional[:left_out]
         shown = [column for column, name in enumerate(head) if name not in dropped]
@@ -71,7 +71,7 @@ def lay_out(
 
 
 def _widths(cells: Sequence[Sequence[str]], width: int | None) -> list[int] | None:
-    """Of the columns; None where they do not fit, however they fold."""
+    """The widths of the columns. None where they do not fit, however they fold."""
     columns = list(zip(*cells, strict=True))
     widths = [max(map(width_of, column)) for column in columns]
     if width is None:

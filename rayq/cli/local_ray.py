@@ -27,7 +27,7 @@ from rayq.runtime.ray_token import ensure_ray_token, has_ray_token
 
 START_TIMEOUT_S = 120.0
 ATTEMPTS_MAX = 3
-"""A port that was free may be taken a moment later."""
+"""How often to try: another program may take a port that was free a moment ago."""
 RAYLET_PATIENCE_S = 1.0
 KILL_PATIENCE_S = 10.0
 _SESSION = re.compile(r"[/=](session_[^/\s]+)")
@@ -63,7 +63,7 @@ def start_ray(node_ip: str | None, num_cpus: int | None = None) -> tuple[str, st
                 text=True,
                 timeout=START_TIMEOUT_S,
                 env=_ray_environment(),
-                # A Ctrl+C is for us: we end what was started.
+                # A Ctrl+C must reach this process only, which then ends what it started.
                 start_new_session=True,
             )
             said = ran.stdout + ran.stderr
@@ -92,7 +92,7 @@ def _address_in(said: str) -> str:
 
 
 def _session_at(port: int) -> str | None:
-    """Of the Ray of this machine whose head listens there."""
+    """The session of the Ray on this machine whose head listens at an address."""
     for one in _processes().values():
         found = _SESSION.search(one.command)
         if found and f" --gcs_server_port={port} " in f"{one.command} ":
@@ -101,7 +101,7 @@ def _session_at(port: int) -> str | None:
 
 
 def _clean_up(port: int) -> None:
-    """Ends what an attempt has left."""
+    """Ends the processes that a failed attempt has left."""
     session = _session_at(port)
     if session is not None:
         stop_ray(session)
@@ -121,7 +121,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _ray_environment() -> dict[str, str]:
-    """With Ray's token authentication, which needs a token."""
+    """The environment for Ray's token authentication, which needs a token."""
     environment = dict(os.environ)
     if "RAY_AUTH_MODE" not in environment:
         ensure_ray_token()
@@ -134,15 +134,16 @@ def _ray_environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def connected_to_ray(address: str) -> Iterator[None]:
-    """This process is a driver of the Ray at `address` meanwhile. Raises NoClusterError, and
-    RayqError for what Ray raises meanwhile."""
+    """Makes this process a driver of the Ray at `address` for the `with` block. Raises
+    NoClusterError, and RayqError for what Ray raises within the block."""
     if "RAY_AUTH_MODE" not in os.environ and has_ray_token():
         os.environ["RAY_AUTH_MODE"] = "token"
     import ray
     from ray._private import worker
     from ray.exceptions import RayError
 
-    # What a raylet warns of would be printed on stdout, amid our answer; no option keeps it back.
+    # Ray prints the warnings of raylets on stdout, between the lines of the verb; no option of Ray
+    # prevents that.
     worker._worker_logs_enabled = False
     # Ray takes SIGTERM over as it comes, and as it goes gives it to nobody.
     on_sigterm = signal.getsignal(signal.SIGTERM)
@@ -155,7 +156,8 @@ def connected_to_ray(address: str) -> Iterator[None]:
     try:
         yield
     except RayError as error:
-        # What a remote function raised is in it, below its traceback there.
+        # The text of Ray's error has the traceback of the remote function; its cause is the error
+        # that the function raised.
         cause = getattr(error, "cause", None)
         if isinstance(cause, RayqError):
             raise cause from error
@@ -167,7 +169,8 @@ def connected_to_ray(address: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _silent_stderr() -> Iterator[None]:
-    """Ray's C++ part tells stderr at length of each attempt to connect; the error says enough."""
+    """Hides what Ray's C++ part prints on stderr at each attempt to connect: the error says
+    enough."""
     kept = os.dup(2)
     try:
         with open(os.devnull, "wb") as nowhere:
@@ -182,16 +185,16 @@ def _silent_stderr() -> Iterator[None]:
 
 
 class _Process(NamedTuple):
-    """One that runs, as /proc has it."""
+    """A running process, as /proc describes it."""
 
     command: str
     parent: int
     leader: int
-    """The process that began the kernel's session which it is in."""
+    """The process that began the kernel's session that this process is in."""
 
 
 def _processes() -> dict[int, _Process]:
-    """All of this machine, by pid."""
+    """All processes of this machine, by pid."""
     found = {}
     for name in os.listdir("/proc"):
         if not name.isdecimal():
@@ -208,7 +211,8 @@ def _processes() -> dict[int, _Process]:
 
 
 def processes_of(session: str) -> dict[int, str]:
-    """The processes of a Ray session on this machine, and what these started: pid and command."""
+    """The processes of a Ray session on this machine and those that they started: pid and
+    command."""
     processes = _processes()
     number = session.rpartition("_")[2]  # The pid of the `ray start` that began it.
     leader = int(number) if number.isdecimal() else None
@@ -218,7 +222,7 @@ def processes_of(session: str) -> dict[int, str]:
         if ("/ray/" in one.command and session in _SESSION.findall(one.command))
         or (one.leader == leader and _NAMELESS.match(one.command))
     }
-    # While one of Ray's is in the kernel's session, its number is no other's.
+    # While a process of Ray is in the kernel's session, no other session gets its number.
     if any(processes[pid].leader == leader for pid in found):
         found |= {pid for pid, one in processes.items() if one.leader == leader}
     while more := {pid for pid, one in processes.items() if one.parent in found} - found:
@@ -227,7 +231,7 @@ def processes_of(session: str) -> dict[int, str]:
 
 
 def raylets_of(session: str) -> list[int]:
-    """The pid of what runs all others of that session; nothing where it has ended."""
+    """The pid of the session's raylet, which runs all other processes; empty where it has ended."""
     return _raylets(processes_of(session))
 
 
@@ -236,8 +240,8 @@ def _raylets(processes: Mapping[int, str]) -> list[int]:
 
 
 def stop_ray(session: str, address: str | None = None) -> int:
-    """Ends that session's processes and nothing else; returns how many there were. The raylet goes
-    first: it takes its workers along."""
+    """Ends the processes of that session and nothing else. Returns how many there were. The raylet
+    ends first, since its workers end with it."""
     found = processes_of(session)
     raylets = _raylets(found)
     _signal(raylets, signal.SIGTERM)

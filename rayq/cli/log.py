@@ -226,13 +226,13 @@ def _dump_records(
         columns = decode_columns(data, 0, header)
         some = [
             Record(
-                topic,
-                int(number) if number.isdecimal() else 0,
-                columns.offsets[index],
-                columns.timestamps_ms[index],
-                None if columns.keys is None else columns.keys[index],
-                columns.values[index],
-                (columns.headers[index] if columns.headers is not None else None) or [],
+                topic=topic,
+                partition=int(number) if number.isdecimal() else 0,
+                offset=columns.offsets[index],
+                timestamp_ms=columns.timestamps_ms[index],
+                key=None if columns.keys is None else columns.keys[index],
+                value=columns.values[index],
+                headers=(columns.headers[index] if columns.headers is not None else None) or [],
             )
             for index in range(header.record_count)
             if columns.offsets[index] >= offset

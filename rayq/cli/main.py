@@ -86,7 +86,7 @@ def run(arguments: Sequence[str], closed: Sequence[str] = ()) -> int:
         return error.exit_code
     except typer.TyperException as error:
         message = _usage(error)
-        # Without one the help was asked for, by leaving out the verb; it is printed already.
+        # An empty message means that the verb was left out, and the help is printed already.
         return _fail(message, error.exit_code) if message else error.exit_code
     except (KeyboardInterrupt, typer.Abort) as interrupt:
         return _code_of(interrupt)
@@ -113,8 +113,8 @@ def _code_of(interrupt: BaseException) -> int:
 
 
 def _open_standard_streams() -> list[str]:
-    """The names of those that were closed (`>&-`). They cannot be used, as with other programs; and
-    their numbers must not go to the next connection."""
+    """Opens the standard streams that were closed (`>&-`), and returns their names. They stay
+    useless, as with other programs, but no connection gets their numbers."""
     useless = {"stdin": os.O_WRONLY, "stdout": os.O_RDONLY, "stderr": os.O_RDONLY}
     closed = [name for name in useless if getattr(sys, name) is None]
     for number, (name, flags) in enumerate(useless.items()):
@@ -173,8 +173,8 @@ def _fail(message: str, code: int) -> int:
 
 
 def _quiet_logs() -> None:
-    """What the client logs on its way (a connection that broke and is made again) is no business
-    of who typed a command; RAYQ_LOG=debug (or info, warning) shows it."""
+    """Hides what the client logs (of a connection that broke and is made again, for example) from
+    the user of a command. RAYQ_LOG=debug (or info, warning) shows it."""
     import logging
 
     level = os.environ.get("RAYQ_LOG")

@@ -91,7 +91,7 @@ def reassign(
     given: Plan = {}
     if not cancel:  # which takes partitions without brokers
         given = _plan_of(map(_move, move or ()) if plan is None else _read_plan(plan))
-    with connected(cluster) as connection:
+    with connected(cluster, topics=[place.topic for place in given]) as connection:
         if show:
             _show_moves(connection.admin.list_reassignments(), json)
             return
@@ -130,7 +130,8 @@ class _PlannedMove(msgspec.Struct):
 
 
 class _PlanFile(msgspec.Struct):
-    """Kafka's form; what else its tools write (`version`, `log_dirs`) says nothing here."""
+    """A plan in Kafka's form. The other fields that Kafka's tools write (`version`, `log_dirs`) are
+    ignored."""
 
     partitions: list[_PlannedMove]
 
@@ -207,7 +208,8 @@ def _say_nothing_moved(json: bool) -> None:
 def _check_plan(
     cluster: Cluster, moves: Plan, topics: Mapping[str, Sequence[PartitionInfo]]
 ) -> None:
-    """What would be refused for sure should not look like a plan."""
+    """Raises the error that the controller would answer: a plan that it refuses for sure should not
+    be shown as one."""
     brokers = [one.broker for one in cluster.admin.describe_cluster().brokers]
     for (name, number), target in moves.items():
         if not 0 <= number < len(topics[name]):
@@ -244,7 +246,7 @@ def _execute(
 def _watched(
     cluster: Cluster, moves: Iterable[TopicPartition], advance: output.Advance
 ) -> Iterator[None]:
-    """Tells a bar how many are done, by looking now and then."""
+    """Tells a progress bar how many moves are done, for the `with` block."""
     wanted = set(moves)
     ended = threading.Event()
 
@@ -267,7 +269,7 @@ def _watched(
 
 @contextlib.contextmanager
 def _told_that_it_goes_on(command: str) -> Iterator[None]:
-    """An interrupt ends the waiting, not the moves, and one should know."""
+    """Tells the user after an interrupt that only the waiting has ended, and the moves go on."""
     try:
         yield
     except KeyboardInterrupt:
@@ -348,7 +350,7 @@ def set_replication_factor(
     """
     check_can_ask(yes)
     bytes_per_s = None if throttle is None else size_bytes(throttle)
-    with connected(cluster) as connection:
+    with connected(cluster, topics=topics) as connection:
         places: list[TopicPartition] = []
         for name in topics:
             partitions = connection.admin.describe_topic(name).partitions

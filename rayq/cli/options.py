@@ -13,7 +13,7 @@ from rayq.errors import RayqError
 
 COMPLETIONS_MAX = 200
 COMPLETION_TIMEOUT_S = 2.0
-"""So long a shell may wait at the tab key."""
+"""How long a shell may wait after the tab key."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
@@ -37,13 +37,13 @@ def _quickly(context: typer.Context) -> contextlib.AbstractContextManager[Cluste
 
 
 def _offered(names: list[str], incomplete: str) -> list[str]:
-    """Nothing that a shell or a terminal would take for more than a name."""
+    """The names to offer, without those that a terminal would take for more than a name."""
     names = [name for name in names if name.startswith(incomplete) and name.isprintable()]
     return names[:COMPLETIONS_MAX]
 
 
 def complete_topic(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Nothing where no cluster answers: a completion must not complain."""
+    """The topics to offer. None where no cluster answers: a completion must not complain."""
     with contextlib.suppress(RayqError, OSError), _quickly(ctx) as cluster:
         names = cluster.admin.list_topics(timeout_s=COMPLETION_TIMEOUT_S)
         return _offered(names, incomplete)

@@ -19,8 +19,8 @@ import msgspec
 from rayq.cli.layout import fold, lay_out
 from rayq.cli.visible import visible, visible_json
 
-# Rich is imported where something is drawn: it takes as long to load as the rest of a verb, and in
-# a pipe nothing is drawn.
+# Rich is imported only where a terminal shows its output: it takes as long to load as the rest of a
+# verb does.
 
 Advance = Callable[[int], None]
 """Called with how much is done in all."""
@@ -29,14 +29,14 @@ STYLES = {"error": "bold red", "warning": "yellow", "notice": "cyan", "ok": "gre
 
 
 def say(text: str = "", *, hang: int = 0) -> None:
-    """One line on stdout; where a person looks it folds at the terminal's width, with `hang` spaces
-    before what follows."""
+    """Prints one line on stdout. On a terminal it folds at the terminal's width, and `hang` spaces
+    stand before each further line."""
     for line in _folded(text, sys.stdout, hang):
         sys.stdout.write(line + "\n")
 
 
 def note(text: str) -> None:
-    """One line on stderr, folded likewise."""
+    """Prints one line on stderr, folded likewise."""
     for line in _folded(text, sys.stderr):
         sys.stderr.write(line + "\n")
 
@@ -47,7 +47,7 @@ def _folded(text: str, stream: TextIO, hang: int = 0) -> list[str]:
 
 
 def terminal_width() -> int:
-    """In characters; COLUMNS says it for those that do not."""
+    """In characters. COLUMNS says it where the terminal does not."""
     return shutil.get_terminal_size().columns
 
 
@@ -61,7 +61,8 @@ def print_json_line(value: Any) -> None:
 
 
 def print_json_of(asked: Sequence[str], found: Sequence[Any]) -> None:
-    """What was found of each that was asked for: of one an object, of several a list."""
+    """Prints what was found for each name that was asked for: an object for one name, a list for
+    several."""
     print_json(found[0] if len(asked) == 1 else found)
 
 
@@ -72,9 +73,9 @@ def table(
     styles: Sequence[str] = (),
     optional: Sequence[str] = (),
 ) -> None:
-    """A table as wide as the terminal where a person looks, and without the `optional` columns, the
-    first of them first, where they have no room; all of them, never folded, where a pipe does.
-    `styles` are of the rows, by their names in `STYLES`."""
+    """Prints a table. On a terminal it is as wide as that, and leaves out `optional` columns, the
+    first of them first, where they have no room. In a pipe it has all columns, never folded.
+    `styles` are the styles of the rows, by their names in `STYLES`."""
     listed = list(rows)
     cells = [[_text(cell) for cell in row] for row in listed]
     numeric = [
@@ -105,7 +106,7 @@ def heading(text: str) -> None:
 
 
 def verdict(text: str, kind: str) -> None:
-    """A line whose color says how well it is."""
+    """Prints a line in the color of its `kind`, one of `STYLES`."""
     _say_styled(text, STYLES[kind])
 
 
@@ -117,7 +118,7 @@ def _say_styled(text: str, style: str) -> None:
 
 
 def _print_styled(lines: Iterable[str], style: str) -> None:
-    """Lines that fit, on a terminal."""
+    """Prints lines that fit a terminal's width."""
     from rich.console import Console
     from rich.text import Text
 
@@ -150,7 +151,7 @@ def moment(timestamp_ms: int | None) -> str:
 
 
 def config_text(value: object) -> str:
-    """As one would type it."""
+    """The value of a config as a user would type it."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     return str(value)
@@ -166,7 +167,7 @@ def numbers(values: Iterable[int]) -> str:
 
 @contextlib.contextmanager
 def progress(what: str, total: int | None, *, wanted: bool = True) -> Iterator[Advance]:
-    """A bar on stderr while work is under way; none where stderr is no terminal."""
+    """Shows a bar on stderr while work is under way; none where stderr is no terminal."""
     if not wanted or not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -200,7 +201,7 @@ def progress(what: str, total: int | None, *, wanted: bool = True) -> Iterator[A
 
 @contextlib.contextmanager
 def waiting(what: str, *, wanted: bool = True) -> Iterator[None]:
-    """Something moves on stderr while there is nothing to count."""
+    """Shows on stderr that work is under way which cannot be counted."""
     if not wanted or not sys.stderr.isatty():
         yield
         return

@@ -38,7 +38,7 @@ CHUNK_BYTES = 256 * 1024
 ANSWER_TIMEOUT_S = 30.0
 END_PATIENCE_S = 2.0
 PENDING_MAX = 200_000
-"""Writes whose answers are looked at one by one; beyond it the oldest is waited for."""
+"""How many writes may be without a known outcome; beyond that the command waits for the oldest."""
 
 
 def produce(
@@ -114,7 +114,7 @@ def produce(
         ProducerConfig,
         [f"acks={acks}", f"compression_type={compression}", *(config or ())],
     )
-    with connected(cluster) as connection:
+    with connected(cluster, topics=[topic]) as connection:
         _check(connection, topic, partition)
         stdin = sys.stdin.buffer
         total = _size(stdin)
@@ -138,8 +138,8 @@ def produce(
 
 @contextlib.contextmanager
 def _told_of_a_long_end() -> Iterator[None]:
-    """What was read is delivered after an interrupt too, for which a cluster that is down lets one
-    wait."""
+    """After an interrupt the records that were read are still delivered. Where the cluster is down
+    that takes long, and the user is told."""
     try:
         yield
     except KeyboardInterrupt:
@@ -194,11 +194,11 @@ class Source(msgspec.Struct, frozen=True):
         if self.null_when_empty:
             value, key = value or None, key or None
         return Given(
-            value,
-            self.key if key is None else key,
-            [*(self.headers or ()), *(given.headers or ())] or None,
-            self.partition if given.partition is None else given.partition,
-            self.timestamp_ms if given.timestamp_ms is None else given.timestamp_ms,
+            value=value,
+            key=self.key if key is None else key,
+            headers=[*(self.headers or ()), *(given.headers or ())] or None,
+            partition=self.partition if given.partition is None else given.partition,
+            timestamp_ms=self.timestamp_ms if given.timestamp_ms is None else given.timestamp_ms,
         )
 
     def no_key_error(self, line: bytes) -> InvalidRequestError:
@@ -213,7 +213,7 @@ def _header(text: str) -> tuple[str, bytes]:
 
 
 def _check(cluster: Cluster, topic: str, partition: int | None) -> None:
-    """Before stdin is read: a person may be about to type."""
+    """Checks topic and partition before stdin is read, since a person may be about to type."""
     client, background = cluster.shared_client()
     known = background.run(client.topic(topic, timeout_s=ANSWER_TIMEOUT_S))
     if partition is not None:
@@ -221,7 +221,7 @@ def _check(cluster: Cluster, topic: str, partition: int | None) -> None:
 
 
 def _size(stream: BinaryIO) -> int | None:
-    """Bytes that are left in a file; None where stdin is none."""
+    """How many bytes are left in a file; None where the stream is not a file."""
     status = os.fstat(stream.fileno())
     return status.st_size - stream.tell() if stat.S_ISREG(status.st_mode) else None
 
@@ -253,8 +253,8 @@ def _send_all(
     source: Source,
     advance: output.Advance,
 ) -> tuple[int, Counter[int]]:
-    """How many records there were, and how many went to each partition (under acks=0 nobody knows
-    that)."""
+    """Returns how many records there were, and how many went to each partition (unknown under
+    acks=0)."""
     answers = Answers()
     done_bytes = number = 0
     for lines in _records(stream, delimiter):
@@ -307,7 +307,7 @@ def _at(number: int, error: RayqError) -> RayqError:
 
 
 class Answers:
-    """What became of the writes, looked at in their order; the first failure ends the work."""
+    """The outcomes of the writes, in their order. The first failure ends the work."""
 
     def __init__(self) -> None:
         self._pending: deque[Any] = deque()

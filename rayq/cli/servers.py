@@ -66,7 +66,7 @@ OtherRay = Annotated[
 
 
 LOOK_S = 1.0
-"""Between two looks whether the cluster still runs."""
+"""How often `rayq start` looks whether the cluster still runs."""
 
 
 # --- start ----------------------------------------------------------------------------------------
@@ -189,8 +189,8 @@ def _say_how_to_go_on(current: Current) -> None:
 
 
 def _stay(current: Current) -> None:
-    """Until the cluster is stopped, by a signal to this process or by `rayq stop` elsewhere. Raises
-    RayqError where the Ray that was started along ended by itself."""
+    """Returns when the cluster is stopped, by a signal to this process or by `rayq stop` elsewhere.
+    Raises RayqError where the Ray that was started with the cluster ended by itself."""
     sys.stdout.flush()
     session = current.ray_session
     try:
@@ -209,11 +209,12 @@ def _stay(current: Current) -> None:
 
 
 def _check_nothing_runs(path: str, ray_address: str | None) -> None:
-    """One current cluster at a time: or `stop` would not know which Ray to end.
+    """Raises RayqError where a current cluster runs already: with two of them `rayq stop` would not
+    know which Ray to end.
 
-    That of a Ray that was not started here is begun again on the same path by every `ray up`.
-    Brokers that the Ray before has left on other nodes may answer still, until the nodes join the
-    new one. Whether the cluster runs in this one, the start itself finds out."""
+    Every `ray up` starts the cluster again on the same path, in a Ray that `rayq start` did not
+    start. Brokers of the previous Ray may still answer on other nodes, until these nodes join the
+    new Ray. The start itself finds out whether the cluster runs in the new one."""
     current = read_current()
     if current is None:
         return
@@ -319,7 +320,7 @@ def _stop_current(current: Current, force: bool) -> None:
                     f"{error} Where it is gone for good, `rayq stop --force` forgets the cluster."
                 ) from error
         return
-    # Without its raylet a Ray runs nothing, and only keeps waiting who joins it.
+    # A Ray without its raylet runs nothing, and programs that join it wait for ever.
     if raylets_of(session):
         # A Ray that does not answer is ended all the same: a broker may be killed at any moment.
         with contextlib.suppress(RayqError):
@@ -403,7 +404,7 @@ def status(
 
 
 def _broker_rows(found: Survey, topics: list[TopicInfo]) -> list[dict[str, Any]]:
-    """What each broker leads and holds of these topics; bytes are of all."""
+    """What each broker leads and holds of these topics. The bytes are those of all topics."""
     leads: Counter[int] = Counter()
     replicas: Counter[int] = Counter()
     for topic in topics:

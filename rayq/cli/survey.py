@@ -19,16 +19,14 @@ from rayq.records import BrokerInfo, ClusterInfo, GroupInfo, Reassignment, Topic
 from rayq.wire.messages import Metadata
 
 GROUPS_TIMEOUT_S = 5.0
-
-
 ANSWER_TIMEOUT_S = 2.0
 """A broker that has not answered by then is called silent."""
 
 
 class Survey(NamedTuple):
-    """A cluster, its topics (rayq's own too), its groups, the moves that are under way, and the
-    brokers that count as live and do not answer: where the voters have no majority, nobody is there
-    to declare them dead."""
+    """A cluster, its topics (rayq's own too), its groups, and the moves that are under way.
+    `silent` are the brokers that count as live and do not answer: where the voters have no
+    majority, no controller can declare them dead."""
 
     cluster: ClusterInfo
     topics: list[TopicInfo]
@@ -42,13 +40,11 @@ class Survey(NamedTuple):
 
 
 def problems_of(found: Survey) -> list[Problem]:
-    return find_problems(
-        found.cluster, found.topics, found.groups, found.moves, found.silent
-    )
+    return find_problems(*found)
 
 
 def topics_of(cluster: Cluster, *, internal: bool) -> list[TopicInfo]:
-    """All at once: a server that does not answer is waited for only once."""
+    """Describes all topics at the same time: a server that does not answer costs one wait only."""
     client, background = cluster.shared_client()
     return background.run(_topics(AsyncAdmin(client), internal))
 
@@ -66,8 +62,9 @@ async def _topics(admin: AsyncAdmin, internal: bool) -> list[TopicInfo]:
 
 
 def survey(cluster: Cluster) -> Survey:
-    """What goes while it looks is left out, and so are groups whose coordinator does not answer:
-    the partitions tell why. Raises RayqError where nobody answers."""
+    """Describes the whole cluster. A topic or group that is deleted meanwhile is left out, and so
+    is a group whose coordinator does not answer: the partitions say why. Raises RayqError where no
+    broker answers."""
     client, background = cluster.shared_client()
     admin = AsyncAdmin(client)
 
@@ -110,6 +107,8 @@ def survey(cluster: Cluster) -> Survey:
         topics = await _topics(admin, internal=True)
         # Without a controller nothing moves, and nobody knows of moves.
         moves = [] if info.controller is None else await admin.list_reassignments()
-        return Survey(info, topics, await groups(), moves, silent)
+        return Survey(
+            cluster=info, topics=topics, groups=await groups(), moves=moves, silent=silent
+        )
 
     return background.run(look())

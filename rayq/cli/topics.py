@@ -133,7 +133,7 @@ def describe(
     cluster: ClusterAddress = None,
 ) -> None:
     """Show partitions, leaders, replicas, offsets and the config of topics."""
-    with connected(cluster) as connection:
+    with connected(cluster, topics=topics) as connection:
         infos = [connection.admin.describe_topic(name) for name in topics]
     if json:
         output.print_json_of(topics, [msgspec.to_builtins(info) for info in infos])
@@ -209,7 +209,7 @@ def alter(
         if name in changes:
             raise InvalidRequestError(f"{key} is both set and deleted.")
         changes[name] = default_of(name)
-    with connected(cluster) as connection:
+    with connected(cluster, topics=[topic]) as connection:
         connection.admin.alter_topic_config(topic, **changes)
     if json:
         output.print_json({"topic": topic, "changed": changes})
@@ -224,16 +224,16 @@ def delete(
 ) -> None:
     """Delete topics and their records."""
     check_can_ask(yes)
-    deleted = []
-    with connected(cluster) as connection:
+    left = list(topics)
+    with connected(cluster, topics=left) as connection:
         agree(f"Delete {', '.join(topics)} with all records?", yes)
-        for name in topics:
-            connection.admin.delete_topic(name)
-            deleted.append(name)
+        while left:
+            connection.admin.delete_topic(left[0])
+            name = left.pop(0)
             if not json:
                 output.say(f"Deleted topic {name}.")
     if json:
-        output.print_json({"deleted": deleted})
+        output.print_json({"deleted": topics})
 
 
 @app.command("add-partitions")
@@ -252,7 +252,7 @@ def add_partitions(
     """Give a topic more partitions. Records with a key may go elsewhere from then on."""
     if (num is None) == (partitions is None):
         raise typer.BadParameter("give one of --num (how many more) and --partitions (in all)")
-    with connected(cluster) as connection:
+    with connected(cluster, topics=[topic]) as connection:
         before = len(connection.admin.describe_topic(topic).partitions)
         total = partitions if partitions is not None else before + (num or 0)
         connection.admin.create_partitions(topic, total)

@@ -37,9 +37,9 @@ SECONDS_DIGITS_MAX = 10
 NUMBER_END = 2**62
 """What offsets, sizes and times stay below."""
 DIGITS_MAX = 18
-"""So many make a number below it."""
+"""A number of at most so many digits is below NUMBER_END."""
 PARTITIONS_MAX = 100_000
-"""So many may be named by ranges."""
+"""How many partitions ranges may name."""
 
 
 def is_number(text: str | bytes) -> bool:
@@ -50,7 +50,7 @@ def is_number(text: str | bytes) -> bool:
 
 
 def duration_ms(text: str) -> int:
-    """`500ms`, `30s`, `10m`, `12h`, `7d`, `2w`; a bare number is milliseconds."""
+    """Reads `500ms`, `30s`, `10m`, `12h`, `7d`, `2w`; a bare number is milliseconds."""
     found = _with_unit(text, _DURATIONS_MS)
     if found is None:
         raise InvalidRequestError(f"{text!r} is no duration: such as 500ms, 30s, 12h or 7d.")
@@ -58,7 +58,7 @@ def duration_ms(text: str) -> int:
 
 
 def size_bytes(text: str) -> int:
-    """`4096`, `64k`, `64KiB` (1024), `50MB` (1000), with or without `/s`."""
+    """Reads `4096`, `64k`, `64KiB` (1024), `50MB` (1000), with or without `/s`."""
     found = _with_unit(text.strip().removesuffix("/s"), _SIZES)
     if found is None:
         raise InvalidRequestError(f"{text!r} is no size: such as 4096, 64KiB or 50MB.")
@@ -107,7 +107,7 @@ _WORDS: Mapping[str, Where] = {
 
 
 def where(text: str, now_ms: int) -> Where:
-    """`beginning`, `end`, an offset, `-N` for the last N of each partition, `@time`."""
+    """Reads `beginning`, `end`, an offset, `-N` for the last N of each partition, or `@time`."""
     given = text.strip()
     if given.lower() in _WORDS:
         return _WORDS[given.lower()]
@@ -124,7 +124,7 @@ def where(text: str, now_ms: int) -> Where:
 
 
 def partition_numbers(text: str) -> list[int]:
-    """`0,2,5-7`."""
+    """Reads a list such as `0,2,5-7`."""
     numbers: list[int] = []
     for piece in text.split(","):
         first, dash, last = piece.strip().partition("-")
@@ -138,7 +138,7 @@ def partition_numbers(text: str) -> list[int]:
 
 
 def topic_partition(text: str) -> TopicPartition:
-    """`flights/3` or `flights-3`, as directories and messages write it."""
+    """Reads `flights/3`, or `flights-3` as directories and messages write it."""
     topic, _, number = text.rpartition("/") if "/" in text else text.rpartition("-")
     if not topic or not is_number(number):
         raise InvalidRequestError(f"{text!r} names no partition: such as flights/3.")
@@ -146,7 +146,7 @@ def topic_partition(text: str) -> TopicPartition:
 
 
 def pair(text: str, what: str) -> tuple[str, str]:
-    """`name=value`, or `name:value`."""
+    """Reads `name=value`, or `name:value`."""
     found = re.match(r"[^=:]+(?=[=:])", text)
     if found is None:
         raise InvalidRequestError(f"{text!r} is no {what}: give name=value.")
@@ -157,7 +157,7 @@ def pair(text: str, what: str) -> tuple[str, str]:
 
 
 def config_values(kind: ConfigKind, assignments: Iterable[str]) -> dict[str, Any]:
-    """`key=value` as the config takes it: `retention_ms=7d`, `segment.bytes=64MiB`,
+    """Reads `key=value` as the config takes it: `retention_ms=7d`, `segment.bytes=64MiB`,
     `retention_bytes=none`. Raises ConfigError; an unknown key suggests the nearest."""
     hints = get_type_hints(kind)
     values: dict[str, Any] = {}

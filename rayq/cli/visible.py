@@ -1,5 +1,5 @@
-"""What reaches a terminal as text stays text. Names of groups, clients and errors are chosen by
-others, who could otherwise colour, clear or retype what an operator sees. Pure."""
+"""Makes text safe for a terminal. Other people choose the names of groups and clients and the texts
+of errors, and could otherwise colour, clear or retype what an operator sees. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UNSEEN = re.compile(
 
 
 def visible(text: str) -> str:
-    """The text on one line, with what a terminal would obey as `\\x1b` and the like."""
+    """The text on one line. Characters that a terminal would obey stand as `\\x1b` and the like."""
     return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
 
 

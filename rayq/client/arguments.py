@@ -11,19 +11,19 @@ from rayq.records import TopicPartition
 V = TypeVar("V")
 
 SHOWN_MAX = 100
-"""So much of a wrong value is shown."""
+"""How many characters of a wrong value an error shows."""
 EXAMPLE = "TopicPartition('orders', 0)"
 
 
 def topic_name(given: object) -> str:
-    """Raises TypeError."""
+    """The name of one topic. Raises TypeError."""
     if not isinstance(given, str):
         raise TypeError(f"A topic is named by a str, such as 'orders', not by {shown(given)}.")
     return given
 
 
 def topic_names(given: object) -> tuple[str, ...]:
-    """Of names, or of lists of names; a str is one name. Raises TypeError."""
+    """The topics in a list of names, or of lists of names; a str is one name. Raises TypeError."""
     if isinstance(given, str):
         return (given,)
     if isinstance(given, bytes | Mapping) or not isinstance(given, Iterable):
@@ -36,7 +36,7 @@ def topic_names(given: object) -> tuple[str, ...]:
 
 
 def as_partition(given: object) -> TopicPartition:
-    """Takes a plain tuple too. Raises TypeError."""
+    """One partition, which may be given as a plain tuple. Raises TypeError."""
     if (
         not isinstance(given, tuple)
         or len(given) != 2
@@ -50,7 +50,7 @@ def as_partition(given: object) -> TopicPartition:
 
 
 def as_partitions(given: object) -> list[TopicPartition]:
-    """Raises TypeError."""
+    """A list of partitions. Raises TypeError."""
     is_one = isinstance(given, TopicPartition)
     if is_one or isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise TypeError(f"Partitions are a list, such as [{EXAMPLE}], not {shown(given)}.")
@@ -68,13 +68,22 @@ def by_partition(given: Mapping[TopicPartition, V], what: str) -> dict[TopicPart
 
 
 def whole_number(name: str, given: object) -> int:
-    """Raises TypeError."""
+    """An int, and not a bool. Raises TypeError."""
     if type(given) is not int:
         raise TypeError(f"{name} is an int, not {type(given).__name__}.")
     return given
 
 
+def partition_numbers(given: object) -> list[int] | None:
+    """Numbers of partitions of one topic, or None. Raises TypeError."""
+    if given is None:
+        return None
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise TypeError(f"partitions is a list of numbers, not {shown(given)}.")
+    return [whole_number("A partition", one) for one in given]
+
+
 def shown(given: object) -> str:
-    """Its repr, or as much of that as helps."""
+    """The repr of a value, cut where it is long."""
     text = repr(given)
     return text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + "..."

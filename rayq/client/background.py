@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class _Call:
-    """A coroutine on its way through the loop, and whoever waits for it."""
+    """A coroutine that runs on the loop, and that a thread waits for."""
 
     __slots__ = ("task", "done", "failure")
 
@@ -44,7 +44,7 @@ class BackgroundLoop:
         self._is_lost = False
         self._on_fork: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._calls: dict[_Call, None] = {}
-        """Those that somebody waits for."""
+        """The calls that threads wait for."""
         self._thread = threading.Thread(target=self._run, name="rayq-client", daemon=True)
         self._thread.start()
 
@@ -54,7 +54,7 @@ class BackgroundLoop:
             try:
                 self.loop.run_forever()
                 self.loop.close()  # it was stopped
-            except BaseException:  # SystemExit ends a loop; this one serves the whole process
+            except BaseException:  # SystemExit ends a loop, and this one serves the whole process.
                 logger.exception("a callback tried to end the client's event loop; it goes on")
 
     def stop(self) -> None:
@@ -94,7 +94,7 @@ class BackgroundLoop:
     def _start(self, call: _Call, work: Coroutine[Any, Any, T]) -> None:
         def ended(task: asyncio.Task[T]) -> None:
             if not task.cancelled():
-                task.exception()  # perhaps nobody waits any more
+                task.exception()  # So asyncio does not log one that nobody waits for any more.
             call.done.set()
 
         call.task = self.loop.create_task(work)
@@ -124,17 +124,18 @@ class BackgroundLoop:
             )
 
     def call_soon(self, callback: Callable[..., object], *arguments: Any) -> None:
-        """From any thread."""
+        """Runs a callback on the loop, without waiting for it. From any thread."""
         self.loop.call_soon_threadsafe(callback, *arguments)
 
     def on_fork(self, method: Callable[[], None]) -> None:
-        """Calls a bound method in a forked child, where this loop has no thread. Held weakly."""
+        """Calls a bound method in a forked child, where this loop has no thread. The reference to
+        the method is weak."""
         self._on_fork = [known for known in self._on_fork if known() is not None]
         self._on_fork.append(weakref.WeakMethod(method))
 
     def forked(self) -> None:
         self._is_lost = True
-        for call in list(self._calls):  # of the thread that forked, by a signal handler perhaps
+        for call in list(self._calls):  # A signal handler may fork while its thread waits.
             call.failure = _lost_error()
             call.done.set()
         for reference in self._on_fork:
@@ -158,15 +159,16 @@ def _lost_error() -> ClosedError:
 _current: dict[Literal["loop"], BackgroundLoop] = {}
 """The loop of this process, once there is one."""
 _lost: list[BackgroundLoop] = []
-"""Loops of the parent process, kept: collecting them would touch what is shared with it."""
+"""Loops of the parent process. They are kept: collecting them would touch what is shared with
+it."""
 
 
 def background_loop() -> BackgroundLoop:
-    """This process's loop."""
+    """The loop of this process."""
     found = _current.get("loop")
     if found is None:
-        # No lock: who holds one may be interrupted by a signal handler that comes here too. Of two
-        # that begin at once, the loop of one goes.
+        # There is no lock: a signal handler that comes here too may interrupt the thread that holds
+        # it. Where two threads begin at the same time, the loop of one is stopped again.
         made = BackgroundLoop()
         found = _current.setdefault("loop", made)
         if found is not made:
@@ -185,7 +187,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where it is installed."""
+    """An event loop of uvloop's where that is installed, else of asyncio's."""
     try:
         import uvloop
     except ImportError:

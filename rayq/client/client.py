@@ -1,5 +1,5 @@
-"""What the producers, consumers and admin of one event loop share: the way to any broker, the way
-to a partition's leader, and the metadata that shows the ways."""
+"""What the producers, consumers and admins of one event loop share: the questions to any broker and
+to the leader of a partition, and the metadata that says where these are."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ import builtins
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
-
-import msgspec
 
 from rayq.client.arguments import topic_name
-from rayq.client.metadata import LeaderAndEpoch, MetadataCache
+from rayq.client.backoff import Backoff
+from rayq.client.broker_client import (
+    ASK_TIMEOUT_S,
+    BACKOFF_FIRST_S,
+    BACKOFF_MAX_S,
+    HEDGE_S,
+    BrokerClient,
+)
+from rayq.client.metadata import LeaderAndEpoch
 from rayq.config import ClusterConfig
 from rayq.environment import Address, Buffer, Environment
 from rayq.errors import (
-    ClosedError,
-    DisconnectedError,
     InvalidRequestError,
     NotLeaderError,
     PartitionOfflineError,
@@ -28,11 +31,8 @@ from rayq.errors import (
     WrongClusterError,
 )
 from rayq.wire.authentication import Identity
-from rayq.wire.connection import Connection
 from rayq.wire.messages import (
     METADATA_TOPICS_MAX,
-    AnyRequest,
-    Change,
     Metadata,
     MetadataResponse,
     Request,
@@ -40,25 +40,11 @@ from rayq.wire.messages import (
     TopicMetadata,
 )
 from rayq.wire.metadata_pages import all_pages
-from rayq.wire.pool import ConnectionPool
 
 logger = logging.getLogger(__name__)
 
-BACKOFF_FIRST_S = 0.02
-BACKOFF_MAX_S = 0.2
-"""Between two rounds of asking every broker for newer metadata."""
-
-HEDGE_S = 0.25
-"""A broker that has not answered for so long is no longer waited for alone."""
-
 LONG_POLL_MS = 200
 """How long a broker holds a question for newer metadata."""
-
-ASK_TIMEOUT_S = 3.0
-"""How long one broker may take for a question that it answers from memory."""
-
-CHANGE_ATTEMPT_TIMEOUT_S = 10.0
-"""How long one broker may take for a change, before another is asked for it."""
 
 METADATA_AGE_MAX_S = 60.0
 """Metadata is fetched anew at least this often, to learn of new partitions."""
@@ -67,10 +53,8 @@ TOPIC_AGE_MAX_S = 1.0
 """Metadata of a topic that nobody keeps fresh is fetched again after so long."""
 
 UNKNOWN_TOPIC_PATIENCE_S = 1.0
-"""A topic that brokers do not know counts as missing after so long: the one asked may be behind."""
-
-BOOTSTRAP_MAX = 100
-"""Addresses remembered, the newest, of a cluster whose brokers moved again and again."""
+"""A topic that the brokers do not know counts as missing after so long: until then a broker may
+only be behind."""
 
 LEADER_BACKOFF_MAX_S = 1.0
 """Longest wait between two questions to a partition's leader."""
@@ -82,26 +66,7 @@ SUSPICION_S = 3.0
 """How long a partition's leader stays suspect, and newer metadata wanted, after one failure."""
 
 
-class Backoff:
-    """Waits that double, with jitter."""
-
-    def __init__(self, environment: Environment, first_s: float, max_s: float) -> None:
-        self._environment = environment
-        self._first_s = first_s
-        self._max_s = max_s
-        self._next_s = first_s
-
-    def reset(self) -> None:
-        self._next_s = self._first_s
-
-    def next_s(self) -> float:
-        """0.75 to 1.25 of a time that doubles from call to call."""
-        wait_s = self._next_s
-        self._next_s = min(2 * wait_s, self._max_s)
-        return wait_s * (0.75 + 0.5 * self._environment.random.random())
-
-
-class Client:
+class Client(BrokerClient):
     """Belongs to one event loop; all methods run on it."""
 
     def __init__(
@@ -112,217 +77,24 @@ class Client:
         config: ClusterConfig,
         name: str | None = None,
     ) -> None:
-        """`name` says to operators who this is: host and process."""
-        if not bootstrap:
-            raise InvalidRequestError("A cluster needs at least one bootstrap address.")
-        self.environment = environment
+        """`name` tells operators which host and process this client is."""
+        super().__init__(environment, identity, bootstrap, config)
         self.name = name or f"process {environment.pid}"
-        self.metadata = MetadataCache()
-        self.refusal_listeners: dict[Callable[[Connection, RayqError], None], None] = {}
-        """Called when a one-way request was refused; which one it was is not known."""
-        self.pool = ConnectionPool(environment, identity, config, self._refused)
         self._cluster_id = identity.cluster_id
-        self._bootstrap = list(bootstrap)
-        self._failed_at: dict[Address, float] = {}
         self._interests: dict[str, int] = {}
         self._topic_seen_at: dict[str, float] = {}
         """When a topic's metadata was last fetched."""
         self._topics_asked: dict[str, asyncio.Future[bool]] = {}
-        """Topics that are being asked for; whether that was answered."""
+        """The topics that a question is under way for, and whether it was answered."""
         self._suspects: dict[tuple[str, str, int], tuple[int, float]] = {}
         self._watcher: asyncio.Task[None] | None = None
         self._ager: asyncio.Task[None] | None = None
-        self._closed = False
-
-    @property
-    def now(self) -> float:
-        return self.environment.clock.monotonic()
 
     def close(self) -> None:
-        """Ends the connections and background tasks. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
         for task in (self._watcher, self._ager):
             if task is not None:
                 task.cancel()
-        self.pool.close()
-
-    def _refused(self, connection: Connection, error: RayqError) -> None:
-        for listener in list(self.refusal_listeners):
-            listener(connection, error)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("The connection to the cluster is closed.")
-
-    # --- any broker -----------------------------------------------------------------------------
-
-    def add_bootstrap(self, addresses: Sequence[Address]) -> None:
-        """Further ways to the cluster: its brokers may have moved since this client was made."""
-        known = dict.fromkeys([*addresses, *self._bootstrap])
-        self._bootstrap = list(known)[:BOOTSTRAP_MAX]
-
-    def addresses(self) -> list[Address]:
-        """Every broker known, in a random order, those that failed lately last."""
-        known = [(b.host, b.port) for b in self.metadata.brokers.values() if b.live]
-        known = list(dict.fromkeys(known + self._bootstrap))
-        self.environment.random.shuffle(known)
-        return sorted(known, key=lambda address: self._failed_at.get(address, 0.0))
-
-    async def ask(
-        self,
-        address: Address,
-        request: Request[ResponseT],
-        payload: Buffer = b"",
-        *,
-        timeout_s: float,
-    ) -> tuple[ResponseT, memoryview]:
-        """One question to one process; remembers whether it could be reached."""
-        self._check_open()
-        try:
-            answer = await self.pool.request(*address, request, payload, timeout_s=timeout_s)
-        except (DisconnectedError, TimeoutError):
-            self._failed_at[address] = self.now
-            raise
-        self._failed_at.pop(address, None)
-        return answer
-
-    async def ask_any(
-        self,
-        request: Request[ResponseT],
-        *,
-        timeout_s: float,
-        accept: Callable[[ResponseT], bool] = lambda _response: True,
-        hedge_s: float = HEDGE_S,
-    ) -> ResponseT:
-        """The first acceptable answer of any broker, for questions that may be asked twice. Brokers
-        are asked one after another, the next one when the last takes longer than `hedge_s`; in
-        rounds, until `timeout_s` has passed. A broker that has not answered yet is left its time,
-        while the next round asks the others."""
-        deadline = self.now + timeout_s
-        backoff = Backoff(self.environment, BACKOFF_FIRST_S, BACKOFF_MAX_S)
-        reason: RayqError | None = None
-        pending: dict[asyncio.Task[Any], Address] = {}
-        try:
-            while True:
-                self._check_open()
-                error = None
-                outcomes = await self._ask_round(request, pending, accept, hedge_s, deadline)
-                for outcome in outcomes:
-                    if not isinstance(outcome, RayqError):
-                        answer: ResponseT = outcome
-                        return answer
-                    if error is None or not outcome.retriable:
-                        error = outcome
-                if error is not None and not error.retriable:
-                    raise error
-                reason = error or reason  # the last round may be too short for any answer
-                wait_s = backoff.next_s()
-                if self.now + wait_s >= deadline:
-                    raise self._none_answered(request, timeout_s, reason)
-                await asyncio.sleep(wait_s)
-        finally:
-            for task in pending:
-                task.cancel()
-
-    def _none_answered(
-        self, request: AnyRequest, timeout_s: float, error: RayqError | None
-    ) -> RayqError:
-        tried = ", ".join(f"{host}:{port}" for host, port in self.addresses())
-        reason = str(error or "no answer in time, or metadata older than what was seen before")
-        return TimeoutError(
-            f"No broker answered {type(request).__name__} within {timeout_s:.1f} s. Tried {tried}; "
-            f"the last reason: {reason.rstrip('.')}. Check that the cluster runs and can be "
-            "reached."
-        )
-
-    async def _ask_round(
-        self,
-        request: AnyRequest,
-        pending: dict[asyncio.Task[Any], Address],
-        accept: Callable[[Any], bool],
-        hedge_s: float,
-        deadline: float,
-    ) -> list[Any]:
-        """Errors of the brokers asked; the last is an acceptable answer if one came. `pending` are
-        questions that have no answer yet, from round to round. Where the others have nothing
-        acceptable, these hold a round up by no more than `hedge_s`: a broker that hangs must not
-        keep back what the others hear in a moment."""
-        outcomes: list[Any] = []
-        waiting = [one for one in self.addresses() if one not in pending.values()]
-        is_anyone_alive = False
-        while waiting or pending:
-            left_s = deadline - self.now
-            if left_s <= 0:
-                break
-            if waiting:
-                address = waiting.pop(0)
-                question = self._answer_or_error(
-                    address, request, timeout_s=min(ASK_TIMEOUT_S, left_s)
-                )
-                pending[asyncio.ensure_future(question)] = address
-            is_waited_for = not waiting and not is_anyone_alive
-            done, _ = await asyncio.wait(
-                pending,
-                timeout=left_s if is_waited_for else min(hedge_s, left_s),
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            for task in [one for one in pending if one in done]:
-                del pending[task]
-                outcome = task.result()
-                if isinstance(outcome, RayqError):
-                    outcomes.append(outcome)
-                elif accept(outcome):
-                    outcomes.append(outcome)
-                    return outcomes
-                else:
-                    is_anyone_alive = True
-            if not done and not waiting and is_anyone_alive:
-                break
-        return outcomes
-
-    async def _answer_or_error(
-        self, address: Address, request: AnyRequest, *, timeout_s: float
-    ) -> Any:
-        """An error is a value here: one that nobody waits for any more is not logged."""
-        try:
-            response, _ = await self.ask(address, request, timeout_s=timeout_s)
-        except RayqError as error:
-            return error
-        return response
-
-    async def change(self, request: Request[ResponseT], *, timeout_s: float) -> ResponseT:
-        """Asks one broker after another for a change, until one answers, for at most `timeout_s`.
-        Where an answer was lost the change is asked for again, under the same id: it happens once,
-        and the answer to a repetition is that of the first time."""
-        if isinstance(request, Change):
-            changed = msgspec.structs.replace(request, request_id=self.environment.new_id())
-            request = cast(Request[ResponseT], changed)
-        deadline = self.now + timeout_s
-        backoff = Backoff(self.environment, BACKOFF_FIRST_S, BACKOFF_MAX_S)
-        error: RayqError | None = None
-        while True:
-            for address in self.addresses():
-                left_s = deadline - self.now
-                if left_s <= 0:
-                    break
-                try:
-                    response, _ = await self.ask(
-                        address, request, timeout_s=min(left_s, CHANGE_ATTEMPT_TIMEOUT_S)
-                    )
-                    return response
-                except RayqError as caught:
-                    if not caught.retriable:
-                        raise
-                    error = caught
-            wait_s = backoff.next_s()
-            if self.now + wait_s >= deadline:
-                raise TimeoutError(
-                    f"{type(request).__name__} was not confirmed within {timeout_s:.1f} s: "
-                    f"{error}. It may still take effect: look before you repeat it."
-                )
-            await asyncio.sleep(wait_s)
+        super().close()
 
     # --- metadata -------------------------------------------------------------------------------
 
@@ -423,7 +195,7 @@ class Client:
                 return self.metadata.topics[name]
             wait_s = backoff.next_s()
             if self.metadata.controller is None:
-                start = self.now  # A broker that has just started may know of nothing yet.
+                start = self.now  # A broker that has just started may know no topic yet.
                 if self.now + wait_s > deadline:
                     raise TimeoutError(
                         f"The brokers that answered within {timeout_s:g} s have just started: they "
@@ -437,8 +209,8 @@ class Client:
             await asyncio.sleep(wait_s)
 
     async def fetch_with_others(self, name: str, deadline: float) -> None:
-        """Refreshes one topic. Whoever comes while it is asked for waits for the same answer: the
-        members of a group that start together ask once."""
+        """Refreshes one topic. A call that comes while the question is under way waits for the same
+        answer: the members of a group that start together ask once."""
         while (asked := self._topics_asked.get(name)) is not None and self.now < deadline:
             await asyncio.wait([asked], timeout=deadline - self.now)
             if asked.done() and asked.result():
@@ -514,7 +286,7 @@ class Client:
         patience_s: float = LEADER_PATIENCE_S,
         retry_backoff_s: float = BACKOFF_FIRST_S,
     ) -> ResponseT:
-        """As `exchange_with_leader`: the answer, without its payload."""
+        """The answer that `exchange_with_leader` gets, without its payload."""
         response, _ = await self.exchange_with_leader(
             topic,
             partition,
@@ -538,9 +310,10 @@ class Client:
         patience_s: float = LEADER_PATIENCE_S,
         retry_backoff_s: float = BACKOFF_FIRST_S,
     ) -> tuple[ResponseT, memoryview]:
-        """Asks whoever leads, with retries and new metadata in between, until `timeout_s` is over.
-        `build(topic_id, leader)` makes the request of each attempt; what it raises is raised at
-        once, and so is a break in a producer's sequence."""
+        """Asks the leader of a partition, with retries and new metadata in between, until
+        `timeout_s` is over. `build(topic_id, leader)` makes the request of each attempt. What
+        `build` raises is raised at once, and so is a break in a producer's sequence. Returns the
+        answer and its payload."""
         deadline = self.now + timeout_s
         check_partition(await self.topic(topic, timeout_s=timeout_s), partition)
         backoff = Backoff(self.environment, retry_backoff_s, LEADER_BACKOFF_MAX_S)
@@ -591,8 +364,8 @@ class Client:
         timeout_s: float,
         patience_s: float,
     ) -> tuple[ResponseT, memoryview]:
-        """One question to a leader. It becomes suspect when it takes longer than `patience_s`, and
-        is given up with NotLeaderError when another one shows up."""
+        """Asks a leader one question. The leader becomes suspect when the answer takes longer than
+        `patience_s`. Raises NotLeaderError as soon as another leader shows up."""
         question = asyncio.ensure_future(
             self.ask((leader.host, leader.port), request, payload, timeout_s=timeout_s)
         )
@@ -623,7 +396,8 @@ class Client:
         failed: LeaderAndEpoch | None,
         wait_s: float,
     ) -> bool:
-        """Waits `wait_s`, or less when another leader than `failed` shows up: then True."""
+        """Waits for `wait_s`, or until another leader than `failed` shows up: then it returns
+        True."""
         changed = asyncio.Event()
         self.metadata.add_listener(changed.set)
         try:
@@ -638,7 +412,7 @@ class Client:
         return True
 
     def no_leader_error(self, topic: str, topic_id: str, partition: int) -> RayqError:
-        """Why there is nobody to ask."""
+        """The error that says why the partition has no leader to ask."""
         known = self.metadata.partition(topic, topic_id, partition)
         if known is None:
             return UnknownTopicError(
@@ -654,8 +428,8 @@ def epoch_of(leader: LeaderAndEpoch | None) -> int:
 
 
 def may_retry(error: RayqError) -> bool:
-    """Whether a partition's leader may be asked again. A process that does not know a topic may
-    only be behind: the metadata says whether the topic is gone."""
+    """Whether the client may ask the leader of a partition again after an error. A process that
+    does not know a topic may only be behind: the metadata says whether the topic is gone."""
     return error.retriable or isinstance(error, UnknownTopicError)
 
 

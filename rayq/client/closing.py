@@ -13,8 +13,8 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def closing_after(error: BaseException | None) -> Iterator[None]:
-    """Around what closes something after a block that ended with `error`. That one goes first: what
-    closing raises besides is logged."""
+    """Wraps what closes something after a `with` block that ended with `error`, if any. That error
+    reaches the user; an error that closing raises besides is logged."""
     try:
         yield
     except RayqError as failed:

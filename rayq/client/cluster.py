@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, Unpack
 
+from rayq.client.addresses import format_address, parse_addresses
 from rayq.client.admin.admin import ADMIN_TIMEOUT_S, Admin, AdminCore, AsyncAdmin
 from rayq.client.admin.metrics import collect_metrics
 from rayq.client.admin.restart import check_may_stop, restart_broker
-from rayq.client.arguments import shown, topic_name, topic_names, whole_number
+from rayq.client.arguments import topic_name, topic_names, whole_number
 from rayq.client.background import BackgroundLoop, background_loop
-from rayq.client.client import BOOTSTRAP_MAX, Client
+from rayq.client.broker_client import BOOTSTRAP_MAX
+from rayq.client.client import Client
 from rayq.client.closing import closing_after
 from rayq.client.consumer_pool import (
     ConsumerPool,
@@ -33,6 +35,7 @@ from rayq.client.environment import process_name, system_environment
 from rayq.client.left_open import unwatch, watch, watch_loop
 from rayq.client.producing.producer import AsyncProducer, Producer
 from rayq.client.producing.producer_core import ProducerCore
+from rayq.client.shared_clients import acquire
 from rayq.client.timeouts import takes_timeout
 from rayq.config import ClusterConfig, ConsumerConfig, PoolConfig, ProducerConfig, parse
 from rayq.config_keywords import ConsumerKeywords, PoolKeywords, ProducerKeywords, TopicKeywords
@@ -57,7 +60,6 @@ if TYPE_CHECKING:  # Only Python 3.13 has defaults for type variables; type chec
     SentValueT = TypeVar("SentValueT", default=bytes)
     SentKeyT = TypeVar("SentKeyT", default=bytes)
 
-DEFAULT_PORT = 9392
 RESTART_TIMEOUT_S = 300.0
 METRICS_TIMEOUT_S = 10.0
 POOL_CHECK_TIMEOUT_S = 30.0
@@ -72,7 +74,7 @@ class PoolRuntime(Protocol):
         ...
 
     def pools(self, cluster: Cluster) -> dict[str, PoolControl]:
-        """Those that run, by name."""
+        """The pools that run, by name."""
         ...
 
 
@@ -97,47 +99,9 @@ class Lifecycle(PoolRuntime, Protocol):
         ...
 
     def replace_disk(self, broker: int, node: str | None, host: str | None) -> None:
-        """Starts a broker on an empty directory, of `node` or of its own, which was at `host`."""
+        """Starts a broker on an empty directory. It is on `node`; None: on the broker's own node,
+        whose address was `host`."""
         ...
-
-
-class _Shared:
-    """A client, and how many use it: it is closed with the last of them."""
-
-    def __init__(self, client: Client) -> None:
-        self.client = client
-        self.users = 0
-
-
-_ClientKey = tuple[asyncio.AbstractEventLoop, object]
-_clients: dict[_ClientKey, _Shared] = {}
-"""The clients of this process: one for each cluster on each event loop, touched only there."""
-
-
-def _acquire(cluster: Cluster) -> tuple[Client, Callable[[], None]]:
-    """On the running loop: the client, and what gives it back."""
-    key = (asyncio.get_running_loop(), cluster.connection_key)
-    for other in list(_clients):
-        if other[0].is_closed():
-            _clients.pop(other, None)
-    shared = _clients.get(key)
-    if shared is None:
-        shared = _clients[key] = _Shared(cluster.new_client())
-    else:
-        shared.client.add_bootstrap(cluster.bootstrap)
-    shared.users += 1
-    found = shared
-
-    def release() -> None:
-        if key[0].is_closed():
-            _clients.pop(key, None)
-            return
-        found.users -= 1
-        if found.users == 0:
-            del _clients[key]
-            found.client.close()
-
-    return found.client, release
 
 
 class Cluster:
@@ -151,7 +115,7 @@ class Cluster:
 
     _current: ClassVar[Cluster | None] = None
     _running_here: ClassVar[list[Cluster]] = []
-    """Those whose servers are in this process, the last started last."""
+    """The clusters whose servers are in this process, the last started last."""
 
     def __init__(
         self,
@@ -201,7 +165,7 @@ class Cluster:
         return next((one for one in running if name in (None, one.name)), None)
 
     def make_current(self) -> Self:
-        """Makes this what `Cluster.current()` answers."""
+        """Makes this the cluster that `Cluster.current()` returns."""
         Cluster._current = self
         return self
 
@@ -209,7 +173,7 @@ class Cluster:
 
     @property
     def addresses(self) -> list[str]:
-        """`host:port` of every broker known."""
+        """The address of every known broker, as `host:port`."""
         known = list(self._bootstrap)
         shared = self._shared
         if shared is not None:
@@ -219,7 +183,7 @@ class Cluster:
 
     @property
     def cluster_id(self) -> str | None:
-        """None before the first connection, unless it was given."""
+        """The cluster's id. None before the first connection, unless it was given."""
         shared = self._shared
         found = None if shared is None else shared[0].metadata.cluster_id
         return self._cluster_id or found
@@ -230,24 +194,14 @@ class Cluster:
         Treat it as a password."""
         return token_of_key(self._key)
 
-    @property
-    def bootstrap(self) -> list[Address]:
-        """The addresses that this was made with."""
-        return list(self._bootstrap)
-
     def add_addresses(self, addresses: str | Iterable[str | Address]) -> None:
-        """Further ways to the cluster: its brokers may have moved since this was made. Raises
+        """Adds addresses of brokers, which may have moved since this object was made. Raises
         ConfigError."""
         added = parse_addresses(addresses)
         self._bootstrap = list(dict.fromkeys([*added, *self._bootstrap]))[:BOOTSTRAP_MAX]
 
-    @property
-    def connection_key(self) -> object:
-        """Clusters with equal keys may share connections."""
-        return (self._cluster_id or tuple(self._bootstrap), self._key, self._config)
-
     def connection(self) -> Cluster:
-        """Another way to the same cluster, to be closed by itself."""
+        """Another object for the same cluster, which is closed separately."""
         _, arguments = self.__reduce__()
         return _unpickled(*arguments)
 
@@ -265,7 +219,9 @@ class Cluster:
         """A client for the running loop."""
         identity = Identity(role="client", key=self._key, cluster_id=self._cluster_id, broker=None)
         environment = system_environment(self._config)
-        return Client(environment, identity, self._bootstrap, self._config, process_name())
+        return Client(
+            environment, identity, self._bootstrap, self._config, name=process_name()
+        )
 
     def shared_client(self) -> tuple[Client, BackgroundLoop]:
         """The client on this process's background loop, for the parts of rayq that ask the servers
@@ -276,17 +232,24 @@ class Cluster:
         if shared is None or shared[1] is not background:  # the first use, or after a fork
 
             async def acquire() -> tuple[Client, BackgroundLoop, Callable[[], None]]:
-                """On the loop, so one after another: a lock would also hold up whoever interrupts
-                its holder."""
+                """Runs on the loop, so that calls come one after another. With a lock, a signal
+                handler that interrupts the thread that holds it would wait for ever."""
                 self._check_open()
                 found = self._shared
                 if found is None or found[1] is not background:
-                    client, release = _acquire(self)
+                    client, release = self._acquire()
                     found = self._shared = (client, background, release)
                 return found
 
             shared = background.run(acquire())
         return shared[0], background
+
+    def _acquire(self) -> tuple[Client, Callable[[], None]]:
+        """The client for the running loop, and the function that gives it back."""
+        goes_to = self._cluster_id or tuple(self._bootstrap)
+        client, release = acquire((goes_to, self._key, self._config), self.new_client)
+        client.add_bootstrap(self._bootstrap)
+        return client, release
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -311,7 +274,7 @@ class Cluster:
         _, background = self.shared_client()
 
         async def make() -> ProducerCore:
-            client, release = _acquire(self)
+            client, release = self._acquire()
             return ProducerCore(client, checked, release)
 
         core = background.run(make())
@@ -349,7 +312,7 @@ class Cluster:
         _, background = self.shared_client()
 
         async def make() -> ConsumerCore:
-            client, release = _acquire(self)
+            client, release = self._acquire()
             core = ConsumerCore(client, checked, release, group)
             try:
                 core.check_callbacks(callbacks)
@@ -380,7 +343,7 @@ class Cluster:
             config | _given(value_serializer=value_serializer, key_serializer=key_serializer),
         )
         self._check_async("async_producer")
-        client, release = _acquire(self)
+        client, release = self._acquire()
 
         def ended() -> None:
             unwatch(core)
@@ -413,7 +376,7 @@ class Cluster:
         )
         names = topic_names(topics)
         self._check_async("async_consumer")
-        client, release = _acquire(self)
+        client, release = self._acquire()
 
         def ended() -> None:
             unwatch(core)
@@ -439,7 +402,7 @@ class Cluster:
     def async_admin(self) -> AsyncAdmin:
         """The admin for the running event loop: the methods of `Admin`, as coroutines."""
         self._check_async("async_admin")
-        client, release = _acquire(self)
+        client, release = self._acquire()
 
         def ended() -> None:
             unwatch(core)
@@ -470,7 +433,7 @@ class Cluster:
         timeout_s: float = ADMIN_TIMEOUT_S,
         **config: Unpack[TopicKeywords],
     ) -> None:
-        """As `admin.create_topic`."""
+        """Creates a topic: the same as `admin.create_topic`."""
         self.admin.create_topic(
             name,
             partitions,
@@ -660,13 +623,13 @@ class Cluster:
             raise first_error
 
     def _close_made(self) -> RayqError | None:
-        """Closes all producers and consumers; the first error."""
+        """Closes all producers and consumers. Returns the first error."""
         first_error: RayqError | None = None
         for made in list(self._made):
             try:
                 try:
                     made.close()
-                except ConcurrentUseError:  # a consumer that another thread polls
+                except ConcurrentUseError:  # Another thread polls this consumer.
                     assert isinstance(made, Consumer)
                     made.abandon()
             except RayqError as error:
@@ -705,12 +668,12 @@ class Cluster:
 
 
 def _given(**functions: object) -> dict[str, object]:
-    """Those that are not None, which may also have been given under their dotted names."""
+    """The functions that are not None: the others may be in the config under dotted names."""
     return {name: function for name, function in functions.items() if function is not None}
 
 
 def _name(kind: str, group: str | None, topics: tuple[str, ...]) -> str:
-    """For people who look for what they left open."""
+    """The name that tells people which producer or consumer they left open."""
     of_group = "" if group is None else f" of group {group!r}"
     of_topics = "" if not topics else f" of {', '.join(map(repr, topics))}"
     return kind + of_group + of_topics
@@ -736,34 +699,3 @@ def _unpickled(
         lifecycle=lifecycle,
         config=config,
     )
-
-
-def parse_addresses(addresses: Any) -> list[Address]:
-    """One, or several. Raises ConfigError, TypeError."""
-    if isinstance(addresses, bytes) or not isinstance(addresses, Iterable):
-        raise TypeError(f"Addresses are a list of host:port, not {shown(addresses)}.")
-    given = [addresses] if isinstance(addresses, str) else addresses
-    return [parse_address(address) for address in given]
-
-
-def parse_address(address: str | Address) -> Address:
-    """`host:port`, `[v6 address]:port`, only the host, or a pair. Raises ConfigError."""
-    if isinstance(address, tuple) and len(address) == 2 and isinstance(address[0], str):
-        host, port = address[0], str(address[1])
-    elif isinstance(address, str):
-        host, colon, port = address.strip().rpartition(":")
-        if not colon or port.endswith("]"):
-            host, port = address.strip(), str(DEFAULT_PORT)
-        host = host.removeprefix("[").removesuffix("]")
-    else:
-        raise TypeError(f"An address is a str, host:port, not {type(address).__name__}.")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
-        raise ConfigError(
-            f"{address!r} is no address: give host:port, such as node1:{DEFAULT_PORT}."
-        )
-    return host, int(port)
-
-
-def format_address(address: Address) -> str:
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -16,8 +16,8 @@ from rayq.errors import HandlerError, TimeoutError
 from rayq.records import PoolStatus
 
 Handler = Callable[..., Any]
-"""`handler(batch)`, a plain function or a coroutine function; or a class whose instances are such,
-one for each consumer (its `close()`, if it has one, is called at the end)."""
+"""`handler(batch)`, a plain function or a coroutine function. Or a class: each consumer makes an
+instance, calls that, and at the end calls its `close()`, if it has one."""
 
 IDLE_CHECK_S = 0.2
 STOP_TIMEOUT_S = 90.0
@@ -71,7 +71,7 @@ class ConsumerPool:
         while True:
             status = self.status()
             looks = min(looks, status.looks)  # A pool that Ray started again counts anew.
-            # A look that began after this call: the next but one to end.
+            # The next look to end may have begun before this call; the one after it has not.
             if status.lag == 0 and status.looks >= looks + 2:
                 return status
             if deadline_s is not None and time.monotonic() > deadline_s:

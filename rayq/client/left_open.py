@@ -1,8 +1,8 @@
-"""Producers, consumers and async admins that nobody closed: dropped, or still open when their event
-loop or the program ends. They leave all the same, and are told of as open files are, by a
-ResourceWarning.
+"""Producers, consumers and async admins that nobody closed: the user dropped them, or they are
+still open when their event loop or the program ends. They leave all the same, and a ResourceWarning
+tells of them, as Python does for open files.
 
-All of this works on their inner half, which refers to nothing that the user holds.
+All of this works on the inner half of each, which refers to nothing that the user holds.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from rayq.errors import RayqError
 logger = logging.getLogger(__name__)
 
 LAST_PATIENCE_S = 5.0
-"""How long an event loop, or the program, is kept from its end by what was left open."""
+"""How long what was left open may delay the end of its event loop, or of the program."""
 
 CANCELLED_PAUSE_S = 0.01
-"""In which the tasks end that were cancelled with the loop: what they did is then begun anew."""
+"""How long to wait for the tasks that were cancelled with the loop: their work is then begun
+anew."""
 
 
 class Core(Protocol):
@@ -62,7 +63,7 @@ def watch_loop(owner: object, core: Core, name: str) -> None:
 
 
 def unwatch(core: Core) -> None:
-    """It is closed."""
+    """Says that a core is closed, and needs no watching any more."""
     keeper = _keepers.pop(core, None)
     if keeper is not None and not core.loop.is_closed():
         keeper.cancel()
@@ -76,7 +77,7 @@ _keepers: weakref.WeakKeyDictionary[Core, asyncio.Task[None]] = weakref.WeakKeyD
 
 
 def _dropped(core: Core, name: str) -> None:
-    """By the garbage collector, at any moment and in any thread: it must not wait."""
+    """The garbage collector calls this, at any moment and in any thread: it must not wait."""
     if core.is_closed:
         return
     unsent = core.unsent_count()
@@ -106,7 +107,7 @@ def _leave_soon(core: Core, name: str) -> None:
 
 
 _leaving: set[asyncio.Task[None]] = set()
-"""Loops hold their tasks weakly."""
+"""Kept here because loops refer to their tasks weakly."""
 
 
 async def _leave(core: Core, name: str, timeout_s: float | None) -> None:
@@ -133,7 +134,8 @@ async def _until_the_loop_ends(core: Core, name: str) -> None:
 
 @atexit.register
 def _deliver_at_exit() -> None:
-    """What producers for threads have not sent when the program ends, and says so otherwise."""
+    """Delivers what producers for threads have not sent when the program ends. It logs an error for
+    what it could not deliver."""
     deadline = time.monotonic() + LAST_PATIENCE_S
     for core, name in list(_producers.items()):
         if core.is_closed or not core.unsent_count():

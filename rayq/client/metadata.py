@@ -1,4 +1,5 @@
-"""What a client knows of the cluster: brokers, topics, leaders. Never older than what it knew."""
+"""What a client knows of the cluster: brokers, topics, leaders. It never goes back to older
+metadata."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ class MetadataCache:
         return response.version >= max(self.version, self.version_min)
 
     def apply(self, response: MetadataResponse, asked: Iterable[str] | None) -> bool:
-        """Takes the answer to a question for `asked` topics (None: all). False: too old."""
+        """Takes the answer to a question for `asked` topics (None: all topics). Returns False where
+        the answer is too old, and changes nothing."""
         if not self.is_acceptable(response):
             return False
         self.version = response.version
@@ -76,14 +78,14 @@ class MetadataCache:
         return True
 
     def partition(self, topic: str, topic_id: str, partition: int) -> PartitionMetadata | None:
-        """None: unknown, or the topic of that id is gone."""
+        """None where the partition is unknown, or the topic of that id is gone."""
         found = self.topics.get(topic)
         if found is None or found.topic_id != topic_id or partition >= len(found.partitions):
             return None
         return found.partitions[partition]
 
     def leader(self, topic: str, topic_id: str, partition: int) -> LeaderAndEpoch | None:
-        """None: no leader now, or its process is not running."""
+        """None where the partition has no leader now, or the leader's process is not running."""
         found = self.partition(topic, topic_id, partition)
         if found is None or found.leader is None:
             return None
@@ -103,7 +105,7 @@ def _is_running(replica: ReplicaEndpoint) -> bool:
 
 
 def _newest(known: TopicMetadata | None, answered: TopicMetadata) -> TopicMetadata:
-    """The answer, but for partitions whose leader epoch it would take back."""
+    """The answer, except for partitions whose leader epoch it would take back."""
     if known is None or known.topic_id != answered.topic_id:
         return answered
     partitions = sorted(answered.partitions, key=lambda partition: partition.partition)

@@ -1,4 +1,4 @@
-"""What callers may give as a time to wait: one rule for every `timeout_s`."""
+"""The times to wait that callers may give: one rule for every `timeout_s`."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def seconds(timeout_s: Any) -> float:
 
 
 def takes_timeout(function: Callable[P, T]) -> Callable[P, T]:
-    """Checks the argument `timeout_s` of a function or coroutine function by `seconds`, where it is
-    given. None is taken where it is the default, too."""
+    """Checks the argument `timeout_s` of a function or coroutine function by `seconds`, where a
+    caller gives it. None is allowed where it is the default."""
     parameters = inspect.signature(function).parameters
     place = list(parameters).index("timeout_s")
     may_be_none = parameters["timeout_s"].default is None

@@ -7,7 +7,7 @@ from queue import Empty, SimpleQueue
 
 
 class Wakeup:
-    """One thread waits, the loop wakes it up.
+    """One thread waits, and the loop wakes it up.
 
     Unlike that of a `threading.Event`, `set` never waits: a signal handler or a finalizer may run
     in the middle of `wait` or `clear` and itself wait for the loop, which must then not wait for
@@ -20,12 +20,12 @@ class Wakeup:
         self._tokens: SimpleQueue[None] = SimpleQueue()
 
     def set(self) -> None:
-        """From any thread. Wakes the `wait` of now, or the next one."""
+        """Wakes the thread that waits, or else the next call of `wait`. From any thread."""
         if self._tokens.empty():
             self._tokens.put(None)
 
     def clear(self) -> None:
-        """Takes back what was set before."""
+        """Takes back an earlier `set`."""
         while self.wait(0.0):
             pass
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import pydoc
 import threading
 import time
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from rayq.client.admin.admin import Admin, AsyncAdmin
 from rayq.client.client import Client
 from rayq.client.cluster import Cluster
 from rayq.errors import (
@@ -227,3 +230,18 @@ def test_bad_input_is_refused_with_a_typed_error(cluster: Cluster) -> None:
         cluster.create_topic(5)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="at least one key"):
         cluster.admin.alter_topic_config("t")
+
+
+def test_the_admin_for_threads_has_every_method_of_the_other_with_its_help() -> None:
+    def calls(kind: type) -> dict[str, Any]:
+        return {name: one for name, one in vars(kind).items() if not name.startswith("_")}
+
+    blocking, coroutines = calls(Admin), calls(AsyncAdmin)
+    assert blocking.keys() == coroutines.keys() - {"close"}
+    for name, method in blocking.items():
+        assert inspect.signature(method) == inspect.signature(coroutines[name])
+        assert method.__doc__ == coroutines[name].__doc__ and method.__doc__, name
+        assert not inspect.iscoroutinefunction(method)
+    shown = pydoc.plain(pydoc.render_doc(Admin.create_topic))
+    assert "create_topic(self, name: 'str', partitions: 'int' = 1" in shown
+    assert "exist_ok" in shown and "Creates a topic" in shown

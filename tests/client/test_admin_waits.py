@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rayq.client.admin.admin import AsyncAdmin
+from rayq.client.admin.topics import until_ready
 from rayq.errors import TimeoutError
 
 
@@ -24,4 +24,4 @@ def test_a_topic_that_is_not_ready_in_time_is_told_by_what_it_lacks() -> None:
 
     client.refresh = refresh
     with pytest.raises(TimeoutError, match="'t' exists, but for 10 s .* no broker knows it yet"):
-        asyncio.run(AsyncAdmin(client)._until_ready("t", 1, timeout_s=10.0))
+        asyncio.run(until_ready(client, "t", 1, timeout_s=10.0))

@@ -16,8 +16,9 @@ from multiprocessing.connection import Connection as Pipe
 
 import pytest
 
+from rayq.client.addresses import format_address, parse_address
 from rayq.client.client import Client
-from rayq.client.cluster import Cluster, format_address, parse_address
+from rayq.client.cluster import Cluster
 from rayq.client.producing.producer import Producer
 from rayq.errors import (
     AuthenticationError,

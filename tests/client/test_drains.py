@@ -40,7 +40,7 @@ class Played(MoveAdmin):
 
     def __init__(self) -> None:
         self.now = 0.0
-        super().__init__(self, 30.0)  # type: ignore[arg-type]  # It is asked for the time only.
+        super().__init__(self, 30.0)  # type: ignore[arg-type]  # It plays the client, too.
         self.state = ClusterState()
         self.version = 0
         self.on_look: Callable[[], None] = lambda: None
@@ -103,7 +103,7 @@ class Played(MoveAdmin):
             topics.append(messages.TopicMetadata(topic.name, topic.topic_id, {}, [described]))
         return messages.MetadataResponse("c", self.version, 1, "h:1", [], brokers, topics)
 
-    async def _change(self, request: Any, timeout_s: float) -> None:
+    async def change(self, request: Any, *, timeout_s: float) -> None:
         if isinstance(request, messages.CordonBroker):
             change = reassignment.cordon_broker(self.state, request.broker, request.cordoned)
         else:

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from rayq import StorageError
 from rayq.client.environment import system_environment
 from rayq.config import ClusterConfig
-from rayq.errors import ControllerUnavailableError
+from rayq.errors import ControllerUnavailableError, StorageError
 from rayq.runtime import ray_actors, ray_cluster
 from rayq.runtime.ray_actors import BrokerActor
 from rayq.runtime.ray_specs import BrokerSpec

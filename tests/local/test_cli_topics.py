@@ -185,7 +185,13 @@ def test_a_mistake_is_one_line_on_stderr(
 def test_the_nearest_name_is_suggested(
     rayq_command: Command, impatient: None, topic: str
 ) -> None:
-    assert f"Did you mean '{topic}'?" in rayq_command("topic", "describe", f"{topic}s").err
+    near = f"{topic}s"
+    meant = f"There is no topic '{near}'. Did you mean '{topic}'?"
+    assert meant in rayq_command("topic", "describe", near).err
+    assert meant in rayq_command("topic", "alter", near, "-c", "retention_ms=7d").err
+    assert rayq_command("topic", "create", "short-lived").code == 0
+    ran = rayq_command("topic", "delete", "short-lived", near, "--yes")
+    assert ran.out == "Deleted topic short-lived.\n" and meant in ran.err
     assert "`rayq topic list` shows" in rayq_command("topic", "describe", "nothing-like-it").err
     assert "`rayq group list` shows" in rayq_command("group", "describe", "nothing-like-it").err
 

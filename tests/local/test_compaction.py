@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from rayq import NullKeyError, OffsetRange, Record
+from rayq import OffsetRange, Record
 from rayq.actors.replica import produced_batch
 from rayq.config import GIB, TopicConfig
+from rayq.errors import NullKeyError
 from rayq.runtime import cleaner_process
 from rayq.storage.batch import decode_columns, encode_batch, split_batches
 from rayq.storage.cleaner import CLEANING

@@ -104,7 +104,7 @@ def test_a_pool_wakes_for_records_handles_each_once_and_sleeps_again(
         assert seen.values == expected(3, 410)
         assert cluster.consumer_pools().keys() == {group}
     assert cluster.consumer_pools() == {}
-    with pytest.raises(rayq.UnknownPoolError):
+    with pytest.raises(rayq.errors.UnknownPoolError):
         pool.status()
     pool.stop()
 
@@ -480,20 +480,20 @@ def test_topics_handlers_and_names_are_checked_before_anything_starts(
         cluster.consumer_pool(topic, group, print, dead_letter_topic="no-such-topic")
     with pytest.raises(rayq.ConfigError, match="itself"):
         cluster.consumer_pool(topic, group, print, dead_letter_topic=topic)
-    with pytest.raises(rayq.HandlerError, match="cannot be called"):
+    with pytest.raises(rayq.errors.HandlerError, match="cannot be called"):
         cluster.consumer_pool(topic, group, "print")  # type: ignore[arg-type]
-    with pytest.raises(rayq.HandlerError, match="Seen cannot be called"):
+    with pytest.raises(rayq.errors.HandlerError, match="Seen cannot be called"):
         cluster.consumer_pool(topic, group, type("Seen", (), {}))
     for yields in (yielding, Yielding, Yielding()):
-        with pytest.raises(rayq.HandlerError, match="generator"):
+        with pytest.raises(rayq.errors.HandlerError, match="generator"):
             cluster.consumer_pool(topic, group, yields)
-    with pytest.raises(rayq.InvalidRequestError):
+    with pytest.raises(rayq.errors.InvalidRequestError):
         cluster.consumer_pool(topic, "", print)
     with cluster.consumer_pool(topic, group, print):
-        with pytest.raises(rayq.PoolExistsError):
+        with pytest.raises(rayq.errors.PoolExistsError):
             cluster.consumer_pool(topic, group, print)
     with rayq.connect(cluster.addresses[0], token=cluster.token) as outside:
-        with pytest.raises(rayq.InvalidRequestError, match="run on Ray"):
+        with pytest.raises(rayq.errors.InvalidRequestError, match="run on Ray"):
             outside.consumer_pool(topic, group, print)
     cluster.make_current()
 

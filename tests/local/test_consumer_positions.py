@@ -172,7 +172,7 @@ def test_bad_positions_are_refused(cluster: LocalCluster, ten: str) -> None:
             consumer.seek(place("another"), 0)
         with pytest.raises(rayq.RayqError):
             consumer.offsets_for_times({place(ten): -5})
-        with pytest.raises(rayq.InvalidRequestError, match="not 7"):
+        with pytest.raises(rayq.errors.InvalidRequestError, match="not 7"):
             consumer.assign([place(ten, 7)])
         with pytest.raises(rayq.RayqError, match="max_records"):
             consumer.poll(max_records=0)
@@ -187,5 +187,5 @@ def test_a_closed_consumer_says_that_it_is_closed(cluster: LocalCluster, ten: st
     consumer = cluster.consumer(ten)
     consumer.close()
     consumer.close()
-    with pytest.raises(rayq.ClosedError):
+    with pytest.raises(rayq.errors.ClosedError):
         consumer.poll()

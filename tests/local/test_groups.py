@@ -148,7 +148,7 @@ def test_closing_gives_the_partitions_to_the_others_at_once(
         leaves.close()
         settle([stays], lambda: spread(stays) == [4], "the rest came")
         leaves.close()
-        with pytest.raises(rayq.ClosedError):
+        with pytest.raises(rayq.errors.ClosedError):
             leaves.poll()
 
 
@@ -252,7 +252,7 @@ def test_range_gives_consecutive_partitions(
             assert second == first + 1
     with (
         cluster.consumer(topic, group=group, assignor="nobody's") as consumer,
-        pytest.raises(rayq.UnknownAssignorError),
+        pytest.raises(rayq.errors.UnknownAssignorError),
     ):
         settle([consumer], lambda: False, "it is refused")
 
@@ -273,7 +273,7 @@ def test_a_static_member_that_comes_back_keeps_its_partitions(
             assert stays._core.subscription.assigned is kept
             with cluster.consumer(topic, group=group, group_instance_id="b") as thief:
                 settle([stays, thief], lambda: thief.assignment() == had, "it took over")
-                with pytest.raises(rayq.FencedMemberError):
+                with pytest.raises(rayq.errors.FencedMemberError):
                     settle([back], lambda: False, "it is fenced")
 
 
@@ -392,7 +392,7 @@ def test_partitions_assigned_by_hand_commit_while_nobody_is_a_member(
         with cluster.consumer(topic, group=group, **EARLIEST) as member:
             settle([member], lambda: spread(member) == [2], "it has joined")
             assert member.position(place(topic, 1)) == 10
-            with pytest.raises(rayq.GroupNotEmptyError):
+            with pytest.raises(rayq.errors.GroupNotEmptyError):
                 by_hand.commit({place(topic, 1): 3})
 
 
@@ -430,7 +430,7 @@ def test_who_is_slow_loses_its_partitions_and_cannot_commit(
                 records += other.poll()
             with pytest.raises(rayq.CommitRefusedError, match="max_poll_records"):
                 slow.commit({place(topic): 3})
-            with pytest.raises(rayq.MaxPollIntervalError, match="max_poll_interval_ms"):
+            with pytest.raises(rayq.errors.MaxPollIntervalError, match="max_poll_interval_ms"):
                 slow.poll()
             assert lost == [{place(topic)}]
             other.commit()
@@ -461,7 +461,7 @@ def test_a_group_is_described_moved_and_deleted(
     fill(cluster, topic, 2, 10)
     places = [place(topic, number) for number in range(2)]
     admin = cluster.admin
-    with pytest.raises(rayq.UnknownGroupError):
+    with pytest.raises(rayq.errors.UnknownGroupError):
         admin.describe_group(group)
     with cluster.consumer(topic, group=group, **EARLIEST) as consumer:
         records: list[Record] = []
@@ -472,7 +472,7 @@ def test_a_group_is_described_moved_and_deleted(
         (member,) = info.members
         assert (info.state, info.lag, member.assigned) == ("stable", 12, places)
         assert {one.lag for one in info.partitions.values()} == {6}
-        with pytest.raises(rayq.GroupNotEmptyError):
+        with pytest.raises(rayq.errors.GroupNotEmptyError):
             admin.set_group_offsets(group, topic, to="earliest")
     assert admin.describe_group(group).state == "empty"
     assert (group, "empty", 0) in [(g.group, g.state, g.members) for g in admin.list_groups()]
@@ -486,9 +486,9 @@ def test_a_group_is_described_moved_and_deleted(
             records += consumer.poll()
         assert min(one.offset for one in records) == 6
     admin.delete_group(group)
-    with pytest.raises(rayq.UnknownGroupError):
+    with pytest.raises(rayq.errors.UnknownGroupError):
         admin.delete_group(group)
-    with pytest.raises(rayq.InvalidTopicError):
+    with pytest.raises(rayq.errors.InvalidTopicError):
         cluster.create_topic("__consumer_offsets")
     assert "__consumer_offsets" not in admin.list_topics()
 

@@ -322,7 +322,7 @@ def test_requests_out_of_place_are_answered_with_their_error(
         ask(at, identity, ListOffsets(info.topic_id, 5, epoch, -1))
     with pytest.raises(FencedEpochError):
         ask(at, identity, ListOffsets(info.topic_id, 0, epoch - 1, -1))
-    with pytest.raises(rayq.UnknownEpochError):
+    with pytest.raises(rayq.errors.UnknownEpochError):
         ask(at, identity, ListOffsets(info.topic_id, 0, epoch + 1, -1))
     with pytest.raises(RayqError):
         ask(at, identity, Fetch(info.topic_id, 0, epoch, -5, None, 1000, 0))
@@ -332,7 +332,7 @@ def test_requests_out_of_place_are_answered_with_their_error(
         one for one in info.partitions[0].replicas if one.broker != info.partitions[0].leader
     )
     assert follower.host is not None and follower.port is not None
-    with pytest.raises(rayq.NotLeaderError):
+    with pytest.raises(rayq.errors.NotLeaderError):
         ask(
             (follower.host, follower.port),
             identity,

@@ -10,15 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rayq import (
-    Cluster,
-    CorruptBatchError,
-    InvalidRequestError,
-    OffsetOutOfRangeError,
-    PartitionOfflineError,
-    TopicPartition,
-    UnknownTopicError,
-)
+from rayq import Cluster, TopicPartition
 from rayq.actors.replica import produced_batch
 from rayq.batch.offset_ranges import (
     Split,
@@ -28,6 +20,13 @@ from rayq.batch.offset_ranges import (
 )
 from rayq.batch.range_reader import COLUMNS, read_range, read_schema
 from rayq.batch.task_writer import begin_write, write_task
+from rayq.errors import (
+    CorruptBatchError,
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    PartitionOfflineError,
+    UnknownTopicError,
+)
 from rayq.testing import LocalCluster
 from tests.local.support import eventually, leader_of, produce_raw
 from tests.wrong_batches import sealed

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import ray
 
-from rayq import DirectoryInUseError, InvalidRequestError
 from rayq.client.environment import system_environment
 from rayq.core.metadata_records import VotersChanged, decode_record
+from rayq.errors import DirectoryInUseError, InvalidRequestError
 from rayq.runtime import ray_cluster
 from rayq.runtime.layout import find_directories, replace_directory
 from rayq.runtime.recover_quorum import EPOCH_LEAP, recover_quorum, survivors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rayq import NotEnoughReplicasError, RayqError
+from rayq.errors import NotEnoughReplicasError, RayqError
 from rayq.testing import LocalCluster
 from tests.local.support import FAST, Load, partition_of, wait_in_sync
 

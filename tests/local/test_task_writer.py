@@ -12,16 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rayq import (
-    InvalidRequestError,
-    NullKeyError,
-    OffsetRange,
-    PartitionOfflineError,
-    RecordTooLargeError,
-    RewriteMismatchError,
-    TopicPartition,
-    UnknownTopicError,
-)
+from rayq import OffsetRange, TopicPartition
 from rayq.batch.task_writer import (
     TaskWritten,
     WriteJob,
@@ -31,6 +22,14 @@ from rayq.batch.task_writer import (
 )
 from rayq.client.producing.partitioner import partition_of_key
 from rayq.config import HOUR_MS
+from rayq.errors import (
+    InvalidRequestError,
+    NullKeyError,
+    PartitionOfflineError,
+    RecordTooLargeError,
+    RewriteMismatchError,
+    UnknownTopicError,
+)
 from rayq.testing import LocalCluster
 from tests.local.support import eventually, leader_of, read_all, values
 

@@ -66,7 +66,7 @@ def test_an_event_loop_administers_without_threads(cluster: LocalCluster) -> Non
         await admin.close()
 
     asyncio.run(administer())
-    with pytest.raises(rayq.InvalidRequestError, match="event loop"):
+    with pytest.raises(rayq.errors.InvalidRequestError, match="event loop"):
         cluster.async_admin()
 
 

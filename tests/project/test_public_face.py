@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
+import re
 import subprocess
 import sys
 import types
@@ -57,13 +59,26 @@ NAMES = {
     "typed_json_deserializer",
 }
 ERRORS = {
-    name
-    for name, value in vars(errors).items()
-    if isinstance(value, type) and issubclass(value, errors.RayqError)
+    "AuthenticationError",
+    "BufferFullError",
+    "CommitRefusedError",
+    "ConfigError",
+    "DeliveryError",
+    "DeliveryTimeoutError",
+    "DeserializationError",
+    "OffsetOutOfRangeError",
+    "OutcomeUnknownError",
+    "RayqError",
+    "RecordTooLargeError",
+    "SerializationError",
+    "TimeoutError",
+    "TopicExistsError",
+    "UnknownTopicError",
 }
+"""Those that programs often catch; all are in `rayq.errors`."""
 
 
-def test_the_package_exports_its_face_and_every_error() -> None:
+def test_the_package_exports_its_face_and_the_errors_that_programs_catch() -> None:
     assert set(rayq.__all__) == NAMES | ERRORS | {"__version__"}
 
 
@@ -82,7 +97,7 @@ def test_the_package_holds_no_other_public_name() -> None:
         if not name.startswith("_") and not isinstance(value, types.ModuleType)
     }
     assert public - {"annotations"} == NAMES | ERRORS
-    assert set(rayq.__all__) | {"data", "spark"} <= set(dir(rayq))
+    assert set(rayq.__all__) | {"data", "errors", "spark"} <= set(dir(rayq))
     with pytest.raises(AttributeError, match="nonsense"):
         getattr(rayq, "nonsense")  # noqa: B009
 
@@ -93,7 +108,7 @@ def test_type_checkers_see_every_name_that_is_imported_at_its_first_use() -> Non
     imported = {
         alias.name: statement.module
         for statement in block.body
-        if isinstance(statement, ast.ImportFrom) and statement.module != "typing"
+        if isinstance(statement, ast.ImportFrom) and statement.module not in ("typing", "rayq")
         for alias in statement.names
     }
     assert set(imported) == NAMES | ERRORS
@@ -102,8 +117,26 @@ def test_type_checkers_see_every_name_that_is_imported_at_its_first_use() -> Non
 
 
 def test_every_error_says_when_it_is_raised() -> None:
-    for name in ERRORS:
-        assert getattr(errors, name).__doc__
+    for name, value in vars(errors).items():
+        if isinstance(value, type) and issubclass(value, errors.RayqError):
+            assert value.__doc__, name
+
+
+def test_every_error_is_found_when_only_the_package_was_imported() -> None:
+    assert loaded("import rayq; rayq.errors.NullKeyError", ("rayq.errors",)) == "['rayq.errors']"
+
+
+def test_what_public_methods_return_is_exported() -> None:
+    inside = {"new_client", "shared_client", "begin_until_end"}  # For rayq's own parts.
+    for face in (getattr(rayq, name) for name in NAMES):
+        for name, method in inspect.getmembers(face, inspect.isfunction):
+            if name.startswith("_") or name in inside:
+                continue
+            known = inspect.unwrap(method).__globals__
+            for word in re.findall(r"\w+", str(inspect.signature(method).return_annotation)):
+                found = known.get(word)
+                if isinstance(found, type) and found.__module__.startswith("rayq."):
+                    assert word in NAMES, f"{face.__name__}.{name} returns {word}"
 
 
 def loaded(program: str, heavy: tuple[str, ...]) -> str:

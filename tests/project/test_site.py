@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import rayq
+from rayq import errors
 from rayq.config_reference import KINDS, keys
 
 pytestmark = pytest.mark.thorough
@@ -98,6 +99,10 @@ def test_every_public_name_and_every_config_is_in_the_reference(pages: dict[Path
     configs = {kind.__name__: kind for kind in KINDS}
     documented = {anchor.rpartition(".")[2] for found in anchors.values() for anchor in found}
     names = {name for face in (rayq, testing, data, spark) for name in face.__all__}
+    kinds = {name: kind for name, kind in vars(errors).items() if name.endswith("Error")}
+    inside = {name for name, kind in kinds.items() if issubclass(kind, errors.InternalError)}
+    names |= kinds.keys() - inside
+    assert not inside & documented
     assert names - documented - set(configs) == {"__version__"}
     for name, kind in configs.items():
         section = name.removesuffix("Config").lower()

@@ -33,6 +33,14 @@ def of_configs(cluster: rayq.Cluster, options: dict[str, Any]) -> None:
     rayq.start("/data", flush_checkpoint_bytes="1 MiB")  # type: ignore[arg-type]
 
 
+def of_the_admin(admin: rayq.Admin) -> None:
+    assert_type(admin.list_topics(internal=True), list[str])
+    assert_type(admin.describe_topic("t", timeout_s=1.0), rayq.TopicInfo)
+    assert_type(admin.delete_records({rayq.TopicPartition("t", 0): None}), dict[rayq.TopicPartition, int])
+    admin.create_topic("t", partition=3)  # type: ignore[call-arg]
+    admin.delete_topic(7)  # type: ignore[arg-type]
+
+
 def of_types(cluster: rayq.Cluster) -> None:
     orders = cluster.consumer("t", value_deserializer=rayq.typed_json_deserializer(Order))
     assert_type(orders, Consumer[Order, bytes | None])

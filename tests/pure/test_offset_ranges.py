@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayq import InvalidRequestError, TopicPartition
+from rayq import TopicPartition
 from rayq.batch import offset_ranges
 from rayq.batch.offset_ranges import (
     Split,
@@ -20,6 +20,7 @@ from rayq.batch.offset_ranges import (
     start_offsets,
 )
 from rayq.client.cluster import Cluster
+from rayq.errors import InvalidRequestError
 
 SIZES = st.lists(st.integers(0, 50), max_size=8)
 

@@ -128,7 +128,7 @@ def test_a_second_start_is_refused_clearly(cluster: Cluster, tmp_path: Path) -> 
         rayq.start(str(tmp_path), brokers=4, exist_ok=True)
     with pytest.raises(rayq.RayqError, match=r"It has replicas_per_process 1, not 7\."):
         rayq.start(path, exist_ok=True, **{"replicas.per.process": 7})
-    with pytest.raises(rayq.DirectoryInUseError, match=r"broker-\d is in use by process \d+"):
+    with pytest.raises(rayq.errors.DirectoryInUseError, match=r"broker-\d is in use by process \d+"):
         rayq.start(path, name="second")
     assert rayq.connect().admin.list_topics() == cluster.admin.list_topics()
     cluster.make_current()
@@ -216,7 +216,7 @@ def _own_topic(cluster: Cluster, name: str) -> Load:
 
 def test_too_many_replicas_are_refused_with_the_arithmetic(cluster: Cluster, topic: str) -> None:
     with pytest.raises(
-        rayq.ReplicaLimitError, match=r"\d+ \+ 9000 = \d+ .*max_replicas_per_broker"
+        rayq.errors.ReplicaLimitError, match=r"\d+ \+ 9000 = \d+ .*max_replicas_per_broker"
     ):
         cluster.create_topic("too-many", partitions=9000)
     assert "too-many" not in cluster.admin.list_topics()

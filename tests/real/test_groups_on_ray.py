@@ -100,5 +100,5 @@ def test_the_coordinator_s_process_dies_and_members_go_on(cluster: Cluster) -> N
         assert lost == []
         assert consumer.group_membership().member == before.member
         assert cluster.admin.describe_group("moved").lag == 0
-        with pytest.raises(rayq.GroupNotEmptyError):
+        with pytest.raises(rayq.errors.GroupNotEmptyError):
             cluster.admin.delete_group("moved")

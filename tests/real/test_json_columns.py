@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayq import InvalidRequestError
 from rayq.data.json_columns import JsonColumns
+from rayq.errors import InvalidRequestError
 
 FLIGHT = pa.schema([("carrier", pa.string()), ("number", pa.int32()), ("delay", pa.float64())])
 NUMBERS = st.none() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False, allow_infinity=False)

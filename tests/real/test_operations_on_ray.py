@@ -8,7 +8,8 @@ import pytest
 import ray
 
 import rayq
-from rayq import Cluster, InvalidRequestError, RayqError, UnknownBrokerError
+from rayq import Cluster
+from rayq.errors import InvalidRequestError, RayqError, UnknownBrokerError
 from tests.local.support import Load, eventually, partition_of, wait_in_sync
 from tests.real.support import actor_pid
 

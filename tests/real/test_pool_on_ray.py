@@ -129,11 +129,11 @@ def test_a_pool_grows_and_shrinks_with_its_load_and_survives_kills_and_leaves_no
     with rayq.connect() as other:
         (again,) = other.consumer_pools().values()
         assert isinstance(again, ConsumerPool) and again.name == "killed"
-        with pytest.raises(rayq.PoolExistsError):
+        with pytest.raises(rayq.errors.PoolExistsError):
             other.consumer_pool("killed", "killed", print)
         again.stop()
     cluster.make_current()
-    with pytest.raises(rayq.UnknownPoolError):
+    with pytest.raises(rayq.errors.UnknownPoolError):
         pool.status()
     eventually(lambda: all(pid is not None and is_gone(pid) for pid in pids), "they are gone")
     assert cluster.admin.describe_group("killed").members == []
@@ -171,7 +171,7 @@ def test_a_handler_that_does_not_pickle_is_told_at_once_and_one_that_does_not_lo
         with lock:
             pass
 
-    with pytest.raises(rayq.HandlerError, match="cannot be sent"):
+    with pytest.raises(rayq.errors.HandlerError, match="cannot be sent"):
         cluster.consumer_pool("pickles", "pickles", holds_a_lock)
 
     class Absent:

@@ -18,18 +18,16 @@ import pytest
 import ray
 
 import rayq
-from rayq import (
-    Cluster,
-    InvalidRequestError,
-    OffsetOutOfRangeError,
-    OffsetRange,
-    RewriteMismatchError,
-    TopicPartition,
-    UnknownTopicError,
-)
+from rayq import Cluster, OffsetRange, TopicPartition
 from rayq.batch.task_writer import begin_write
 from rayq.data import TopicDatasource, from_json, read_topic, snapshot, source, write_topic
 from rayq.demo import flights_csv
+from rayq.errors import (
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    RewriteMismatchError,
+    UnknownTopicError,
+)
 from tests.local.support import partition_of, read_all, values
 
 _numbers = itertools.count(1)

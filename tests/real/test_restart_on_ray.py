@@ -70,7 +70,7 @@ def test_stop_ends_every_actor_and_start_brings_everything_back(
     epoch = partition_of(cluster, "t").leader_epoch
     cluster.stop()
     assert actors_of("twice") == []
-    with pytest.raises(rayq.NoClusterError, match="twice"):
+    with pytest.raises(rayq.errors.NoClusterError, match="twice"):
         rayq.connect(name="twice")
 
     cluster = rayq.start(path, name="twice", port=19592)
@@ -88,5 +88,5 @@ def test_too_many_brokers_for_the_directories_are_refused(ray_here: None, tmp_pa
         rayq.start(path, brokers=2, name="small")
     with pytest.raises(rayq.ConfigError, match="'session_timeout_ms'"):
         rayq.start(path, sesion_timeout_ms=1)
-    with pytest.raises(rayq.InvalidRequestError, match="brokers must be"):
+    with pytest.raises(rayq.errors.InvalidRequestError, match="brokers must be"):
         rayq.start(str(tmp_path / "other"), brokers=0)

@@ -15,19 +15,19 @@ from typing import Any
 
 import pytest
 
-from rayq import (
-    Cluster,
+from rayq import Cluster, TopicPartition
+from rayq.batch.task_writer import begin_write
+from rayq.errors import (
+    ConfigError,
     InvalidRequestError,
     JavaError,
     NotEnoughResourcesError,
     OffsetOutOfRangeError,
     PartitionOfflineError,
+    RayqError,
     SparkSessionError,
-    TopicPartition,
     UnknownTopicError,
 )
-from rayq.batch.task_writer import begin_write
-from rayq.errors import ConfigError, RayqError
 from rayq.testing import LocalCluster
 from tests.local.support import FAST, read_all
 

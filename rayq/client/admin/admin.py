@@ -1,68 +1,51 @@
 """Topics, partitions and the cluster itself: `AsyncAdmin`, and `Admin` for threads.
 
-A change that a broker confirmed is waited for: what follows sees it, whichever broker answers.
+Once a change returns, every later call sees it, whichever broker answers.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from rayq.client.admin.groups import GroupAdmin, Target
 from rayq.client.admin.moves import MoveAdmin, OnProgress
-from rayq.client.arguments import by_partition, shown, topic_name, whole_number
+from rayq.client.admin.topics import check_as_asked, describe_topic, topic_config, until_ready
+from rayq.client.arguments import by_partition, partition_numbers, topic_name, whole_number
 from rayq.client.background import BackgroundLoop
 from rayq.client.client import Client, check_partition
-from rayq.client.metadata import leader_of
 from rayq.client.no_pickle import no_pickle_error
 from rayq.client.timeouts import takes_timeout
-from rayq.config import TopicConfig, parse
 from rayq.config_keywords import TopicKeywords
-from rayq.errors import (
-    InvalidRequestError,
-    RayqError,
-    TimeoutError,
-    TopicExistsError,
-    UnknownTopicError,
-)
+from rayq.errors import InvalidRequestError, TopicExistsError, UnknownTopicError
 from rayq.records import (
     BrokerInfo,
     ClusterInfo,
     GroupInfo,
     GroupListing,
-    PartitionInfo,
     Reassignment,
-    ReplicaInfo,
     TopicInfo,
     TopicPartition,
 )
 from rayq.wire.messages import (
     MILLISECONDS_MAX,
     AlterTopicConfig,
-    Change,
     CreatePartitions,
     CreateTopic,
     DeleteRecords,
     DeleteTopic,
-    DescribeReplica,
     ElectLeaders,
-    PartitionMetadata,
-    ReplicaEndpoint,
-    TopicMetadata,
 )
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 ADMIN_TIMEOUT_S = 30.0
 """Default of every call's `timeout_s`."""
-DESCRIBE_TIMEOUT_S = 2.0
-"""A replica that has not described itself by then is shown without offsets."""
 MOVE_TIMEOUT_S = 600.0
-"""Default of how long `reassign_partitions` waits."""
-READY_POLL_MS = 500
-"""How long a broker holds a question for newer metadata while a topic gets ready."""
-NOT_READY_PAUSE_S = 0.02
+"""How long `reassign_partitions` waits by default."""
 INTERNAL_PREFIX = "__"
 """What the names of rayq's own topics begin with."""
 
@@ -91,15 +74,16 @@ class AdminCore:
 
 
 class AsyncAdmin:
-    """Administers the cluster on the running event loop; made by `cluster.async_admin()`. The
-    methods of `Admin`, as coroutines. Use it as an async context manager, or call `close`."""
+    """Administers the cluster on the running event loop; made by `cluster.async_admin()`. Its
+    methods are those of `Admin`, as coroutines. Use it as an async context manager, or call
+    `close`."""
 
     def __init__(self, client: Client, core: AdminCore | None = None) -> None:
         self._client = client
         self._core = core
 
     async def close(self) -> None:
-        """Gives back its connections; idempotent. Calls that are under way may fail."""
+        """Gives its connections back. Idempotent. Calls that are under way may fail."""
         if self._core is not None:
             self._core.close()
 
@@ -123,19 +107,29 @@ class AsyncAdmin:
         timeout_s: float = ADMIN_TIMEOUT_S,
         **config: Unpack[TopicKeywords],
     ) -> None:
-        checked = _topic_config(config)
+        """Creates a topic; returns when every partition has a leader and a full in-sync set.
+        `timeout_s` begins anew whenever a replica has started or come in sync: many of them may
+        take long on a slow machine.
+
+        `replication_factor` None: min(3, brokers). `config` is as in `TopicConfig`. With
+        `exist_ok` a topic that is there already is left as it is, and not waited for; one that has
+        other partitions, or differs in what is given here, is a TopicExistsError that says so.
+
+        Raises TopicExistsError, InvalidTopicError, InvalidPartitionsError,
+        InvalidReplicationFactorError, ReplicaLimitError, ConfigError.
+        """
         request = CreateTopic(
             name=topic_name(name),
             partitions=whole_number("partitions", partitions),
             replication_factor=None
             if replication_factor is None
             else whole_number("replication_factor", replication_factor),
-            config=checked,
+            config=topic_config(config),
         )
         deadline = self._client.now + timeout_s
         while True:
             try:
-                await self._change(request, max(deadline - self._client.now, 0.0))
+                await self._client.change(request, timeout_s=max(deadline - self._client.now, 0.0))
                 break
             except TopicExistsError:
                 if not exist_ok:
@@ -145,31 +139,36 @@ class AsyncAdmin:
                 found = await self._client.topic(name, timeout_s=left_s, age_max_s=0.0)
             except UnknownTopicError:  # It was deleted meanwhile.
                 continue
-            _check_as_asked(found, request)
+            check_as_asked(found, request)
             return
-        await self._until_ready(name, partitions, timeout_s)
+        await until_ready(self._client, name, partitions, timeout_s=timeout_s)
 
     @takes_timeout
     async def delete_topic(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
-        await self._change(DeleteTopic(name=topic_name(name)), timeout_s)
+        """Deletes a topic and its records. Raises UnknownTopicError."""
+        await self._client.change(DeleteTopic(name=topic_name(name)), timeout_s=timeout_s)
         await self._client.refresh([name], timeout_s=timeout_s)
 
     @takes_timeout
     async def create_partitions(
         self, name: str, total: int, *, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> None:
+        """Gives a topic `total` partitions, more than it has; ready as after `create_topic`.
+        Records with a key may go elsewhere from then on. Raises InvalidPartitionsError."""
         total = whole_number("total", total)
-        await self._change(CreatePartitions(name=topic_name(name), total=total), timeout_s)
-        await self._until_ready(name, total, timeout_s)
+        request = CreatePartitions(name=topic_name(name), total=total)
+        await self._client.change(request, timeout_s=timeout_s)
+        await until_ready(self._client, name, total, timeout_s=timeout_s)
 
     @takes_timeout
     async def alter_topic_config(
         self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S, **changes: Unpack[TopicKeywords]
     ) -> None:
+        """Changes the given keys of a topic's config. Raises ConfigError, UnknownTopicError."""
         if not changes:
             raise InvalidRequestError("alter_topic_config needs at least one key to change.")
-        checked = _topic_config(changes)
-        await self._change(AlterTopicConfig(name=topic_name(name), changes=checked), timeout_s)
+        request = AlterTopicConfig(name=topic_name(name), changes=topic_config(changes))
+        await self._client.change(request, timeout_s=timeout_s)
         await self._client.refresh([name], timeout_s=timeout_s)
 
     @takes_timeout
@@ -181,85 +180,42 @@ class AsyncAdmin:
         unclean: bool = False,
         timeout_s: float = ADMIN_TIMEOUT_S,
     ) -> None:
+        """Makes the first replica leader where it is in sync. With `unclean`, a partition without a
+        leader takes any live replica, which may lose acknowledged records."""
         request = ElectLeaders(
-            name=topic_name(name), partitions=_numbers(partitions), unclean=unclean
+            name=topic_name(name), partitions=partition_numbers(partitions), unclean=unclean
         )
-        await self._change(request, timeout_s)
+        await self._client.change(request, timeout_s=timeout_s)
         await self._client.refresh([name], timeout_s=timeout_s)
 
     @takes_timeout
     async def list_topics(
         self, *, internal: bool = False, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> list[str]:
+        """The names of all topics, sorted. With `internal`, rayq's own topics (`__...`) too."""
         response = await self._client.fetch_all(timeout_s=timeout_s)
         names = (topic.name for topic in response.topics)
         return sorted(name for name in names if internal or not name.startswith(INTERNAL_PREFIX))
 
     @takes_timeout
     async def describe_topic(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> TopicInfo:
-        client = self._client
-        topic = await client.topic(topic_name(name), timeout_s=timeout_s, age_max_s=0.0)
-        partitions = await asyncio.gather(
-            *(self._describe_partition(topic, one) for one in topic.partitions)
-        )
-        return TopicInfo(
-            name=topic.name,
-            topic_id=topic.topic_id,
-            partitions=list(partitions),
-            config=dict(topic.config),
-        )
-
-    async def _describe_partition(
-        self, topic: TopicMetadata, partition: PartitionMetadata
-    ) -> PartitionInfo:
-        replicas = await asyncio.gather(
-            *(
-                self._describe_replica(topic.topic_id, partition.partition, replica)
-                for replica in partition.replicas
-            )
-        )
-        return PartitionInfo(
-            partition=partition.partition,
-            leader=partition.leader,
-            leader_epoch=partition.leader_epoch,
-            isr=list(partition.isr),
-            replicas=list(replicas),
-            offline_reason=partition.offline_reason,
-            target=list(partition.target),
-            origin=list(partition.origin),
-        )
-
-    async def _describe_replica(
-        self, topic_id: str, partition: int, replica: ReplicaEndpoint
-    ) -> ReplicaInfo:
-        answer = None
-        if replica.host is not None and replica.port is not None:
-            request = DescribeReplica(topic_id=topic_id, partition=partition)
-            try:
-                answer, _ = await self._client.ask(
-                    (replica.host, replica.port), request, timeout_s=DESCRIBE_TIMEOUT_S
-                )
-            except RayqError as error:
-                if not (error.retriable or isinstance(error, UnknownTopicError)):
-                    raise
-        return ReplicaInfo(
-            broker=replica.broker,
-            host=replica.host,
-            port=replica.port,
-            pid=None if answer is None else answer.pid,
-            log_start_offset=None if answer is None else answer.log_start_offset,
-            high_watermark=None if answer is None else answer.high_watermark,
-            log_end_offset=None if answer is None else answer.log_end_offset,
-            size_bytes=None if answer is None else answer.size_bytes,
-            disk_free_bytes=None if answer is None else answer.disk_free_bytes,
-            trouble=None if answer is None else answer.trouble,
-        )
+        """A topic with its partitions; each replica is asked for its offsets, which are None where
+        it does not answer. Raises UnknownTopicError."""
+        return await describe_topic(self._client, topic_name(name), timeout_s=timeout_s)
 
     @takes_timeout
     async def describe_cluster(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> ClusterInfo:
+        """Describes the cluster: its brokers, its controller and the voters."""
         response = await self._client.fetch_all(timeout_s=timeout_s)
         brokers = [
-            BrokerInfo(one.broker, one.host, one.port, one.node_id, one.live, one.cordoned)
+            BrokerInfo(
+                broker=one.broker,
+                host=one.host,
+                port=one.port,
+                node_id=one.node_id,
+                live=one.live,
+                cordoned=one.cordoned,
+            )
             for one in sorted(response.brokers, key=lambda one: one.broker)
         ]
         return ClusterInfo(
@@ -277,6 +233,10 @@ class AsyncAdmin:
         *,
         timeout_s: float = ADMIN_TIMEOUT_S,
     ) -> dict[TopicPartition, int]:
+        """Deletes the records below an offset (None: all that are committed) of each partition, for
+        good. Answers where each log starts now, once no replica that may lead starts below. Raises
+        OffsetOutOfRangeError past what is committed; TimeoutError, which says whether nothing was
+        deleted (too few replicas were in sync), or it may or may not last."""
         limits = by_partition(before, "the offset that records are deleted before")
         for (topic, partition), offset in limits.items():
             check_partition(await self._client.topic(topic, timeout_s=timeout_s), partition)
@@ -323,385 +283,6 @@ class AsyncAdmin:
         wait: bool = True,
         timeout_s: float = MOVE_TIMEOUT_S,
     ) -> None:
-        await self._moves(ADMIN_TIMEOUT_S).reassign(
-            moves, throttle_bytes_per_s=throttle_bytes_per_s, wait=wait, timeout_s=timeout_s
-        )
-
-    @takes_timeout
-    async def set_replication_factor(
-        self,
-        topic: str,
-        replication_factor: int,
-        *,
-        throttle_bytes_per_s: int | None = None,
-        wait: bool = True,
-        timeout_s: float = MOVE_TIMEOUT_S,
-    ) -> None:
-        await self._moves(ADMIN_TIMEOUT_S).set_replication_factor(
-            topic_name(topic),
-            whole_number("replication_factor", replication_factor),
-            throttle_bytes_per_s=throttle_bytes_per_s,
-            wait=wait,
-            timeout_s=timeout_s,
-        )
-
-    @takes_timeout
-    async def list_reassignments(
-        self, *, timeout_s: float = ADMIN_TIMEOUT_S
-    ) -> list[Reassignment]:
-        return await self._moves(timeout_s).reassignments()
-
-    @takes_timeout
-    async def cancel_reassignments(
-        self,
-        partitions: Iterable[TopicPartition] | None = None,
-        *,
-        timeout_s: float = ADMIN_TIMEOUT_S,
-    ) -> list[TopicPartition]:
-        return await self._moves(timeout_s).cancel(partitions)
-
-    @takes_timeout
-    async def plan_drain(
-        self, broker: int, *, timeout_s: float = ADMIN_TIMEOUT_S
-    ) -> dict[TopicPartition, list[int]]:
-        return await self._moves(timeout_s).plan_drain(whole_number("broker", broker))
-
-    @takes_timeout
-    async def drain_broker(
-        self,
-        broker: int,
-        *,
-        throttle_bytes_per_s: int | None = None,
-        concurrency: int = 4,
-        timeout_s: float | None = None,
-        on_progress: OnProgress | None = None,
-    ) -> None:
-        await self._moves(ADMIN_TIMEOUT_S).drain(
-            whole_number("broker", broker),
-            throttle_bytes_per_s=throttle_bytes_per_s,
-            concurrency=concurrency,
-            timeout_s=timeout_s,
-            on_progress=on_progress,
-        )
-
-    @takes_timeout
-    async def undrain_broker(self, broker: int, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
-        await self._moves(timeout_s).cordon(whole_number("broker", broker), False)
-
-    @takes_timeout
-    async def plan_spread(
-        self, *, timeout_s: float = ADMIN_TIMEOUT_S
-    ) -> dict[TopicPartition, list[int]]:
-        return await self._moves(timeout_s).plan_spread()
-
-    @takes_timeout
-    async def remove_broker(self, broker: int, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
-        await self._moves(timeout_s).remove(whole_number("broker", broker))
-
-    def _moves(self, timeout_s: float) -> MoveAdmin:
-        return MoveAdmin(self._client, timeout_s)
-
-    # --- groups ---------------------------------------------------------------------------------
-
-    @takes_timeout
-    async def list_groups(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> list[GroupListing]:
-        return await GroupAdmin(self._client, timeout_s).list_groups()
-
-    @takes_timeout
-    async def describe_group(self, group: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> GroupInfo:
-        return await GroupAdmin(self._client, timeout_s).describe_group(group)
-
-    @takes_timeout
-    async def set_group_offsets(
-        self,
-        group: str,
-        topics: str | Iterable[str | TopicPartition] | None = None,
-        *,
-        to: Target | None = None,
-        timestamp_ms: int | None = None,
-        shift: int | None = None,
-        dry_run: bool = False,
-        timeout_s: float = ADMIN_TIMEOUT_S,
-    ) -> dict[TopicPartition, int]:
-        return await GroupAdmin(self._client, timeout_s).set_group_offsets(
-            group, topics, to=to, timestamp_ms=timestamp_ms, shift=shift, dry_run=dry_run
-        )
-
-    @takes_timeout
-    async def delete_group(self, group: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
-        await GroupAdmin(self._client, timeout_s).delete_group(group)
-
-    # --- changes --------------------------------------------------------------------------------
-
-    async def _change(self, request: Change, timeout_s: float) -> None:
-        response = await self._client.change(request, timeout_s=timeout_s)
-        self._client.metadata.require(response.version)
-
-    async def _until_ready(self, name: str, partitions: int, timeout_s: float) -> None:
-        """Waits until every partition has a leader that runs and a full in-sync set, for as long as
-        there is progress at least every `timeout_s`."""
-        client = self._client
-        deadline = client.now + timeout_s
-        version_min = progress = 0
-        missing = ["no broker has told of it"]
-        silence: TimeoutError | None = None
-        while True:
-            left_s = deadline - client.now
-            if left_s <= NOT_READY_PAUSE_S:
-                unheard = "" if silence is None else f" No broker answered at last: {silence}"
-                raise TimeoutError(
-                    f"Topic {name!r} exists, but for {timeout_s:g} s it has come no nearer to "
-                    f"being ready: {'; '.join(missing)}. It may still become so: see "
-                    f"describe_topic.{unheard}"
-                )
-            version = client.metadata.version
-            silence = None
-            try:
-                await client.refresh(
-                    [name],
-                    timeout_s=left_s,
-                    version_min=version_min,
-                    wait_ms=min(READY_POLL_MS, int(left_s * 500)),
-                )
-            except TimeoutError as error:  # Then the time is over: see above.
-                silence = error
-                continue
-            topic = client.metadata.topics.get(name)
-            missing = _not_ready(topic, partitions)
-            if not missing:
-                return
-            if _progress(topic) > progress:
-                progress = _progress(topic)
-                deadline = client.now + timeout_s
-            version_min = client.metadata.version + 1
-            if client.metadata.version == version:
-                await asyncio.sleep(NOT_READY_PAUSE_S)
-
-
-def _not_ready(topic: TopicMetadata | None, partitions: int) -> list[str]:
-    """What a topic still lacks, in words."""
-    if topic is None:
-        return ["no broker knows it yet"]
-    missing = []
-    if len(topic.partitions) < partitions:
-        missing.append(f"it has {len(topic.partitions)} of {partitions} partitions")
-    for partition in topic.partitions:
-        replicas = partition.origin or [replica.broker for replica in partition.replicas]
-        absent = set(replicas) - set(partition.isr)
-        if leader_of(partition) is None:
-            reason = partition.offline_reason or "its process is not running yet"
-            missing.append(f"partition {partition.partition} has no leader ({reason})")
-        elif absent:
-            names = ", ".join(map(str, sorted(absent)))
-            missing.append(f"partition {partition.partition} lacks the replicas of brokers {names}")
-    return missing
-
-
-def _progress(topic: TopicMetadata | None) -> int:
-    """Grows while a topic gets ready: processes that run, replicas in sync, leaders."""
-    return sum(
-        sum(replica.host is not None for replica in partition.replicas)
-        + len(partition.isr)
-        + (leader_of(partition) is not None)
-        for partition in ([] if topic is None else topic.partitions)
-    )
-
-
-def _check_as_asked(found: TopicMetadata, asked: CreateTopic) -> None:
-    """Raises TopicExistsError where a topic differs from what a `create_topic` asked for."""
-    differences = []
-    if len(found.partitions) != asked.partitions:
-        differences.append(f"{len(found.partitions)} partitions, not {asked.partitions}")
-    first = found.partitions[0]
-    factor = len(first.origin or first.replicas)
-    if asked.replication_factor not in (None, factor):
-        differences.append(f"replication_factor {factor}, not {asked.replication_factor}")
-    differences += [
-        f"{key} {found.config[key]!r}, not {value!r}"
-        for key, value in asked.config.items()
-        if found.config[key] != value
-    ]
-    if differences:
-        raise TopicExistsError(
-            f"Topic {found.name!r} exists already, and is not as it was asked for. It has "
-            f"{'; '.join(differences)}. Ask for what it has, or change it by create_partitions, "
-            "set_replication_factor or alter_topic_config."
-        )
-
-
-def _topic_config(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys given, under their names, as `TopicConfig` accepts them. Raises ConfigError."""
-    config = parse(TopicConfig, options)
-    return {name: getattr(config, name) for name in (key.replace(".", "_") for key in options)}
-
-
-def _numbers(partitions: object) -> list[int] | None:
-    """Of `elect_leaders`."""
-    if partitions is None:
-        return None
-    if isinstance(partitions, str | bytes) or not isinstance(partitions, Iterable):
-        raise TypeError(f"partitions is a list of numbers, not {shown(partitions)}.")
-    return [whole_number("A partition", one) for one in partitions]
-
-
-class Admin:
-    """Administers the cluster; `cluster.admin`. Every call takes `timeout_s` and raises
-    TimeoutError when it is over, after which a change may still take effect. Within that time a
-    change whose answer was lost is asked for again; it happens once."""
-
-    def __init__(self, client: Callable[[], tuple[Client, BackgroundLoop]]) -> None:
-        self._shared = client
-
-    def _run(self, call: Callable[[AsyncAdmin], Coroutine[Any, Any, T]]) -> T:
-        client, background = self._shared()
-        return background.run(call(AsyncAdmin(client)))
-
-    def create_topic(
-        self,
-        name: str,
-        partitions: int = 1,
-        replication_factor: int | None = None,
-        *,
-        exist_ok: bool = False,
-        timeout_s: float = ADMIN_TIMEOUT_S,
-        **config: Unpack[TopicKeywords],
-    ) -> None:
-        """Creates a topic; returns when every partition has a leader and a full in-sync set.
-        `timeout_s` begins anew whenever a replica has started or come in sync: many of them may
-        take long on a slow machine.
-
-        `replication_factor` None: min(3, brokers). `config` is as in `TopicConfig`. With
-        `exist_ok` a topic that is there already is left as it is, and not waited for; one that has
-        other partitions, or differs in what is given here, is a TopicExistsError that says so.
-
-        Raises TopicExistsError, InvalidTopicError, InvalidPartitionsError,
-        InvalidReplicationFactorError, ReplicaLimitError, ConfigError.
-        """
-        self._run(
-            lambda admin: admin.create_topic(
-                name,
-                partitions,
-                replication_factor,
-                exist_ok=exist_ok,
-                timeout_s=timeout_s,
-                **config,
-            )
-        )
-
-    def delete_topic(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
-        """Deletes a topic and its records. Raises UnknownTopicError."""
-        self._run(lambda admin: admin.delete_topic(name, timeout_s=timeout_s))
-
-    def list_topics(
-        self, *, internal: bool = False, timeout_s: float = ADMIN_TIMEOUT_S
-    ) -> list[str]:
-        """The names of all topics, sorted; with `internal` also rayq's own (`__...`)."""
-        return self._run(lambda admin: admin.list_topics(internal=internal, timeout_s=timeout_s))
-
-    def describe_topic(self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> TopicInfo:
-        """A topic with its partitions; each replica is asked for its offsets, which are None where
-        it does not answer. Raises UnknownTopicError."""
-        return self._run(lambda admin: admin.describe_topic(name, timeout_s=timeout_s))
-
-    def create_partitions(
-        self, name: str, total: int, *, timeout_s: float = ADMIN_TIMEOUT_S
-    ) -> None:
-        """Gives a topic `total` partitions, more than it has; ready as after `create_topic`.
-        Records with a key may go elsewhere from then on. Raises InvalidPartitionsError."""
-        self._run(lambda admin: admin.create_partitions(name, total, timeout_s=timeout_s))
-
-    def alter_topic_config(
-        self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S, **changes: Unpack[TopicKeywords]
-    ) -> None:
-        """Changes the given keys of a topic's config. Raises ConfigError, UnknownTopicError."""
-        self._run(lambda admin: admin.alter_topic_config(name, timeout_s=timeout_s, **changes))
-
-    def describe_cluster(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> ClusterInfo:
-        """Brokers, controller and voters."""
-        return self._run(lambda admin: admin.describe_cluster(timeout_s=timeout_s))
-
-    def delete_records(
-        self,
-        before: Mapping[TopicPartition, int | None],
-        *,
-        timeout_s: float = ADMIN_TIMEOUT_S,
-    ) -> dict[TopicPartition, int]:
-        """Deletes the records below an offset (None: all that are committed) of each partition, for
-        good. Answers where each log starts now, once no replica that may lead starts below. Raises
-        OffsetOutOfRangeError past what is committed; TimeoutError, which says whether nothing was
-        deleted (too few replicas were in sync), or it may or may not last."""
-        return self._run(lambda admin: admin.delete_records(before, timeout_s=timeout_s))
-
-    def list_groups(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> list[GroupListing]:
-        """All consumer groups, by name: their state and number of members."""
-        return self._run(lambda admin: admin.list_groups(timeout_s=timeout_s))
-
-    def describe_group(self, group: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> GroupInfo:
-        """A group: its state, its members and what they own, how far it is in each partition and
-        how far behind, and why it was last rebalanced. Raises UnknownGroupError."""
-        return self._run(lambda admin: admin.describe_group(group, timeout_s=timeout_s))
-
-    def set_group_offsets(
-        self,
-        group: str,
-        topics: str | Iterable[str | TopicPartition] | None = None,
-        *,
-        to: Target | None = None,
-        timestamp_ms: int | None = None,
-        shift: int | None = None,
-        dry_run: bool = False,
-        timeout_s: float = ADMIN_TIMEOUT_S,
-    ) -> dict[TopicPartition, int]:
-        """Sets where a group without members goes on, and answers where that is.
-
-        `topics`: a name, or several names or partitions; None: all that the group has committed.
-        One of: `to` "earliest", "latest", an offset, or `{partition: offset}` (without `topics`);
-        `timestamp_ms`, the first record at or after that time; `shift`, so many records forward
-        (or, negative, back) from the committed offset. What lies outside the log goes to its
-        nearer end. `dry_run` only answers. Raises GroupNotEmptyError, UnknownTopicError,
-        InvalidRequestError, OutcomeUnknownError (an answer was lost, and members joined since).
-        """
-        return self._run(
-            lambda admin: admin.set_group_offsets(
-                group,
-                topics,
-                to=to,
-                timestamp_ms=timestamp_ms,
-                shift=shift,
-                dry_run=dry_run,
-                timeout_s=timeout_s,
-            )
-        )
-
-    def delete_group(self, group: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
-        """Forgets a group without members, and its offsets. Raises UnknownGroupError,
-        GroupNotEmptyError."""
-        self._run(lambda admin: admin.delete_group(group, timeout_s=timeout_s))
-
-    def elect_leaders(
-        self,
-        name: str,
-        partitions: list[int] | None = None,
-        *,
-        unclean: bool = False,
-        timeout_s: float = ADMIN_TIMEOUT_S,
-    ) -> None:
-        """Makes the first replica leader where it is in sync. With `unclean`, a partition without a
-        leader takes any live replica, which may lose acknowledged records."""
-        self._run(
-            lambda admin: admin.elect_leaders(
-                name, partitions, unclean=unclean, timeout_s=timeout_s
-            )
-        )
-
-    def reassign_partitions(
-        self,
-        moves: Mapping[TopicPartition, Sequence[int]],
-        *,
-        throttle_bytes_per_s: int | None = None,
-        wait: bool = True,
-        timeout_s: float = MOVE_TIMEOUT_S,
-    ) -> None:
         """Moves partitions to other brokers, under load; each target names as many as the topic's
         replication factor says, the preferred leader first.
 
@@ -716,16 +297,12 @@ class Admin:
         ReassignmentInProgressError, ReplicaLimitError, UnknownTopicError, NoReassignmentError
         (somebody cancelled it meanwhile).
         """
-        self._run(
-            lambda admin: admin.reassign_partitions(
-                moves,
-                throttle_bytes_per_s=throttle_bytes_per_s,
-                wait=wait,
-                timeout_s=timeout_s,
-            )
+        await self._moves(ADMIN_TIMEOUT_S).reassign(
+            moves, throttle_bytes_per_s=throttle_bytes_per_s, wait=wait, timeout_s=timeout_s
         )
 
-    def set_replication_factor(
+    @takes_timeout
+    async def set_replication_factor(
         self,
         topic: str,
         replication_factor: int,
@@ -750,21 +327,23 @@ class Admin:
         ReassignmentInProgressError (a partition is being moved), ReplicaLimitError,
         UnknownTopicError, NoReassignmentError (somebody cancelled it meanwhile).
         """
-        self._run(
-            lambda admin: admin.set_replication_factor(
-                topic,
-                replication_factor,
-                throttle_bytes_per_s=throttle_bytes_per_s,
-                wait=wait,
-                timeout_s=timeout_s,
-            )
+        await self._moves(ADMIN_TIMEOUT_S).set_replication_factor(
+            topic_name(topic),
+            whole_number("replication_factor", replication_factor),
+            throttle_bytes_per_s=throttle_bytes_per_s,
+            wait=wait,
+            timeout_s=timeout_s,
         )
 
-    def list_reassignments(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> list[Reassignment]:
-        """The moves that are under way, and what each waits for."""
-        return self._run(lambda admin: admin.list_reassignments(timeout_s=timeout_s))
+    @takes_timeout
+    async def list_reassignments(
+        self, *, timeout_s: float = ADMIN_TIMEOUT_S
+    ) -> list[Reassignment]:
+        """The moves that are under way, and what each of them waits for."""
+        return await self._moves(timeout_s).reassignments()
 
-    def cancel_reassignments(
+    @takes_timeout
+    async def cancel_reassignments(
         self,
         partitions: Iterable[TopicPartition] | None = None,
         *,
@@ -773,16 +352,18 @@ class Admin:
         """Takes moves back (None: all that are under way), all of them or none, and answers which.
         The replicas are again those of before. Raises NoReassignmentError for a partition that is
         not being moved, InvalidReassignmentError while that would leave too few in sync."""
-        return self._run(lambda admin: admin.cancel_reassignments(partitions, timeout_s=timeout_s))
+        return await self._moves(timeout_s).cancel(partitions)
 
-    def plan_drain(
+    @takes_timeout
+    async def plan_drain(
         self, broker: int, *, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> dict[TopicPartition, list[int]]:
         """Where the replicas of a broker could go: the moves that `drain_broker` would make. Raises
         UnknownBrokerError, InvalidReassignmentError (too few other brokers)."""
-        return self._run(lambda admin: admin.plan_drain(broker, timeout_s=timeout_s))
+        return await self._moves(timeout_s).plan_drain(whole_number("broker", broker))
 
-    def drain_broker(
+    @takes_timeout
+    async def drain_broker(
         self,
         broker: int,
         *,
@@ -796,7 +377,8 @@ class Admin:
 
         `concurrency` partitions move at a time, all together copying at most
         `throttle_bytes_per_s`, which moves that are under way already take, too.
-        `on_progress(DrainProgress)` is called, in another thread, when something has changed.
+        `on_progress(DrainProgress)` is called on the event loop (of `Admin`: in the thread of its
+        loop) when something has changed.
         TimeoutError (`timeout_s` None: none) leaves the broker cordoned; call it again to go on.
 
         Raises UnknownBrokerError, InvalidReassignmentError (the last broker, or too few would be
@@ -804,31 +386,130 @@ class Admin:
         nothing has been able to move for half a minute it raises
         why, InvalidReassignmentError or ReplicaLimitError, and leaves the broker cordoned.
         """
-        self._run(
-            lambda admin: admin.drain_broker(
-                broker,
-                throttle_bytes_per_s=throttle_bytes_per_s,
-                concurrency=concurrency,
-                timeout_s=timeout_s,
-                on_progress=on_progress,
-            )
+        await self._moves(ADMIN_TIMEOUT_S).drain(
+            whole_number("broker", broker),
+            throttle_bytes_per_s=throttle_bytes_per_s,
+            concurrency=concurrency,
+            timeout_s=timeout_s,
+            on_progress=on_progress,
         )
 
-    def undrain_broker(self, broker: int, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
+    @takes_timeout
+    async def undrain_broker(self, broker: int, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
         """Lets a broker take replicas again; nothing moves back by itself (see `plan_spread`).
         Raises UnknownBrokerError."""
-        self._run(lambda admin: admin.undrain_broker(broker, timeout_s=timeout_s))
+        await self._moves(timeout_s).cordon(whole_number("broker", broker), False)
 
-    def plan_spread(
+    @takes_timeout
+    async def plan_spread(
         self, *, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> dict[TopicPartition, list[int]]:
         """The few moves after which brokers carry and lead equally many replicas, those of a
         partition on different nodes: for `reassign_partitions`, after brokers were added. Empty
         when there is nothing to do."""
-        return self._run(lambda admin: admin.plan_spread(timeout_s=timeout_s))
+        return await self._moves(timeout_s).plan_spread()
 
-    def remove_broker(self, broker: int, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
+    @takes_timeout
+    async def remove_broker(self, broker: int, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
         """Makes the cluster forget a broker that was drained and stopped. Should it start again
         with its directory, it joins as a new one. Raises UnknownBrokerError, BrokerInUseError (it
         runs, holds replicas, or is the last one)."""
-        self._run(lambda admin: admin.remove_broker(broker, timeout_s=timeout_s))
+        await self._moves(timeout_s).remove(whole_number("broker", broker))
+
+    def _moves(self, timeout_s: float) -> MoveAdmin:
+        return MoveAdmin(self._client, timeout_s)
+
+    # --- groups ---------------------------------------------------------------------------------
+
+    @takes_timeout
+    async def list_groups(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> list[GroupListing]:
+        """All consumer groups, sorted by name, with their state and number of members."""
+        return await GroupAdmin(self._client, timeout_s).list_groups()
+
+    @takes_timeout
+    async def describe_group(self, group: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> GroupInfo:
+        """A group: its state, its members and what they own, how far it is in each partition and
+        how far behind, and why it was last rebalanced. Raises UnknownGroupError."""
+        return await GroupAdmin(self._client, timeout_s).describe_group(group)
+
+    @takes_timeout
+    async def set_group_offsets(
+        self,
+        group: str,
+        topics: str | Iterable[str | TopicPartition] | None = None,
+        *,
+        to: Target | None = None,
+        timestamp_ms: int | None = None,
+        shift: int | None = None,
+        dry_run: bool = False,
+        timeout_s: float = ADMIN_TIMEOUT_S,
+    ) -> dict[TopicPartition, int]:
+        """Sets where a group without members goes on, and answers where that is.
+
+        `topics`: a name, or several names or partitions; None: all that the group has committed.
+        One of: `to` "earliest", "latest", an offset, or `{partition: offset}` (without `topics`);
+        `timestamp_ms`, the first record at or after that time; `shift`, so many records forward
+        (or, negative, back) from the committed offset. What lies outside the log goes to its
+        nearer end. `dry_run` only answers. Raises GroupNotEmptyError, UnknownTopicError,
+        InvalidRequestError, OutcomeUnknownError (an answer was lost, and members joined since).
+        """
+        return await GroupAdmin(self._client, timeout_s).set_group_offsets(
+            group, topics, to=to, timestamp_ms=timestamp_ms, shift=shift, dry_run=dry_run
+        )
+
+    @takes_timeout
+    async def delete_group(self, group: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
+        """Forgets a group without members, and its offsets. Raises UnknownGroupError,
+        GroupNotEmptyError."""
+        await GroupAdmin(self._client, timeout_s).delete_group(group)
+
+
+def _blocking(
+    method: Callable[Concatenate[AsyncAdmin, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Admin, P], T]:
+    """A method of `Admin` that runs the coroutine of one of `AsyncAdmin`, and waits for it. It has
+    the other's signature and documentation; `docs/hooks/reference.py` shows it in the reference."""
+
+    @functools.wraps(method)
+    def call(admin: Admin, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        client, background = admin._shared()
+        return background.run(method(AsyncAdmin(client), *args, **kwargs))
+
+    call.__qualname__ = f"Admin.{method.__name__}"
+    return call
+
+
+class Admin:
+    """Administers the cluster from any thread; `cluster.admin`. Its methods are those of
+    `AsyncAdmin`, and each returns when it is done.
+
+    Every call takes `timeout_s` and raises TimeoutError when that time is over; a change may still
+    take effect afterwards. Within that time a change whose answer was lost is asked for again; it
+    happens once.
+    """
+
+    def __init__(self, shared: Callable[[], tuple[Client, BackgroundLoop]]) -> None:
+        self._shared = shared
+
+    create_topic = _blocking(AsyncAdmin.create_topic)
+    delete_topic = _blocking(AsyncAdmin.delete_topic)
+    list_topics = _blocking(AsyncAdmin.list_topics)
+    describe_topic = _blocking(AsyncAdmin.describe_topic)
+    create_partitions = _blocking(AsyncAdmin.create_partitions)
+    alter_topic_config = _blocking(AsyncAdmin.alter_topic_config)
+    describe_cluster = _blocking(AsyncAdmin.describe_cluster)
+    delete_records = _blocking(AsyncAdmin.delete_records)
+    list_groups = _blocking(AsyncAdmin.list_groups)
+    describe_group = _blocking(AsyncAdmin.describe_group)
+    set_group_offsets = _blocking(AsyncAdmin.set_group_offsets)
+    delete_group = _blocking(AsyncAdmin.delete_group)
+    elect_leaders = _blocking(AsyncAdmin.elect_leaders)
+    reassign_partitions = _blocking(AsyncAdmin.reassign_partitions)
+    set_replication_factor = _blocking(AsyncAdmin.set_replication_factor)
+    list_reassignments = _blocking(AsyncAdmin.list_reassignments)
+    cancel_reassignments = _blocking(AsyncAdmin.cancel_reassignments)
+    plan_drain = _blocking(AsyncAdmin.plan_drain)
+    drain_broker = _blocking(AsyncAdmin.drain_broker)
+    undrain_broker = _blocking(AsyncAdmin.undrain_broker)
+    plan_spread = _blocking(AsyncAdmin.plan_spread)
+    remove_broker = _blocking(AsyncAdmin.remove_broker)

@@ -52,7 +52,7 @@ END_OFFSET_TIMEOUT_S = 5.0
 
 
 class GroupAdmin:
-    """Belongs to the loop; `timeout_s` is of each call."""
+    """Serves one call of the admin, which may take `timeout_s`."""
 
     def __init__(self, client: Client, timeout_s: float) -> None:
         self._client = client
@@ -174,8 +174,8 @@ class GroupAdmin:
             lambda topic, number, epoch: DescribeGroup(topic, number, epoch, group),
             timeout_s=self._left_s,
         )
-        # It was there a moment ago. Who finds it gone now repeats a request that has deleted it and
-        # whose answer was lost, or somebody else was faster.
+        # The group existed a moment ago. Where it is gone now, an earlier attempt deleted it (and
+        # its answer was lost), or somebody else did.
         with contextlib.suppress(UnknownGroupError):
             await coordinator.ask(
                 lambda topic, number, epoch: DeleteGroup(topic, number, epoch, group),
@@ -231,7 +231,13 @@ class GroupAdmin:
                 (topics_known[place.topic].topic_id, place.partition, offset)
                 for place, offset in offsets.items()
             ]
-            return SetGroupOffsets(topic, number, epoch, group, positions)
+            return SetGroupOffsets(
+                topic_id=topic,
+                partition=number,
+                leader_epoch=epoch,
+                group=group,
+                offsets=positions,
+            )
 
         try:
             await self._coordinator(group).ask(build, timeout_s=self._left_s)
@@ -246,7 +252,9 @@ class GroupAdmin:
 
     async def _committed(self, group: str) -> dict[TopicPartition, CommittedOffset]:
         response: FetchCommittedResponse = await self._coordinator(group).ask(
-            lambda topic, number, epoch: FetchCommitted(topic, number, epoch, group, None),
+            lambda topic, number, epoch: FetchCommitted(
+                topic_id=topic, partition=number, leader_epoch=epoch, group=group, partitions=None
+            ),
             timeout_s=self._left_s,
         )
         return _named(response.offsets, await self._topic_names())
@@ -260,7 +268,7 @@ class GroupAdmin:
             return sorted(committed)
         if not isinstance(topics, Iterable):
             raise TypeError(
-                "topics is a name, or a list of names and partitions, not " f"{shown(topics)}."
+                f"topics is a name, or a list of names and partitions, not {shown(topics)}."
             )
         places: list[TopicPartition] = []
         for one in [topics] if isinstance(topics, str | TopicPartition) else topics:
@@ -284,7 +292,7 @@ class GroupAdmin:
         shift: int | None,
         committed: CommittedOffset | None,
     ) -> int:
-        """Inside the log as it is now."""
+        """The offset to set, moved to the nearer end of the log where it lies outside."""
         first = await self._list_offset(place, EARLIEST, self._left_s)
         end = await self._list_offset(place, LATEST, self._left_s)
         assert first is not None and end is not None, "a log has a beginning and an end"
@@ -327,7 +335,7 @@ def _places(partitions: Iterable[TopicPartitionId]) -> list[TopicPartition]:
 def _named(
     offsets: Iterable[CommittedOffset], names: Mapping[str, str]
 ) -> dict[TopicPartition, CommittedOffset]:
-    """By partition; those of topics that are gone are left out."""
+    """The offsets by partition. Those of deleted topics are left out."""
     return {
         TopicPartition(names[one.topic_id], one.partition): one
         for one in offsets
@@ -339,7 +347,9 @@ def _progress(
     committed: CommittedOffset | None, end: int | None, member: str | None
 ) -> GroupOffset:
     if committed is None:
-        return GroupOffset(None, end, None, "", None, member)
+        return GroupOffset(
+            offset=None, end_offset=end, lag=None, metadata="", commit_time_ms=None, member=member
+        )
     return GroupOffset(
         offset=committed.offset,
         end_offset=end,

@@ -24,14 +24,15 @@ DISK_LOW_BYTES = 1024 * MIB
 DISK_FULL_BYTES = 128 * MIB
 """Appends are refused a little below it (64 MiB are kept back)."""
 NAMED_MAX = 8
-"""So many partitions are named one by one; the rest are counted."""
+"""How many partitions a problem names; the rest are counted."""
 
 PartitionState = Literal["in sync", "under-replicated", "under min ISR", "offline"]
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """Something that is not as it should be. `error`: records cannot be written or read somewhere;
-    `warning`: one more failure may make it so; `notice`: worth knowing, the cluster is well."""
+    """Something that is not as it should be. `error`: some records cannot be written or read.
+    `warning`: one more failure may lead to that. `notice`: the cluster is well, and this is worth
+    knowing."""
 
     severity: Severity
     what: str
@@ -41,7 +42,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 def is_healthy(problems: Iterable[Problem]) -> bool:
-    """Notices do not count."""
+    """Whether there is no error and no warning."""
     return all(problem.severity == "notice" for problem in problems)
 
 
@@ -52,9 +53,9 @@ def find_problems(
     moves: Iterable[Reassignment] = (),
     silent: Collection[int] = (),
 ) -> list[Problem]:
-    """What is wrong, the worst first; [] where nothing is. `silent` are the brokers that count as
-    live and do not answer who asks."""
-    # rayq's own topics last: of a user's one should hear first.
+    """Everything that is wrong, the worst first; [] where nothing is. `silent` are the brokers that
+    count as live and do not answer."""
+    # rayq's own topics stand last: an operator should hear of the users' topics first.
     listed = sorted(topics, key=lambda topic: topic.name.startswith("__"))
     problems = [
         *_controller_problems(cluster, silent),
@@ -210,7 +211,7 @@ def _disk_problems(topics: list[TopicInfo]) -> Iterable[Problem]:
 
 
 def disk_free(topics: Iterable[TopicInfo]) -> dict[int, int]:
-    """By broker, as its replicas told."""
+    """The free bytes of each broker's disk, as its replicas reported them."""
     return {
         replica.broker: replica.disk_free_bytes
         for topic in topics
@@ -221,7 +222,7 @@ def disk_free(topics: Iterable[TopicInfo]) -> dict[int, int]:
 
 
 def disk_used(topics: Iterable[TopicInfo]) -> dict[int, int]:
-    """Bytes of the logs, by broker, as its replicas told."""
+    """The bytes that the logs of each broker take, as its replicas reported them."""
     used: dict[int, int] = {}
     for topic in topics:
         for partition in topic.partitions:
@@ -256,7 +257,7 @@ def _leadership_problems(topics: list[TopicInfo]) -> Iterable[Problem]:
 
 
 def _own_topics_problems(cluster: ClusterInfo, topics: list[TopicInfo]) -> Iterable[Problem]:
-    """Where groups were used before there were enough brokers."""
+    """Groups that were used before there were enough brokers left their topic with few replicas."""
     takers = sum(not broker.cordoned for broker in cluster.brokers)
     wanted = min(DEFAULT_REPLICATION_FACTOR, takers)
     for topic in topics:

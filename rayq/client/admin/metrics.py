@@ -44,9 +44,9 @@ Position = tuple[str, TopicPartition]
 
 
 async def collect_metrics(client: Client, *, timeout_s: float) -> list[Sample]:
-    """Of every process of the cluster and of every group, in order of name. A process that does not
-    answer has `rayq_process_up` 0; a lag that cannot be found out now is missing. Raises
-    TimeoutError when no broker answers."""
+    """The figures of every process of the cluster and of every group, sorted by name. A process
+    that does not answer has `rayq_process_up` 0; a lag that cannot be found out now is missing.
+    Raises TimeoutError when no broker answers."""
     deadline = client.now + timeout_s
     response = await client.fetch_all(timeout_s=timeout_s)
     addresses = _processes(response)
@@ -93,7 +93,7 @@ def _asking(
 
 
 async def _all(questions: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
-    """Their answers in order, a limited number under way at a time."""
+    """The answers, in the order of the questions. At most AT_ONCE_MAX are under way at a time."""
     free = asyncio.Semaphore(AT_ONCE_MAX)
 
     async def one(ask: Callable[[], Awaitable[T]]) -> T:
@@ -117,8 +117,9 @@ class GroupLag:
         self._deadline = 0.0
 
     async def collect(self, *, timeout_s: float) -> list[Sample]:
-        """Of every group with commits. A partition whose leader does not answer in time is left
-        out, and so is a coordinator's groups. Raises RayqError where no broker answers."""
+        """The lag of every group that has committed. A partition whose leader does not answer in
+        time is left out, and so are the groups of a coordinator that does not. Raises RayqError
+        where no broker answers."""
         client = self._client
         self._deadline = client.now + timeout_s
         count = await offsets_partitions(client, create=False, timeout_s=timeout_s)
@@ -199,7 +200,8 @@ class GroupLag:
     def _to_leader(
         self, place: TopicPartition, build: Callable[[str, int], AnyRequest]
     ) -> Callable[[], Awaitable[Any]]:
-        """Asks the leader of a partition; None where it does not answer or the topic is gone."""
+        """A question to the leader of a partition. Its answer is None where the leader does not
+        answer, or the topic is gone."""
 
         async def ask() -> Any:
             timeout_s = min(ATTEMPT_TIMEOUT_S, self._left_s)

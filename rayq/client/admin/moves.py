@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from rayq.client.admin.topics import DESCRIBE_TIMEOUT_S
 from rayq.client.arguments import as_partitions, by_partition, shown, whole_number
 from rayq.client.client import Client
 from rayq.core import move_plans
@@ -26,7 +27,6 @@ from rayq.errors import (
 from rayq.records import DrainProgress, Reassignment, TopicPartition
 from rayq.wire.messages import (
     AlterReassignments,
-    Change,
     CordonBroker,
     DescribeReplica,
     DescribeReplicaResponse,
@@ -41,7 +41,6 @@ from rayq.wire.messages import (
 WATCH_MS = 500
 """How long a broker holds a question for newer metadata while moves are under way."""
 PAUSE_S = 0.05
-DESCRIBE_TIMEOUT_S = 2.0
 STUCK_PATIENCE_S = 30.0
 """How long a drain waits for brokers to come back where too few are left to take what remains."""
 VOTE_PATIENCE_S = 10.0
@@ -50,7 +49,7 @@ OnProgress = Callable[[DrainProgress], None]
 
 
 class MoveAdmin:
-    """See the module; the documentation is with `Admin`."""
+    """Serves one call of the admin; `AsyncAdmin` documents the methods."""
 
     def __init__(self, client: Client, timeout_s: float) -> None:
         """`timeout_s` bounds every single question."""
@@ -89,7 +88,7 @@ class MoveAdmin:
         _check_throttle(throttle_bytes_per_s)
         deadline = self._client.now + timeout_s
         request = SetReplicationFactor(topic, factor, throttle_bytes_per_s)
-        await self._change(request, min(timeout_s, self._timeout_s))
+        await self._client.change(request, timeout_s=min(timeout_s, self._timeout_s))
         if not wait:
             return
         left_s = max(deadline - self._client.now, 0.0)
@@ -251,20 +250,17 @@ class MoveAdmin:
         await self._until_voted_out(broker)
 
     async def cordon(self, broker: int, cordoned: bool) -> None:
-        await self._change(CordonBroker(broker=broker, cordoned=cordoned), self._timeout_s)
+        request = CordonBroker(broker=broker, cordoned=cordoned)
+        await self._client.change(request, timeout_s=self._timeout_s)
 
     async def remove(self, broker: int) -> None:
-        await self._change(RemoveBroker(broker=broker), self._timeout_s)
+        await self._client.change(RemoveBroker(broker=broker), timeout_s=self._timeout_s)
 
     # --- inside -----------------------------------------------------------------------------------
 
     async def _take_back(self, places: Iterable[TopicPartition]) -> None:
         request = AlterReassignments(moves=[(*place, None) for place in places])
-        await self._change(request, self._timeout_s)
-
-    async def _change(self, request: Change, timeout_s: float) -> None:
-        response = await self._client.change(request, timeout_s=timeout_s)
-        self._client.metadata.require(response.version)
+        await self._client.change(request, timeout_s=self._timeout_s)
 
     async def _begin(
         self,
@@ -275,7 +271,8 @@ class MoveAdmin:
         moves: list[tuple[str, int, list[int] | None]] = [
             (*place, target) for place, target in wanted.items()
         ]
-        await self._change(AlterReassignments(moves, throttle_bytes_per_s), timeout_s)
+        request = AlterReassignments(moves, throttle_bytes_per_s)
+        await self._client.change(request, timeout_s=timeout_s)
 
     async def _begin_some(
         self,
@@ -285,8 +282,9 @@ class MoveAdmin:
         concurrency: int,
         throttle_bytes_per_s: int | None,
     ) -> tuple[int, RayqError | None]:
-        """Begins moves away from a broker, up to so many at a time. Answers how many, and why the
-        last that was refused was. One by one: what cannot move now must not hold up the others."""
+        """Begins moves away from a broker, until `concurrency` are under way. Returns how many it
+        began, and why the controller refused the last one that it refused. It asks for one move at
+        a time: a partition that cannot move now must not hold up the others."""
         room = concurrency - len(moving)
         if room <= 0:
             return 0, None
@@ -312,7 +310,7 @@ class MoveAdmin:
         broker: int,
         throttle_bytes_per_s: int | None,
     ) -> None:
-        """What a drain before this one began copies as fast as this one is to."""
+        """Gives the moves that an earlier drain began the throttle of this one."""
         begun = {
             place: list(one.target)
             for place, one in left.items()
@@ -356,7 +354,8 @@ class MoveAdmin:
             version = client.metadata.version
 
     def _is_moving(self, place: TopicPartition, target: Sequence[int]) -> bool:
-        """Raises where the move was ended by somebody else."""
+        """Whether the move is still under way. Raises NoReassignmentError where somebody else ended
+        it, and UnknownTopicError where the topic was deleted."""
         topic = self._client.metadata.topics.get(place.topic)
         if topic is None or place.partition >= len(topic.partitions):
             raise UnknownTopicError(f"Topic {place.topic!r} was deleted while it was moved.")
@@ -386,7 +385,7 @@ class MoveAdmin:
             await asyncio.sleep(PAUSE_S)
 
     async def _told(self, places: Iterable[TopicPartition]) -> str:
-        """What the moves of these partitions wait for, in words: of the first few."""
+        """What the first few moves of these partitions wait for, in words."""
         wanted = set(places)
         told = [
             f"{one.topic_partition.topic}-{one.topic_partition.partition}: {one.waits_for}"
@@ -396,7 +395,8 @@ class MoveAdmin:
         return "; ".join(told[:3]) or "they wait for their turn"
 
     async def _all(self, *, version_min: int = 0, wait_ms: int = 0) -> MetadataResponse:
-        """All metadata, of a broker that knows the cluster: one that has just started may not."""
+        """All metadata, from a broker that knows a controller: one that has just started may know
+        none."""
         deadline = self._client.now + self._timeout_s
         while True:
             response = await self._client.fetch_all(
@@ -448,7 +448,7 @@ class MoveAdmin:
     async def _describe(
         self, topic_id: str, partition: int, replica: ReplicaEndpoint
     ) -> DescribeReplicaResponse | str:
-        """What a replica says of itself, or why it does not."""
+        """How a replica describes itself, or why it does not answer."""
         if replica.host is None or replica.port is None:
             return "its replica is starting"
         request = DescribeReplica(topic_id=topic_id, partition=partition)
@@ -500,12 +500,12 @@ def _partitions(response: MetadataResponse) -> list[tuple[TopicPartition, Partit
 
 
 def _targets(response: MetadataResponse) -> dict[TopicPartition, list[int]]:
-    """Of the moves that are under way."""
+    """The targets of the moves that are under way."""
     return {place: list(one.target) for place, one in _partitions(response) if one.target}
 
 
 def _placements(response: MetadataResponse) -> dict[TopicPartition, list[int]]:
-    """Where the replicas are, or will be when what moves has moved."""
+    """Where the replicas of each partition are, or will be once its move is done."""
     return {
         place: list(one.target) or [replica.broker for replica in one.replicas]
         for place, one in _partitions(response)

@@ -73,13 +73,13 @@ def _live(cluster: ClusterInfo) -> set[int]:
 
 
 def _needing(admin: Admin, broker: int) -> list[str]:
-    """What could not be written while the broker is away, though it has replicas enough: some have
-    yet to catch up, or to start. Without the metadata nobody would be elected to lead what the
-    broker leads. (Where each replica is needed all the time, producers wait for the broker to come
-    back, and waiting here would not change that.)"""
+    """The partitions that could not be written while the broker is away although they have enough
+    replicas, since some of those have yet to catch up or to start; and the metadata, without which
+    no leader is elected in the broker's place. (Where a write always needs every replica, producers
+    wait until the broker is back, and waiting here would not change that.)"""
     cluster = admin.describe_cluster()
     if broker not in _live(cluster):
-        return []  # It is away already, and to start it can only help.
+        return []  # The broker is away already: starting it can only help.
     others, voters = _voters_without(cluster, broker), len(cluster.voters)
     is_needed = broker in cluster.voters and len(others) <= voters // 2 < voters - 1
     return ["the metadata"] * is_needed + [

@@ -29,8 +29,7 @@ async def offsets_partitions(client: Client, *, create: bool, timeout_s: float) 
         if not create:
             return 0
         left_s = max(deadline - client.now, 0.001)
-        response = await client.change(EnsureOffsetsTopic(), timeout_s=left_s)
-        client.metadata.require(response.version)
+        await client.change(EnsureOffsetsTopic(), timeout_s=left_s)
         await client.topic(OFFSETS_TOPIC, timeout_s=max(deadline - client.now, 0.001))
     return len(client.metadata.topics[OFFSETS_TOPIC].partitions)
 

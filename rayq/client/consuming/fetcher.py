@@ -12,7 +12,8 @@ import threading
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
-from rayq.client.client import LEADER_PATIENCE_S, Backoff, Client, epoch_of, may_retry
+from rayq.client.backoff import Backoff
+from rayq.client.client import LEADER_PATIENCE_S, Client, epoch_of, may_retry
 from rayq.client.consuming.subscription import Fetched, Start, Stream, Subscription
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.config import ConsumerConfig

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from rayq.client.client import Backoff
+from rayq.client.backoff import Backoff
 from rayq.client.consuming.coordinator import Coordinator
 from rayq.client.consuming.group_member import GroupMember
 from rayq.config import ConsumerConfig

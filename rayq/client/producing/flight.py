@@ -23,7 +23,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rayq.client.client import LEADER_PATIENCE_S, Backoff
+from rayq.client.backoff import Backoff
+from rayq.client.client import LEADER_PATIENCE_S
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.producing.accumulator import ProducerBatch
 from rayq.config import ProducerConfig

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rayq.client.client import LEADER_PATIENCE_S, Backoff, Client, epoch_of
+from rayq.client.backoff import Backoff
+from rayq.client.client import LEADER_PATIENCE_S, Client, epoch_of
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.producing.accumulator import Accumulator, PartitionQueue, ProducerBatch
 from rayq.client.producing.flight import (

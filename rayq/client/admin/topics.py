@@ -1,0 +1,187 @@
+"""What the admin does with topics: describe one, wait until one is ready, compare one with what was
+asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from rayq.client.client import Client
+from rayq.client.metadata import leader_of
+from rayq.config import TopicConfig, parse
+from rayq.errors import RayqError, TimeoutError, TopicExistsError, UnknownTopicError
+from rayq.records import PartitionInfo, ReplicaInfo, TopicInfo
+from rayq.wire.messages import (
+    CreateTopic,
+    DescribeReplica,
+    PartitionMetadata,
+    ReplicaEndpoint,
+    TopicMetadata,
+)
+
+DESCRIBE_TIMEOUT_S = 2.0
+"""A replica that has not described itself by then is shown without offsets."""
+READY_POLL_MS = 500
+"""How long a broker holds a question for newer metadata while a topic gets ready."""
+NOT_READY_PAUSE_S = 0.02
+
+
+async def describe_topic(client: Client, name: str, *, timeout_s: float) -> TopicInfo:
+    topic = await client.topic(name, timeout_s=timeout_s, age_max_s=0.0)
+    partitions = await asyncio.gather(
+        *(_describe_partition(client, topic, one) for one in topic.partitions)
+    )
+    return TopicInfo(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        partitions=list(partitions),
+        config=dict(topic.config),
+    )
+
+
+async def _describe_partition(
+    client: Client, topic: TopicMetadata, partition: PartitionMetadata
+) -> PartitionInfo:
+    replicas = await asyncio.gather(
+        *(
+            _describe_replica(client, topic.topic_id, partition.partition, replica)
+            for replica in partition.replicas
+        )
+    )
+    return PartitionInfo(
+        partition=partition.partition,
+        leader=partition.leader,
+        leader_epoch=partition.leader_epoch,
+        isr=list(partition.isr),
+        replicas=list(replicas),
+        offline_reason=partition.offline_reason,
+        target=list(partition.target),
+        origin=list(partition.origin),
+    )
+
+
+async def _describe_replica(
+    client: Client, topic_id: str, partition: int, replica: ReplicaEndpoint
+) -> ReplicaInfo:
+    answer = None
+    if replica.host is not None and replica.port is not None:
+        request = DescribeReplica(topic_id=topic_id, partition=partition)
+        try:
+            answer, _ = await client.ask(
+                (replica.host, replica.port), request, timeout_s=DESCRIBE_TIMEOUT_S
+            )
+        except RayqError as error:
+            if not (error.retriable or isinstance(error, UnknownTopicError)):
+                raise
+    return ReplicaInfo(
+        broker=replica.broker,
+        host=replica.host,
+        port=replica.port,
+        pid=None if answer is None else answer.pid,
+        log_start_offset=None if answer is None else answer.log_start_offset,
+        high_watermark=None if answer is None else answer.high_watermark,
+        log_end_offset=None if answer is None else answer.log_end_offset,
+        size_bytes=None if answer is None else answer.size_bytes,
+        disk_free_bytes=None if answer is None else answer.disk_free_bytes,
+        trouble=None if answer is None else answer.trouble,
+    )
+
+
+async def until_ready(
+    client: Client, name: str, partitions: int, *, timeout_s: float
+) -> None:
+    """Waits until every partition has a leader that runs and a full in-sync set, for as long as
+    there is progress at least every `timeout_s`."""
+    deadline = client.now + timeout_s
+    version_min = progress = 0
+    missing = ["no broker has told of it"]
+    silence: TimeoutError | None = None
+    while True:
+        left_s = deadline - client.now
+        if left_s <= NOT_READY_PAUSE_S:
+            unheard = "" if silence is None else f" No broker answered at last: {silence}"
+            raise TimeoutError(
+                f"Topic {name!r} exists, but for {timeout_s:g} s it has come no nearer to "
+                f"being ready: {'; '.join(missing)}. It may still become so: see "
+                f"describe_topic.{unheard}"
+            )
+        version = client.metadata.version
+        silence = None
+        try:
+            await client.refresh(
+                [name],
+                timeout_s=left_s,
+                version_min=version_min,
+                wait_ms=min(READY_POLL_MS, int(left_s * 500)),
+            )
+        except TimeoutError as error:  # Then the time is over: see above.
+            silence = error
+            continue
+        topic = client.metadata.topics.get(name)
+        missing = _missing(topic, partitions)
+        if not missing:
+            return
+        if _progress(topic) > progress:
+            progress = _progress(topic)
+            deadline = client.now + timeout_s
+        version_min = client.metadata.version + 1
+        if client.metadata.version == version:
+            await asyncio.sleep(NOT_READY_PAUSE_S)
+
+
+def _missing(topic: TopicMetadata | None, partitions: int) -> list[str]:
+    """What a topic still lacks, in words."""
+    if topic is None:
+        return ["no broker knows it yet"]
+    missing = []
+    if len(topic.partitions) < partitions:
+        missing.append(f"it has {len(topic.partitions)} of {partitions} partitions")
+    for partition in topic.partitions:
+        replicas = partition.origin or [replica.broker for replica in partition.replicas]
+        absent = set(replicas) - set(partition.isr)
+        if leader_of(partition) is None:
+            reason = partition.offline_reason or "its process is not running yet"
+            missing.append(f"partition {partition.partition} has no leader ({reason})")
+        elif absent:
+            names = ", ".join(map(str, sorted(absent)))
+            missing.append(f"partition {partition.partition} lacks the replicas of brokers {names}")
+    return missing
+
+
+def _progress(topic: TopicMetadata | None) -> int:
+    """Grows while a topic gets ready: processes that run, replicas in sync, leaders."""
+    return sum(
+        sum(replica.host is not None for replica in partition.replicas)
+        + len(partition.isr)
+        + (leader_of(partition) is not None)
+        for partition in ([] if topic is None else topic.partitions)
+    )
+
+
+def check_as_asked(found: TopicMetadata, asked: CreateTopic) -> None:
+    """Raises TopicExistsError where a topic differs from what a `create_topic` asked for."""
+    differences = []
+    if len(found.partitions) != asked.partitions:
+        differences.append(f"{len(found.partitions)} partitions, not {asked.partitions}")
+    first = found.partitions[0]
+    factor = len(first.origin or first.replicas)
+    if asked.replication_factor not in (None, factor):
+        differences.append(f"replication_factor {factor}, not {asked.replication_factor}")
+    differences += [
+        f"{key} {found.config[key]!r}, not {value!r}"
+        for key, value in asked.config.items()
+        if found.config[key] != value
+    ]
+    if differences:
+        raise TopicExistsError(
+            f"Topic {found.name!r} exists already, and is not as it was asked for. It has "
+            f"{'; '.join(differences)}. Ask for what it has, or change it by create_partitions, "
+            "set_replication_factor or alter_topic_config."
+        )
+
+
+def topic_config(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys given, under their names, as `TopicConfig` accepts them. Raises ConfigError."""
+    config = parse(TopicConfig, options)
+    return {name: getattr(config, name) for name in (key.replace(".", "_") for key in options)}

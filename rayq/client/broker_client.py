@@ -1,0 +1,250 @@
+"""Questions to one process of the cluster, or to whichever broker answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from rayq.client.backoff import Backoff
+from rayq.client.metadata import MetadataCache
+from rayq.config import ClusterConfig
+from rayq.environment import Address, Buffer, Environment
+from rayq.errors import (
+    ClosedError,
+    DisconnectedError,
+    InvalidRequestError,
+    RayqError,
+    TimeoutError,
+)
+from rayq.wire.authentication import Identity
+from rayq.wire.connection import Connection
+from rayq.wire.messages import AnyRequest, Change, ChangeResponse, Request, ResponseT
+from rayq.wire.pool import ConnectionPool
+
+BACKOFF_FIRST_S = 0.02
+BACKOFF_MAX_S = 0.2
+"""Between two rounds of asking every broker for newer metadata."""
+
+HEDGE_S = 0.25
+"""After so long without an answer the next broker is asked too."""
+
+ASK_TIMEOUT_S = 3.0
+"""How long one broker may take for a question that it answers from memory."""
+
+CHANGE_ATTEMPT_TIMEOUT_S = 10.0
+"""How long one broker may take for a change, before another is asked for it."""
+
+BOOTSTRAP_MAX = 100
+"""How many addresses a client remembers, the newest, where brokers moved again and again."""
+
+
+class BrokerClient:
+    """The part of a `Client` that needs no metadata but the brokers' addresses."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        identity: Identity,
+        bootstrap: Sequence[Address],
+        config: ClusterConfig,
+    ) -> None:
+        if not bootstrap:
+            raise InvalidRequestError("A cluster needs at least one bootstrap address.")
+        self.environment = environment
+        self.metadata = MetadataCache()
+        self.refusal_listeners: dict[Callable[[Connection, RayqError], None], None] = {}
+        """Called when a one-way request was refused; which one it was is not known."""
+        self.pool = ConnectionPool(environment, identity, config, self._refused)
+        self._bootstrap = list(bootstrap)
+        self._failed_at: dict[Address, float] = {}
+        self._closed = False
+
+    @property
+    def now(self) -> float:
+        return self.environment.clock.monotonic()
+
+    def close(self) -> None:
+        """Ends the connections and background tasks. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self.pool.close()
+
+    def _refused(self, connection: Connection, error: RayqError) -> None:
+        for listener in list(self.refusal_listeners):
+            listener(connection, error)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("The connection to the cluster is closed.")
+
+    def add_bootstrap(self, addresses: Sequence[Address]) -> None:
+        """Adds addresses of brokers, which may have moved since this client was made."""
+        known = dict.fromkeys([*addresses, *self._bootstrap])
+        self._bootstrap = list(known)[:BOOTSTRAP_MAX]
+
+    def addresses(self) -> list[Address]:
+        """The addresses of all known brokers in a random order, those that failed lately last."""
+        known = [(b.host, b.port) for b in self.metadata.brokers.values() if b.live]
+        known = list(dict.fromkeys(known + self._bootstrap))
+        self.environment.random.shuffle(known)
+        return sorted(known, key=lambda address: self._failed_at.get(address, 0.0))
+
+    async def ask(
+        self,
+        address: Address,
+        request: Request[ResponseT],
+        payload: Buffer = b"",
+        *,
+        timeout_s: float,
+    ) -> tuple[ResponseT, memoryview]:
+        """Asks one process one question, and remembers whether it could be reached. Returns the
+        answer and its payload."""
+        self._check_open()
+        try:
+            answer = await self.pool.request(*address, request, payload, timeout_s=timeout_s)
+        except (DisconnectedError, TimeoutError):
+            self._failed_at[address] = self.now
+            raise
+        self._failed_at.pop(address, None)
+        return answer
+
+    async def ask_any(
+        self,
+        request: Request[ResponseT],
+        *,
+        timeout_s: float,
+        accept: Callable[[ResponseT], bool] = lambda _response: True,
+        hedge_s: float = HEDGE_S,
+    ) -> ResponseT:
+        """The first acceptable answer of any broker, for questions that may be asked twice. It asks
+        one broker after another, the next one when the last takes longer than `hedge_s`, in rounds
+        until `timeout_s` has passed. A broker that has not answered yet may still do so while the
+        next round asks the others. Raises TimeoutError, and errors that are not retriable."""
+        deadline = self.now + timeout_s
+        backoff = Backoff(self.environment, BACKOFF_FIRST_S, BACKOFF_MAX_S)
+        reason: RayqError | None = None
+        pending: dict[asyncio.Task[Any], Address] = {}
+        try:
+            while True:
+                self._check_open()
+                error = None
+                outcomes = await self._ask_round(request, pending, accept, hedge_s, deadline)
+                for outcome in outcomes:
+                    if not isinstance(outcome, RayqError):
+                        answer: ResponseT = outcome
+                        return answer
+                    if error is None or not outcome.retriable:
+                        error = outcome
+                if error is not None and not error.retriable:
+                    raise error
+                reason = error or reason  # The last round may be too short for any answer.
+                wait_s = backoff.next_s()
+                if self.now + wait_s >= deadline:
+                    raise self._none_answered(request, timeout_s, reason)
+                await asyncio.sleep(wait_s)
+        finally:
+            for task in pending:
+                task.cancel()
+
+    def _none_answered(
+        self, request: AnyRequest, timeout_s: float, error: RayqError | None
+    ) -> RayqError:
+        tried = ", ".join(f"{host}:{port}" for host, port in self.addresses())
+        reason = str(error or "no answer in time, or metadata older than what was seen before")
+        return TimeoutError(
+            f"No broker answered {type(request).__name__} within {timeout_s:.1f} s. Tried {tried}; "
+            f"the last reason: {reason.rstrip('.')}. Check that the cluster runs and can be "
+            "reached."
+        )
+
+    async def _ask_round(
+        self,
+        request: AnyRequest,
+        pending: dict[asyncio.Task[Any], Address],
+        accept: Callable[[Any], bool],
+        hedge_s: float,
+        deadline: float,
+    ) -> list[Any]:
+        """Asks each broker once. Returns the errors; an acceptable answer, if one came, stands
+        last. `pending` has the questions without an answer, from round to round. They hold up a
+        round in which others answered by no more than `hedge_s`: a broker that hangs must not delay
+        what the others will know in a moment."""
+        outcomes: list[Any] = []
+        waiting = [one for one in self.addresses() if one not in pending.values()]
+        is_anyone_alive = False
+        while waiting or pending:
+            left_s = deadline - self.now
+            if left_s <= 0:
+                break
+            if waiting:
+                address = waiting.pop(0)
+                question = self._answer_or_error(
+                    address, request, timeout_s=min(ASK_TIMEOUT_S, left_s)
+                )
+                pending[asyncio.ensure_future(question)] = address
+            is_waited_for = not waiting and not is_anyone_alive
+            done, _ = await asyncio.wait(
+                pending,
+                timeout=left_s if is_waited_for else min(hedge_s, left_s),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            for task in [one for one in pending if one in done]:
+                del pending[task]
+                outcome = task.result()
+                if isinstance(outcome, RayqError):
+                    outcomes.append(outcome)
+                elif accept(outcome):
+                    outcomes.append(outcome)
+                    return outcomes
+                else:
+                    is_anyone_alive = True
+            if not done and not waiting and is_anyone_alive:
+                break
+        return outcomes
+
+    async def _answer_or_error(
+        self, address: Address, request: AnyRequest, *, timeout_s: float
+    ) -> Any:
+        """The answer, or the error as a value: asyncio logs no error that nobody waits for."""
+        try:
+            response, _ = await self.ask(address, request, timeout_s=timeout_s)
+        except RayqError as error:
+            return error
+        return response
+
+    async def change(self, request: Request[ChangeResponse], *, timeout_s: float) -> None:
+        """Asks one broker after another for a change, until one confirms it, for at most
+        `timeout_s`. Where an answer was lost the client asks for the change again, under the same
+        id: it happens once. Metadata that is fetched later shows the change, whichever broker
+        answers."""
+        if isinstance(request, Change):
+            request = msgspec.structs.replace(request, request_id=self.environment.new_id())
+        deadline = self.now + timeout_s
+        backoff = Backoff(self.environment, BACKOFF_FIRST_S, BACKOFF_MAX_S)
+        error: RayqError | None = None
+        while True:
+            for address in self.addresses():
+                left_s = deadline - self.now
+                if left_s <= 0:
+                    break
+                try:
+                    response, _ = await self.ask(
+                        address, request, timeout_s=min(left_s, CHANGE_ATTEMPT_TIMEOUT_S)
+                    )
+                    self.metadata.require(response.version)
+                    return
+                except RayqError as caught:
+                    if not caught.retriable:
+                        raise
+                    error = caught
+            wait_s = backoff.next_s()
+            if self.now + wait_s >= deadline:
+                reason = str(error).rstrip(".")
+                raise TimeoutError(
+                    f"{type(request).__name__} was not confirmed within {timeout_s:.1f} s: "
+                    f"{reason}. It may still take effect: look before you repeat it."
+                )
+            await asyncio.sleep(wait_s)
