@@ -25,7 +25,7 @@ EVERYTHING = 1 << 62
 # --- groups ---------------------------------------------------------------------------------------
 
 
-@plants("20", "a partition is assigned before its owner has given it up", GROUPS)
+@plants("21", "a partition is assigned before its owner has given it up", GROUPS)
 def assigned_before_it_was_given_up() -> list[Patch]:
     reconcile = group_changes._GroupDraft.reconcile
 
@@ -39,7 +39,7 @@ def assigned_before_it_was_given_up() -> list[Patch]:
     return [(group_changes._GroupDraft, "reconcile", mutated)]
 
 
-@plants("20", "a member's heartbeats leave out what it still reads", GROUPS)
+@plants("21", "a member's heartbeats leave out what it still reads", GROUPS)
 def held_partitions_not_listed() -> list[Patch]:
     heartbeat = GroupMember._heartbeat
 
@@ -59,7 +59,7 @@ def commit_of_a_lost_partition_accepted() -> list[Patch]:
     return [(group_changes, "commit", commit)]
 
 
-@plants("21", "a coordinator answers before its decision is committed", GROUPS)
+@plants("20", "a coordinator answers before its decision is committed", GROUPS)
 def answered_before_it_is_committed() -> list[Patch]:
     async def until_committed(self: Any) -> None:
         self._check(None)
@@ -67,7 +67,7 @@ def answered_before_it_is_committed() -> list[Patch]:
     return [(GroupCoordinator, "_until_committed", until_committed)]
 
 
-@plants("22", "a coordinator serves before it has replayed its log", GROUPS)
+@plants("20", "a coordinator serves before it has replayed its log", GROUPS)
 def served_before_the_replay() -> list[Patch]:
     async def load(self: Any) -> None:
         self._state = GroupState(self._assignors)
@@ -78,7 +78,7 @@ def served_before_the_replay() -> list[Patch]:
     return [(GroupCoordinator, "_load", load)]
 
 
-@plants("22", "a new coordinator replays what is committed by then, not all there is", GROUPS)
+@plants("20", "a new coordinator replays what is committed by then, not all there is", GROUPS)
 def replay_ends_at_the_high_watermark() -> list[Patch]:
     load = GroupCoordinator._load
 
@@ -112,7 +112,7 @@ def replay_ends_at_the_high_watermark() -> list[Patch]:
     return [(GroupCoordinator, "_load", mutated)]
 
 
-@plants("22", "after a change of coordinator nobody's session is extended", GROUPS)
+@plants("21", "after a change of coordinator nobody's session is extended", GROUPS)
 def sessions_end_with_their_coordinator() -> list[Patch]:
     end_sessions = group_changes.end_sessions
 
