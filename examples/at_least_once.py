@@ -1,4 +1,4 @@
-"""At-least-once: deal with the records first, commit after. What the documentation leads with.
+"""At-least-once: deal with the records first, commit after. The documentation begins with this way.
 
     python examples/at_least_once.py
 
@@ -38,7 +38,7 @@ def work(cluster: Cluster, ledger: dict[bytes, Record], crash_after: int | None 
                 handed += 1
                 if handed == crash_after:
                     raise CrashError
-            consumer.commit()  # only now: whoever comes next goes on after these
+            consumer.commit()  # only now: the next member goes on after these
     return handed
 
 

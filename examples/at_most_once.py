@@ -1,5 +1,5 @@
-"""At-most-once: commit first, deal with the records after. For what must rather be missed than done
-twice, such as ringing a bell.
+"""At-most-once: commit first, deal with the records after. For what should rather be missed than
+done twice, such as ringing a bell.
 
     python examples/at_most_once.py
 

@@ -29,18 +29,18 @@ def cups_of(record: Record[Order, str]) -> int:
 
 
 def sell(cluster: rayq.Cluster) -> None:
-    producer: rayq.Producer[Order, str]  # of anything else the type checker says so
+    producer: rayq.Producer[Order, str]  # the type checker refuses to send anything else
     with cluster.producer(
         value_serializer=rayq.json_serializer, key_serializer=str.encode
     ) as producer:
         for number in range(ORDERS):
             producer.send("orders", Order("tea", 1 + number % 3), key=f"table-{number % 7}")
-    with cluster.producer() as by_hand:  # bytes, and not those of an order
+    with cluster.producer() as by_hand:  # sends bytes that are no order
         by_hand.send_and_wait("orders", b'{"item": "tea", "cups": "two"}', key=b"table-1")
 
 
 def brew(cluster: rayq.Cluster) -> int:
-    """Handles all orders, and puts aside what is none; returns how many cups they were."""
+    """Handles all orders, and puts aside what is no order; returns how many cups were ordered."""
     cups = 0
     with (
         cluster.producer() as aside,

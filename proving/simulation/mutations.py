@@ -163,7 +163,7 @@ def promise_not_written() -> list[Patch]:
     return [(MetadataLog, "promise", promise), (ControllerHost, "_patience_s", lambda self: 0.3)]
 
 
-@plants("A", "any live replica is elected when no member is left, and nobody hears of it")
+@plants("2", "any live replica is elected when no member is left, and nobody hears of it")
 def election_outside_the_isr() -> list[Patch]:
     settle = election.settle
 

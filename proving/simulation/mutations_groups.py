@@ -27,7 +27,7 @@ EVERYTHING = 1 << 62
 # --- groups ---------------------------------------------------------------------------------------
 
 
-@plants("20", "a partition is assigned before its owner has given it up", GROUPS)
+@plants("21", "a partition is assigned before its owner has given it up", GROUPS)
 def assigned_before_it_was_given_up() -> list[Patch]:
     reconcile = GroupDraft.reconcile
 
@@ -41,7 +41,7 @@ def assigned_before_it_was_given_up() -> list[Patch]:
     return [(GroupDraft, "reconcile", mutated)]
 
 
-@plants("20", "a member's heartbeats leave out what it still reads", GROUPS)
+@plants("21", "a member's heartbeats leave out what it still reads", GROUPS)
 def held_partitions_not_listed() -> list[Patch]:
     heartbeat = GroupMember._heartbeat
 
@@ -61,7 +61,7 @@ def commit_of_a_lost_partition_accepted() -> list[Patch]:
     return [(group_offsets, "commit", commit)]
 
 
-@plants("21", "a coordinator answers before its decision is committed", GROUPS)
+@plants("20", "a coordinator answers before its decision is committed", GROUPS)
 def answered_before_it_is_committed() -> list[Patch]:
     async def until_committed(self: Any) -> None:
         self._check(None)
@@ -69,7 +69,7 @@ def answered_before_it_is_committed() -> list[Patch]:
     return [(GroupCoordinator, "_until_committed", until_committed)]
 
 
-@plants("22", "a coordinator serves before it has replayed its log", GROUPS)
+@plants("20", "a coordinator serves before it has replayed its log", GROUPS)
 def served_before_the_replay() -> list[Patch]:
     async def load(self: Any) -> None:
         self.state = GroupState(self._assignors)
@@ -80,7 +80,7 @@ def served_before_the_replay() -> list[Patch]:
     return [(GroupCoordinator, "_load", load)]
 
 
-@plants("22", "a new coordinator replays what is committed by then, not all there is", GROUPS)
+@plants("20", "a new coordinator replays what is committed by then, not all there is", GROUPS)
 def replay_ends_at_the_high_watermark() -> list[Patch]:
     replay = GroupLog.replay
 
@@ -114,7 +114,7 @@ def replay_ends_at_the_high_watermark() -> list[Patch]:
     return [(GroupLog, "replay", mutated)]
 
 
-@plants("22", "after a change of coordinator nobody's session is extended", GROUPS)
+@plants("21", "after a change of coordinator nobody's session is extended", GROUPS)
 def sessions_end_with_their_coordinator() -> list[Patch]:
     end_sessions = group_changes.end_sessions
 

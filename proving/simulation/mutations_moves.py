@@ -15,7 +15,7 @@ MOVES = "moves"
 GROUP_MOVES = "group-moves"
 
 
-@plants("moves", "a move is over when a majority of its target is in sync", MOVES)
+@plants("23", "a move is over when a majority of its target is in sync", MOVES)
 def completed_by_a_majority() -> list[Patch]:
     def completed(value: Any, live: Any) -> Any:
         in_sync = [one for one in value.isr if election.is_same_process(one, live)]
@@ -29,7 +29,7 @@ def completed_by_a_majority() -> list[Patch]:
     return [(reassignment, "completed", completed)]
 
 
-@plants("moves", "whoever was in sync stays so when its replica has left", MOVES)
+@plants("23", "whoever was in sync stays so when its replica has left", MOVES)
 def in_sync_outside_of_the_target() -> list[Patch]:
     completed = reassignment.completed
 
@@ -48,7 +48,7 @@ def in_sync_outside_of_the_target() -> list[Patch]:
     return [(reassignment, "completed", mutated)]
 
 
-@plants("moves", "a broker lets go of a replica as soon as its move away begins", MOVES)
+@plants("23", "a broker lets go of a replica as soon as its move away begins", MOVES)
 def directory_removed_before_the_commit() -> list[Patch]:
     find = PlacedReplicas.find
 
@@ -64,7 +64,7 @@ def directory_removed_before_the_commit() -> list[Patch]:
     ]
 
 
-@plants("moves", "a move is cancelled whoever holds what was acknowledged meanwhile", MOVES)
+@plants("23", "a move is cancelled whoever holds what was acknowledged meanwhile", MOVES)
 def cancelled_whatever_is_in_sync() -> list[Patch]:
     def cancelled(value: Any, live: Any, *, min_insync: int) -> Any:
         changed = reassignment._settled(value, value.origin)
@@ -80,7 +80,7 @@ def cancelled_whatever_is_in_sync() -> list[Patch]:
     return [(reassignment, "cancelled", cancelled)]
 
 
-@plants("moves", "metadata of long ago decides which directories are removed", MOVES)
+@plants("23", "metadata of long ago decides which directories are removed", MOVES)
 def directory_removed_by_old_metadata() -> list[Patch]:
     return [
         (PlacedReplicas, "is_current", property(lambda self: True)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -78,6 +79,13 @@ def test_every_link_and_anchor_holds(pages: dict[Path, Built]) -> None:
             if not target.is_file() or (anchor and target in pages and anchor not in pages[target].ids):
                 broken.append(f"{path.name}: {link}")
     assert sorted(set(broken)) == []
+
+
+def test_the_rules_have_the_numbers_that_code_cites_them_by(site: Path) -> None:
+    sections = (ROOT / "docs/protocol.md").read_text(encoding="utf-8").split("\n## ")
+    firsts = [found[1] for one in sections if (found := re.search(r"^(\d+)\. ", one, re.MULTILINE))]
+    built = (site / "protocol.html").read_text(encoding="utf-8")
+    assert firsts[0] == "1" and re.findall(r'<ol start="(\d+)">', built) == firsts[1:]
 
 
 def test_nothing_is_loaded_from_elsewhere(pages: dict[Path, Built], site: Path) -> None:

@@ -9,7 +9,7 @@ from tests.simulated.support import passing, simulate
 pytestmark = pytest.mark.timeout(600)  # They have little of the CPU.
 
 FOUND_BUGS = "53,61,62,249,413"
-"""Seeds from 50 on that failed once; docs/reliability.md tells what each found."""
+"""Seeds from 50 on that failed once; docs/history.md tells what each found."""
 
 
 @pytest.mark.slow
