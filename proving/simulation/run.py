@@ -17,6 +17,7 @@ from proving.simulation.faults import Faults
 from proving.simulation.invariants import Invariants
 from proving.simulation.network import OTHER_HOST_S
 from proving.simulation.owner import ProcessDied
+from proving.simulation.situations import watched
 from proving.simulation.workload import Workload
 from proving.simulation.workload_groups import GroupWorkload
 from proving.simulation.workload_moves import GroupMovesWorkload, MovesWorkload, Operators
@@ -50,6 +51,8 @@ class Outcome:
     virtual_s: float = 0.0
     events: int = 0
     trace: str = ""
+    situations: dict[str, int] = field(default_factory=dict)
+    """What of `situations` the run met, where it was watched."""
 
 
 SCENARIOS: dict[str, type[Workload]] = {
@@ -58,6 +61,15 @@ SCENARIOS: dict[str, type[Workload]] = {
     "moves": MovesWorkload,
     "group-moves": GroupMovesWorkload,
 }
+
+
+def run_watched(seed: int, scenario: str = "ordinary") -> Outcome:
+    """As `run_seed`, and notes which situations of the protocol the run meets. The run is the same
+    one: the probes look on."""
+    with watched() as reached:
+        outcome = run_seed(seed, scenario)
+        outcome.situations = dict(reached)
+    return outcome
 
 
 def run_seed(seed: int, scenario: str = "ordinary") -> Outcome:
