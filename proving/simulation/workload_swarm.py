@@ -39,7 +39,7 @@ class SwarmWorkload(GroupMovesWorkload):
         super().__init__(cluster)
         rng = self._swarm_rng = cluster.world.new_random("swarm")
         has_group, has_table, has_moves, has_trimmed = (rng.random() < 0.5 for _ in range(4))
-        self._slot_count = rng.choice((1, 3, 4)) if has_group else 0
+        self._slot_count = rng.choice((3, 4)) if has_group else 0
         self._keeper_count = KEEPERS if has_table else 0
         self._operator_count = OPERATORS if has_moves else 0
         self._producer_count = rng.choice((1, 3, 6))

@@ -341,6 +341,13 @@ class Leader:
                 "removed it."
             )
         if request.last_epoch is not None:
+            if request.last_epoch > self.leader_epoch:
+                # A committed position can be newer than the metadata of the reader that took it up.
+                raise NotLeaderError(
+                    f"Broker {self._replica_log.broker} led {self.where} in epoch "
+                    f"{self.leader_epoch}, and there are records of epoch {request.last_epoch}: "
+                    "ask for new metadata."
+                )
             epoch, end = log.epochs.end_for(request.last_epoch, log.end_offset)
             if epoch != request.last_epoch or end < request.offset:
                 raise LogTruncatedError(
