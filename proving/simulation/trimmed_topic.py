@@ -28,10 +28,10 @@ PARTITIONS = 2
 PLACES = [TopicPartition(TOPIC, number) for number in range(PARTITIONS)]
 ROUND_S = 0.3
 ROUND_RECORDS_MAX = 8
-TRIM_S = 3.0
+TRIM_S = 1.0
 """An operator deletes records about so often."""
 QUESTION_TIMEOUT_S = 6.0
-READ_AGAIN_S = (4.0, 12.0)
+READ_AGAIN_S = (0.5, 5.0)
 
 
 class TrimmedTopic:
