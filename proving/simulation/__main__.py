@@ -14,11 +14,13 @@ import multiprocessing
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 
 from proving.simulation.mutations import MUTATIONS, plant
-from proving.simulation.run import SCENARIOS, Outcome, quiet, run_seed
+from proving.simulation.run import SCENARIOS, Outcome, quiet, run_seed, run_watched
+from proving.simulation.situations import SITUATIONS
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -31,6 +33,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--scenario", choices=SCENARIOS, default="ordinary")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--mutation", help="plant this bug, and stop at the first seed to find it")
+    parser.add_argument(
+        "--situations", action="store_true", help="print how many seeds met which situation"
+    )
     parser.add_argument("--verbose", action="store_true", help="print rayq's log too")
     options = parser.parse_args(arguments)
     seeds = _seeds(options.seeds)
@@ -40,19 +45,25 @@ def main(arguments: list[str] | None = None) -> int:
         os.execve(sys.executable, command, {**os.environ, "PYTHONHASHSEED": "0"})
     if options.mutation is not None:
         return _hunt(options.mutation, seeds, options.processes)
-    run = partial(run_seed, scenario=options.scenario)
+    run = partial(
+        run_watched if options.situations else run_seed, scenario=options.scenario
+    )
+    met: Counter[str] = Counter()
     started_s = time.monotonic()
     failed: list[int] = []
     records = faults = 0
     for outcome in _outcomes(run, seeds, options.processes, options.verbose):
         records += outcome.acknowledged
         faults += len(outcome.faults)
+        met.update(outcome.situations.keys())
         if outcome.problems:
             failed.append(outcome.seed)
             _print_failure(outcome)
         elif len(seeds) <= 20:
             print(_line(outcome), flush=True)
     taken_s = time.monotonic() - started_s
+    if options.situations:
+        _print_situations(met)
     result = f"FAILED {sorted(failed)}" if failed else "all passed"
     print(
         f"{len(seeds)} seeds ({options.seeds}) in {taken_s:.0f} s: {records} records acknowledged, "
@@ -109,6 +120,12 @@ def _outcomes(
     context = multiprocessing.get_context("forkserver")
     pool = concurrent.futures.ProcessPoolExecutor(processes, mp_context=context, initializer=quiet)
     return pool.map(run, seeds)
+
+
+def _print_situations(met: Counter[str]) -> None:
+    """Those that few seeds met come last."""
+    for name in sorted(SITUATIONS, key=lambda one: -met[one]):
+        print(f"{met[name]:6} {name}: {SITUATIONS[name]}")
 
 
 def _line(outcome: Outcome) -> str:

@@ -39,13 +39,15 @@ class Faults:
         acknowledged: Callable[[], int],
         *,
         topics: Sequence[str],
-        more: Sequence[Injection] = (),
+        kinds: Sequence[Injection],
+        more: Sequence[Injection],
     ) -> None:
         """`acknowledged()` counts the records that clients know to be written. Disk errors meet one
-        of the `topics` at a time. `more` are faults beside the ordinary ones."""
+        of the `topics` at a time. Faults are of `kinds` and `more`; those of `more` also come just
+        when the victim of another one is coming back."""
         self.log: list[str] = []
         self._topics = topics
-        self._kinds = [*ORDINARY, *more]
+        self._kinds = [*kinds, *more]
         self._aftermaths = [*AFTERMATHS, *more]
         self._cluster = cluster
         self._clients = clients
@@ -384,6 +386,17 @@ class Faults:
         for victim in victims:
             victim.resume()
 
+    async def pause_at_a_disk_operation(self) -> None:
+        """A process stops just after one of its next writes or syncs: what it has done is on disk,
+        and it has not heard of that, nor told anybody."""
+        processes = self._servers()
+        if processes:
+            victim = self._rng.choice(processes)
+            self._begin(f"pause {victim.name} in a disk operation to come")
+            victim.pause_at_disk_operation(self._rng.randint(1, 30))
+            await self._last(1.0, 12.0)
+            victim.resume()
+
     # --- the network ------------------------------------------------------------------------------
 
     def _hosts(self) -> list[NetworkHost]:
@@ -402,6 +415,15 @@ class Faults:
         way = "both ways" if both_ways else "one way"
         self._begin(f"cut broker {number} off from {len(others)} hosts, {way}")
         await self._cut([host], others, both_ways)
+
+    async def leave_a_broker_behind(self) -> None:
+        """Cut off from the other servers for so long that logs have moved on when it is back."""
+        host = self._rng.choice(self._cluster.hosts)
+        servers = [*self._cluster.hosts, self._cluster.controller_host]
+        self._begin(f"leave {host.name} behind")
+        self._world.network.cut([host], [one for one in servers if one is not host])
+        await asyncio.sleep(self._rng.uniform(8.0, 20.0))
+        self._world.network.heal([host], servers)
 
     async def split(self) -> None:
         """Cuts any set of hosts off from any other set."""
@@ -547,6 +569,12 @@ WITH_GROUPS: list[Injection] = [
     Faults.isolate_a_coordinator,
 ]
 """The faults beside the ordinary ones, where there are groups."""
+
+BETWEEN_STEPS: list[Injection] = [
+    Faults.pause_at_a_disk_operation,
+    Faults.leave_a_broker_behind,
+]
+"""Beside the ordinary ones, where few kinds of faults meet in a run."""
 
 ORDINARY: list[Injection] = [
     Faults.kill_a_replica,

@@ -316,6 +316,7 @@ class Invariants:
             return  # It has stopped, and no other process learns its offsets any more.
         if seen.flushed_generation != log.generation:
             seen.durable = 0
+        seen.durable = max(seen.durable, _first_offset(log))
         seen.flushed_offset, seen.flushed_generation = log.flushed_offset, log.generation
         if log.flushed_offset > log.end_offset:
             raise InvariantError(
@@ -424,6 +425,10 @@ class Invariants:
         seen.high_watermark = high_watermark
         if high_watermark > log.end_offset:
             raise InvariantError(f"{where}: high watermark {high_watermark}, end {log.end_offset}")
+        if log.start_offset > max(committed.end, high_watermark):
+            raise InvariantError(
+                f"{where} starts at {log.start_offset}; only {committed.end} is committed"
+            )
         if leader is not None:
             leader.validate()
             self._take_over(disk, replica, seen, leader, committed)
@@ -522,6 +527,7 @@ class Invariants:
         assert log is not None
         if seen.compared < log.cleaned_offset and _key(replica) in self.histories:
             self._compare_compacted(disk, replica, seen, log, limit)
+        seen.compared = max(seen.compared, _first_offset(log))
         number = bisect_right(committed.starts, seen.compared) - 1
         for batch in _batches(disk, log, seen, seen.compared, limit):
             start, after = batch.base_offset, batch.next_offset
@@ -569,6 +575,11 @@ class Invariants:
             if fault is not None:
                 raise InvariantError(f"{_where(replica)}: {fault}")
         seen.compared = max(seen.compared, limit)
+
+
+def _first_offset(log: Log) -> int:
+    """Below it retention or delete_records has removed the log's batches."""
+    return log._segments[0].base_offset
 
 
 def _content(disk: SimulatedDisk, batch: _Batch) -> bytes:

@@ -18,7 +18,8 @@ from unittest import mock
 import msgspec
 
 import proving.simulation.mutations_groups  # its bugs are registered, too
-import proving.simulation.mutations_moves  # noqa: F401 - and those of moves
+import proving.simulation.mutations_moves  # and those of moves
+import proving.simulation.mutations_trimming  # noqa: F401 - and of what removes records
 from proving.simulation.planting import MUTATIONS, Patch, plants
 from rayq.actors.controller.controller_host import ControllerHost
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper

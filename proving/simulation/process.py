@@ -62,6 +62,7 @@ class Process(Owner):
         self._watchers: list[Callable[[], None]] = []
         self._job_s: float | None = None
         self._operations_left: int | None = None
+        self._operations_to_pause: int | None = None
         self._power_loss_too = False
         self.environment = Environment(
             clock=ProcessClock(self, host),
@@ -107,6 +108,10 @@ class Process(Owner):
         self._operations_left = count
         self._power_loss_too = power_loss
 
+    def pause_at_disk_operation(self, count: int) -> None:
+        """Pauses it after its `count`-th change of the disk from now (1 is the next)."""
+        self._operations_to_pause = count
+
     def pause(self) -> None:
         """SIGSTOP: nothing of it runs, while time and arriving bytes go on."""
         if self.alive:
@@ -115,6 +120,7 @@ class Process(Owner):
 
     def resume(self) -> None:
         """SIGCONT."""
+        self._operations_to_pause = None
         if self.alive:
             self._loop.trace.note(f"{self.name} resumes")
             self._loop.resume(self)
@@ -137,6 +143,10 @@ class Process(Owner):
 
     def enter_disk(self, *, changes: bool) -> bool:
         self.check_alive()
+        if changes and self._operations_to_pause is not None:
+            self._operations_to_pause -= 1
+            if self._operations_to_pause == 0:
+                self.pause()
         if not changes or self._operations_left is None:
             return False
         self._operations_left -= 1

@@ -17,9 +17,11 @@ from proving.simulation.faults import Faults
 from proving.simulation.invariants import Invariants
 from proving.simulation.network import OTHER_HOST_S
 from proving.simulation.owner import ProcessDied
+from proving.simulation.situations import watched
 from proving.simulation.workload import Workload
 from proving.simulation.workload_groups import GroupWorkload
 from proving.simulation.workload_moves import GroupMovesWorkload, MovesWorkload, Operators
+from proving.simulation.workload_swarm import SwarmWorkload
 from proving.simulation.world import World
 from rayq.config import ClusterConfig
 from rayq.testing.checker import check
@@ -50,6 +52,8 @@ class Outcome:
     virtual_s: float = 0.0
     events: int = 0
     trace: str = ""
+    situations: dict[str, int] = field(default_factory=dict)
+    """What of `situations` the run met, where it was watched."""
 
 
 SCENARIOS: dict[str, type[Workload]] = {
@@ -57,7 +61,17 @@ SCENARIOS: dict[str, type[Workload]] = {
     "groups": GroupWorkload,
     "moves": MovesWorkload,
     "group-moves": GroupMovesWorkload,
+    "swarm": SwarmWorkload,
 }
+
+
+def run_watched(seed: int, scenario: str = "ordinary") -> Outcome:
+    """As `run_seed`, and notes which situations of the protocol the run meets. The run is the same
+    one: the probes look on."""
+    with watched() as reached:
+        outcome = run_seed(seed, scenario)
+        outcome.situations = dict(reached)
+    return outcome
 
 
 def run_seed(seed: int, scenario: str = "ordinary") -> Outcome:
@@ -67,13 +81,13 @@ def run_seed(seed: int, scenario: str = "ordinary") -> Outcome:
     sys.unraisablehook = _hear_unraisable
     with World(seed) as world:
         rng = world.new_random("config")
-        config = ClusterConfig(
-            metadata_snapshot_records=rng.choice((20, 100, 10_000)),
-            flush_checkpoint_bytes=rng.choice((2_000, 20_000, 1 << 26)),
-            replicas_per_process=rng.choice((1, 1, 1, 4)),
-            replica_lag_time_max_ms=rng.choice((2_000, 10_000)),
-            **kind.cluster_options(rng),
-        )
+        options = {
+            "metadata_snapshot_records": rng.choice((20, 100, 10_000)),
+            "flush_checkpoint_bytes": rng.choice((2_000, 20_000, 1 << 26)),
+            "replicas_per_process": rng.choice((1, 1, 1, 4)),
+            "replica_lag_time_max_ms": rng.choice((2_000, 10_000)),
+        }
+        config = ClusterConfig(**options | kind.cluster_options(rng))
         cluster = SimulatedCluster(world, brokers=kind.broker_count(rng), config=config)
         _choose_hardware(world, rng, kind.syncs_s)
         workload = kind(cluster)
@@ -139,6 +153,7 @@ async def _script(
         workload.hosts,
         lambda: workload.recorder.acknowledged,
         topics=workload.topics_on_disk,
+        kinds=workload.fault_kinds,
         more=workload.more_faults,
     )
     outcome.faults = faults.log

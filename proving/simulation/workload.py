@@ -16,7 +16,7 @@ from typing import Any
 
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.disk import SYNC_S
-from proving.simulation.faults import Injection
+from proving.simulation.faults import ORDINARY, Injection
 from proving.simulation.invariants import Invariants
 from proving.simulation.owner import Owner
 from proving.simulation.process import Process
@@ -54,7 +54,9 @@ class Workload:
     partitions = PARTITIONS
     topics_on_disk: tuple[str, ...] = TOPICS
     """The topics whose disks fail."""
+    fault_kinds: Sequence[Injection] = ORDINARY
     more_faults: Sequence[Injection] = ()
+    """Beside `fault_kinds`, and just when the victim of another fault is coming back."""
     lasts_s = 60.0
     """How long it runs, in virtual seconds; longer where recovery or the records take longer."""
     syncs_s: Sequence[tuple[float, float]] = (SYNC_S, (0.005, 0.1), (0.02, 0.3))

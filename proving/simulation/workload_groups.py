@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from proving.simulation.cluster import SimulatedCluster
@@ -20,7 +20,7 @@ from proving.simulation.compacted_history import CompactedHistory
 from proving.simulation.compacted_topic import PARTITIONS, CompactedTopic
 from proving.simulation.compacted_topic import TOPIC as COMPACTED
 from proving.simulation.disk import SYNC_S
-from proving.simulation.faults import WITH_GROUPS
+from proving.simulation.faults import WITH_GROUPS, Injection
 from proving.simulation.invariants import Invariants
 from proving.simulation.invariants_groups import GroupInvariants
 from proving.simulation.link import NetworkHost
@@ -98,9 +98,9 @@ class GroupWorkload(Workload):
     """See the module."""
 
     topics = ("orders",)
-    topics_on_disk = ("orders", COMPACTED, OFFSETS_TOPIC)
+    topics_on_disk: tuple[str, ...] = ("orders", COMPACTED, OFFSETS_TOPIC)
     partitions = 4
-    more_faults = WITH_GROUPS
+    more_faults: Sequence[Injection] = WITH_GROUPS
     lasts_s = 42.0
     heals_at_s = 32.0
     # Twice as many logs as the ordinary workload has, and they are compacted all the time.
@@ -121,6 +121,8 @@ class GroupWorkload(Workload):
             "delete_retention_ms": self._rng.choice((300, 10_000)),
         }
         self._slot_count = self._rng.choice((3, 4))
+        self._keeper_count = KEEPERS
+        self._producer_count = PRODUCERS
 
     @classmethod
     def cluster_options(cls, rng: random.Random) -> dict[str, Any]:
@@ -155,13 +157,15 @@ class GroupWorkload(Workload):
         await process.run(create())
 
     def start(self) -> None:
-        for number in range(PRODUCERS):
+        for number in range(self._producer_count):
             self._start(f"producer-{number}", self._produce)
-        for number in range(KEEPERS):
+        for number in range(self._keeper_count):
             self._start(f"keeper-{number}", self._keep)
         self._start("watcher", self._watch_ends)
-        self._start("table-reader", self._read_table)
-        self.recorder.group_opened(GROUP, self.topics)
+        if self._keeper_count:
+            self._start("table-reader", self._read_table)
+        if self._slot_count:
+            self.recorder.group_opened(GROUP, self.topics)
         for number in range(self._slot_count):
             host = self._cluster.world.host(f"member-{number}")
             self.hosts.append(host)
@@ -178,12 +182,14 @@ class GroupWorkload(Workload):
                 place = TopicPartition(self.topics[0], event.partition)
                 ends[place] = max(event.offset + 1, ends.get(place, 0))
         processed = self.processed
-        await self._cluster.wait_until(
-            lambda: all(processed.get(place, 0) >= end for place, end in ends.items()),
-            "the group to process every acknowledged record",
-            limit_s=limit_s,
-        )
-        await self._read_table_in_the_end()
+        if self._slot_count:
+            await self._cluster.wait_until(
+                lambda: all(processed.get(place, 0) >= end for place, end in ends.items()),
+                "the group to process every acknowledged record",
+                limit_s=limit_s,
+            )
+        if self._keeper_count:
+            await self._read_table_in_the_end()
         return await super().read_all(limit_s)
 
     async def stop_sending(self) -> None:
@@ -193,6 +199,8 @@ class GroupWorkload(Workload):
     async def stop_reading(self) -> None:
         await super().stop_reading()
         await self._end("table-reader")
+        if not self._slots:
+            return
         done, late = await asyncio.wait(self._slots, timeout=END_LIMIT_S)
         assert not late, f"{len(late)} members did not close within {END_LIMIT_S} s"
         for slot in done:

@@ -47,6 +47,7 @@ class Operators(Workload):
         super().__init__(cluster)
         self.moves = MoveInvariants(cluster)
         self._may_move = True
+        self._operator_count = OPERATORS
 
     @classmethod
     def broker_count(cls, rng: random.Random) -> int:
@@ -71,7 +72,7 @@ class Operators(Workload):
 
     def start(self) -> None:
         super().start()
-        for number in range(OPERATORS):
+        for number in range(self._operator_count):
             self._start(f"operator-{number}", self._operate)
 
     def calm_down(self) -> None:

@@ -272,6 +272,8 @@ def test_a_reader_that_waits_gets_a_record_as_soon_as_it_is_committed() -> None:
         (20, 4, None),
         (21, 4, LogTruncatedError),
         (5, 3, LogTruncatedError),
+        (25, 9, NotLeaderError),  # It was read from a leader of after this one.
+        (37, 9, NotLeaderError),
         (30, None, None),
         (31, None, OffsetOutOfRangeError),
         (14, None, OffsetOutOfRangeError),

@@ -11,7 +11,12 @@ from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.replica.replica_metrics import LeaderMetrics
 from rayq.config import MIB
 from rayq.core.partition_state import PartitionState
-from rayq.errors import LogTruncatedError, OffsetNotAvailableError, OffsetOutOfRangeError
+from rayq.errors import (
+    LogTruncatedError,
+    NotLeaderError,
+    OffsetNotAvailableError,
+    OffsetOutOfRangeError,
+)
 from rayq.storage.batch import read_header
 from rayq.storage.log import Log
 from rayq.wire import messages
@@ -74,6 +79,12 @@ class LeaderReads:
                 "removed it."
             )
         if request.last_epoch is not None:
+            if request.last_epoch > self._state.leader_epoch:
+                # A committed position can be newer than the metadata of the reader that took it up.
+                raise NotLeaderError(
+                    f"This process led {self._where} in epoch {self._state.leader_epoch}, and "
+                    f"there are records of epoch {request.last_epoch}: ask for new metadata."
+                )
             epoch, end = log.epochs.end_for(request.last_epoch, log.end_offset)
             if epoch != request.last_epoch or end < request.offset:
                 raise LogTruncatedError(

@@ -1,0 +1,215 @@
+"""A topic whose oldest records go: by retention_bytes, and by delete_records.
+
+Producers write values that are never the same; operators delete records; readers read from the
+start of the log. What is read is what was sent, at one offset for ever, and in order; what was
+deleted is never read again; nothing goes that neither retention nor an operator may take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from proving.simulation.cluster import SimulatedCluster
+from rayq.client.admin.admin import AsyncAdmin
+from rayq.client.client import Client
+from rayq.client.consuming.consumer import AsyncConsumer
+from rayq.client.producing.producer import AsyncProducer
+from rayq.config import ConsumerConfig, ProducerConfig
+from rayq.errors import DeliveryError, RayqError
+from rayq.records import Record, RecordMetadata, TopicPartition
+
+TOPIC = "clicks"
+PARTITIONS = 2
+PLACES = [TopicPartition(TOPIC, number) for number in range(PARTITIONS)]
+ROUND_S = 0.3
+ROUND_RECORDS_MAX = 8
+TRIM_S = 1.0
+"""An operator deletes records about so often."""
+QUESTION_TIMEOUT_S = 6.0
+READ_AGAIN_S = (0.5, 5.0)
+
+
+class TrimmedTopic:
+    """See the module."""
+
+    def __init__(
+        self, cluster: SimulatedCluster, rng: random.Random, problems: list[str]
+    ) -> None:
+        self.acknowledged = 0
+        self._cluster = cluster
+        self._problems = problems
+        self._at: dict[tuple[int, int], bytes] = {}
+        """Values by partition and offset, as producers or readers were told first."""
+        self._failed: set[bytes] = set()
+        self._ends: dict[int, int] = dict.fromkeys(range(PARTITIONS), 0)
+        """Above every acknowledged record, by partition."""
+        self._deleted: dict[int, int] = dict.fromkeys(range(PARTITIONS), 0)
+        """Below it an operator was told that records are deleted, by partition."""
+        self._asked: dict[int, int] = dict.fromkeys(range(PARTITIONS), 0)
+        """Below it an operator may have deleted records."""
+        self.retention_bytes: int | None = rng.choice((None, 2_000, 6_000))
+        segment_bytes = rng.choice((1024, 2048))
+        # Retention takes whole segments, until the log is no larger than it may be.
+        self._kept_bytes_min = (self.retention_bytes or 1 << 62) - segment_bytes
+        self.options: dict[str, Any] = {
+            "segment_bytes": segment_bytes,
+            "index_interval_bytes": rng.choice((256, 4096)),
+            "retention_bytes": self.retention_bytes,
+        }
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    async def write(
+        self, name: str, client: Client, rng: random.Random, is_on: Callable[[], bool]
+    ) -> None:
+        """Writes while `is_on()`; returns once every record has an outcome."""
+        producer = AsyncProducer(
+            client,
+            ProducerConfig(
+                delivery_timeout_ms=rng.choice((4_000, 15_000)),
+                request_timeout_ms=2_000,
+                batch_size=rng.choice((512, 65_536)),
+                linger_ms=rng.choice((0, 20)),
+            ),
+        )
+        count = 0
+        while is_on():
+            for _ in range(rng.randint(1, ROUND_RECORDS_MAX)):
+                count += 1
+                value = b"%s/%d " % (name.encode(), count) + b"." * rng.randint(0, 100)
+                try:
+                    future = await producer.send(TOPIC, value)
+                except RayqError as error:
+                    self._delivered(value, None, error)
+                else:
+                    future.call_on_delivery(partial(self._delivered, value))
+            await asyncio.sleep(rng.uniform(0, 2 * ROUND_S))
+        with contextlib.suppress(DeliveryError):  # Each record's own outcome says so.
+            await producer.close()
+
+    def _delivered(
+        self, value: bytes, metadata: RecordMetadata | None, error: BaseException | None
+    ) -> None:
+        if metadata is not None:
+            assert metadata.offset is not None
+            self.acknowledged += 1
+            self._found(metadata.partition, metadata.offset, value)
+            end = max(self._ends[metadata.partition], metadata.offset + 1)
+            self._ends[metadata.partition] = end
+        elif isinstance(error, RayqError) and not error.outcome_unknown:
+            self._failed.add(value)
+
+    def _found(self, partition: int, offset: int, value: bytes) -> None:
+        known = self._at.setdefault((partition, offset), value)
+        if known != value:
+            self._problems.append(
+                f"{TOPIC}-{partition}: {known!r} and {value!r} at offset {offset}"
+            )
+
+    # --- deleting ---------------------------------------------------------------------------------
+
+    async def trim(self, client: Client, rng: random.Random, is_on: Callable[[], bool]) -> None:
+        admin = AsyncAdmin(client)
+        while is_on():
+            await asyncio.sleep(rng.expovariate(1 / TRIM_S))
+            place = rng.choice(PLACES)
+            end = self._ends[place.partition]
+            if not end:
+                continue
+            # None stands for all that is committed: how much that is shows in the answer alone.
+            before = None if rng.random() < 0.1 else rng.randint(0, end)
+            asked = 1 << 62 if before is None else before
+            self._asked[place.partition] = max(self._asked[place.partition], asked)
+            with contextlib.suppress(RayqError):
+                starts = await admin.delete_records(
+                    {place: before}, timeout_s=rng.choice((0.5, QUESTION_TIMEOUT_S))
+                )
+                deleted = self._deleted[place.partition]
+                self._deleted[place.partition] = max(deleted, starts[place])
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    async def read_now_and_then(
+        self, client: Client, rng: random.Random, is_on: Callable[[], bool]
+    ) -> None:
+        while is_on():
+            await asyncio.sleep(rng.uniform(*READ_AGAIN_S))
+            with contextlib.suppress(RayqError):  # Nobody could say where it ends.
+                await self.read(client)
+
+    async def read(self, client: Client) -> None:
+        """Reads each partition from its start up to where it ends now. Raises RayqError."""
+        consumer = AsyncConsumer(client, ConsumerConfig(auto_offset_reset="earliest"))
+        try:
+            deleted = dict(self._deleted)
+            await consumer.assign(PLACES)
+            await consumer.seek_to_beginning(*PLACES)
+            ends = await consumer.end_offsets(PLACES)
+            last: dict[int, int] = {}
+            while any([await consumer.position(one) < ends[one] for one in PLACES]):
+                for record in await consumer.poll(0.5):
+                    self._judge(record, last, deleted[record.partition])
+        finally:
+            await consumer.close()
+
+    def _judge(self, record: Record, last: dict[int, int], deleted: int) -> None:
+        where = f"{TOPIC}-{record.partition}"
+        assert record.value is not None
+        self._found(record.partition, record.offset, record.value)
+        if record.offset <= last.get(record.partition, -1):
+            self._problems.append(
+                f"{where}: a reader got {record.offset} after {last[record.partition]}"
+            )
+        if record.offset < deleted:
+            self._problems.append(
+                f"{where}: a reader got {record.offset}; all below {deleted} had been deleted"
+            )
+        if record.value in self._failed:
+            self._problems.append(f"{where}: a reader got {record.value!r}, which had failed")
+        last[record.partition] = record.offset
+
+    async def read_in_the_end(self, client: Client) -> None:
+        """Nothing is written or deleted any more: from the start on there is everything."""
+        consumer = AsyncConsumer(client, ConsumerConfig(auto_offset_reset="earliest"))
+        await consumer.assign(PLACES)
+        starts = await consumer.beginning_offsets(PLACES)
+        ends = await consumer.end_offsets(PLACES)
+        found: dict[int, set[int]] = {number: set() for number in range(PARTITIONS)}
+        last: dict[int, int] = {}
+        while any([await consumer.position(one) < ends[one] for one in PLACES]):
+            for record in await consumer.poll(1.0):
+                self._judge(record, last, self._deleted[record.partition])
+                found[record.partition].add(record.offset)
+        await consumer.close()
+        for place in PLACES:
+            number = place.partition
+            if ends[place] < self._ends[number]:
+                self._problems.append(
+                    f"{place} ends at {ends[place]}; up to {self._ends[number]} is acknowledged"
+                )
+            missing = sorted(set(range(starts[place], ends[place])) - found[number])
+            if missing:
+                self._problems.append(
+                    f"{place}: it is from {starts[place]} to {ends[place]}; nobody finds {missing}"
+                )
+        self._check_what_is_kept()
+
+    def _check_what_is_kept(self) -> None:
+        """Of each replica: its log starts no later than it may."""
+        topic_id = self._cluster.topic_id(TOPIC)
+        for process, host in self._cluster.replica_hosts.items():
+            for (held_id, number), replica in host._replicas.items() if process.alive else ():
+                log = replica._replica_log._log
+                if held_id != topic_id or log is None or log.start_offset <= self._asked[number]:
+                    continue
+                if log.size_bytes < self._kept_bytes_min:
+                    self._problems.append(
+                        f"{replica.where} of {process.name} starts at {log.start_offset} and has "
+                        f"{log.size_bytes} bytes; retention_bytes is {self.retention_bytes}, and "
+                        f"nobody asked to delete more than what is below {self._asked[number]}"
+                    )

@@ -1,0 +1,151 @@
+"""Each seed its own small selection: of clients, faults, sizes and timings.
+
+Where a run has a little of everything, two rare things seldom meet. Here a seed draws few kinds of
+faults and has many of each, and few kinds of clients. Segments, indexes and snapshots are tiny in
+one seed and large in the next. Threads may be so slow that faults fall between two steps (A. Groce
+et al., Swarm Testing, ISSTA 2012).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+from proving.simulation.cluster import SimulatedCluster
+from proving.simulation.compacted_topic import TOPIC as COMPACTED
+from proving.simulation.faults import AFTERMATHS, BETWEEN_STEPS, ORDINARY, WITH_GROUPS
+from proving.simulation.process import THREAD_S, Process
+from proving.simulation.trimmed_topic import PARTITIONS as TRIMMED_PARTITIONS
+from proving.simulation.trimmed_topic import TOPIC as TRIMMED
+from proving.simulation.trimmed_topic import TrimmedTopic
+from proving.simulation.workload import CONSUMERS, Workload
+from proving.simulation.workload_groups import KEEPERS
+from proving.simulation.workload_moves import OPERATORS, GroupMovesWorkload
+from rayq.client.admin.admin import AsyncAdmin
+from rayq.core.topic_changes import OFFSETS_TOPIC
+
+FAULT_KINDS_MAX = 5
+SLOW_THREADS_S = (0.001, 0.05)
+"""As on a machine whose cores are all busy: jobs wait for a thread, and the loop hears late."""
+TRIMMERS = 2
+"""Producers of the topic whose oldest records go."""
+
+
+class SwarmWorkload(GroupMovesWorkload):
+    """See the module."""
+
+    def __init__(self, cluster: SimulatedCluster) -> None:
+        super().__init__(cluster)
+        rng = self._swarm_rng = cluster.world.new_random("swarm")
+        has_group, has_table, has_moves, has_trimmed = (rng.random() < 0.5 for _ in range(4))
+        self._slot_count = rng.choice((3, 4)) if has_group else 0
+        self._keeper_count = KEEPERS if has_table else 0
+        self._operator_count = OPERATORS if has_moves else 0
+        self._producer_count = rng.choice((1, 3, 6))
+        self.trimmed = TrimmedTopic(cluster, rng, self.problems) if has_trimmed else None
+        topics = ["orders"]
+        topics += [OFFSETS_TOPIC] if has_group else []
+        topics += [COMPACTED] if has_table else []
+        topics += [TRIMMED] if has_trimmed else []
+        self.topics_on_disk = tuple(topics)
+        self.topic_options |= {
+            "segment_bytes": rng.choice((1024, 4096, 1 << 20)),
+            "index_interval_bytes": rng.choice((64, 256, 4096)),
+        }
+        kinds = [*dict.fromkeys(ORDINARY), *BETWEEN_STEPS, *(WITH_GROUPS if has_group else [])]
+        kinds = rng.sample(kinds, rng.randint(1, FAULT_KINDS_MAX))
+        # A run of nothing but clock jumps shows little: something always dies.
+        self.fault_kinds = [*kinds, rng.choice(AFTERMATHS)]
+        self.more_faults = ()
+        threads_s = rng.choice((THREAD_S, THREAD_S, SLOW_THREADS_S))
+        for host in cluster.hosts:
+            host.thread_s = threads_s
+
+    @classmethod
+    def broker_count(cls, rng: random.Random) -> int:
+        return rng.choice((3, 3, 4, 5))
+
+    @classmethod
+    def cluster_options(cls, rng: random.Random) -> dict[str, Any]:
+        return {
+            **super().cluster_options(rng),
+            "metadata_snapshot_records": rng.choice((5, 20, 10_000)),
+            "flush_checkpoint_bytes": rng.choice((500, 5_000, 1 << 26)),
+            "replica_lag_time_max_ms": rng.choice((1_000, 4_000, 20_000)),
+            "retention_check_interval_ms": rng.choice((200, 2_000)),
+        }
+
+    async def create_topics(self) -> None:
+        if self._slot_count or self._keeper_count:
+            await super().create_topics()
+        else:
+            await Workload.create_topics(self)
+        trimmed = self.trimmed
+        if trimmed is None:
+            return
+        process = self._process("trimmed-admin")
+
+        async def create() -> None:
+            client = self._client(process)
+            await AsyncAdmin(client).create_topic(
+                TRIMMED, TRIMMED_PARTITIONS, 3, **trimmed.options
+            )
+            client.close()
+
+        await process.run(create())
+
+    def start(self) -> None:
+        super().start()
+        if not self._slot_count:
+            for number in range(CONSUMERS):
+                self._start(f"consumer-{number}", self._consume)
+        if self.trimmed is not None:
+            for number in range(TRIMMERS):
+                self._start(f"trimmer-{number}", self._write_trimmed)
+            self._start("trim-operator", self._trim)
+            self._start("trimmed-reader", self._read_trimmed)
+
+    async def stop_sending(self) -> None:
+        await super().stop_sending()
+        await self._end("trim")
+
+    async def stop_reading(self) -> None:
+        await super().stop_reading()
+        await self._end("consumer")
+
+    async def read_all(self, limit_s: float) -> int:
+        if self.trimmed is not None:
+            await self._end("trimmed-reader")
+            await self._read_trimmed_in_the_end(self.trimmed, limit_s)
+        return await super().read_all(limit_s)
+
+    # --- the topic whose oldest records go --------------------------------------------------------
+
+    async def _write_trimmed(self, name: str, process: Process, rng: random.Random) -> None:
+        assert self.trimmed is not None
+        client = self._client(process)
+        await self.trimmed.write(name, client, rng, lambda: self._is_sending)
+        client.close()
+
+    async def _trim(self, name: str, process: Process, rng: random.Random) -> None:
+        assert self.trimmed is not None
+        client = self._client(process)
+        await self.trimmed.trim(client, rng, lambda: self._is_sending)
+        client.close()
+
+    async def _read_trimmed(self, name: str, process: Process, rng: random.Random) -> None:
+        assert self.trimmed is not None
+        client = self._client(process)
+        await self.trimmed.read_now_and_then(client, rng, lambda: self._is_sending)
+        client.close()
+
+    async def _read_trimmed_in_the_end(self, trimmed: TrimmedTopic, limit_s: float) -> None:
+        process = self._process("final-trimmed-reader")
+
+        async def read() -> None:
+            client = self._client(process)
+            await asyncio.wait_for(trimmed.read_in_the_end(client), limit_s)
+            client.close()
+
+        await process.run(read())
