@@ -510,9 +510,8 @@ def test_the_offsets_topic_is_rayqs_own(cluster: LocalCluster) -> None:
             messages.AlterTopicConfig(OFFSETS_TOPIC, {"min_cleanable_dirty_ratio": 0.4}),
             timeout_s=10,
         )
-        version = (await client.change(messages.EnsureOffsetsTopic(), timeout_s=10)).version
-        again = (await client.change(messages.EnsureOffsetsTopic(), timeout_s=10)).version
-        assert again >= version
+        for _ in range(2):
+            await client.change(messages.EnsureOffsetsTopic(), timeout_s=10)
         with pytest.raises(InvalidTopicError):
             await client.ask_leader(
                 OFFSETS_TOPIC,
