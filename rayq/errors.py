@@ -451,7 +451,9 @@ class AuthenticationError(RayqError):
 
 class ProtocolError(RayqError):
     """The peer sent bytes that are not the protocol: garbage, an oversized frame, an unknown
-    type."""
+    type. Where it was to be an answer, nobody knows what became of the request."""
+
+    outcome_unknown = True
 
 
 class UnsupportedVersionError(RayqError):
@@ -466,7 +468,8 @@ class OverloadedError(RayqError):
 
 
 class UnknownServerError(RayqError):
-    """A server failed in a way it did not foresee: a bug in rayq. The message carries its cause."""
+    """A server failed in a way that it did not foresee, which is a bug in rayq; or its answer is an
+    error that only a newer rayq knows. The message carries the cause."""
 
     outcome_unknown = True
 
@@ -563,5 +566,7 @@ def to_wire(error: BaseException) -> tuple[str, str]:
 
 
 def from_wire(code: str, message: str) -> RayqError:
-    """The error that `to_wire` described; a code of a newer rayq becomes a plain `RayqError`."""
-    return _BY_CODE.get(code, RayqError)(message)
+    """The error that `to_wire` described. A code of a newer rayq becomes an `UnknownServerError`:
+    this one cannot tell whether the request was carried out."""
+    known = _BY_CODE.get(code)
+    return UnknownServerError(f"{code}: {message}") if known is None else known(message)

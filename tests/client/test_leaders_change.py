@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from rayq.client import client
+from rayq.client.producing import sender
+from rayq.client.producing.sender import Sender
 from rayq.errors import DisconnectedError, NotLeaderError, TimeoutError, UnknownTopicError
+from rayq.wire.connection import Connection
 from rayq.wire.messages import AllocateProducerId, Metadata, Produce
+from rayq.wire.pool import ConnectionPool
 from tests.client.fake_broker import FakeCluster
 
 Eventually = Callable[[Callable[[], bool]], None]
@@ -32,6 +38,38 @@ def test_writing_goes_on_within_a_second_after_a_leader_dies(fake3: FakeCluster)
         assert producer.send("t", b"after").result(5).offset == 1
         assert time.monotonic() - start < 0.2 + 0.3
         timer.join()
+
+
+def test_a_connection_to_a_dead_leader_is_not_waited_for_when_another_is_elected(
+    fake3: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its host is gone: nobody refuses the connection."""
+    fake3.create_topic("t")
+    fake3.create_topic("other")
+    fake3.move_leader("other", 0, 2)
+    get, connect = ConnectionPool.get, Sender._connect
+    tried = threading.Event()
+
+    async def get_unless_dead(self: ConnectionPool, host: str, port: int) -> Connection:
+        if port == fake3.brokers[1].port:
+            await asyncio.Event().wait()
+        return await get(self, host, port)
+
+    async def tell_and_connect(self: Sender, channel: Any, leader: Any) -> None:
+        tried.set()
+        await connect(self, channel, leader)
+
+    monkeypatch.setattr(sender, "CONNECT_TIMEOUT_S", 60.0)
+    with fake3.cluster() as cluster, cluster.producer() as producer:
+        producer.send("other", b"which asks for a producer id").result(20)
+        cluster.admin.describe_topic("t")
+        monkeypatch.setattr(ConnectionPool, "get", get_unless_dead)
+        monkeypatch.setattr(Sender, "_connect", tell_and_connect)
+        fake3.stop_broker(1)
+        future = producer.send("t", b"1")
+        assert tried.wait(20)
+        fake3.move_leader("t", 0, 2)
+        assert future.result(20).offset == 0
 
 
 def test_a_leader_that_hangs_is_given_up_when_another_is_elected(fake3: FakeCluster) -> None:

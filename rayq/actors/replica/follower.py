@@ -294,7 +294,13 @@ class Follower:
                 "Nothing was cut. A disk was changed from outside or this is a bug: keep both "
                 "data directories and report it."
             )
-        if cut < max(log.cleaned_offset, log.start_offset):
+        async with replica.files_lock, replica.flush_lock:
+            # A swap of compacted segments that held the lock may have moved the cleaned offset.
+            may_be_cut = cut >= max(log.cleaned_offset, log.start_offset)
+            if may_be_cut:
+                log.truncate(cut)
+                replica.high_watermark = min(replica.high_watermark, log.end_offset)
+        if not may_be_cut:
             # Only after an unclean election. What the records to be cut had superseded is gone
             # here and is the latest again there; or the leader ends below all that is left here.
             await self._reset()
@@ -310,9 +316,6 @@ class Follower:
             from_offset=mine,
             to_offset=cut,
         )
-        async with replica.files_lock, replica.flush_lock:
-            log.truncate(cut)
-            replica.high_watermark = min(replica.high_watermark, log.end_offset)
 
     async def _reset(self) -> None:
         """This log lies below the leader's start or its tombstone horizon: begin anew at that

@@ -66,10 +66,18 @@ class _Channel:
     connection: Connection | None = None
     """To the leader that the flight knows."""
     connecting: asyncio.Task[None] | None = None
-    """Done before it has set this to None: it was cancelled before it began."""
+    """Connects to the same leader. It sets this to None when it ends, unless it is cancelled."""
+    connecting_since: float = 0.0
     full_connection: Connection | None = None
     """One that takes no more bytes, since `full_since`; where nothing is acknowledged."""
     full_since: float = 0.0
+
+    def leave(self) -> None:
+        """Another replica leads. The former leader may be dead: a connection to it takes long."""
+        self.connection = None
+        if self.connecting is not None:
+            self.connecting.cancel()
+            self.connecting = None
 
     def stop_timer(self) -> None:
         if self.timer is not None:
@@ -203,10 +211,11 @@ class Sender:
             self._no_leader(channel)
             return None
         if channel.flight.led_by(leader):
-            channel.connection = None
+            channel.leave()
         if channel.connection is not None and not channel.connection.closed:
             return channel.connection
         if channel.connecting is None or channel.connecting.done():
+            channel.connecting_since = self._client.now
             channel.connecting = self._client.environment.tasks.spawn(
                 self._connect(channel, leader), f"connect to the leader of {channel.flight.name}"
             )
@@ -224,13 +233,11 @@ class Sender:
             )
         except RayqError as error:
             failure = error
-        finally:
-            channel.connecting = None
+        channel.connecting = None
         if self._closed:
             return
         if failure is None:
-            if channel.flight.leader == leader:
-                channel.connection = connection
+            channel.connection = connection
         elif failure.retriable:
             self._stall(channel, failure)
         else:
@@ -430,7 +437,7 @@ class Sender:
                 continue
             leader = metadata.leader(queue.topic, queue.topic_id, queue.partition)
             if leader is not None and channel.flight.led_by(leader):
-                channel.connection = None
+                channel.leave()
                 self._pump(channel)
 
     def _tick_later(self) -> None:
@@ -448,7 +455,9 @@ class Sender:
             self._carry_out(channel, actions)
             if self._fail_unsent(channel, now) or actions:
                 self._pump(channel)
-            if channel.full_connection and now - channel.full_since > LEADER_PATIENCE_S:
+            is_silent = channel.connecting and now - channel.connecting_since > LEADER_PATIENCE_S
+            is_full = channel.full_connection and now - channel.full_since > LEADER_PATIENCE_S
+            if is_silent or is_full:
                 self._suspect(channel.queue, flight.leader)
             is_busy = is_busy or bool(flight.in_flight or flight.waiting)
             is_busy = is_busy or self._accumulator.oldest_opened_at(channel.queue) is not None
