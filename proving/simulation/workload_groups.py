@@ -387,7 +387,7 @@ class GroupWorkload(Workload):
     async def _work(self, member: Member, records: list[Record]) -> None:
         if records:
             await asyncio.sleep(member.rng.uniform(0, member.work_s))
-            if member.is_slow and member.rng.random() < 0.05:
+            if self._is_wild and member.is_slow and member.rng.random() < 0.05:
                 await asyncio.sleep(member.rng.uniform(3.0, 9.0))
         for record in records:
             place = TopicPartition(record.topic, record.partition)
