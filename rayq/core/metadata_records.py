@@ -6,6 +6,8 @@ reordered or removed: a log outlives the software that wrote it.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -197,23 +199,8 @@ class RequestDone(MetadataRecord, frozen=True):
     request_id: str
 
 
-_UNION = (
-    EpochStarted
-    | VotersChanged
-    | BrokerRegistered
-    | BrokerFenced
-    | BrokerUnfenced
-    | TopicCreated
-    | TopicConfigChanged
-    | TopicDeleted
-    | PartitionChanged
-    | ReplicaRegistered
-    | ReplicaGone
-    | ProducerIdsAllocated
-    | BrokerCordoned
-    | BrokerRemoved
-    | RequestDone
-)
+RECORDS: tuple[type[MetadataRecord], ...] = tuple(MetadataRecord.__subclasses__())
+_UNION: Any = functools.reduce(operator.or_, RECORDS)
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_UNION)
 _list_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(list[_UNION])

@@ -20,5 +20,6 @@ def verbs() -> list[str]:
 
 
 def test_every_verb_is_in_the_docs_of_the_command() -> None:
-    missing = [verb for verb in verbs() if not re.search(rf"\b{re.escape(verb)}\b", TEXT)]
+    table = "\n".join(line for line in TEXT.splitlines() if line.startswith("|"))
+    missing = [verb for verb in verbs() if not re.search(rf"\b{re.escape(verb)}\b", table)]
     assert missing == []

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from rayq.core import broker_changes, topic_changes
+from rayq.core import broker_changes, cluster_state, metadata_records, topic_changes
 from rayq.core.broker_changes import ReplicaReport
 from rayq.core.cluster_state import REQUESTS_REMEMBERED_MAX, ClusterState
 from rayq.core.metadata_records import (
@@ -87,6 +87,12 @@ def value(state: ClusterState, topic: str = "t") -> Any:
 
 def brokers_of(members: Any) -> list[int]:
     return sorted(member.broker for member in members)
+
+
+def test_every_record_of_the_metadata_is_decoded_and_replayed() -> None:
+    records = metadata_records.MetadataRecord.__subclasses__()
+    assert set(metadata_records.RECORDS) == set(cluster_state._REPLAY) == set(records)
+
 
 
 def test_a_topic_is_led_once_all_its_live_replicas_have_started() -> None:

@@ -25,6 +25,7 @@ from rayq.errors import (
     DiskFullError,
     InvalidRequestError,
     OpenFilesLimitError,
+    ProtocolError,
     RayqError,
     StaleBrokerError,
     StorageError,
@@ -330,7 +331,7 @@ class ReplicaHost:
                 return messages.DescribeMetricsResponse(self._environment.metrics.collect())
             case messages.StopReplicaHost():
                 return self._stop()
-        raise UnknownTopicError(f"A replica process does not answer {type(request).__name__}.")
+        raise ProtocolError(f"A replica process does not answer {type(request).__name__}.")
 
     def _leader(
         self,
