@@ -21,9 +21,9 @@ from rayq.errors import ControllerUnavailableError, NoClusterError, RayqError
 from rayq.runtime.layout import (
     Directory,
     check_all_found,
-    check_one_cluster,
     find_directories,
     format_cluster,
+    of_one_cluster,
 )
 from rayq.runtime.ray_actors import (
     LOCK_PATIENCE_S,
@@ -132,9 +132,11 @@ def _open_or_format(
 ) -> tuple[dict[int, str], str, bytes]:
     """`(broker -> node, cluster id, secret)`."""
     placed: dict[int, str] = {}
-    directories: list[Directory] = []
+    directories = of_one_cluster([one for some in found.values() for one in some], root)
     for node, some in found.items():
         for one in some:
+            if one not in directories:
+                continue
             if one.broker in placed:
                 raise RayqError(
                     f"Broker {one.broker} has a directory below {root} on two nodes "
@@ -142,8 +144,6 @@ def _open_or_format(
                     "share the path. Move the copy away, or give each node a disk of its own."
                 )
             placed[one.broker] = node
-            directories.append(one)
-    check_one_cluster(directories, root)
     check_all_found(directories, root, brokers)
     if not directories:
         names = list(nodes)
@@ -205,12 +205,17 @@ def _why_no_quorum(root: str, found: dict[str, list[Directory]]) -> str | None:
     left = [
         survivor
         for node, directories in found.items()
-        if directories
+        if any(not one.is_blank for one in directories)
         for survivor in ray.get(run_on_node(node, survivors, root))
     ]
     if not left:
         return None
     best = max(left, key=lambda one: (one.epoch, one.last_index))
+    if not best.voters:
+        return (
+            f"none of the directories below {root} holds metadata. Start the nodes of the others; "
+            "where there never were others, the first start died: move these directories away."
+        )
     lost = lost_voters([one.directory for one in left], best.voters)
     if 2 * len(lost) < len(best.voters):
         return None

@@ -13,7 +13,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from rayq.environment import Environment
 from rayq.errors import RayqError, UnknownBrokerError, from_wire, to_wire
-from rayq.runtime.layout import replace_directory
+from rayq.runtime.layout import format_broker
 from rayq.runtime.ray_actors import start_broker_actor
 from rayq.runtime.ray_lookup import (
     NAMESPACE,
@@ -126,7 +126,7 @@ def _replace_directory(
 ) -> tuple[str, str] | None:
     """On the node. An error is returned as a value, or Ray would wrap it in one of its own."""
     try:
-        replace_directory(environment, root, broker, cluster_id=cluster_id, secret=secret)
+        format_broker(environment, root, broker, cluster_id=cluster_id, secret=secret)
     except RayqError as error:
         return to_wire(error)
     return None

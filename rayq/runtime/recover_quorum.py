@@ -26,7 +26,7 @@ from rayq.core.metadata_records import (
 )
 from rayq.environment import Environment
 from rayq.errors import DirectoryInUseError, InvalidRequestError
-from rayq.runtime.layout import Directory, find_directories, metadata_path
+from rayq.runtime.layout import Directory, find_directories, metadata_path, of_one_cluster
 from rayq.storage.data_directory import (
     BROKER_LOCK,
     DataDirectory,
@@ -92,8 +92,8 @@ def recover_quorum(environment: Environment, path: str) -> RecoveredQuorum:
 
     Raises DirectoryInUseError where a broker runs, also on a directory beside the one that `path`
     names; InvalidRequestError where `path` holds no data of a broker, or a majority of the voters
-    is there or beside it (then nothing needs to be recovered: start them); StorageError where the
-    copy itself is damaged.
+    is there or beside it (then nothing needs to be recovered: start them), or the copy is empty;
+    StorageError where the copy itself is damaged.
     """
     beside = _beside(environment, _directories(environment, path))
     for one in beside:
@@ -151,7 +151,7 @@ def _directories(environment: Environment, path: str) -> list[Directory]:
     meta = read_meta(environment.disk, path)
     if meta is not None:
         return [Directory(meta.broker, path, meta.cluster_id, meta.directory_id)]
-    found = find_directories(environment, path)
+    found = of_one_cluster(find_directories(environment, path), path)
     if not found:
         raise InvalidRequestError(
             f"{path} holds no broker's directory: name a directory such as DIR/broker-0, or DIR as "
@@ -199,6 +199,10 @@ def lost_voters(directories: list[Directory], voters: tuple[Voter, ...]) -> list
 
 
 def _check_needed(directories: list[Directory], voters: tuple[Voter, ...]) -> None:
+    if not voters:
+        raise InvalidRequestError(
+            f"{directories[0].path} holds no metadata: recover from another broker's directory."
+        )
     left = len(voters) - len(lost_voters(directories, voters))
     if left > len(voters) // 2:
         raise InvalidRequestError(

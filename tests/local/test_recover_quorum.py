@@ -12,7 +12,7 @@ from rayq.client.environment import system_environment
 from rayq.core.metadata_records import VotersChanged, decode_record
 from rayq.errors import DirectoryInUseError, InvalidRequestError
 from rayq.runtime import ray_cluster
-from rayq.runtime.layout import find_directories, replace_directory
+from rayq.runtime.layout import find_directories, format_broker
 from rayq.runtime.recover_quorum import EPOCH_LEAP, recover_quorum, survivors
 from rayq.storage.data_directory import read_secret
 from rayq.storage.disk import LocalDisk
@@ -61,7 +61,7 @@ def test_from_one_of_three_directories_everything_comes_back(tmp_path: Path) -> 
         # New disks under the old ids are filled from what is left, and take part again.
         secret = read_secret(ENVIRONMENT.disk, done.directory.path)
         for broker in (0, 1):
-            replace_directory(
+            format_broker(
                 ENVIRONMENT,
                 str(tmp_path),
                 broker,
@@ -189,4 +189,4 @@ def test_a_directory_that_holds_something_is_not_replaced(tmp_path: Path) -> Non
     with LocalCluster(brokers=1, data_dir=tmp_path, **FAST):
         pass
     with pytest.raises(InvalidRequestError, match="not empty"):
-        replace_directory(ENVIRONMENT, str(tmp_path), 0, cluster_id="c", secret=b"s")
+        format_broker(ENVIRONMENT, str(tmp_path), 0, cluster_id="c", secret=b"s")
