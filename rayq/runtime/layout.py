@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from rayq.core.broker_changes import VOTERS_MAX
 from rayq.core.metadata_records import Voter, VotersChanged, encode_record
 from rayq.environment import Disk, Environment
-from rayq.errors import InvalidRequestError, RayqError, WrongClusterError
+from rayq.errors import InvalidRequestError, RayqError, StorageError, WrongClusterError
 from rayq.storage.checked_file import TEMPORARY_SUFFIX
 from rayq.storage.data_directory import META, SECRET, find_brokers, format_directory, read_meta
 from rayq.storage.metadata_log import MetadataLog
@@ -24,7 +24,6 @@ BROKERS_PER_NODE_MAX = 100
 LOST_AND_FOUND = "lost+found"
 """A directory that every new file system holds."""
 METADATA = "metadata"
-_IN_BLANK_DIRECTORIES = {META, SECRET, METADATA, LOST_AND_FOUND}
 
 
 class Directory(NamedTuple):
@@ -50,11 +49,13 @@ def is_blank(disk: Disk, path: str) -> bool:
     """Whether a directory, formatted or not, holds at most what formatting leaves there before a
     cluster can start: no metadata record or promise, no partition, no lock of a broker. Raises
     UnsupportedFormatError, StorageError."""
-    if not {name.removesuffix(TEMPORARY_SUFFIX) for name in disk.list(path)} <= (
-        _IN_BLANK_DIRECTORIES
-    ):
-        return False
-    log = MetadataLog.inspect(disk, metadata_path(path))
+    try:
+        names = {name.removesuffix(TEMPORARY_SUFFIX) for name in disk.list(path)}
+        if not names <= {META, SECRET, METADATA, LOST_AND_FOUND}:
+            return False
+        log = MetadataLog.inspect(disk, metadata_path(path))
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error}") from error
     return log.last_index == 0 and log.promised_epoch == 0
 
 
@@ -65,8 +66,8 @@ def find_directories(environment: Environment, root: str) -> list[Directory]:
     for broker, path in find_brokers(environment.disk, root):
         meta = read_meta(environment.disk, path)
         assert meta is not None
-        blank = is_blank(environment.disk, path)
-        found.append(Directory(broker, path, meta.cluster_id, meta.directory_id, blank))
+        is_empty = is_blank(environment.disk, path)
+        found.append(Directory(broker, path, meta.cluster_id, meta.directory_id, is_empty))
     return found
 
 
@@ -162,24 +163,17 @@ def format_broker(
     something is there already (nothing is ever written over), UnsupportedFormatError, StorageError.
     """
     path = directory_path(root, broker)
-    check_blank(environment, path)
-    meta = format_directory(environment, path, cluster_id=cluster_id, broker=broker, secret=secret)
-    return Directory(broker, path, cluster_id, meta.directory_id, is_blank=True)
-
-
-def check_blank(environment: Environment, path: str) -> None:
-    """Raises InvalidRequestError where a directory that is to be formatted holds anything."""
     if not is_blank(environment.disk, path):
         held = [name for name in environment.disk.list(path) if name != LOST_AND_FOUND]
         raise InvalidRequestError(
             f"{path} is not empty ({', '.join(sorted(held)[:5])}): where its data is really to be "
             "given up, move it away first."
         )
+    meta = format_directory(environment, path, cluster_id=cluster_id, broker=broker, secret=secret)
+    return Directory(broker, path, cluster_id, meta.directory_id, is_blank=True)
 
 
-def write_first_record(
-    environment: Environment, path: str, voters: tuple[Voter, ...]
-) -> None:
+def write_first_record(environment: Environment, path: str, voters: tuple[Voter, ...]) -> None:
     """Makes a directory a voter of a new cluster."""
     log = MetadataLog.open(environment.disk, metadata_path(path))
     log.append([(1, 0, encode_record(VotersChanged(voters)))])

@@ -252,9 +252,7 @@ class LocalServers:
                 logger.warning("%s %s", where, reason)
 
 
-def open_or_format(
-    environment: Environment, root: str, brokers: int | None
-) -> list[Directory]:
+def open_or_format(environment: Environment, root: str, brokers: int | None) -> list[Directory]:
     """The directories found below `root`, or those of a new cluster of `brokers` (default 1). Fewer
     than asked for are an error."""
     found = of_one_cluster(find_directories(environment, root), root)

@@ -27,13 +27,7 @@ from rayq.core.metadata_records import (
 from rayq.environment import Environment
 from rayq.errors import DirectoryInUseError, InvalidRequestError
 from rayq.runtime.layout import Directory, find_directories, metadata_path, of_one_cluster
-from rayq.storage.data_directory import (
-    BROKER_LOCK,
-    DataDirectory,
-    find_brokers,
-    lock_holder,
-    read_meta,
-)
+from rayq.storage.data_directory import BROKER_LOCK, DataDirectory, lock_holder, read_meta
 from rayq.storage.metadata_log import MetadataLog
 
 EPOCH_LEAP = 1000
@@ -165,10 +159,9 @@ def _beside(environment: Environment, directories: list[Directory]) -> list[Dire
     three that are there would lose what the other two have agreed on since."""
     found = {one.path: one for one in directories}
     root = directories[0].path.rpartition("/")[0] or "/"
-    for broker, path in find_brokers(environment.disk, root):
-        meta = read_meta(environment.disk, path)
-        if meta is not None and meta.cluster_id == directories[0].cluster_id:
-            found[path] = Directory(broker, path, meta.cluster_id, meta.directory_id)
+    for one in find_directories(environment, root):
+        if one.cluster_id == directories[0].cluster_id:
+            found[one.path] = one
     return list(found.values())
 
 

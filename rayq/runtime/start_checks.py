@@ -15,9 +15,7 @@ from rayq.config import ClusterConfig
 from rayq.errors import DirectoryInUseError, InvalidRequestError
 from rayq.runtime.layout import (
     check_all_found,
-    check_blank,
     check_broker_count,
-    directory_path,
     find_directories,
     of_one_cluster,
 )
@@ -40,10 +38,8 @@ def check_start(
     if os.path.exists(root) and not os.path.isdir(root):
         raise InvalidRequestError(f"{root} is a file: name a directory for the data.")
     found = of_one_cluster(find_directories(environment, root), root)
-    if not found:
-        check_broker_count(1 if brokers is None else brokers)
-        for broker in range(brokers or 1):
-            check_blank(environment, directory_path(root, broker))
+    if not found and brokers is not None:
+        check_broker_count(brokers)
     check_all_found(found, root, brokers)
     deadline_s = time.monotonic() + patience_s
     for one in found:

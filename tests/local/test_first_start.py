@@ -15,7 +15,7 @@ from proving.simulation import ProcessDied, World
 from rayq.client.environment import system_environment
 from rayq.core.metadata_records import VotersChanged, decode_record
 from rayq.environment import Disk, Environment
-from rayq.errors import InvalidRequestError, RayqError
+from rayq.errors import InvalidRequestError, RayqError, StorageError, WrongClusterError
 from rayq.runtime import ray_cluster
 from rayq.runtime.layout import (
     Directory,
@@ -183,7 +183,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
     with World(1) as world:
         nodes = Nodes(world)
         monkeypatch.setattr(ray_cluster, "run_on_node", nodes.run)
-        monkeypatch.setattr(ray, "get", lambda answer: answer)
+        monkeypatch.setattr(ray, "get", lambda answer, timeout: answer)
         yield nodes
 
 
@@ -214,6 +214,25 @@ def test_a_start_that_dies_between_the_jobs_on_the_nodes(
     assert nodes.start(names, brokers) == made
     names_all = "".join(sorted({*names, *"abc"}))
     assert nodes.start(names_all, None) == made  # What the first start left is no harm.
+
+
+def test_a_file_in_the_place_of_a_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "broker-0").touch()
+    with pytest.raises(StorageError, match="broker-0 cannot be read: "):
+        open_or_format(ENVIRONMENT, str(tmp_path), 1)
+
+
+def test_two_clusters_are_told_apart_from_what_a_start_left(tmp_path: Path) -> None:
+    one, other = (
+        format_broker(ENVIRONMENT, str(tmp_path), broker, cluster_id=cluster, secret=b"s")
+        for broker, cluster in ((0, "c"), (1, "d"))
+    )
+    held = one._replace(is_blank=False)
+    beside = other._replace(broker=2, cluster_id="c")
+    assert of_one_cluster([one, other], ROOT) == []
+    assert of_one_cluster([held, other, beside], ROOT) == [held, beside]
+    with pytest.raises(WrongClusterError, match="2 clusters"):
+        of_one_cluster([held, other._replace(is_blank=False)], ROOT)
 
 
 # --- what holds something -----------------------------------------------------------------------
@@ -265,8 +284,6 @@ def test_a_directory_that_holds_anything_is_not_formatted(
     else:
         with pytest.raises(InvalidRequestError, match="move it away first"):
             open_or_format(ENVIRONMENT, root, 1)
-        with pytest.raises(InvalidRequestError, match="move it away first"):
-            check_start(root, None, local_cluster.parse(local_cluster.ClusterConfig, {}))
     assert before == sorted(
         (one, one.read_bytes() if one.is_file() else b"") for one in tmp_path.rglob("*")
     )
