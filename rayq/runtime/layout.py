@@ -1,9 +1,10 @@
 """Where a cluster's data directories are, and how a new cluster is made in empty ones.
 
 `<root>/broker-<id>/` each hold one broker's data. A cluster is formatted once: every directory gets
-the cluster's id and secret, and the voters' metadata logs get their first record, the same
-`VotersChanged`. The directory with the lowest broker id is formatted last, so that a crash on the
-way leaves no cluster that could ever start; the next start formats anew.
+the cluster's id and secret, then the voters' metadata logs get their first record, the same
+`VotersChanged`; only then do brokers start. One such record is enough for a cluster to start. Until
+there is one all directories are blank (`is_blank`). So a crash on the way leaves a cluster that can
+start, or blank directories, and the next start formats these anew.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from typing import Any, NamedTuple
 
 from rayq.core.broker_changes import VOTERS_MAX
 from rayq.core.metadata_records import Voter, VotersChanged, encode_record
-from rayq.environment import Environment
-from rayq.errors import InvalidRequestError, RayqError, WrongClusterError
-from rayq.storage.data_directory import find_brokers, format_directory, read_meta
+from rayq.environment import Disk, Environment
+from rayq.errors import InvalidRequestError, RayqError, StorageError, WrongClusterError
+from rayq.storage.checked_file import TEMPORARY_SUFFIX
+from rayq.storage.data_directory import META, SECRET, find_brokers, format_directory, read_meta
 from rayq.storage.metadata_log import MetadataLog
 
 BROKERS_PER_NODE_MAX = 100
 LOST_AND_FOUND = "lost+found"
 """A directory that every new file system holds."""
+METADATA = "metadata"
 
 
 class Directory(NamedTuple):
@@ -30,6 +33,8 @@ class Directory(NamedTuple):
     path: str
     cluster_id: str
     directory_id: str
+    is_blank: bool = False
+    """See `is_blank`."""
 
 
 def directory_path(root: str, broker: int) -> str:
@@ -37,18 +42,32 @@ def directory_path(root: str, broker: int) -> str:
 
 
 def metadata_path(path: str) -> str:
-    return f"{path}/metadata"
+    return f"{path}/{METADATA}"
+
+
+def is_blank(disk: Disk, path: str) -> bool:
+    """Whether a directory, formatted or not, holds at most what formatting leaves there before a
+    cluster can start: no metadata record or promise, no partition, no lock of a broker. Raises
+    UnsupportedFormatError, StorageError."""
+    try:
+        names = {name.removesuffix(TEMPORARY_SUFFIX) for name in disk.list(path)}
+        if not names <= {META, SECRET, METADATA, LOST_AND_FOUND}:
+            return False
+        log = MetadataLog.inspect(disk, metadata_path(path))
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error}") from error
+    return log.last_index == 0 and log.promised_epoch == 0
 
 
 def find_directories(environment: Environment, root: str) -> list[Directory]:
-    """The formatted directories below `root`, by broker id. Raises UnsupportedFormatError, and
-    WrongClusterError where they belong to different clusters."""
+    """The formatted directories below `root`, by broker id. Raises UnsupportedFormatError,
+    StorageError."""
     found = []
     for broker, path in find_brokers(environment.disk, root):
         meta = read_meta(environment.disk, path)
         assert meta is not None
-        found.append(Directory(broker, path, meta.cluster_id, meta.directory_id))
-    check_one_cluster(found, root)
+        is_empty = is_blank(environment.disk, path)
+        found.append(Directory(broker, path, meta.cluster_id, meta.directory_id, is_empty))
     return found
 
 
@@ -77,14 +96,19 @@ def directories_to_serve(
     return None if any(one in idle for one in known) else []
 
 
-def check_one_cluster(found: Sequence[Directory], root: str) -> None:
-    clusters = {one.cluster_id for one in found}
+def of_one_cluster(found: Sequence[Directory], root: str) -> list[Directory]:
+    """The directories of the cluster that was formatted below `root`; [] where none was. Blank
+    directories of other clusters are left out: their first start died. Raises WrongClusterError
+    where there are two clusters."""
+    clusters = {one.cluster_id for one in found if not one.is_blank}
+    ours = [one for one in found if one.cluster_id in clusters]
     if len(clusters) > 1:
-        named = ", ".join(f"{one.path} ({one.cluster_id[:8]})" for one in found)
+        named = ", ".join(f"{one.path} ({one.cluster_id[:8]})" for one in ours)
         raise WrongClusterError(
             f"The directories below {root} belong to {len(clusters)} clusters: {named}. Move those "
             "of other clusters away."
         )
+    return ours
 
 
 def check_broker_count(brokers: int) -> None:
@@ -116,18 +140,17 @@ def voter_count(brokers: int) -> int:
 def format_cluster(
     environment: Environment, root: str, brokers: int, run: Callable[..., Any]
 ) -> list[Directory]:
-    """A new cluster of `brokers` empty directories, each below `root` on the node of its broker.
+    """A new cluster of `brokers` blank directories, each below `root` on the node of its broker.
     `run(broker, job, *args, **kwargs)` runs `job(environment, *args, **kwargs)` on that node, and
-    returns its result."""
+    returns its result. Raises as `format_broker`."""
     check_broker_count(brokers)
     cluster_id, secret = environment.new_id(), environment.token_bytes(32)
     made: list[Directory] = [
         run(broker, format_broker, root, broker, cluster_id=cluster_id, secret=secret)
-        for broker in reversed(range(brokers))
+        for broker in range(brokers)
     ]
-    made.reverse()
     voters = tuple(Voter(one.broker, one.directory_id) for one in made[: voter_count(brokers)])
-    for one in reversed(made[: len(voters)]):
+    for one in made[: len(voters)]:
         run(one.broker, write_first_record, one.path, voters)
     return made
 
@@ -135,41 +158,22 @@ def format_cluster(
 def format_broker(
     environment: Environment, root: str, broker: int, *, cluster_id: str, secret: bytes
 ) -> Directory:
-    """Makes the directory of one broker of the cluster."""
+    """Makes the directory of one broker of the cluster; also of one whose own is lost: what that
+    held is copied from the other replicas when the broker starts. Raises InvalidRequestError where
+    something is there already (nothing is ever written over), UnsupportedFormatError, StorageError.
+    """
     path = directory_path(root, broker)
-    meta = format_directory(environment, path, cluster_id=cluster_id, broker=broker, secret=secret)
-    return Directory(broker, path, cluster_id, meta.directory_id)
-
-
-def replace_directory(
-    environment: Environment, root: str, broker: int, *, cluster_id: str, secret: bytes
-) -> Directory:
-    """A new, empty directory for a broker of the cluster whose own is lost: what it held is copied
-    from the other replicas when it starts. Raises InvalidRequestError where something is there
-    already: nothing is ever written over."""
-    path = directory_path(root, broker)
-    held = [name for name in environment.disk.list(path) if name != LOST_AND_FOUND]
-    if held:
+    if not is_blank(environment.disk, path):
+        held = [name for name in environment.disk.list(path) if name != LOST_AND_FOUND]
         raise InvalidRequestError(
             f"{path} is not empty ({', '.join(sorted(held)[:5])}): where its data is really to be "
             "given up, move it away first."
         )
-    return format_broker(environment, root, broker, cluster_id=cluster_id, secret=secret)
+    meta = format_directory(environment, path, cluster_id=cluster_id, broker=broker, secret=secret)
+    return Directory(broker, path, cluster_id, meta.directory_id, is_blank=True)
 
 
-def write_first_record(
-    environment: Environment, path: str, voters: tuple[Voter, ...]
-) -> None:
+def write_first_record(environment: Environment, path: str, voters: tuple[Voter, ...]) -> None:
     """Makes a directory a voter of a new cluster."""
     log = MetadataLog.open(environment.disk, metadata_path(path))
     log.append([(1, 0, encode_record(VotersChanged(voters)))])
-
-
-def never_started(environment: Environment, directories: Sequence[Directory]) -> bool:
-    """Whether these directories were formatted and no controller ever wrote to them: what a crash
-    amid `format_cluster` leaves. They hold nothing, and may be formatted again."""
-    for directory in directories:
-        log = MetadataLog.open(environment.disk, metadata_path(directory.path))
-        if log.last_index > 1 or log.promised_epoch > 0 or log.snapshot_index is not None:
-            return False
-    return True

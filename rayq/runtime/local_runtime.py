@@ -27,7 +27,7 @@ from rayq.runtime.layout import (
     directory_path,
     find_directories,
     format_cluster,
-    never_started,
+    of_one_cluster,
 )
 from rayq.storage.data_directory import read_secret
 
@@ -252,23 +252,17 @@ class LocalServers:
                 logger.warning("%s %s", where, reason)
 
 
-def open_or_format(
-    environment: Environment, root: str, brokers: int | None
-) -> list[Directory]:
+def open_or_format(environment: Environment, root: str, brokers: int | None) -> list[Directory]:
     """The directories found below `root`, or those of a new cluster of `brokers` (default 1). Fewer
     than asked for are an error."""
-    found = find_directories(environment, root)
-    if found and never_started(environment, found) and len(found) < (brokers or 0):
-        found = []
-    if not found:
-        return format_cluster(
-            environment,
-            root,
-            brokers=1 if brokers is None else brokers,
-            run=lambda _broker, job, *args, **kwargs: job(environment, *args, **kwargs),
-        )
+    found = of_one_cluster(find_directories(environment, root), root)
     check_all_found(found, root, brokers)
-    return found
+    return found or format_cluster(
+        environment,
+        root,
+        brokers=1 if brokers is None else brokers,
+        run=lambda _broker, job, *args, **kwargs: job(environment, *args, **kwargs),
+    )
 
 
 async def wait_until(holds: Callable[[], bool], timeout_s: float, what: str) -> None:

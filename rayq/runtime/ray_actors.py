@@ -335,8 +335,8 @@ class ControllerActor:
         if not ours and not knows_all:
             return False
         is_served = node_id in self._placed.values()
-        is_another_clusters = any(one.cluster_id != spec.cluster_id for one in found)
-        if not ours and not is_served and not is_another_clusters:
+        is_foreign = any(one.cluster_id != spec.cluster_id and not one.is_blank for one in found)
+        if not ours and not is_served and not is_foreign:
             broker = max({*self._placed, *(one.broker for one in found)}, default=-1) + 1
             made = await run_on_node(
                 node_id,

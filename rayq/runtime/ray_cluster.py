@@ -21,9 +21,9 @@ from rayq.errors import ControllerUnavailableError, NoClusterError, RayqError
 from rayq.runtime.layout import (
     Directory,
     check_all_found,
-    check_one_cluster,
     find_directories,
     format_cluster,
+    of_one_cluster,
 )
 from rayq.runtime.ray_actors import (
     LOCK_PATIENCE_S,
@@ -38,7 +38,7 @@ from rayq.runtime.ray_lookup import (
     checked_endpoint,
     controller_actor,
 )
-from rayq.runtime.ray_nodes import run_on_node, wait_for_nodes
+from rayq.runtime.ray_nodes import result_of, run_on_node, wait_for_nodes
 from rayq.runtime.ray_specs import ClusterSpec
 from rayq.runtime.recover_quorum import lost_voters, survivors
 from rayq.runtime.start_checks import check_start
@@ -64,7 +64,7 @@ def start_cluster(
     nodes = wait_for_nodes(nodes_min, config.broker_resource)
     if list(nodes) == [ray.get_runtime_context().get_node_id()]:
         check_start(root, brokers, config, patience_s=LOCK_PATIENCE_S)
-    found = {node: ray.get(run_on_node(node, find_directories, root)) for node in nodes}
+    found = {node: result_of(run_on_node(node, find_directories, root)) for node in nodes}
     placed, cluster_id, secret = _open_or_format(nodes, found, root, brokers)
     spec = ClusterSpec(
         cluster_name=cluster_name,
@@ -132,9 +132,9 @@ def _open_or_format(
 ) -> tuple[dict[int, str], str, bytes]:
     """`(broker -> node, cluster id, secret)`."""
     placed: dict[int, str] = {}
-    directories: list[Directory] = []
+    directories = of_one_cluster([one for some in found.values() for one in some], root)
     for node, some in found.items():
-        for one in some:
+        for one in sorted({*some} & {*directories}):
             if one.broker in placed:
                 raise RayqError(
                     f"Broker {one.broker} has a directory below {root} on two nodes "
@@ -142,8 +142,6 @@ def _open_or_format(
                     "share the path. Move the copy away, or give each node a disk of its own."
                 )
             placed[one.broker] = node
-            directories.append(one)
-    check_one_cluster(directories, root)
     check_all_found(directories, root, brokers)
     if not directories:
         names = list(nodes)
@@ -151,13 +149,13 @@ def _open_or_format(
             system_environment(None),
             root,
             len(nodes) if brokers is None else brokers,
-            lambda broker, job, *args, **kwargs: ray.get(
+            lambda broker, job, *args, **kwargs: result_of(
                 run_on_node(names[broker % len(names)], job, *args, **kwargs)
             ),
         )
         placed = {one.broker: names[one.broker % len(names)] for one in directories}
     first = min(directories)
-    secret = ray.get(run_on_node(placed[first.broker], _read_secret, first.path))
+    secret = result_of(run_on_node(placed[first.broker], _read_secret, first.path))
     return placed, first.cluster_id, secret
 
 
@@ -205,12 +203,17 @@ def _why_no_quorum(root: str, found: dict[str, list[Directory]]) -> str | None:
     left = [
         survivor
         for node, directories in found.items()
-        if directories
-        for survivor in ray.get(run_on_node(node, survivors, root))
+        if any(not one.is_blank for one in directories)
+        for survivor in result_of(run_on_node(node, survivors, root))
     ]
     if not left:
         return None
     best = max(left, key=lambda one: (one.epoch, one.last_index))
+    if not best.voters:
+        return (
+            f"none of the directories below {root} holds metadata. Start the nodes of the others; "
+            "where there never were others, the first start died: move these directories away."
+        )
     lost = lost_voters([one.directory for one in left], best.voters)
     if 2 * len(lost) < len(best.voters):
         return None

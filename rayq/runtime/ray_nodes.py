@@ -8,6 +8,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
 from ray import ObjectRef
+from ray.exceptions import RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayq.client.environment import system_environment
@@ -64,6 +65,15 @@ def run_on_node(
     task: Any = ray.remote(_run).options(**_on_node(node_id), name=job.__name__)
     started: ObjectRef[Result] = task.remote(job, args, kwargs)
     return started
+
+
+def result_of(started: ObjectRef[Result], timeout_s: float | None = None) -> Result:
+    """The result of a job on a node. Raises what the job raised, not the error in which Ray wraps
+    that; RayError where the node fails, GetTimeoutError."""
+    try:
+        return ray.get(started, timeout=timeout_s)
+    except RayTaskError as error:
+        raise error.cause from error
 
 
 def _run(job: Callable[..., Result], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Result:

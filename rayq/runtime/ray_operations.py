@@ -11,9 +11,8 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
-from rayq.environment import Environment
-from rayq.errors import RayqError, UnknownBrokerError, from_wire, to_wire
-from rayq.runtime.layout import replace_directory
+from rayq.errors import RayqError, UnknownBrokerError
+from rayq.runtime.layout import format_broker
 from rayq.runtime.ray_actors import start_broker_actor
 from rayq.runtime.ray_lookup import (
     NAMESPACE,
@@ -24,7 +23,7 @@ from rayq.runtime.ray_lookup import (
     controller_actor,
     controller_name,
 )
-from rayq.runtime.ray_nodes import live_nodes, run_on_node
+from rayq.runtime.ray_nodes import live_nodes, result_of, run_on_node
 from rayq.runtime.ray_specs import ClusterSpec
 
 logger = logging.getLogger(__name__)
@@ -100,36 +99,23 @@ def replace_disk(
     node_id = _live_node([placed[broker], host or ""] if node is None else [node], broker)
     making = run_on_node(
         node_id,
-        _replace_directory,
+        format_broker,
         spec.root,
         broker,
         cluster_id=spec.cluster_id,
         secret=spec.secret,
     )
     try:
-        failure = ray.get(making, timeout=START_TIMEOUT_S)
+        result_of(making, START_TIMEOUT_S)
     except RayError as error:
         raise RayqError(
             f"Node {node_id} did not make broker {broker} a directory below {spec.root}, and may "
             f"do so yet: {error} See `ray status` for whether the node is well, then try again."
         ) from error
-    if failure is not None:
-        raise from_wire(*failure)
     _end_processes(cluster_name, broker)
     brokers_on_node = 1 + sum(at == node_id for one, at in placed.items() if one != broker)
     actor = start_broker_actor(spec.broker_spec(broker, node_id, brokers_on_node))
     _wait_back(actor, broker, cluster_name, before=None)
-
-
-def _replace_directory(
-    environment: Environment, root: str, broker: int, *, cluster_id: str, secret: bytes
-) -> tuple[str, str] | None:
-    """On the node. An error is returned as a value, or Ray would wrap it in one of its own."""
-    try:
-        replace_directory(environment, root, broker, cluster_id=cluster_id, secret=secret)
-    except RayqError as error:
-        return to_wire(error)
-    return None
 
 
 def _end_processes(cluster_name: str, broker: int) -> None:

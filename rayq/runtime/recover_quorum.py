@@ -26,14 +26,8 @@ from rayq.core.metadata_records import (
 )
 from rayq.environment import Environment
 from rayq.errors import DirectoryInUseError, InvalidRequestError
-from rayq.runtime.layout import Directory, find_directories, metadata_path
-from rayq.storage.data_directory import (
-    BROKER_LOCK,
-    DataDirectory,
-    find_brokers,
-    lock_holder,
-    read_meta,
-)
+from rayq.runtime.layout import Directory, find_directories, metadata_path, of_one_cluster
+from rayq.storage.data_directory import BROKER_LOCK, DataDirectory, lock_holder, read_meta
 from rayq.storage.metadata_log import MetadataLog
 
 EPOCH_LEAP = 1000
@@ -92,8 +86,8 @@ def recover_quorum(environment: Environment, path: str) -> RecoveredQuorum:
 
     Raises DirectoryInUseError where a broker runs, also on a directory beside the one that `path`
     names; InvalidRequestError where `path` holds no data of a broker, or a majority of the voters
-    is there or beside it (then nothing needs to be recovered: start them); StorageError where the
-    copy itself is damaged.
+    is there or beside it (then nothing needs to be recovered: start them), or the copy is empty;
+    StorageError where the copy itself is damaged.
     """
     beside = _beside(environment, _directories(environment, path))
     for one in beside:
@@ -151,7 +145,7 @@ def _directories(environment: Environment, path: str) -> list[Directory]:
     meta = read_meta(environment.disk, path)
     if meta is not None:
         return [Directory(meta.broker, path, meta.cluster_id, meta.directory_id)]
-    found = find_directories(environment, path)
+    found = of_one_cluster(find_directories(environment, path), path)
     if not found:
         raise InvalidRequestError(
             f"{path} holds no broker's directory: name a directory such as DIR/broker-0, or DIR as "
@@ -165,10 +159,9 @@ def _beside(environment: Environment, directories: list[Directory]) -> list[Dire
     three that are there would lose what the other two have agreed on since."""
     found = {one.path: one for one in directories}
     root = directories[0].path.rpartition("/")[0] or "/"
-    for broker, path in find_brokers(environment.disk, root):
-        meta = read_meta(environment.disk, path)
-        if meta is not None and meta.cluster_id == directories[0].cluster_id:
-            found[path] = Directory(broker, path, meta.cluster_id, meta.directory_id)
+    for one in find_directories(environment, root):
+        if one.cluster_id == directories[0].cluster_id:
+            found[one.path] = one
     return list(found.values())
 
 
@@ -199,6 +192,10 @@ def lost_voters(directories: list[Directory], voters: tuple[Voter, ...]) -> list
 
 
 def _check_needed(directories: list[Directory], voters: tuple[Voter, ...]) -> None:
+    if not voters:
+        raise InvalidRequestError(
+            f"{directories[0].path} holds no metadata: recover from another broker's directory."
+        )
     left = len(voters) - len(lost_voters(directories, voters))
     if left > len(voters) // 2:
         raise InvalidRequestError(

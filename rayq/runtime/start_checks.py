@@ -13,7 +13,12 @@ from pathlib import Path
 from rayq.client.environment import system_environment
 from rayq.config import ClusterConfig
 from rayq.errors import DirectoryInUseError, InvalidRequestError
-from rayq.runtime.layout import check_all_found, check_broker_count, find_directories
+from rayq.runtime.layout import (
+    check_all_found,
+    check_broker_count,
+    find_directories,
+    of_one_cluster,
+)
 from rayq.runtime.processes import is_orphan
 from rayq.storage.data_directory import BROKER_LOCK, lock_holder
 
@@ -32,7 +37,7 @@ def check_start(
     environment = system_environment(config)
     if os.path.exists(root) and not os.path.isdir(root):
         raise InvalidRequestError(f"{root} is a file: name a directory for the data.")
-    found = find_directories(environment, root)
+    found = of_one_cluster(find_directories(environment, root), root)
     if not found and brokers is not None:
         check_broker_count(brokers)
     check_all_found(found, root, brokers)

@@ -12,7 +12,7 @@ from rayq.client.environment import system_environment
 from rayq.core.metadata_records import VotersChanged, decode_record
 from rayq.errors import DirectoryInUseError, InvalidRequestError
 from rayq.runtime import ray_cluster
-from rayq.runtime.layout import find_directories, replace_directory
+from rayq.runtime.layout import find_directories, format_broker
 from rayq.runtime.recover_quorum import EPOCH_LEAP, recover_quorum, survivors
 from rayq.storage.data_directory import read_secret
 from rayq.storage.disk import LocalDisk
@@ -61,7 +61,7 @@ def test_from_one_of_three_directories_everything_comes_back(tmp_path: Path) -> 
         # New disks under the old ids are filled from what is left, and take part again.
         secret = read_secret(ENVIRONMENT.disk, done.directory.path)
         for broker in (0, 1):
-            replace_directory(
+            format_broker(
                 ENVIRONMENT,
                 str(tmp_path),
                 broker,
@@ -165,14 +165,20 @@ def test_a_start_on_ray_names_the_voters_that_are_lost(
     monkeypatch.setattr(
         ray_cluster, "run_on_node", lambda _node, job, *given: job(ENVIRONMENT, *given)
     )
-    monkeypatch.setattr(ray, "get", lambda answer: answer)
+    monkeypatch.setattr(ray, "get", lambda answer, timeout: answer)
     shutil.rmtree(tmp_path / "broker-0")
     found = {"empty": [], "node": find_directories(ENVIRONMENT, root)}
     assert ray_cluster._why_no_quorum(root, found) is None
     shutil.rmtree(tmp_path / "broker-1")
+    format_broker(ENVIRONMENT, str(tmp_path / "other"), 0, cluster_id="c", secret=b"s")
+    found["blank"] = find_directories(ENVIRONMENT, str(tmp_path / "other"))
     why = ray_cluster._why_no_quorum(root, found)
     assert why is not None and "brokers 0, 1, 2, the directories of 0, 1 are not there" in why
     assert f"rayq cluster recover-quorum --from {root}" in why
+    metadata = tmp_path / "broker-2" / "metadata"
+    shutil.rmtree(metadata)
+    why = ray_cluster._why_no_quorum(root, found)
+    assert why is not None and "holds metadata" in why and "move these directories away" in why
 
 
 def test_a_directory_in_use_and_one_that_holds_nothing_are_refused(tmp_path: Path) -> None:
@@ -183,10 +189,13 @@ def test_a_directory_in_use_and_one_that_holds_nothing_are_refused(tmp_path: Pat
                 recover_quorum(ENVIRONMENT, str(path))
     with pytest.raises(InvalidRequestError, match="no broker's directory"):
         recover_quorum(ENVIRONMENT, str(tmp_path / "nothing"))
+    empty = format_broker(ENVIRONMENT, str(tmp_path / "new"), 3, cluster_id="c", secret=b"s").path
+    with pytest.raises(InvalidRequestError, match="broker-3 holds no metadata: recover from"):
+        recover_quorum(ENVIRONMENT, empty)
 
 
 def test_a_directory_that_holds_something_is_not_replaced(tmp_path: Path) -> None:
     with LocalCluster(brokers=1, data_dir=tmp_path, **FAST):
         pass
     with pytest.raises(InvalidRequestError, match="not empty"):
-        replace_directory(ENVIRONMENT, str(tmp_path), 0, cluster_id="c", secret=b"s")
+        format_broker(ENVIRONMENT, str(tmp_path), 0, cluster_id="c", secret=b"s")
