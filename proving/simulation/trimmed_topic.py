@@ -45,6 +45,8 @@ class TrimmedTopic:
         self._problems = problems
         self._at: dict[tuple[int, int], bytes] = {}
         """Values by partition and offset, as producers or readers were told first."""
+        self._places: dict[bytes, tuple[int, int]] = {}
+        """Where each value is: it is written once."""
         self._failed: set[bytes] = set()
         self._ends: dict[int, int] = dict.fromkeys(range(PARTITIONS), 0)
         """Above every acknowledged record, by partition."""
@@ -110,6 +112,9 @@ class TrimmedTopic:
             self._problems.append(
                 f"{TOPIC}-{partition}: {known!r} and {value!r} at offset {offset}"
             )
+        place = self._places.setdefault(value, (partition, offset))
+        if place != (partition, offset):
+            self._problems.append(f"{TOPIC}: {value!r} is at {place} and at {(partition, offset)}")
 
     # --- deleting ---------------------------------------------------------------------------------
 

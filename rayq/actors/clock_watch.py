@@ -50,3 +50,8 @@ class ClockWatch:
         """Looks, and says what time it is."""
         self.look()
         return int(self._now_ms)
+
+    def latest_ms(self) -> int:
+        """The latest that it may be, to date what happens now: it never counts as older than it is,
+        also when `now_ms` has caught up with the wall clock."""
+        return max(self.now_ms(), self._wall_ms)

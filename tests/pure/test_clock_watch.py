@@ -51,6 +51,17 @@ def test_a_clock_that_stays_ahead_is_believed_in_the_end() -> None:
     assert clocks.watched(watch, 2 * HOUR_MS, looks=1000) == clocks.wall_ms()
 
 
+def test_what_is_dated_while_the_watch_catches_up_is_not_older_than_it_is() -> None:
+    clocks = TwoClocks()
+    watch = ClockWatch(clocks)
+    watch.doubt(clocks.true_ms - DAY_MS)
+    clocks.watched(watch, MINUTE_MS)
+    dated_ms, then_ms = watch.latest_ms(), clocks.true_ms
+    assert watch.now_ms() < then_ms == dated_ms
+    now_ms = clocks.watched(watch, 2 * HOUR_MS, looks=200)
+    assert now_ms - dated_ms == clocks.true_ms - then_ms
+
+
 def test_a_clock_that_goes_back_is_followed_at_once() -> None:
     clocks = TwoClocks()
     watch = ClockWatch(clocks)

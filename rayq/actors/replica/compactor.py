@@ -96,7 +96,7 @@ class Compactor:
         replica_log.is_compacted_now = True
         try:
             result = await self._run_cleaner(cleaning.job)
-            is_swapped = await replica_log.swap(cleaning, result, self._clock_watch.now_ms())
+            is_swapped = await replica_log.swap(cleaning, result, self._clock_watch.latest_ms())
         except CorruptBatchError as error:
             if log.is_current(cleaning):
                 # Below the recovery point this is damage, as a reader would find it.
