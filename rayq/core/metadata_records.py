@@ -34,12 +34,14 @@ class Member(msgspec.Struct, array_like=True, frozen=True):
 class PartitionValue(msgspec.Struct, array_like=True, frozen=True):
     """All that is decided about a partition. A change replaces the whole value.
 
-    `isr` is the in-sync set, `elr` (eligible leader replicas, KIP-966) those that left it while too
-    few were left: they hold every committed record. `last_unclean_epoch` is the last leader epoch
-    whose leader was elected from neither. `leader_epoch` 0: nobody led yet.
+    `isr` is the in-sync set, `elr` (eligible leader replicas, KIP-966) are the replicas that left
+    it while too few were left in it: they hold every committed record. `last_unclean_epoch` is the
+    last leader epoch whose leader was elected from neither. `leader_epoch` 0 means that no replica
+    has led yet.
 
-    While a move is under way (KIP-455) `target` are the replicas that it ends with, `origin` those
-    that there were before, and `replicas` all of both, the target first. Both are empty otherwise.
+    While a move is under way (KIP-455) `target` are the replicas that the move ends with, `origin`
+    those that there were before, and `replicas` all of both, the target first. Both are empty
+    otherwise.
     """
 
     replicas: tuple[int, ...]
@@ -56,7 +58,8 @@ class PartitionValue(msgspec.Struct, array_like=True, frozen=True):
     """The most that each added replica copies while it is not in sync; None: no limit."""
     placed_epoch: int = 0
     """The partition epoch in which replicas were added last. A broker that reports a replica
-    process on older knowledge may mean one of an earlier placement, whose directory it removes."""
+    process on older knowledge may mean a process of an earlier placement, whose directory it
+    removes."""
 
     @property
     def replication_factor(self) -> int:
@@ -91,7 +94,8 @@ class EpochStarted(MetadataRecord, frozen=True):
 
 
 class VotersChanged(MetadataRecord, frozen=True):
-    """One voter more or one fewer (all of them at the formatting of the cluster)."""
+    """There is one voter more or one fewer (at the formatting of the cluster, all of them come at
+    once)."""
 
     voters: tuple[Voter, ...]
     clean: bool = True
@@ -112,7 +116,7 @@ class BrokerRegistered(MetadataRecord, frozen=True):
 
 
 class BrokerFenced(MetadataRecord, frozen=True):
-    """The session ended: silence or a controlled stop."""
+    """A broker's session ended, by silence or by a controlled stop."""
 
     broker: int
     incarnation: str
@@ -126,8 +130,8 @@ class BrokerUnfenced(MetadataRecord, frozen=True):
 
 
 class BrokerCordoned(MetadataRecord, frozen=True):
-    """A broker takes no new replicas, and gives up its vote where another can have it; or does
-    so again no more."""
+    """While a broker is `cordoned` it takes no new replicas, and gives up its vote where another
+    broker can have it. With False that ends."""
 
     broker: int
     cordoned: bool
