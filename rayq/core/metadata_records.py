@@ -34,7 +34,7 @@ class Member(msgspec.Struct, array_like=True, frozen=True):
 class PartitionValue(msgspec.Struct, array_like=True, frozen=True):
     """All that is decided about a partition. A change replaces the whole value.
 
-    `isr` is the in-sync set, `elr` (eligible leader replicas, KIP-966) are the replicas that left
+    `isr` is the in-sync set. `elr` (eligible leader replicas, KIP-966) are the replicas that left
     it while too few were left in it: they hold every committed record. `last_unclean_epoch` is the
     last leader epoch whose leader was elected from neither. `leader_epoch` 0 means that no replica
     has led yet.

@@ -62,7 +62,8 @@ class MetadataKeeper:
         self._reopen_from_s = 0.0
         self._writing_since_s: float | None = None
         self._failure: str | None = None
-        """Of the last write. It is tried again as often as a controller sends something."""
+        """Why the last write failed. The write is tried again as often as a controller sends
+        something."""
         self.state = ClusterState()
         self.version = 0
         self.changed = Signal()
@@ -95,12 +96,12 @@ class MetadataKeeper:
         return self._failure
 
     def note_heard(self) -> None:
-        """The controller answered."""
+        """Takes note that the controller answered."""
         self._heard_s = self._environment.clock.monotonic()
 
     @property
     def heard_ms_ago(self) -> int | None:
-        """None: no controller was heard since this broker started."""
+        """How long ago a controller was heard; None: not since this broker started."""
         if self._heard_s is None:
             return None
         return int((self._environment.clock.monotonic() - self._heard_s) * 1000)
@@ -232,7 +233,7 @@ class MetadataKeeper:
     # --- inside -----------------------------------------------------------------------------
 
     async def _write(self, job: Callable[[MetadataLog], None]) -> None:
-        """Changes the log. One that a failed write has ended is opened anew before: then what the
+        """Changes the log. A log that a failed write has ended is opened anew first: then what the
         disk holds counts, whatever became of that write. Raises StorageError."""
         now_s = self._environment.clock.monotonic()
         if self._log.failure is not None and now_s < self._reopen_from_s:
@@ -253,7 +254,7 @@ class MetadataKeeper:
 
     @contextlib.asynccontextmanager
     async def _noting_trouble(self) -> AsyncIterator[None]:
-        """Whatever keeps this broker from following the metadata, a refusal apart."""
+        """Takes note of what keeps this broker from following the metadata, a refusal apart."""
         try:
             yield
         except (FencedEpochError, StalePartitionError):
