@@ -1,4 +1,5 @@
-"""`rayq topic delete-records`: the oldest records of a topic go, up to where one says."""
+"""`rayq topic delete-records`: the oldest records of a topic go, up to the place that the user
+names."""
 
 from __future__ import annotations
 

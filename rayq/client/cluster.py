@@ -128,8 +128,8 @@ class Cluster:
         config: ClusterConfig | None = None,
     ) -> None:
         """`addresses` are `host:port` (port 9392 by default), or pairs, of some brokers; `key` is
-        the client key (`rayq.wire.authentication`); `cluster_id` what the cluster has to be, None:
-        whichever answers. Of `config` the TLS files and limits are used."""
+        the client key (`rayq.wire.authentication`); `cluster_id` is the id that the cluster has to
+        have, None: any id will do. Of `config` the TLS files and limits are used."""
         self._bootstrap = parse_addresses(addresses)
         if not self._bootstrap:
             raise ConfigError("A cluster needs the address of at least one broker, host:port.")

@@ -46,7 +46,7 @@ class Compactor:
         replica_log = self._replica_log
         if not replica_log.topic_config.is_compacted:
             return
-        if self._next_s is None:  # A broker's logs take turns.
+        if self._next_s is None:  # A broker's logs begin at different times.
             self._next_s = now_s + self._interval_s * self._environment.random.random()
         is_running = self._task is not None and not self._task.done()
         if now_s < self._next_s or is_running or not replica_log.is_open:
