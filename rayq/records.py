@@ -90,8 +90,7 @@ class OffsetAndMetadata(NamedTuple):
 
 
 class GroupMembership(NamedTuple):
-    """A consumer's place in its group. `member_epoch` is 0 while the consumer is not in its
-    group."""
+    """A consumer's place in its group. `member_epoch` is 0 while it is not in the group."""
 
     group: str
     member: str

@@ -1,7 +1,6 @@
 """Text for a terminal of some width: lines fold where words end, tables keep words whole. Pure.
 
-A number and its unit are one word. What is joined by commas may fold behind a comma, except in
-numbers.
+A number and its unit are one word. Text may fold behind a comma, except within a number.
 """
 
 from __future__ import annotations

@@ -116,8 +116,7 @@ def range_(
     members: Mapping[str, MemberSubscription], partitions: Mapping[str, int], current: Assignment
 ) -> dict[str, list[TopicPartition]]:
     """Gives each member consecutive partitions of each topic, and the same partition numbers in
-    topics of one size. Members stand in the order of their instance ids, or else of their member
-    ids."""
+    topics of one size. Members stand in order of instance id, else of member id."""
     found: dict[str, list[TopicPartition]] = {member: [] for member in members}
     order = sorted(members, key=lambda one: (members[one].instance or one, one))
     for topic, count in sorted(partitions.items()):

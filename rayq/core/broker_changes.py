@@ -51,8 +51,7 @@ class ReplicaReport(NamedTuple):
     last_epoch: int | None
     flushed: int
     partition_epoch: int = 0
-    """The partition's epoch in the metadata by which the broker knows that the partition is placed
-    there."""
+    """The partition's epoch in the metadata that told the broker of its replica."""
 
 
 def register_broker(
@@ -437,8 +436,7 @@ class _BrokerDraft:
             self._is_live(broker) and broker not in live for broker in value.replicas
         )
         settled = None
-        # A new partition is founded by all replicas that can: wait for those that are still
-        # starting.
+        # A new partition is founded by all that can found it: wait for those still starting.
         if not (is_starting and not self._founds) and not self._waits_for(value):
             settled = election.settle(
                 value,

@@ -66,14 +66,12 @@ class Topic:
     """The config's keys that were given; the rest follows the defaults. Keys that only a newer
     version knows are kept as they are."""
     replication_factor: int
-    """How many replicas an added partition gets: as many as the first partition has, or will have
-    after its move."""
+    """For partitions that are added: as many as the first one has, or will have after its move."""
     partitions: dict[int, Partition] = field(default_factory=dict)
 
     @property
     def whole_config(self) -> dict[str, Any]:
-        """The value of every key, also of keys that have their default and of keys that only a
-        newer version knows."""
+        """The value of every key, default or not, also of keys that only a newer version knows."""
         return {**self.options, **as_dict(self.config)}
 
     def min_insync(self, value: PartitionValue) -> int:
@@ -262,8 +260,7 @@ class ClusterState:
         return records
 
     def validate(self) -> None:
-        """Checks what must hold of every state; for tests and the simulation. Raises
-        AssertionError."""
+        """What must hold of every state; for tests and the simulation. Raises AssertionError."""
         for name, topic_id in self.topic_ids.items():
             assert self.topics[topic_id].name == name
         for topic, number, partition in self.all_partitions():

@@ -70,8 +70,7 @@ def settle(
 
 def elect_unclean(value: PartitionValue, live: Processes) -> PartitionValue:
     """The live replica that holds the most leads, whatever it lacks. A replica that a move has
-    added and that is only copying the log leads if there is no other. Needs at least one live
-    replica."""
+    added and that is only copying the log leads if there is no other. Needs one live replica."""
     candidates = [broker for broker in value.replicas if broker in live]
     best = max(
         candidates,

@@ -48,8 +48,7 @@ TOPICS_MAX = 1_000
 """The most topics that one member names."""
 CLIENT_LENGTH_MAX = 256
 SUBSCRIPTION_BYTES_MAX = 16 * 1024
-"""The most bytes of all topic names that one member names: a rebalance writes them for every
-member."""
+"""The most bytes of topic names from one member: a rebalance writes them for every member."""
 SESSION_TIMEOUT_MS_MIN = 100
 
 
@@ -239,8 +238,7 @@ def _why_gone(
 
 
 def prolong_sessions(state: GroupState, late_s: float) -> None:
-    """Prolongs all sessions by the time that this process was not running: no member could be
-    heard."""
+    """This process did not run for `late_s` and heard no member: all sessions last longer."""
     for _, group, member, _ in state.all_members():
         session = group.sessions[member]
         if session.heard_s is not None:

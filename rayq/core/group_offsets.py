@@ -26,8 +26,7 @@ OFFSETS_MAX = 100_000
 METADATA_LENGTH_MAX = 1024 * 1024
 """The most characters of metadata with all positions of one group together."""
 TOPIC_GONE_S = 10.0
-"""Positions of a topic that the metadata lacked for so long are forgotten: the topic was
-deleted."""
+"""Positions of a topic are forgotten once the metadata lacked it for so long: it was deleted."""
 
 Refused = tuple[str, int, str, str]
 """`(topic id, partition, error code, message)`"""

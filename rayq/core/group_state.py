@@ -50,8 +50,7 @@ class Session:
     revoking_since_s: float | None = None
     last_sequence: int | None = None
     gained: Partitions = NOTHING
-    """The partitions that came with the present epoch: a commit of them under the previous epoch is
-    from an earlier time."""
+    """Partitions that came with this epoch: a commit of them under the previous one is outdated."""
 
 
 @dataclass(slots=True)

@@ -36,12 +36,10 @@ class PartitionValue(msgspec.Struct, array_like=True, frozen=True):
 
     `isr` is the in-sync set. `elr` (eligible leader replicas, KIP-966) are the replicas that left
     it while too few were left in it: they hold every committed record. `last_unclean_epoch` is the
-    last leader epoch whose leader was elected from neither. `leader_epoch` 0 means that no replica
-    has led yet.
+    last leader epoch whose leader was elected from neither. `leader_epoch` 0: no replica led yet.
 
     While a move is under way (KIP-455) `target` are the replicas that the move ends with, `origin`
-    those that there were before, and `replicas` all of both, the target first. Both are empty
-    otherwise.
+    those from before, and `replicas` all of both, the target first. Both are empty otherwise.
     """
 
     replicas: tuple[int, ...]
@@ -58,8 +56,7 @@ class PartitionValue(msgspec.Struct, array_like=True, frozen=True):
     """The most that each added replica copies while it is not in sync; None: no limit."""
     placed_epoch: int = 0
     """The partition epoch in which replicas were added last. A broker that reports a replica
-    process on older knowledge may mean a process of an earlier placement, whose directory it
-    removes."""
+    process on older knowledge may mean one of an earlier placement, whose directory it removes."""
 
     @property
     def replication_factor(self) -> int:
@@ -94,8 +91,7 @@ class EpochStarted(MetadataRecord, frozen=True):
 
 
 class VotersChanged(MetadataRecord, frozen=True):
-    """There is one voter more or one fewer (at the formatting of the cluster, all of them come at
-    once)."""
+    """There is one voter more or one fewer (at the cluster's formatting all come at once)."""
 
     voters: tuple[Voter, ...]
     clean: bool = True

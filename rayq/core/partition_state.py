@@ -191,9 +191,8 @@ class PartitionState:
         self._maybe_under_way.add(proposed)
 
     def is_log_start_committed(self, offset: int) -> bool:
-        """Whether each replica that may lead next starts at `offset` at least: all replicas that
-        are in the in-sync set or proposed for it do, and they are so many that no other replica can
-        be elected."""
+        """Whether each replica that may lead next starts at `offset` at least: all that are in the
+        in-sync set or proposed for it do, and they are so many that no other can be elected."""
         return len(self.isr) >= self.min_insync and all(
             follower is not None and follower.log_start_offset >= offset
             for follower in self._heard_followers()

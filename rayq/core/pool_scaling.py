@@ -3,9 +3,8 @@
 Lag counts in seconds: the age of the oldest record that is not committed yet. It is told by when
 the log was *seen* to grow past the committed offset, not by the records' own timestamps, which are
 the producers' (a replayed archive is years old when it arrives), and not by offsets over the rate
-of consumption, which says nothing while nothing is consumed. Records that were there before the
-first look count as old as that look: a lower bound, which does no harm, since a backlog counts by
-its size as well:
+of consumption, which says nothing while nothing is consumed. Records from before the first look
+count as old as it: a lower bound, which does no harm, since a backlog counts by its size as well:
 
     wanted = (records that come in per second x HEADROOM + backlog / target_lag_s)
              / records that one consumer handles per second
@@ -28,13 +27,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 HEADROOM = 1.25
-"""The consumers should be able to handle so much more than what comes in: below full load queues
-are short."""
+"""Consumers should handle so much more than what comes in: below full load queues are short."""
 WINDOW_S = 5.0
 """The time over which rates and slopes are taken."""
 SETTLE_S = 3.0
-"""The least time between two increases: the consumers of the first have to show what they can
-do."""
+"""Between two increases at least: the new consumers have to show what they can do."""
 BUSY_S_MIN = 0.05
 """A capacity is measured over at least so much work."""
 CAPACITY_WEIGHT = 0.2
@@ -43,8 +40,7 @@ TOLERANCE = 1.1
 """While the lag is below its target, so many times the present consumers may be needed without an
 increase: HEADROOM is there for that."""
 POINTS_MAX = 512
-"""The most points of one partition's growth. Beyond that every second one is dropped: what is older
-is coarser."""
+"""The most points of one partition's growth. Beyond it every second one goes: older is coarser."""
 
 
 class Limits(NamedTuple):
@@ -57,8 +53,7 @@ class Limits(NamedTuple):
 
 
 class PartitionProgress(NamedTuple):
-    """How far the group is in one partition: `position` is where the group goes on, `end` where the
-    log ends."""
+    """How far the group is in one partition: it goes on at `position`; the log ends at `end`."""
 
     position: int
     end: int
@@ -101,8 +96,7 @@ class Decision(NamedTuple):
 
 
 class Growth:
-    """Where the end of one partition's log was, and when: this tells how old the record at an
-    offset is."""
+    """When one partition's log ended where: this tells how old the record at an offset is."""
 
     def __init__(self) -> None:
         self._points: deque[tuple[float, int]] = deque()

@@ -71,8 +71,7 @@ def begun(
 
 
 def completed(value: PartitionValue, live: Processes) -> PartitionValue | None:
-    """The value after its move; None while a replica of the target is not in sync by its live
-    process.
+    """The value after its move; None while one of its target is not in sync by its live process.
 
     A replica that is in sync holds all that is committed, so the in-sync set may shrink to the
     target: what the leader takes for committed meanwhile is on the target too. A leader that goes
@@ -164,9 +163,8 @@ def alter_reassignments(
     throttle_bytes_per_s: int | None,
     heard: Collection[int],
 ) -> list[MetadataRecord]:
-    """Begins or cancels moves, all of them or none. Where the target of a move that is under way is
-    given again, its throttle changes; another target is for moves that wait for a broker that is
-    down.
+    """Begins or cancels moves, all of them or none. The target of a move under way, given again,
+    changes its throttle; another target is for moves that wait for a broker that is down.
 
     Raises UnknownTopicError, InvalidReassignmentError, ReassignmentInProgressError,
     NoReassignmentError, ReplicaLimitError.

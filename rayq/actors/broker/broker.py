@@ -248,8 +248,7 @@ class Broker:
         while not self._is_stopping:
             trouble = self.metadata.trouble
             if trouble is not None:
-                # Other brokers take over: the replicas here would lead on with metadata of long
-                # ago.
+                # Others take over: the replicas here would lead on with metadata of long ago.
                 if not is_told:
                     logger.error(
                         "broker %d cannot follow the metadata, and gives up its session until it "

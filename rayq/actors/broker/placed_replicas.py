@@ -99,8 +99,7 @@ class PlacedReplicas:
 
     @property
     def is_current(self) -> bool:
-        """Whether the metadata here is known to be current: it holds the registration of this
-        broker's process."""
+        """Whether the metadata here is known to be current: it has this process registered."""
         known = self._metadata.state.brokers.get(self._broker)
         return known is not None and known.registration.incarnation == self._incarnation
 

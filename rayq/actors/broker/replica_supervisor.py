@@ -357,8 +357,7 @@ class ReplicaSupervisor:
         path = self._directory.partition_path(found[0].name, key[1])
         if DataDirectory.partition_holder(self._environment.disk, path) is None:
             return True
-        # Another process holds the directory: one of this broker's, or one that still has to
-        # present itself.
+        # Another process holds the directory: one of this broker's, or one that is still to come.
         return self._hosts.is_hosted(key)
 
     async def _start_damaged_again(self) -> None:
@@ -418,8 +417,7 @@ class ReplicaSupervisor:
                     self._failed[key] = "its log is damaged"
 
     async def _tell(self, request: messages.AnyRequest) -> None:
-        """Asks the controller for a change. Returns when the metadata here shows it. Raises
-        RayqError."""
+        """Asks for a change. Returns when the metadata here shows it. Raises RayqError."""
         answer = await self._ask_controller(request)
         is_shown = await self._metadata.changed.wait_until(
             lambda: self._metadata.version >= answer.version,

@@ -48,8 +48,7 @@ BALANCE_INTERVAL_S = 10.0
 REBUILD_INTERVAL_S = 1.0
 CLUSTER_STOP_PATIENCE_S = 5.0
 """While the whole cluster stops, brokers are told so at once, and one that stops sends no more
-heartbeats. A heartbeat that comes so long after the last stop shows that the stop of the cluster
-died."""
+heartbeats. A heartbeat so long after the last stop shows that the stop of the cluster died."""
 OFFLINE_PATIENCE_S = 30.0
 """How long after a controller's start partitions without a leader are no warning: after a start of
 the whole cluster its brokers and replicas are still coming back."""
@@ -130,8 +129,7 @@ class Controller:
             answer, records = self._decide(request)
             index = self._append(records, reason_of(request))
             if request_id is not None and index > before_index:
-                # This record goes last: while a part of the change is missing, the request is not
-                # done.
+                # It goes last: until all of the change is there, the request is not done.
                 index = self._append([RequestDone(request_id)], reason_of(request))
         except RayqError:
             # What the refusal is based on may not be committed yet.
@@ -356,8 +354,7 @@ class Controller:
         return set(self._heard_s)
 
     def _found_late(self, now_s: float) -> None:
-        """Founds the new partitions that have waited long enough for a replica that does not
-        start."""
+        """Founds new partitions that have waited long enough for a replica that does not start."""
         waiting = {
             (topic.topic_id, number)
             for topic, number, partition in self.state.all_partitions()

@@ -37,8 +37,7 @@ class ControllerMetrics:
         brokers_come_or_go: bool,
     ) -> None:
         """The state shows a new value of a partition. `brokers_come_or_go` says that the whole
-        cluster stops, or has just started: a partition without a leader is then no reason to worry
-        yet."""
+        cluster stops, or has just started: a partition without a leader is no worry then."""
         if before is None:
             return  # It was created: no replica leads it yet.
         topic, partition = self._state.topics[record.topic_id], record.partition

@@ -377,8 +377,7 @@ class GroupCoordinator:
             raise
 
     def _append(self, records: list[Record]) -> None:
-        """Takes a decision's records: they take effect here at once, and are on their way to the
-        log."""
+        """A decision's records take effect here at once, and are on their way to the log."""
         if not records:
             return
         for record in records:
@@ -413,8 +412,7 @@ class GroupCoordinator:
             )
 
     async def _until_committed(self) -> None:
-        """Returns when all that is decided by now is committed, and this object still
-        coordinates."""
+        """Returns when all decided by now is committed, and this object still coordinates."""
         await self._log.until_committed()
         self._check(None)
 

@@ -62,8 +62,7 @@ class MetadataKeeper:
         self._reopen_from_s = 0.0
         self._writing_since_s: float | None = None
         self._failure: str | None = None
-        """Why the last write failed. The write is tried again as often as a controller sends
-        something."""
+        """Why the last write failed. Each message of a controller tries it again."""
         self.state = ClusterState()
         self.version = 0
         self.changed = Signal()

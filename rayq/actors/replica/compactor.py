@@ -76,8 +76,7 @@ class Compactor:
             logger.warning("%s was not compacted: %s", self._replica_log.where, error)
 
     async def _pass(self, *, at_once: bool) -> bool:
-        """Runs a pass, when one is due. False: the pass's memory did not suffice for all keys, go
-        on."""
+        """Runs a pass, when one is due. False: its memory did not suffice for all keys, go on."""
         replica_log, config = self._replica_log, self._replica_log.config
         await replica_log.remove_below_start()
         log, clock = replica_log.log, self._environment.clock

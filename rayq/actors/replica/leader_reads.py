@@ -94,8 +94,7 @@ class LeaderReads:
                 )
         if request.offset > log.end_offset:
             # No reader comes here by reading: what it was given is committed, so a leader that was
-            # elected cleanly has it, and an unclean election shows by the epoch that the reader
-            # names.
+            # elected cleanly has it; an unclean election shows by the reader's epoch.
             raise OffsetOutOfRangeError(
                 f"Offset {request.offset} of {self._where} is past the end of the log "
                 f"{log.end_offset} (its start is {log.start_offset}): nothing was written there "

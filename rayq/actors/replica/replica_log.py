@@ -68,8 +68,7 @@ class ReplicaLog:
         self._flush_seconds = environment.metrics.histogram("rayq_log_flush_seconds")
         self.failure: str | None = None
         self.is_damaged = False
-        """Whether the replica stopped because its disk changed what it had written: the others'
-        logs are sound."""
+        """Whether it stopped because its disk changed what was written: the others' are sound."""
         self.trouble: str | None = None
         """What keeps a follower from going on for now, such as a full disk."""
         self.high_watermark = 0
@@ -231,8 +230,7 @@ class ReplicaLog:
 
     @property
     def serves_around_damage(self) -> bool:
-        """Whether damage was found while no other replica is in sync: others cannot copy past
-        it."""
+        """Whether damage was found and no other replica is in sync: none can copy past it."""
         return self._salvages and self._is_alone()
 
     async def read(self, offset: int, limit: int, bytes_max: int) -> tuple[bytes, int]:
@@ -490,8 +488,7 @@ class ReplicaLog:
 
     def _begin(self, job: Callable[[], T]) -> asyncio.Future[T]:
         """A job that works in the directory, in a thread. The directory's lock is kept until it is
-        done: the process that opens the directory next, or renames it, must not find a thread at
-        work there."""
+        done: the next process that opens or renames the directory must find no thread at work."""
         step = asyncio.ensure_future(self.environment.threads.run(job))
         self._jobs.add(step)
         step.add_done_callback(self._jobs.discard)

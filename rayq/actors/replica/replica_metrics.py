@@ -25,8 +25,7 @@ class LeaderMetrics:
         self._records_in.value += header.record_count
 
     def sent(self, data: bytes, records: int, *, is_at_end: bool) -> None:
-        """Bytes went to a consumer. A consumer that is at the end now was waiting for what it gets,
-        or nearly."""
+        """Bytes went to a consumer. One that is at the end now was waiting for them, or nearly."""
         self._bytes_out.value += len(data)
         self._records_out.value += records
         if is_at_end and data:

@@ -484,7 +484,7 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
 
     @takes_timeout
     def poll_arrow(self, timeout_s: float = 1.0, max_records: int = ARROW_RECORDS_MAX) -> Any:
-        """As `poll`, but returns a `pyarrow.Table` of the columns topic (dictionary), partition
+        """As `poll`, but gives a `pyarrow.Table`: the columns are topic (dictionary), partition
         (int32), offset (int64), timestamp (milliseconds, UTC), key, value (binary: deserializers
         are not asked), headers (list of name and value). Raises MissingExtraError without
         pyarrow."""
