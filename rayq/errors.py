@@ -94,8 +94,8 @@ class ReassignmentInProgressError(RayqError):
 
 
 class NoReassignmentError(RayqError):
-    """The partition is not being moved: there is nothing to cancel, or somebody else cancelled what
-    was waited for."""
+    """The partition is not being moved: there is nothing to cancel, or another caller cancelled
+    what was waited for."""
 
 
 class UnknownBrokerError(RayqError, KeyError):
@@ -196,7 +196,7 @@ class BufferFullError(RayqError):
     retriable = True
 
 
-# --- who leads ----------------------------------------------------------------------------------
+# --- leaders ------------------------------------------------------------------------------------
 
 
 class PartitionOfflineError(RayqError):

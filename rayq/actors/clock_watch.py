@@ -10,8 +10,7 @@ logger = logging.getLogger(__name__)
 
 CLOCK_LEAP_MS = 60_000
 CATCH_UP_RATE = 24
-"""While it follows a clock that leapt ahead, a minute makes things older by so many minutes
-more."""
+"""Behind a clock that leapt ahead, each minute makes things older by so many minutes more."""
 LOOK_INTERVAL_MS = 60_000
 """Of a longer time between two looks only so much counts for catching up."""
 

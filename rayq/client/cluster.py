@@ -70,7 +70,7 @@ class PoolRuntime(Protocol):
     """Where pools run."""
 
     def start_pool(self, cluster: Cluster, spec: PoolSpec, handler: Handler) -> PoolControl:
-        """Raises PoolExistsError, HandlerError."""
+        """Starts a pool. Raises PoolExistsError, HandlerError."""
         ...
 
     def pools(self, cluster: Cluster) -> dict[str, PoolControl]:
@@ -169,7 +169,7 @@ class Cluster:
         Cluster._current = self
         return self
 
-    # --- who it is ------------------------------------------------------------------------------
+    # --- which cluster it is --------------------------------------------------------------------
 
     @property
     def addresses(self) -> list[str]:

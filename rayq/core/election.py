@@ -187,7 +187,7 @@ def _found(value: PartitionValue, live: Processes) -> PartitionValue | None:
     if not members:
         return None
     if any(process.last_epoch is not None for process in live.values()):
-        # The partition is not new: the metadata came back from a copy of before its first election.
+        # The partition is not new: the metadata came back from before its first election.
         return elect_unclean(value, live)
     return msgspec.structs.replace(
         value,

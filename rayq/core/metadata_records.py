@@ -211,7 +211,7 @@ def encode_record(record: MetadataRecord) -> bytes:
 
 
 def decode_record(data: bytes | memoryview) -> MetadataRecord:
-    """Raises msgspec.DecodeError."""
+    """The record of these bytes. Raises msgspec.DecodeError."""
     record: MetadataRecord = _decoder.decode(data)
     return record
 
@@ -221,6 +221,6 @@ def encode_records(records: list[MetadataRecord]) -> bytes:
 
 
 def decode_records(data: bytes | memoryview) -> list[MetadataRecord]:
-    """Raises msgspec.DecodeError."""
+    """The records of these bytes. Raises msgspec.DecodeError."""
     records: list[MetadataRecord] = _list_decoder.decode(data)
     return records

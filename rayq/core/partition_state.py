@@ -90,7 +90,7 @@ class PartitionState:
         self.end_offset = end_offset
 
     def flushed(self, flushed_offset: int) -> None:
-        """The leader's own disk holds everything below."""
+        """The leader's own disk holds everything below `flushed_offset`."""
         self.flushed_offset = flushed_offset
         self._advance()
 
@@ -101,7 +101,7 @@ class PartitionState:
     def follower_fetched(
         self, broker: int, incarnation: str, *, flushed: int, log_start_offset: int, now_s: float
     ) -> None:
-        """Raises FencedEpochError for a process that is not the registered one."""
+        """A fetch came. Raises FencedEpochError for a process that is not the registered one."""
         follower = self._current(broker, incarnation)
         follower.is_heard = True
         follower.log_start_offset = log_start_offset
@@ -119,7 +119,7 @@ class PartitionState:
     def follower_flushed(
         self, broker: int, incarnation: str, *, flushed: int, now_s: float
     ) -> None:
-        """Raises FencedEpochError for a process that is not the registered one."""
+        """It flushed. Raises FencedEpochError for a process that is not the registered one."""
         follower = self._current(broker, incarnation)
         if not follower.is_heard:
             return  # A notice that outran the fetch of this connection: the fetch will tell.

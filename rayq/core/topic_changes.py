@@ -55,8 +55,8 @@ _LEGAL_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def check_topic_name(name: str) -> None:
-    """Checks a topic's name. Raises InvalidTopicError. Names become directory names; a leading "__"
-    is reserved."""
+    """Checks a name. Raises InvalidTopicError. Names become directory names; a leading "__" is
+    reserved."""
     if not name:
         raise InvalidTopicError("A topic name cannot be empty.")
     if len(name) > TOPIC_NAME_LENGTH_MAX:

@@ -45,7 +45,7 @@ _CLASSES: dict[str, Chars] = {
 
 
 def check_pattern(pattern: str) -> None:
-    """Raises InvalidRequestError."""
+    """Checks a pattern. Raises InvalidRequestError."""
     _automaton(pattern)
 
 
@@ -56,8 +56,7 @@ def matches(pattern: str, names: Iterable[str]) -> set[str]:
 
 
 AUTOMATA_MAX = 256
-"""How many automata are kept, those used last: as many as a coordinator's members may have
-patterns."""
+"""So many automata are kept, those used last: as many patterns as a coordinator may have."""
 
 
 @functools.lru_cache(AUTOMATA_MAX)

@@ -17,9 +17,9 @@ logger = logging.getLogger(__name__)
 
 
 class ControllerMetrics:
-    """What is counted in one controller epoch; call `end` when the epoch ends. Counts go on from
-    those of an earlier epoch in the same process, and begin at 0 in another one, as Prometheus
-    takes counters."""
+    """What is counted in one controller epoch; call `end` with it. Counts go on from those of an
+    earlier epoch in the same process, and begin at 0 in another one, as Prometheus takes
+    counters."""
 
     def __init__(self, environment: Environment, state: ClusterState) -> None:
         self._metrics = environment.metrics

@@ -112,7 +112,7 @@ class MetadataKeeper:
         return self._environment.clock.monotonic() - since_s
 
     def note_controller(self, epoch: int, controller: Address) -> None:
-        """Another broker says who the controller is."""
+        """Another broker says which process is the controller."""
         if epoch >= self.controller_epoch:
             self.controller_epoch, self.controller = epoch, controller
 
@@ -122,7 +122,7 @@ class MetadataKeeper:
 
     def _look_at_tail(self) -> None:
         """Takes note of what uncommitted records say. Kept aside, because the log may be in the
-        hands of a thread when somebody asks."""
+        hands of a thread when they are asked for."""
         self._voters = self.state.voters
         for _, _, data in self._log.read(max(self.version + 1, self._log.first_index), 1 << 30):
             record = decode_record(data)
@@ -134,7 +134,7 @@ class MetadataKeeper:
     # --- requests of controllers ------------------------------------------------------------
 
     async def prepare(self, request: messages.Prepare) -> messages.PrepareResponse:
-        """Raises WrongClusterError, FencedEpochError."""
+        """See `messages.Prepare`. Raises WrongClusterError, FencedEpochError."""
         meta = self._directory.meta
         if request.cluster_id != meta.cluster_id:
             raise WrongClusterError(
@@ -162,7 +162,7 @@ class MetadataKeeper:
     async def read(
         self, request: messages.ReadMetadataLog
     ) -> tuple[messages.ReadMetadataLogResponse, bytes]:
-        """Raises FencedEpochError."""
+        """A part of the log. Raises FencedEpochError."""
         async with self._lock:
             if request.epoch != self._log.promised_epoch:
                 raise self._fenced(request.epoch)
@@ -184,8 +184,8 @@ class MetadataKeeper:
     async def append(
         self, request: messages.AppendMetadata, payload: memoryview
     ) -> messages.AppendMetadataResponse:
-        """Raises FencedEpochError, StalePartitionError (the previous record is not there),
-        StorageError."""
+        """Takes records. Raises FencedEpochError, StalePartitionError (the previous record is not
+        there), StorageError."""
         entries = decode_entries(payload)
         async with self._lock, self._noting_trouble():
             await self._accept_epoch(request.epoch)
@@ -212,7 +212,7 @@ class MetadataKeeper:
     async def install(
         self, request: messages.InstallMetadataSnapshot, payload: memoryview
     ) -> messages.AppendMetadataResponse:
-        """Raises FencedEpochError, StorageError."""
+        """Takes a snapshot in place of the log. Raises FencedEpochError, StorageError."""
         async with self._lock, self._noting_trouble():
             await self._accept_epoch(request.epoch)
             self.note_heard()

@@ -69,7 +69,7 @@ class _Peer:
     match_index: int = 0
     acknowledged_s: float = 0.0
     has_vote: bool = True
-    """False for an old copy of a voter's directory: it is told who the controller is, so that it
+    """False for an old copy of a voter's directory: it is told where the controller is, so that it
     can register and come back as another, and counts for nothing until it has."""
     wake: Signal = field(default_factory=Signal)
     step_back: int = 1
@@ -232,7 +232,7 @@ class Quorum:
             )
 
     def _require_silence(self, found: Sequence[Answer], silent_s_min: float) -> None:
-        """Raises where a majority of the voters hears a controller."""
+        """Raises ControllerUnavailableError where a majority of the voters hears a controller."""
         hearing = [
             answer.broker
             for answer, _ in found

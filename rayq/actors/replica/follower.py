@@ -72,7 +72,7 @@ class Follower:
         self._agrees = False
         """Whether the leader found no divergence: from then on, what is flushed here is flushed of
         its log. A notice from before could arrive late, by a connection that was given up, and
-        would count for records that were cut off meanwhile."""
+        would count for records cut off meanwhile."""
 
     def is_for(self, assignment: messages.PartitionAssignment) -> bool:
         """Whether this already follows the leader of that assignment."""

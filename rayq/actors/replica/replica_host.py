@@ -254,8 +254,7 @@ class ReplicaHost:
         self._urgent.notify()
 
     def _lock_directory(self, assignment: messages.PartitionAssignment) -> PartitionDirectory:
-        """Locks a partition's directory. Raises OpenFilesLimitError where clients could not reach
-        this process any more."""
+        """Locks a directory. Raises OpenFilesLimitError where no client could connect any more."""
         if not self._environment.has_descriptors_for_replica():
             raise OpenFilesLimitError(
                 f"{assignment.topic}-{assignment.partition} is not opened: what is left of the "

@@ -186,7 +186,7 @@ class ReplicaLog:
 
     def _release_when_idle(self) -> None:
         for job in self._jobs:
-            # A thread still writes: nobody else may open the directory before it is done.
+            # A thread still writes: no other process may open the directory before it is done.
             job.add_done_callback(lambda _: self._release_when_idle())
             return
         self._release()
@@ -354,7 +354,7 @@ class ReplicaLog:
 
     async def _flush_for_ever(self) -> None:
         """One flush at a time covers all that was appended meanwhile. Only this task flushes, so
-        that no caller who is cancelled leaves a flush behind that nobody waits for."""
+        that no cancelled caller leaves a flush behind that no task waits for."""
         while True:
             wanted = self._checkpoints_wanted
             had_work = await self._flush_once(checkpoint=wanted > self._checkpoints_made)

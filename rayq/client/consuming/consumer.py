@@ -654,7 +654,7 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
     @takes_timeout
     def close(self, timeout_s: float | None = None) -> None:
         """Stops reading. Idempotent. In a group it first commits with `enable_auto_commit` (but not
-        when an exception ends a `with` block: nobody knows which records were handled), calls
+        when an exception ends a `with` block: which records were handled is unknown), calls
         `on_revoked`, and leaves at once, so that others go on (a static member keeps its partitions
         until its session ends). The commit may take `timeout_s` (default:
         group_session_timeout_ms), and so may telling the coordinator (default: 5 s). What is not
