@@ -420,7 +420,7 @@ class ConsumerConfig:
     session keeps its partitions, without a rebalance. 1 to 249 characters."""
 
     assignor: str = "uniform"
-    """Who gets which partition: "uniform" (balanced within one, sticky), "range" (consecutive
+    """How partitions are given out: "uniform" (balanced within one, sticky), "range" (consecutive
     partitions, the same of each topic), or one of the cluster's `group_assignors`."""
 
     group_session_timeout_ms: SessionMs = 45_000

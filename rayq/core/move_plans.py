@@ -1,5 +1,5 @@
 """Which replicas to move where: to empty a broker, to replace one that is gone, to have more or
-fewer of them, to spread the load.
+fewer replicas, to spread the load.
 
 Pure, over plain values: `nodes` maps each broker that may take replicas to its node, `placements`
 each partition to its replicas, the preferred leader first. A plan holds the partitions that change,

@@ -1,10 +1,11 @@
 """How many consumers a pool wants: pure, from one look at the group's progress after another.
 
-Lag counts in seconds: the age of the oldest record that is not committed yet. It is told by when
-the log was *seen* to grow past the committed offset, not by the records' own timestamps, which are
-the producers' (a replayed archive is years old when it arrives), and not by offsets over the rate
-of consumption, which says nothing while nothing is consumed. Records from before the first look
-count as old as it: a lower bound, which does no harm, since a backlog counts by its size as well:
+Lag counts in seconds: the age of the oldest record that is not committed yet. The age is told by
+when the log was *seen* to grow past the committed offset, not by the records' own timestamps, which
+are the producers' (a replayed archive is years old when it arrives), and not by offsets over the
+rate of consumption, which says nothing while nothing is consumed. Records from before the first
+look count as old as it: a lower bound, which does no harm, since a backlog counts by its size as
+well:
 
     wanted = (records that come in per second x HEADROOM + backlog / target_lag_s)
              / records that one consumer handles per second

@@ -151,7 +151,7 @@ class ReplicaProcesses:
                 raise StaleBrokerError(f"No process {request.pid} runs on this node.")
             keys = {(status.topic_id, status.partition) for status in request.replicas}
             if any(keys & one.keys for one in self._hosts.values()):
-                process.kill()  # It held no directory when its successor was started.
+                process.kill()  # It held no directory when the other process was started.
                 raise StaleBrokerError("Another process was started for these partitions.")
             now_s = self._environment.clock.monotonic()
             host = ReplicaProcess(request.incarnation, keys, now_s, process)

@@ -117,8 +117,7 @@ class LeaderReads:
         )
 
     def check_serving(self) -> None:
-        """Raises OffsetNotAvailableError: the high watermark is unknown (docs/protocol.md, rule
-        10)."""
+        """Raises OffsetNotAvailableError before the high watermark is known: see rule 10."""
         if not self._state.may_serve:
             raise OffsetNotAvailableError(
                 f"The new leader of {self._where} does not know its high watermark yet."
