@@ -36,9 +36,9 @@ SECOND_MS, HOUR_MS, DAY_MS = 1000, 3_600_000, 86_400_000
 INT64_MAX = 2**63 - 1
 
 MESSAGE_BYTES_CEILING = 64 * MIB
-"""Of `max_message_bytes`, and of a batch before compression."""
+"""The most that `max_message_bytes` may be, and that a batch may have before compression."""
 PLAIN_BYTES_FACTOR, PLAIN_BYTES_MIN = 4, 4 * MIB
-"""So many times `max_message_bytes` a batch may have before compression, and so much in any case.
+"""Before compression a batch may have so many times `max_message_bytes`, and so much in any case.
 Without a limit a small request could take all memory of the process that reads it: lz4 blocks grow
 by up to 255 times."""
 
@@ -53,7 +53,7 @@ def _require(holds: bool, what: str) -> None:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether it can be sent: a str may hold halves of surrogate pairs."""
+    """Whether a text can be sent: a str may hold halves of surrogate pairs."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -67,7 +67,7 @@ class Bounds(NamedTuple):
     least: float = 0
     most: float = math.inf
     above_zero: bool = False
-    """Not 0 itself, where `least` is 0."""
+    """Whether 0 itself is refused, where `least` is 0."""
     in_bytes: bool = False
 
     def __contains__(self, value: object) -> bool:
@@ -402,7 +402,7 @@ GROUP_KEYS = (
     "enable_auto_commit",
     "auto_commit_interval_ms",
 )
-"""The keys of a consumer that say nothing without a group."""
+"""The keys of a consumer that have no effect without a group."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -420,7 +420,7 @@ class ConsumerConfig:
     session keeps its partitions, without a rebalance. 1 to 249 characters."""
 
     assignor: str = "uniform"
-    """Who gets which partition: "uniform" (balanced within one, sticky), "range" (consecutive
+    """How partitions are given out: "uniform" (balanced within one, sticky), "range" (consecutive
     partitions, the same of each topic), or one of the cluster's `group_assignors`."""
 
     group_session_timeout_ms: SessionMs = 45_000
@@ -624,7 +624,7 @@ def only_known(kind: type, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _hint(kind: type, name: str, names: list[str]) -> str:
-    """What may have been meant."""
+    """Names the key that may have been meant."""
     said = said_here(_title(kind), name)
     if said is not None:
         return f": {said}."
@@ -636,8 +636,8 @@ def _hint(kind: type, name: str, names: list[str]) -> str:
 
 
 def check_group_keys(config: ConsumerConfig) -> None:
-    """Of a consumer without a group. Raises ConfigError where it was given a config that only the
-    members of a group use: its user takes it for a member."""
+    """Checks the config of a consumer without a group. Raises ConfigError where it has a key that
+    only the members of a group use: its user takes the consumer for a member."""
     defaults = ConsumerConfig()
     for name in GROUP_KEYS:
         if getattr(config, name) != getattr(defaults, name):

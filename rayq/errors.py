@@ -16,7 +16,7 @@ knowing the class:
   numbers its batches anew.
 - `ends_membership`: the member of a group that the error answers is out of its group.
 
-Those that only servers and rayq's own client exchange derive from `InternalError` and stand last.
+Errors that only servers and rayq's own client exchange derive from `InternalError` and stand last.
 
 Errors cross the wire as `(code, message)`, the code being the class name: `to_wire` and `from_wire`
 are the only translation.
@@ -94,8 +94,8 @@ class ReassignmentInProgressError(RayqError):
 
 
 class NoReassignmentError(RayqError):
-    """The partition is not being moved: there is nothing to cancel, or somebody else cancelled what
-    was waited for."""
+    """The partition is not being moved: there is nothing to cancel, or another caller cancelled
+    what was waited for."""
 
 
 class UnknownBrokerError(RayqError, KeyError):
@@ -136,7 +136,7 @@ class SerializationError(RayqError, ValueError):
 
     topic: str | None = None
     index: int | None = None
-    """Of the record among those of a `send_many`."""
+    """The index of the record among those of a `send_many`."""
 
 
 class NoClusterError(RayqError):
@@ -183,8 +183,8 @@ class DeliveryTimeoutError(RayqError):
 
 class OutcomeUnknownError(RayqError):
     """The call may or may not have taken effect: it was sent, and its answer did not come in time.
-    Of a record this is said once `delivery_timeout_ms` has passed after it was sent; of a change of
-    a group's positions, which cannot be repeated, once its answer is lost."""
+    A record's future has it once `delivery_timeout_ms` has passed after the record was sent; a
+    change of a group's positions, which cannot be repeated, raises it once its answer is lost."""
 
     outcome_unknown = True
 
@@ -196,7 +196,7 @@ class BufferFullError(RayqError):
     retriable = True
 
 
-# --- who leads ----------------------------------------------------------------------------------
+# --- leaders ------------------------------------------------------------------------------------
 
 
 class PartitionOfflineError(RayqError):
@@ -310,7 +310,8 @@ class UnknownAssignorError(RayqError, ValueError):
 
 
 class InvalidAssignmentError(RayqError):
-    """A user's assignor failed or gave a partition twice, not at all, or to nobody it knows."""
+    """A user's assignor failed, or gave a partition twice, not at all, or to no member that
+    subscribes to it."""
 
 
 class NullKeyError(RayqError, ValueError):
@@ -351,7 +352,7 @@ class CheckpointMismatchError(CheckpointError, ValueError):
 
 
 class CheckpointInUseError(CheckpointError):
-    """Another streaming query uses the checkpoint: one at a time may."""
+    """Another streaming query uses the checkpoint: only one at a time may."""
 
 
 class StreamingQueryError(RayqError):
@@ -416,7 +417,7 @@ class DirectoryInUseError(RayqError):
 
     holder_pid: int | None = None
     holder_start_time: int | None = None
-    """Of the process that holds it, where its lock file says so."""
+    """When the process that holds the lock started, where the lock file says so."""
 
 
 class WrongClusterError(RayqError):
@@ -450,8 +451,8 @@ class AuthenticationError(RayqError):
 
 
 class ProtocolError(RayqError):
-    """The peer sent bytes that are not the protocol: garbage, an oversized frame, an unknown
-    type. Where it was to be an answer, nobody knows what became of the request."""
+    """The peer sent bytes that are not the protocol: garbage, an oversized frame, an unknown type.
+    Where they were to be an answer, it is unknown what became of the request."""
 
     outcome_unknown = True
 

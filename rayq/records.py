@@ -90,7 +90,7 @@ class OffsetAndMetadata(NamedTuple):
 
 
 class GroupMembership(NamedTuple):
-    """A consumer's place in its group. `member_epoch` is 0 while it is not in."""
+    """A consumer's place in its group. `member_epoch` is 0 while it is not in the group."""
 
     group: str
     member: str
@@ -110,7 +110,7 @@ class ReplicaInfo(msgspec.Struct, frozen=True):
     high_watermark: int | None
     log_end_offset: int | None
     size_bytes: int | None = None
-    """Of its log on disk."""
+    """The size of its log on disk."""
     disk_free_bytes: int | None = None
     """What is left of the file system that the log is on."""
     trouble: str | None = None
@@ -150,7 +150,7 @@ class BrokerInfo(msgspec.Struct, frozen=True):
     node_id: str
     live: bool
     cordoned: bool = False
-    """It takes no new replicas: it is being drained, or was."""
+    """The broker takes no new replicas: it is being drained, or was."""
 
 
 class Reassignment(msgspec.Struct, frozen=True):
@@ -214,8 +214,8 @@ class GroupMemberInfo(msgspec.Struct, frozen=True):
 
 class GroupOffset(msgspec.Struct, frozen=True):
     """How far a group is in one partition. `offset` (and with it `lag`) is None before the first
-    commit, `end_offset` and `lag` while the partition's leader cannot be asked. `member` owns it
-    now, None: nobody."""
+    commit, `end_offset` and `lag` while the partition's leader cannot be asked. `member` owns the
+    partition now; None: no member does."""
 
     offset: int | None
     end_offset: int | None
@@ -227,7 +227,7 @@ class GroupOffset(msgspec.Struct, frozen=True):
 
 class GroupInfo(msgspec.Struct, frozen=True):
     """A group. `epoch` grows with each rebalance; reason and time (Unix, milliseconds) are of the
-    last one."""
+    last rebalance."""
 
     group: str
     state: str
@@ -241,7 +241,7 @@ class GroupInfo(msgspec.Struct, frozen=True):
 
     @property
     def lag(self) -> int:
-        """Over all partitions whose lag is known."""
+        """The sum over all partitions whose lag is known."""
         return sum(one.lag for one in self.partitions.values() if one.lag is not None)
 
 
@@ -268,12 +268,12 @@ class PoolStatus(msgspec.Struct, frozen=True):
     topic: str
     group: str
     wanted: int
-    """Consumers there should be, for the `reason` that follows."""
+    """How many consumers there should be, for the `reason` that follows."""
     reason: str
     consumers: list[PoolConsumer]
     partitions: int
     lag: int | None
-    """Records that were not handled and committed at the last look; None before the first."""
+    """How many records were not handled and committed at the last look; None before the first."""
     lag_s: float
     """The age of the oldest of these, in seconds since it was seen to come in."""
     lag_slope: float
@@ -284,8 +284,8 @@ class PoolStatus(msgspec.Struct, frozen=True):
     capacity_per_s: float | None
     """Records that one consumer can handle each second; None before that was measured."""
     records: int
-    """Handled by all consumers that this pool has seen, those that went to the dead letters
-    included."""
+    """How many records all consumers that this pool has seen have handled, those that went to the
+    dead letters included."""
     retries: int
     dead_letters: int
     problem: str | None

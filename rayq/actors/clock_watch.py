@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 CLOCK_LEAP_MS = 60_000
 CATCH_UP_RATE = 24
-"""Behind a wall clock that leapt ahead, a minute makes things older by so many minutes more."""
+"""Behind a clock that leapt ahead, each minute makes things older by so many minutes more."""
 LOOK_INTERVAL_MS = 60_000
 """Of a longer time between two looks only so much counts for catching up."""
 
@@ -30,12 +30,12 @@ class ClockWatch:
         self._monotonic_s = clock.monotonic()
 
     def doubt(self, known_ms: int) -> None:
-        """Something here was dated `known_ms`, the newest of all. How long ago that was is the word
-        of a wall clock that nobody has watched yet."""
+        """The newest date of anything here is `known_ms`. How long ago that was, only the wall
+        clock says, which has not been watched yet."""
         self._now_ms = min(self._now_ms, known_ms)
 
     def look(self) -> None:
-        """At least every `LOOK_INTERVAL_MS`."""
+        """Compares the two clocks; to be called at least every `LOOK_INTERVAL_MS`."""
         wall_ms, monotonic_s = self._clock.wall_ms(), self._clock.monotonic()
         passed_ms = (monotonic_s - self._monotonic_s) * 1000
         leap_ms = wall_ms - self._wall_ms - passed_ms
@@ -52,6 +52,6 @@ class ClockWatch:
         return int(self._now_ms)
 
     def latest_ms(self) -> int:
-        """The latest that it may be, to date what happens now: it never counts as older than it is,
-        also when `now_ms` has caught up with the wall clock."""
+        """The latest time that it may be, to date what happens now. What is dated so never counts
+        as older than it is, also when `now_ms` has caught up with the wall clock."""
         return max(self.now_ms(), self._wall_ms)

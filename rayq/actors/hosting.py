@@ -43,7 +43,7 @@ class Runtime(Protocol):
         ...
 
     def adopt(self, pid: int, pid_start_time: int) -> HostProcess | None:
-        """A process that an earlier broker process started; None when it is gone."""
+        """A process that an earlier broker process started; None when that process is gone."""
         ...
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Signal:
-    """Wakes everyone who waits, each time `notify` is called. Nothing is remembered: check the
+    """Wakes every task that waits, each time `notify` is called. Nothing is remembered: check the
     condition, then wait, with no `await` between."""
 
     def __init__(self) -> None:

@@ -154,7 +154,7 @@ class Printer:
 def _partitions(
     cluster: Cluster, topics: Iterable[str], numbers: str | None
 ) -> list[TopicPartition]:
-    """Raises UnknownTopicError, InvalidRequestError."""
+    """The partitions to read. Raises UnknownTopicError, InvalidRequestError."""
     client, background = cluster.shared_client()
     wanted = []
     for name in dict.fromkeys(topics):

@@ -125,7 +125,7 @@ def operated(ray_address: str | None) -> Iterator[Cluster]:
 
 
 def check_answers(cluster: Cluster, timeout_s: float | None = None) -> ClusterInfo:
-    """Raises NoClusterError where no broker answers."""
+    """What the cluster says of itself. Raises NoClusterError where no broker answers."""
     try:
         return cluster.admin.describe_cluster(timeout_s=timeout_s or CONNECT_TIMEOUT_S)
     except (TimeoutError, DisconnectedError, ControllerUnavailableError) as error:

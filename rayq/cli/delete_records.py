@@ -1,4 +1,4 @@
-"""`rayq topic delete-records`: the oldest records of a topic go, up to where one says."""
+"""`rayq topic delete-records`: the oldest records of a topic go, up to a place that is named."""
 
 from __future__ import annotations
 

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 OK, FAILED, USAGE, UNHEALTHY = 0, 1, 2, 3
 INTERRUPTED, BROKEN_PIPE, TERMINATED = 130, 141, 143
-"""As a shell reports programs that ended by SIGINT, SIGPIPE and SIGTERM."""
+"""The codes by which a shell reports programs that ended by SIGINT, SIGPIPE and SIGTERM."""

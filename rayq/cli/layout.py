@@ -1,6 +1,6 @@
 """Text for a terminal of some width: lines fold where words end, tables keep words whole. Pure.
 
-A number and its unit are one word. What is joined by commas may fold behind one, but for numbers.
+A number and its unit are one word. Text may fold behind a comma, except within a number.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 GAP = "  "
-"""Between columns."""
+"""What stands between columns."""
 _BREAK = re.compile(r"((?<!\d) | (?!(?:B|[KMGT]iB)\b)|(?<=,)(?=[^\s\d]))")
 
 

@@ -145,7 +145,7 @@ def connected_to_ray(address: str) -> Iterator[None]:
     # Ray prints the warnings of raylets on stdout, between the lines of the verb; no option of Ray
     # prevents that.
     worker._worker_logs_enabled = False
-    # Ray takes SIGTERM over as it comes, and as it goes gives it to nobody.
+    # Ray takes SIGTERM over as it comes, and gives it back to no handler as it goes.
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         with _silent_stderr():
@@ -270,7 +270,7 @@ def _wait_gone(session: str, pids: set[int], patience_s: float) -> None:
 
 
 def _forget_address(address: str) -> None:
-    """Ray notes where the last Ray of this machine is, for `ray.init("auto")`."""
+    """Removes Ray's note of where the last Ray of this machine is, for `ray.init("auto")`."""
     root = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray" / "ray_current_cluster"
     for path in {root, Path("/tmp/ray/ray_current_cluster")}:
         with contextlib.suppress(OSError):

@@ -33,7 +33,7 @@ ROW_OPTIONAL = (
     *("crc", "segment", "first time", "producer epoch", "compression", "position", "sequence"),
     *("epoch", "producer", "append time"),
 )
-"""Of a batch, what a narrow terminal shows none of: from the left."""
+"""The columns of a batch that a narrow terminal leaves out, from the left."""
 
 
 @app.command()
@@ -171,7 +171,8 @@ Batch = tuple[str, int, BatchHeader, bytes]
 
 
 def _batches(disk: LocalDisk, path: str, from_offset: int) -> Iterator[Batch]:
-    """Raises CorruptBatchError, naming file and position, where it can read no further."""
+    """The batches from an offset on. Raises CorruptBatchError, naming file and position, where it
+    can read no further."""
     if os.path.isdir(path):
         names = disk.list(path)
         bases = base_offsets(names, LOG_SUFFIX)
@@ -244,7 +245,7 @@ def _dump_records(
 
 
 def _dump_metadata(disk: LocalDisk, path: str, from_index: int, count: int | None) -> None:
-    """Always lines of JSON: the records are of many kinds."""
+    """Prints lines of JSON, always: the records are of many kinds."""
     log = MetadataLog.inspect(disk, path)
     index = max(log.first_index, from_index)
     left = sys.maxsize if count is None else count

@@ -145,7 +145,7 @@ def _system_error(error: OSError, closed: Sequence[str]) -> str:
 
 
 def _usage(error: Exception) -> str:
-    """A wrong use, and where to read how it is right."""
+    """The text of a wrong use, and where to read how to use the command."""
     message = str(getattr(error, "format_message", error.__str__)())
     context = getattr(error, "ctx", None)
     if context is None or not message:

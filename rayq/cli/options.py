@@ -43,7 +43,7 @@ def _offered(names: list[str], incomplete: str) -> list[str]:
 
 
 def complete_topic(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The topics to offer. None where no cluster answers: a completion must not complain."""
+    """The topics to offer. No topics where no cluster answers: a completion must not complain."""
     with contextlib.suppress(RayqError, OSError), _quickly(ctx) as cluster:
         names = cluster.admin.list_topics(timeout_s=COMPLETION_TIMEOUT_S)
         return _offered(names, incomplete)

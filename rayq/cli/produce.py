@@ -163,7 +163,7 @@ class Source(msgspec.Struct, frozen=True):
 
     @property
     def is_plain(self) -> bool:
-        """Only keys and values, so that many records can be sent at once."""
+        """Whether lines hold only keys and values, so that many records can be sent at once."""
         return self.parse is None and self.headers is None and self.timestamp_ms is None
 
     def columns(self, lines: list[bytes]) -> tuple[list[bytes | None], list[bytes | None] | None]:

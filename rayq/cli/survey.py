@@ -105,7 +105,7 @@ def survey(cluster: Cluster) -> Survey:
             broker.broker for broker, no_answer in zip(live, answers, strict=True) if no_answer
         )
         topics = await _topics(admin, internal=True)
-        # Without a controller nothing moves, and nobody knows of moves.
+        # Without a controller nothing moves, and no process knows of moves.
         moves = [] if info.controller is None else await admin.list_reassignments()
         return Survey(
             cluster=info, topics=topics, groups=await groups(), moves=moves, silent=silent

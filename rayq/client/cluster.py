@@ -70,7 +70,7 @@ class PoolRuntime(Protocol):
     """Where pools run."""
 
     def start_pool(self, cluster: Cluster, spec: PoolSpec, handler: Handler) -> PoolControl:
-        """Raises PoolExistsError, HandlerError."""
+        """Starts a pool. Raises PoolExistsError, HandlerError."""
         ...
 
     def pools(self, cluster: Cluster) -> dict[str, PoolControl]:
@@ -128,8 +128,8 @@ class Cluster:
         config: ClusterConfig | None = None,
     ) -> None:
         """`addresses` are `host:port` (port 9392 by default), or pairs, of some brokers; `key` is
-        the client key (`rayq.wire.authentication`); `cluster_id` what the cluster has to be, None:
-        whichever answers. Of `config` the TLS files and limits are used."""
+        the client key (`rayq.wire.authentication`); `cluster_id` is the id that the cluster has to
+        have, None: any id will do. Of `config` the TLS files and limits are used."""
         self._bootstrap = parse_addresses(addresses)
         if not self._bootstrap:
             raise ConfigError("A cluster needs the address of at least one broker, host:port.")
@@ -169,7 +169,7 @@ class Cluster:
         Cluster._current = self
         return self
 
-    # --- who it is ------------------------------------------------------------------------------
+    # --- which cluster it is --------------------------------------------------------------------
 
     @property
     def addresses(self) -> list[str]:

@@ -8,12 +8,12 @@ An assignor is a pure, quick function; it runs on the event loop of the group's 
         current: Mapping[str, Collection[TopicPartition]],
     ) -> Mapping[str, Collection[TopicPartition]]: ...
 
-`members` are those of the group by member id, in sorted order; `partitions` gives the number of
-partitions of each topic that any of them subscribes to; `current` is what each member has now, of
-partitions that still exist (empty for one that just joined). The answer gives every partition of
-every topic to exactly one member that subscribes to it; members may be missing from it. One of your
-own is named in `ClusterConfig.group_assignors` as `module:function`, and chosen by a consumer's
-`assignor`.
+`members` are the group's members by member id, in sorted order; `partitions` gives the number of
+partitions of each topic that any of them subscribes to; `current` is what each member has now
+(empty for a member that has just joined), without partitions that no longer exist. The answer gives
+every partition of every topic to exactly one member that subscribes to it; a member that gets
+nothing may be missing from it. An assignor of your own is named in `ClusterConfig.group_assignors`
+as `module:function`; a consumer chooses it by its `assignor`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Assignor = Callable[[Mapping[str, MemberSubscription], Mapping[str, int], Assign
 
 
 def load_assignors(named: Mapping[str, str] | None) -> dict[str, Assignor | str]:
-    """The assignors by name; one that cannot be loaded is there as the reason why."""
+    """The assignors by name. Where one cannot be loaded, the reason stands in its place."""
     found: dict[str, Assignor | str] = {"uniform": uniform, "range": range_}
     for name, path in (named or {}).items():
         module, _, function = path.partition(":")
@@ -54,7 +54,7 @@ def load_assignors(named: Mapping[str, str] | None) -> dict[str, Assignor | str]
 
 
 def find_assignor(assignors: Mapping[str, Assignor | str], name: str) -> Assignor:
-    """Raises UnknownAssignorError."""
+    """The assignor of that name. Raises UnknownAssignorError."""
     found = assignors.get(name)
     if found is None:
         raise UnknownAssignorError(
@@ -73,7 +73,7 @@ def run_assignor(
     partitions: Mapping[str, int],
     current: Assignment,
 ) -> dict[str, frozenset[TopicPartition]]:
-    """The checked answer of an assignor, every member in it. Raises InvalidAssignmentError."""
+    """The checked answer of an assignor, with every member in it. Raises InvalidAssignmentError."""
     try:
         answer = assignor(members, partitions, current)
         given = {
@@ -115,8 +115,8 @@ def run_assignor(
 def range_(
     members: Mapping[str, MemberSubscription], partitions: Mapping[str, int], current: Assignment
 ) -> dict[str, list[TopicPartition]]:
-    """Consecutive partitions of each topic, the same numbers of topics of one size: members in the
-    order of their instance id, else of their member id."""
+    """Gives each member consecutive partitions of each topic, and the same partition numbers in
+    topics of one size. Members stand in order of instance id, else of member id."""
     found: dict[str, list[TopicPartition]] = {member: [] for member in members}
     order = sorted(members, key=lambda one: (members[one].instance or one, one))
     for topic, count in sorted(partitions.items()):
@@ -135,11 +135,11 @@ def range_(
 def uniform(
     members: Mapping[str, MemberSubscription], partitions: Mapping[str, int], current: Assignment
 ) -> dict[str, set[TopicPartition]]:
-    """Sticky, and balanced: among members of one subscription the shares differ by one at most;
+    """Sticky and balanced: among members of one subscription the shares differ by one at most;
     where subscriptions differ, no chain of hand-overs could level two shares further.
 
-    Everybody keeps what they have; what is free goes to the least loaded; then partitions move,
-    one by one, from the most to the least loaded.
+    Every member keeps what it has; free partitions go to the least loaded member; then partitions
+    move, one by one, from the most to the least loaded member.
     """
     shares = _Shares(members, partitions)
     free: dict[str, list[int]] = {topic: list(range(n)) for topic, n in partitions.items()}
@@ -181,7 +181,7 @@ class _Shares:
         self._has[member].setdefault(one.topic, set()).add(one.partition)
 
     def give_free(self, free: Mapping[str, list[int]]) -> None:
-        """Each to the least loaded reader; topics with the fewest readers first."""
+        """Gives each partition to the least loaded reader, topics with the fewest readers first."""
         for topic, readers in sorted(self._readers.items(), key=lambda pair: len(pair[1])):
             heap = [(self._load[member], member) for member in readers]
             heapq.heapify(heap)
@@ -191,7 +191,7 @@ class _Shares:
                 heapq.heapreplace(heap, (load + 1, member))
 
     def level(self) -> None:
-        """The most loaded gives first, so that no member gives a partition without need."""
+        """The most loaded member gives first, so that no member gives a partition without need."""
         has_moved = True
         while has_moved:
             has_moved = False

@@ -51,7 +51,7 @@ class ReplicaReport(NamedTuple):
     last_epoch: int | None
     flushed: int
     partition_epoch: int = 0
-    """Of the partition in the metadata by which the broker knows that it is placed there."""
+    """The partition's epoch in the metadata that told the broker of its replica."""
 
 
 def register_broker(
@@ -61,9 +61,9 @@ def register_broker(
     heard: Collection[int],
 ) -> list[MetadataRecord]:
     """A broker process presents itself. `held` are the partitions, as (topic id, partition), whose
-    directories are held by replica processes that outlived the broker's process before; all others
-    are gone. `heard`: see `_BrokerDraft`. Raises StaleBrokerError for an old copy of a directory,
-    WrongClusterError where another directory serves under the same broker id."""
+    directories are held by replica processes that outlived the broker's previous process; all other
+    replica processes are gone. `heard`: see `_BrokerDraft`. Raises StaleBrokerError for an old copy
+    of a directory, WrongClusterError where another directory serves under the same broker id."""
     known = state.brokers.get(registration.broker)
     if known is not None:
         before = known.registration
@@ -148,7 +148,7 @@ def register_replicas(
         if partition is None or broker not in partition.value.replicas:
             continue
         if report.partition_epoch < partition.value.placed_epoch:
-            continue  # It may mean a log from before a move, which it is about to remove.
+            continue  # The broker may mean, and remove, a log from before a move.
         known = partition.processes.get(broker)
         if known is not None and known.incarnation == report.incarnation:
             continue
@@ -179,7 +179,7 @@ def fail_replicas(
     failed: Iterable[tuple[str, int, str]],
     heard: Collection[int],
 ) -> list[MetadataRecord]:
-    """Replica processes, as (topic id, partition, incarnation), that are gone. `heard`: see
+    """Replica processes, given as (topic id, partition, incarnation), are gone. `heard`: see
     `_BrokerDraft`."""
     after = _BrokerDraft(state, heard)
     records: list[MetadataRecord] = []
@@ -207,8 +207,8 @@ def stop_broker(
 ) -> list[MetadataRecord]:
     """A controlled stop: each replica's log ended exactly where `ends` says.
 
-    While the whole cluster stops nobody else is elected: all members keep their place, and those
-    that return with these very logs are in sync at once.
+    While the whole cluster stops no other replica is elected: all members keep their place, and
+    members that return with these very logs are in sync at once.
     """
     known = state.brokers[broker]
     stopped = {(end.topic_id, end.partition): end for end in ends}
@@ -300,7 +300,7 @@ def allocate_producer_ids(state: ClusterState) -> list[MetadataRecord]:
 def settle_topic(
     state: ClusterState, topic: Topic, heard: Collection[int]
 ) -> list[MetadataRecord]:
-    """After a change of config that elections depend on."""
+    """Settles a topic's partitions after a change of config that elections depend on."""
     after = _BrokerDraft(state, heard)
     return after.settle_all((topic, number, one) for number, one in topic.partitions.items())
 
@@ -320,7 +320,7 @@ def found_partition(
 
 
 def balance_leaders(state: ClusterState) -> list[MetadataRecord]:
-    """Leadership back to the preferred replicas that are in sync."""
+    """Moves leadership back to the preferred replicas that are in sync."""
     records: list[MetadataRecord] = []
     for topic, number, partition in state.all_partitions():
         changed = election.elect_preferred(
@@ -335,10 +335,10 @@ def next_voters(state: ClusterState, heard: Collection[int]) -> list[MetadataRec
     """The next single step towards a full set of voters, or nothing.
 
     A voter whose broker lives with another data directory is dropped (its log is gone), then live
-    brokers join, up to three (one where there are fewer than three brokers). One that is cordoned
-    is replaced where another can be: first the other joins. The last voter is never dropped.
-    Only those in `heard` live for certain: what the log says of the others may be from before all
-    of them were lost, and a voter that never comes would stop everything.
+    brokers join, up to three (one where there are fewer than three brokers). A cordoned voter is
+    replaced where another broker can take its place: first the other broker joins. The last voter
+    is never dropped. Only brokers in `heard` live for certain: what the log says of other brokers
+    may be from before all of them were lost, and a voter that never comes would stop everything.
     """
     directories = {
         number: broker.registration.directory_id
@@ -364,8 +364,8 @@ def next_voters(state: ClusterState, heard: Collection[int]) -> list[MetadataRec
     if joiners and len(state.voters) < wanted + bool(leavers):
         joiner = joiners[0]
         return [VotersChanged((*state.voters, Voter(joiner, directories[joiner])))]
-    # Not every set that is larger than wanted: at the first start of a cluster there are three
-    # voters before there are three registered brokers.
+    # A set that is larger than wanted is not always cut: at the first start of a cluster there are
+    # three voters before there are three registered brokers.
     if len(state.voters) > VOTERS_MAX or (len(state.voters) == 2 and wanted == 1):
         leaver = min(
             reversed(state.voters),
@@ -378,11 +378,11 @@ def next_voters(state: ClusterState, heard: Collection[int]) -> list[MetadataRec
 class _BrokerDraft:
     """Settles partitions as if some brokers' sessions had changed already.
 
-    `heard` are the brokers that the controller has heard in its epoch. A partition with a member
-    on a broker that counts as live and has not been heard is not settled: after a loss of power
-    everywhere the metadata still shows processes that are dead, and members that return first
-    would be dropped from the in-sync set as if those went on without them. It is settled when the
-    broker is heard, or its session ends.
+    `heard` are the brokers that the controller has heard in its epoch. A partition with a member on
+    a broker that counts as live and has not been heard is not settled: after a loss of power
+    everywhere the metadata still shows processes that are dead, and members that return first would
+    be dropped from the in-sync set as if the dead ones went on without them. The partition is
+    settled when the broker is heard, or its session ends.
     """
 
     def __init__(
@@ -402,7 +402,7 @@ class _BrokerDraft:
         self._lost: set[tuple[str, int, int]] = set()
 
     def lose(self, topic_id: str, partition: int, broker: int) -> None:
-        """The registered process there is gone."""
+        """The registered process of that replica is gone."""
         self._lost.add((topic_id, partition, broker))
 
     def settle_all(
@@ -422,8 +422,8 @@ class _BrokerDraft:
         value: PartitionValue | None = None,
         processes: Mapping[int, ReplicaRegistered] | None = None,
     ) -> list[MetadataRecord]:
-        """The records that settle a partition, whose value or processes are those given instead of
-        the partition's own."""
+        """The records that settle a partition. Where `value` or `processes` are given, they stand
+        in for the partition's own."""
         before = partition.value
         value = before if value is None else value
         processes = partition.processes if processes is None else processes
@@ -436,7 +436,7 @@ class _BrokerDraft:
             self._is_live(broker) and broker not in live for broker in value.replicas
         )
         settled = None
-        # A new partition is founded by all that can: wait for those that are still starting.
+        # A new partition is founded by all that can found it: wait for those still starting.
         if not (is_starting and not self._founds) and not self._waits_for(value):
             settled = election.settle(
                 value,

@@ -46,7 +46,7 @@ class RegisteredBroker:
     registration: BrokerRegistered
     live: bool
     cordoned: bool = False
-    """It takes no new replicas."""
+    """The broker takes no new replicas."""
 
 
 @dataclass(slots=True)
@@ -66,12 +66,12 @@ class Topic:
     """The config's keys that were given; the rest follows the defaults. Keys that only a newer
     version knows are kept as they are."""
     replication_factor: int
-    """Of partitions that are added: as of the first one, once a move of it is over."""
+    """For partitions that are added: as many as the first one has, or will have after its move."""
     partitions: dict[int, Partition] = field(default_factory=dict)
 
     @property
     def whole_config(self) -> dict[str, Any]:
-        """Each key, defaults included, and those that only a newer version knows."""
+        """The value of every key, default or not, also of keys that only a newer version knows."""
         return {**self.options, **as_dict(self.config)}
 
     def min_insync(self, value: PartitionValue) -> int:
@@ -91,7 +91,7 @@ class ClusterState:
         self.topics: dict[str, Topic] = {}
         self.topic_ids: dict[str, str] = {}
         self.moving: set[tuple[str, int]] = set()
-        """The partitions, as (topic id, partition), of which a move is under way."""
+        """The partitions, as (topic id, partition), that are being moved."""
         self.next_producer_id = 0
         self.requests_done: dict[str, None] = {}
         """The ids of clients' requests that changed something, the newest last."""
@@ -155,7 +155,7 @@ class ClusterState:
         is_cordoned = before is not None and before.cordoned
         self.brokers[record.broker] = RegisteredBroker(record, live=True, cordoned=is_cordoned)
         if before is not None and before.registration.directory_id != record.directory_id:
-            # The processes of before used another disk; they are not this broker's.
+            # The earlier processes used another disk; they are not this broker's.
             for _, _, partition in self.replicas_on(record.broker):
                 partition.processes.pop(record.broker, None)
 
@@ -206,8 +206,9 @@ class ClusterState:
         else:
             known.value = record.value
             for broker in [one for one in known.processes if one not in record.value.replicas]:
-                # Moved away: if the partition comes back, a process has to register anew. That one
-                # is a follower that was away for long, in neither ISR nor ELR: it elects nobody.
+                # The replica moved away: if the partition comes back, a process has to register
+                # anew. The replica that goes is a follower that was away for long, in neither ISR
+                # nor ELR, so no election depends on it.
                 del known.processes[broker]
         if record.value.target:
             self.moving.add((record.topic_id, record.partition))
@@ -289,7 +290,7 @@ class ClusterState:
 
 
 def find_topic(state: ClusterState, name: str) -> Topic:
-    """Raises UnknownTopicError."""
+    """The topic of that name. Raises UnknownTopicError."""
     topic = state.topic_named(name)
     if topic is None:
         raise UnknownTopicError(f"There is no topic {name!r}.")

@@ -1,9 +1,10 @@
 """Which replica leads: a partition's value and the replicas that live now in, its next value out.
 
-Rules 1 and 2 of docs/protocol.md: a live leader stays; else a live member of the ISR, else of the
-ELR (KIP-966), that is the very process that was in sync; else, once as many members as
-`min_insync` have come back and said what their disks hold, the one that holds the most; else, where
-the topic allows it, any live replica, loudly; else none, and it says which brokers are missing.
+Rules 1 and 2 of docs/protocol.md say how. A live leader stays. Else a live member of the ISR leads,
+else one of the ELR (KIP-966), where it is the very process that was in sync. Else, once as many
+members as `min_insync` have come back and said what their disks hold, the member that holds the
+most leads. Else, where the topic allows it, any live replica leads, loudly. Else no replica leads,
+and `missing` says which brokers the partition waits for.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ def settle(
     """The next value of a partition whose live replica processes are `live`; None: no change.
 
     A member of the ISR that no longer runs leaves it when a leader goes on without it. It stays
-    eligible (ELR) unless enough others are in sync: else nothing is committed that it lacks. While
-    nobody leads, all members stay.
+    eligible (ELR) unless enough others are in sync: with too few of them, nothing is committed that
+    it lacks. While no replica leads, all members stay.
     """
     if value.leader_epoch == 0:
         return _found(value, live)
@@ -68,8 +69,8 @@ def settle(
 
 
 def elect_unclean(value: PartitionValue, live: Processes) -> PartitionValue:
-    """The live replica that holds the most leads, whatever it lacks; one that a move has added and
-    that is only copying the log, if there is no other. Needs at least one."""
+    """The live replica that holds the most leads, whatever it lacks. A replica that a move has
+    added and that is only copying the log leads if there is no other. Needs one live replica."""
     candidates = [broker for broker in value.replicas if broker in live]
     best = max(
         candidates,
@@ -110,9 +111,9 @@ def elect_preferred(value: PartitionValue, live: Processes) -> PartitionValue | 
 
 
 def next_epoch(value: PartitionValue, live: Processes) -> int:
-    """The leader epoch to grant: above all that the metadata knows, and above all of which a live
-    replica holds batches. Metadata that came back from an older copy does not know the newest, and
-    one epoch must never have two leaders."""
+    """The leader epoch to grant: above all that the metadata knows, and above every epoch of which
+    a live replica holds batches. Metadata that came back from an older copy does not know the
+    newest epochs, and one epoch must never have two leaders."""
     held = (process.last_epoch or 0 for process in live.values())
     return max(value.leader_epoch, *held, 0) + 1
 
@@ -134,8 +135,8 @@ def with_isr(
 
 
 def readmit(value: PartitionValue, process: ReplicaRegistered) -> PartitionValue:
-    """A member that returns with exactly the log it was stopped with is the same member. One that
-    led before does not lead until it is elected again, in a new epoch."""
+    """A member that returns with exactly the log it was stopped with is the same member. A member
+    that led before does not lead until it is elected again, in a new epoch."""
 
     def renewed(member: Member) -> Member:
         returned = (
@@ -186,7 +187,7 @@ def _found(value: PartitionValue, live: Processes) -> PartitionValue | None:
     if not members:
         return None
     if any(process.last_epoch is not None for process in live.values()):
-        # Not new at all: the metadata came back from a copy of before its first election.
+        # The partition is not new: the metadata came back from before its first election.
         return elect_unclean(value, live)
     return msgspec.structs.replace(
         value,

@@ -6,7 +6,7 @@ from rayq.config import KIB, MIB
 
 FETCH_BYTES_MAX = 4 * MIB
 FETCH_BYTES_MIN = 64 * KIB
-"""Not less, however slow answers are: what takes long may be the machine and not the link."""
+"""The least to ask for, however slow answers are: the machine may be slow and not the link."""
 SLOW_S = 3.0
 """An answer that takes longer was too large."""
 QUICK_S = 1.0
@@ -14,13 +14,13 @@ QUICK_S = 1.0
 
 
 class FetchSize:
-    """`bytes_max` for the next fetch, by how the ones before went."""
+    """`bytes_max` for the next fetch, by how the earlier fetches went."""
 
     def __init__(self) -> None:
         self.bytes_max = FETCH_BYTES_MAX
 
     def answered(self, size_bytes: int, took_s: float) -> None:
-        """An answer with so many bytes came, so long after its request."""
+        """An answer of `size_bytes` came, `took_s` after its request."""
         if took_s > SLOW_S:
             # One batch may be larger than what was asked for.
             self._set(min(self.bytes_max, size_bytes) * SLOW_S / took_s)

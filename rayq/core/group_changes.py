@@ -5,10 +5,10 @@ is soft (when each member was heard). Errors are those of `rayq.errors`. Rebalan
 
 - a member that joins, leaves or subscribes anew makes the assignor compute a *target* for every
   member;
-- what a member has beyond its target moves from `assigned` to `revoking` at once, and is nobody
-  else's until the member says that it gave it up (or is gone);
-- what is in nobody's `assigned` or `revoking` goes to the member whose target it is;
-- each change of `assigned` has a new epoch, and waits until the member knows the one before.
+- what a member has beyond its target moves from `assigned` to `revoking` at once, and goes to no
+  other member until this one says that it gave it up (or is gone);
+- what is in no member's `assigned` or `revoking` goes to the member whose target it is;
+- each change of `assigned` has a new epoch, and waits until the member knows the previous one.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from rayq.errors import (
 from rayq.records import TopicIdPartition
 
 MEMBERS_MAX = 1_000
-"""Of one group."""
+"""The most members of one group."""
 OWNED_MAX = 100_000
-"""Partitions that one heartbeat names as the member's own."""
+"""The most partitions that one heartbeat names as the member's own."""
 TOPICS_MAX = 1_000
-"""Topics that one member names."""
+"""The most topics that one member names."""
 CLIENT_LENGTH_MAX = 256
 SUBSCRIPTION_BYTES_MAX = 16 * 1024
-"""Names of topics that one member names, together: a rebalance writes them for every member."""
+"""The most bytes of topic names from one member: a rebalance writes them for every member."""
 SESSION_TIMEOUT_MS_MIN = 100
 
 
@@ -119,7 +119,7 @@ def _join(
     who = _who(beat.member, beat.client)
     twin = draft.member_of_instance(beat.instance)
     if before is not None and twin in (None, beat.member):
-        # Its first answer was lost, or it begins anew: then it owns nothing.
+        # The member's first answer was lost, or the member begins anew: then it owns nothing.
         session = draft.sessions[beat.member]
         if not session.is_acked and _says_the_same(before, beat):
             return []
@@ -129,7 +129,7 @@ def _join(
         if _asks_for(before) != _asks_for(draft.members[beat.member]):
             draft.rebalance(f"{who} subscribed anew", may_fail=True)
     elif twin is not None and twin != beat.member:
-        # A static member came back as another process: it takes over what the one before had.
+        # A static member came back as another process: it takes over what the earlier process had.
         old = draft.members[twin]
         draft.remove(twin)
         if before is not None:
@@ -155,7 +155,7 @@ def _join(
 def leave(
     state: GroupState, group: str, member: str, reason: str, *, now_ms: int
 ) -> list[Record]:
-    """A member goes; one that is not known has gone already."""
+    """A member leaves; a member that is not known has left already."""
     known = state.groups.get(group)
     if known is None or member not in known.members:
         return []
@@ -167,7 +167,7 @@ def leave(
 def leave_static(
     state: GroupState, group: str, member: str, *, now_s: float, now_ms: int
 ) -> list[Record]:
-    """A static member's process ends; it may be back within the session, and keeps its
+    """A static member's process ends. The member may be back within the session, and keeps its
     partitions. What it was asked to give up is given up now."""
     known = state.groups.get(group)
     if known is None or member not in known.members:
@@ -238,7 +238,7 @@ def _why_gone(
 
 
 def prolong_sessions(state: GroupState, late_s: float) -> None:
-    """This process was not running for so long: nobody could be heard."""
+    """This process did not run for `late_s` and heard no member: all sessions last longer."""
     for _, group, member, _ in state.all_members():
         session = group.sessions[member]
         if session.heard_s is not None:
@@ -252,7 +252,7 @@ def prolong_sessions(state: GroupState, late_s: float) -> None:
 def _remove(
     state: GroupState, group: str, gone: Mapping[str, str], now_ms: int
 ) -> list[Record]:
-    """`gone`: member to the reason why."""
+    """Takes out members; `gone` gives for each the reason why."""
     draft = GroupDraft(state, group, now_ms)
     for member in gone:
         draft.remove(member)
@@ -269,8 +269,8 @@ def _remove(
 def set_topics(
     state: GroupState, topics: Mapping[str, SubscribedTopic], *, now_ms: int
 ) -> list[Record]:
-    """The cluster's topics as the metadata has them now: groups that read what appeared, grew or
-    went are rebalanced."""
+    """Takes the cluster's topics as the metadata has them now. Groups that read a topic which
+    appeared, grew or went are rebalanced."""
     if topics == state.topics:
         return []
     state.take_topics(topics)
@@ -300,7 +300,7 @@ def _follow_topics(state: GroupState, name: str, now_ms: int) -> list[Record]:
 
 
 def find_member(state: GroupState, group: str, member: str, instance: str | None) -> MemberValue:
-    """Raises UnknownMemberError, FencedMemberError."""
+    """The member of that id and instance id. Raises UnknownMemberError, FencedMemberError."""
     known = state.groups.get(group)
     if known is None or member not in known.members:
         raise _unknown(known, group, member, instance)
@@ -308,7 +308,7 @@ def find_member(state: GroupState, group: str, member: str, instance: str | None
 
 
 def find_group(state: GroupState, group: str) -> Group:
-    """Raises UnknownGroupError."""
+    """The group of that name. Raises UnknownGroupError."""
     known = state.groups.get(group)
     if known is None:
         raise UnknownGroupError(f"There is no group {group!r}.")
@@ -372,7 +372,7 @@ def _who(member: str, client: str) -> str:
 
 
 def _asks_for(one: MemberValue) -> tuple[tuple[str, ...], str | None, str, str | None]:
-    """What a target depends on."""
+    """What a member's target depends on."""
     return one.topics, one.pattern, one.assignor, one.instance
 
 

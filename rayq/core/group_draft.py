@@ -21,7 +21,7 @@ from rayq.errors import GroupLimitError, InvalidAssignmentError, UnknownAssignor
 from rayq.records import TopicIdPartition, TopicPartition
 
 GROUPS_MAX = 10_000
-"""Of one coordinator."""
+"""The most groups of one coordinator."""
 REASON_LENGTH_MAX = 512
 
 
@@ -62,7 +62,7 @@ class GroupDraft:
         self.members.pop(member)
 
     def renew(self, member: str) -> None:
-        """The member begins under an epoch of its own: none from before is accepted."""
+        """The member begins under a new epoch: no earlier one is accepted."""
         self._renewed.add(member)
         self._value = msgspec.structs.replace(self._value, epoch=self._next_epoch)
         self.members[member] = msgspec.structs.replace(
@@ -123,7 +123,7 @@ class GroupDraft:
         )
 
     def _choose_assignor(self) -> str:
-        """The one that most members name; the group's present one where that is a tie."""
+        """The assignor that most members name; in a tie, the group's present assignor."""
         votes: dict[str, int] = {}
         for one in self.members.values():
             votes[one.assignor] = votes.get(one.assignor, 0) + 1
@@ -133,7 +133,7 @@ class GroupDraft:
         return max(sorted(votes), key=lambda name: (votes[name], name == present))
 
     def reconcile(self) -> None:
-        """Moves what may move now."""
+        """Moves the partitions that may move now."""
         changed: dict[str, MemberValue] = {}
         taken: set[TopicIdPartition] = set()
         for member, one in self.members.items():
@@ -167,7 +167,7 @@ class GroupDraft:
         return member in self._renewed or self.sessions[member].is_acked
 
     def records(self) -> list[Record]:
-        """What differs from before: members first, the group last."""
+        """The records of what differs from before: members first, the group last."""
         records: list[Record] = [
             MemberRecord(self._group, member, None)
             for member in self._before.members

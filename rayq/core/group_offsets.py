@@ -22,11 +22,11 @@ from rayq.errors import (
 from rayq.records import TopicIdPartition
 
 OFFSETS_MAX = 100_000
-"""Committed positions of one group, and of one commit."""
+"""The most committed positions of one group, and of one commit."""
 METADATA_LENGTH_MAX = 1024 * 1024
-"""Characters of metadata with all positions of one group."""
+"""The most characters of metadata with all positions of one group together."""
 TOPIC_GONE_S = 10.0
-"""Positions of a topic that the metadata lacked for so long are forgotten: it was deleted."""
+"""Positions of a topic are forgotten once the metadata lacked it for so long: it was deleted."""
 
 Refused = tuple[str, int, str, str]
 """`(topic id, partition, error code, message)`"""
@@ -50,8 +50,8 @@ def commit(
     offsets: Sequence[OffsetCommit],
     now_ms: int,
 ) -> tuple[list[Record], list[Refused]]:
-    """Positions of a member, or (`member` empty) of a consumer that assigned itself its
-    partitions. Raises UnknownMemberError, FencedMemberError, GroupNotEmptyError,
+    """Commits positions of a member, or, where `member` is empty, of a consumer that assigned its
+    partitions to itself. Raises UnknownMemberError, FencedMemberError, GroupNotEmptyError,
     GroupLimitError."""
     known = state.groups.get(group)
     _check_metadata(known, group, offsets)
@@ -70,7 +70,7 @@ def commit(
     session.last_sequence = sequence
     committable = value.owned
     if member_epoch != value.member_epoch:
-        committable -= session.gained  # What it had of these under that epoch, it gave up.
+        committable -= session.gained  # What it had of them under that epoch it gave up.
     records: list[Record] = []
     refused: list[Refused] = []
     for one in offsets:
@@ -91,13 +91,13 @@ def commit(
 def set_offsets(
     state: GroupState, group: str, offsets: Sequence[OffsetCommit], *, now_ms: int
 ) -> list[Record]:
-    """Raises GroupNotEmptyError, GroupLimitError."""
+    """Sets the positions of a group without members. Raises GroupNotEmptyError, GroupLimitError."""
     _check_no_members(state.groups.get(group), group, "Its positions can be set")
     return _set(state, group, offsets, now_ms)
 
 
 def delete_group(state: GroupState, group: str) -> list[Record]:
-    """Raises UnknownGroupError, GroupNotEmptyError."""
+    """Deletes a group and its positions. Raises UnknownGroupError, GroupNotEmptyError."""
     known = find_group(state, group)
     _check_no_members(known, group, "It can be deleted")
     return _tombstones(group, known.offsets, is_whole=True)
@@ -122,7 +122,7 @@ def expire_offsets(state: GroupState, *, now_ms: int, retention_ms: int) -> list
 
 
 def forget_topics(state: GroupState, *, now_s: float) -> list[Record]:
-    """Positions in topics that were missing for long: they were deleted."""
+    """Forgets positions in topics that were missing for long: those topics were deleted."""
     existing = {info.topic_id for info in state.topics.values()}
     missing = {
         topic_id

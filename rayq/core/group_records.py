@@ -28,8 +28,8 @@ NOTHING: Partitions = frozenset()
 
 
 def partition_of_group(group: str, partitions: int) -> int:
-    """Which partition of `__consumer_offsets` holds a group, for ever: their number is fixed. Its
-    leader coordinates the group."""
+    """Which partition of `__consumer_offsets` holds a group, for ever: the number of partitions is
+    fixed. Its leader coordinates the group."""
     return crc32(group.encode()) % partitions
 
 
@@ -68,7 +68,7 @@ class MemberValue(msgspec.Struct, frozen=True):
 
     @property
     def owned(self) -> Partitions:
-        """What no other member may have."""
+        """The partitions that no other member may have."""
         return self.assigned | self.revoking if self.revoking else self.assigned
 
 
@@ -184,8 +184,8 @@ def encode(record: Record) -> tuple[bytes, bytes | None]:
 
 
 def decode(key: bytes | None, value: bytes | None) -> Record:
-    """What `encode` gave. Raises CorruptBatchError for other bytes, UnsupportedFormatError for a
-    newer rayq's."""
+    """The record that `encode` made these bytes of. Raises CorruptBatchError for other bytes,
+    UnsupportedFormatError for a newer rayq's."""
     try:
         named = _key_decoder.decode(key or b"")
         if value is not None:

@@ -28,8 +28,8 @@ from rayq.core.topic_pattern import matches
 from rayq.records import TopicIdPartition
 
 PATTERNS_MAX = 250
-"""Different patterns of all members: each costs up to 2 ms, and 30 us for each topic, when a
-coordinator begins."""
+"""The most different patterns of all members together: each costs up to 2 ms, and 30 us for each
+topic, when a coordinator begins."""
 
 
 class SubscribedTopic(NamedTuple):
@@ -39,18 +39,18 @@ class SubscribedTopic(NamedTuple):
 
 @dataclass(slots=True)
 class Session:
-    """What is known of a member since this coordinator began. Times on the monotonic clock."""
+    """What is known of a member since this coordinator began. Times are on the monotonic clock."""
 
     heard_s: float | None = None
-    """None: not looked at yet."""
+    """When the member was heard last; None: it was not looked at yet."""
     is_acked: bool = False
-    """A heartbeat came under the member's present epoch: it knows what it may own. Until then
-    nothing about that changes, so that each epoch means one assignment."""
+    """Whether a heartbeat came under the member's present epoch, so that the member knows what it
+    may own. Until then what it may own does not change, so that each epoch means one assignment."""
     disconnected_s: float | None = None
     revoking_since_s: float | None = None
     last_sequence: int | None = None
     gained: Partitions = NOTHING
-    """What came with the present epoch: a commit under the one before is from an earlier time."""
+    """Partitions that came with this epoch: a commit of them under the previous one is outdated."""
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class Group:
     offsets: dict[TopicIdPartition, OffsetValue] = field(default_factory=dict)
     sessions: dict[str, Session] = field(default_factory=dict)
     settled: bool | None = None
-    """Whether every member has its target; None: to be computed."""
+    """Whether every member has its target; None: that is still to be computed."""
 
     @property
     def is_settled(self) -> bool:
@@ -72,7 +72,7 @@ class Group:
 
     @property
     def name_of_state(self) -> str:
-        """As `messages.GroupSummary` says it."""
+        """The group's state, as `messages.GroupSummary` names it."""
         if not self.members:
             return "empty"
         return "stable" if self.is_settled else "rebalancing"
@@ -93,12 +93,12 @@ class GroupState:
         self._names: dict[str, str] = {}
         self._matches: dict[str, set[str]] = {}
         self.topics_gone: dict[str, float] = {}
-        """Topic ids of committed offsets that are no topic's, and since when."""
+        """Topic ids of committed offsets that no topic has, and since when."""
 
     # --- topics -----------------------------------------------------------------------------
 
     def take_topics(self, topics: Mapping[str, SubscribedTopic]) -> None:
-        """The cluster's topics as they are now."""
+        """Takes the cluster's topics as they are now."""
         added = [name for name in topics if name not in self.topics]
         self.topics = dict(topics)
         self._forget_patterns()
@@ -115,11 +115,11 @@ class GroupState:
         self._names = {**kept, **{info.topic_id: name for name, info in topics.items()}}
 
     def name_of_topic(self, topic_id: str) -> str:
-        """Its id where the name is not known (any more)."""
+        """The topic's name; its id where the name is not known (any more)."""
         return self._names.get(topic_id, topic_id)
 
     def subscription(self, one: MemberValue) -> MemberSubscription:
-        """With the topics that there are."""
+        """A member's subscription, with the topics that there are."""
         found = {name for name in one.topics if name in self.topics}
         if one.pattern is not None:
             if one.pattern not in self._matches:
@@ -130,11 +130,11 @@ class GroupState:
         return MemberSubscription(frozenset(found), one.instance)
 
     def patterns(self) -> set[str]:
-        """Those of all members."""
+        """The patterns of all members."""
         return {one.pattern for _, _, _, one in self.all_members() if one.pattern is not None}
 
     def _forget_patterns(self) -> None:
-        """Nobody's any more."""
+        """Forgets the patterns that no member has any more."""
         used = self.patterns()
         self._matches = {one: found for one, found in self._matches.items() if one in used}
 
@@ -146,7 +146,7 @@ class GroupState:
     # --- the only change --------------------------------------------------------------------
 
     def replay(self, record: Record) -> None:
-        """Applies one record. Those of different keys may come in any order (compaction)."""
+        """Applies one record. Records of different keys may come in any order (compaction)."""
         group = self.groups.get(record.group)
         if group is None:
             if record.value is None:
@@ -192,7 +192,7 @@ class GroupState:
             for member, one in group.members.items():
                 where = (name, member)
                 assert not one.assigned & one.revoking, where
-                if group.sessions[member].is_acked:  # Until then its target may be ahead.
+                if group.sessions[member].is_acked:  # Until then the target may be ahead.
                     assert one.assigned <= one.target, where
                     assert not one.revoking & one.target, where
                 assert one.previous_epoch <= one.member_epoch <= group.value.epoch, where

@@ -34,12 +34,12 @@ class Member(msgspec.Struct, array_like=True, frozen=True):
 class PartitionValue(msgspec.Struct, array_like=True, frozen=True):
     """All that is decided about a partition. A change replaces the whole value.
 
-    `isr` is the in-sync set, `elr` (eligible leader replicas, KIP-966) those that left it while too
-    few were left: they hold every committed record. `last_unclean_epoch` is the last leader epoch
-    whose leader was elected from neither. `leader_epoch` 0: nobody led yet.
+    `isr` is the in-sync set. `elr` (eligible leader replicas, KIP-966) are the replicas that left
+    it while too few were left in it: they hold every committed record. `last_unclean_epoch` is the
+    last leader epoch whose leader was elected from neither. `leader_epoch` 0: no replica led yet.
 
-    While a move is under way (KIP-455) `target` are the replicas that it ends with, `origin` those
-    that there were before, and `replicas` all of both, the target first. Both are empty otherwise.
+    While a move is under way (KIP-455) `target` are the replicas that the move ends with, `origin`
+    those from before, and `replicas` all of both, the target first. Both are empty otherwise.
     """
 
     replicas: tuple[int, ...]
@@ -91,7 +91,7 @@ class EpochStarted(MetadataRecord, frozen=True):
 
 
 class VotersChanged(MetadataRecord, frozen=True):
-    """One voter more or one fewer (all of them at the formatting of the cluster)."""
+    """There is one voter more or one fewer (at the cluster's formatting all come at once)."""
 
     voters: tuple[Voter, ...]
     clean: bool = True
@@ -112,7 +112,7 @@ class BrokerRegistered(MetadataRecord, frozen=True):
 
 
 class BrokerFenced(MetadataRecord, frozen=True):
-    """The session ended: silence or a controlled stop."""
+    """A broker's session ended, by silence or by a controlled stop."""
 
     broker: int
     incarnation: str
@@ -126,8 +126,8 @@ class BrokerUnfenced(MetadataRecord, frozen=True):
 
 
 class BrokerCordoned(MetadataRecord, frozen=True):
-    """A broker takes no new replicas, and gives up its vote where another can have it; or does
-    so again no more."""
+    """While a broker is `cordoned` it takes no new replicas, and gives up its vote where another
+    broker can have it. With False that ends."""
 
     broker: int
     cordoned: bool
@@ -211,7 +211,7 @@ def encode_record(record: MetadataRecord) -> bytes:
 
 
 def decode_record(data: bytes | memoryview) -> MetadataRecord:
-    """Raises msgspec.DecodeError."""
+    """The record of these bytes. Raises msgspec.DecodeError."""
     record: MetadataRecord = _decoder.decode(data)
     return record
 
@@ -221,6 +221,6 @@ def encode_records(records: list[MetadataRecord]) -> bytes:
 
 
 def decode_records(data: bytes | memoryview) -> list[MetadataRecord]:
-    """Raises msgspec.DecodeError."""
+    """The records of these bytes. Raises msgspec.DecodeError."""
     records: list[MetadataRecord] = _list_decoder.decode(data)
     return records

@@ -1,5 +1,5 @@
 """Which replicas to move where: to empty a broker, to replace one that is gone, to have more or
-fewer of them, to spread the load.
+fewer replicas, to spread the load.
 
 Pure, over plain values: `nodes` maps each broker that may take replicas to its node, `placements`
 each partition to its replicas, the preferred leader first. A plan holds the partitions that change,
@@ -22,8 +22,9 @@ def replace(
     placements: Mapping[Key, Sequence[int]],
     gone: Collection[int],
 ) -> tuple[dict[Key, list[int]], list[Key]]:
-    """Replicas elsewhere for all that the brokers `gone` carry, as far as there are others, each in
-    the place of the one that it replaces; and the partitions for which there are too few others."""
+    """A plan with replicas on other brokers for all that the brokers `gone` carry, as far as there
+    are other brokers, each in the place of the replica that it replaces; and the partitions for
+    which there are too few other brokers."""
     takers = {broker: node for broker, node in nodes.items() if broker not in gone}
     load = _Load(placements.values())
     plan: dict[Key, list[int]] = {}
@@ -49,11 +50,11 @@ def with_factor(
     in_sync: Mapping[Key, Sequence[int]],
     factor: int,
 ) -> tuple[dict[Key, list[int]], list[Key]]:
-    """So many replicas for each partition of `in_sync`, which names the brokers that are in sync,
-    the leader first; and the partitions for which there are too few brokers. Those that are there
-    keep their order. More are added on brokers that carry fewest. Of too many, those go first that
-    are not in sync, then those on brokers that are not in `nodes`, then where the most is
-    carried; the leader stays."""
+    """A plan with `factor` replicas for each partition of `in_sync`, which names the brokers that
+    are in sync, the leader first; and the partitions for which there are too few brokers. The
+    replicas that stay keep their order. New replicas are added on the brokers that carry fewest. Of
+    too many, replicas that are not in sync go first, then those on brokers that are not in `nodes`,
+    then those on the brokers that carry most; the leader stays."""
     load = _Load(placements.values())
     plan: dict[Key, list[int]] = {}
     impossible: list[Key] = []
@@ -77,8 +78,8 @@ def spread(
     nodes: Mapping[int, str], placements: Mapping[Key, Sequence[int]]
 ) -> dict[Key, list[int]]:
     """The few moves that take replicas of a partition apart where they share a node, then make the
-    brokers in `nodes` carry equally many, within one, then lead equally many. Empty when that is
-    so already. What is on brokers outside of `nodes` stays there."""
+    brokers in `nodes` carry equally many replicas, within one, then lead equally many partitions.
+    Empty when that is so already. What is on brokers outside of `nodes` stays there."""
     spreading = _Spreading(nodes, placements)
     spreading.take_apart()
     spreading.balance()
@@ -188,8 +189,8 @@ class _Spreading(Generic[Key]):
         return False
 
     def _movable(self, high: int, low: int) -> Key | None:
-        """A partition whose replica may go from one broker to the other: at best one that evens out
-        the leaders too."""
+        """A partition whose replica may go from one broker to the other: preferably one whose move
+        evens out the leaders too."""
         leads = self._load.leads
         wants_leader = leads[high] > leads[low]
         fallback = None
@@ -199,7 +200,7 @@ class _Spreading(Generic[Key]):
             if low in replicas:
                 continue
             if self._is_used(replicas, position, low) and not self._shares_node(replicas, position):
-                continue  # It would bring two of its replicas together.
+                continue  # The move would bring two replicas together.
             if (position == 0) == wants_leader:
                 return key
             fallback = fallback or key

@@ -1,8 +1,8 @@
 """A leader's view of its partition: how far each replica is, the high watermark, the in-sync set.
 
 Pure: facts come in (an append, a flush, a follower's fetch, a committed change), `high_watermark`
-and `proposal` are what follows from them. One object lives for one leader epoch. This is what
-rules 6 to 8 of docs/protocol.md say.
+and `proposal` follow from them. One object lives for one leader epoch. This is what rules 6 to 8 of
+docs/protocol.md say.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class _Follower:
     flushed: int = 0
     log_start_offset: int = 0
     is_heard: bool = False
-    """A fetch of this very incarnation came in this epoch: `flushed` is known."""
+    """Whether a fetch of this very incarnation came in this epoch, so that `flushed` is known."""
     end_at_last_fetch: int = 0
-    """The leader's end when the follower fetched last: once it has flushed so far, it was caught up
-    at that moment (as Kafka's followers are judged)."""
+    """The end of the leader's log when the follower fetched last: once the follower has flushed so
+    far, it was caught up at that moment (as Kafka's followers are judged)."""
     last_fetch_s: float = 0.0
     caught_up_s: float = 0.0
 
@@ -49,7 +49,7 @@ class PartitionState:
     high_watermark: int
     started_s: float
     log_start_offset: int = 0
-    """The leader's own."""
+    """Where the leader's own log starts."""
     partition_epoch: int = -1
     isr: Isr = ()
     undecided: list[Isr] = field(default_factory=list)
@@ -71,7 +71,7 @@ class PartitionState:
         self.min_insync = min_insync
         registered = dict(processes)
         for broker in [one for one in self._followers if one not in registered]:
-            del self._followers[broker]  # Moved away: it is no replica any more.
+            del self._followers[broker]  # It moved away: it is no replica any more.
         for broker, incarnation in registered.items():
             known = self._followers.get(broker)
             if broker == self.broker or incarnation is None:
@@ -90,7 +90,7 @@ class PartitionState:
         self.end_offset = end_offset
 
     def flushed(self, flushed_offset: int) -> None:
-        """The leader's own disk."""
+        """The leader's own disk holds everything below `flushed_offset`."""
         self.flushed_offset = flushed_offset
         self._advance()
 
@@ -101,7 +101,7 @@ class PartitionState:
     def follower_fetched(
         self, broker: int, incarnation: str, *, flushed: int, log_start_offset: int, now_s: float
     ) -> None:
-        """Raises FencedEpochError for a process that is not the registered one."""
+        """A fetch came. Raises FencedEpochError for a process that is not the registered one."""
         follower = self._current(broker, incarnation)
         follower.is_heard = True
         follower.log_start_offset = log_start_offset
@@ -119,7 +119,7 @@ class PartitionState:
     def follower_flushed(
         self, broker: int, incarnation: str, *, flushed: int, now_s: float
     ) -> None:
-        """Raises FencedEpochError for a process that is not the registered one."""
+        """It flushed. Raises FencedEpochError for a process that is not the registered one."""
         follower = self._current(broker, incarnation)
         if not follower.is_heard:
             return  # A notice that outran the fetch of this connection: the fetch will tell.
@@ -144,15 +144,15 @@ class PartitionState:
         """The in-sync set to propose now on top of `partition_epoch`, or None.
 
         Then say what became of it, naming that epoch: `proposal_refused` or `proposal_unknown`; an
-        accepted one ends with the newer partition epoch that `committed` brings.
+        accepted proposal ends with the newer partition epoch that `committed` brings.
         """
         if self._in_flight or self.partition_epoch < 0:
             return None
         wanted = [(self.broker, self.incarnation)]
         members = dict(self.isr)
         for broker, follower in self._followers.items():
-            # A follower that lags leaves, and joins again only once it does not: else a silent one
-            # would leave and join as fast as the controller answers.
+            # A follower that lags leaves, and joins again only once it does not lag: otherwise a
+            # silent follower would leave and join as fast as the controller answers.
             keeps = now_s - follower.caught_up_s <= self.lag_time_max_s
             if members.get(broker) != follower.incarnation:
                 keeps = (
@@ -160,7 +160,7 @@ class PartitionState:
                     and follower.is_heard
                     and follower.flushed >= self.high_watermark
                     and follower.flushed >= self.epoch_start_offset
-                    # Or it could lead with records that were deleted for good.
+                    # Otherwise the follower could lead with records that were deleted for good.
                     and follower.log_start_offset >= self.log_start_offset
                 )
             if keeps:
@@ -174,8 +174,8 @@ class PartitionState:
         return proposed
 
     def proposal_refused(self, proposed: Isr, partition_epoch: int) -> None:
-        """Refused for certain. A set that was sent before with an unknown outcome stays undecided:
-        the earlier copy may still arrive."""
+        """A proposal was refused for certain. A set that was sent before with an unknown outcome
+        stays undecided: the earlier copy may still arrive."""
         if partition_epoch != self.partition_epoch:
             return  # The same set may have been proposed again since, and that is undecided yet.
         self._in_flight = False
@@ -184,22 +184,22 @@ class PartitionState:
             self._advance()
 
     def proposal_unknown(self, proposed: Isr, partition_epoch: int) -> None:
-        """No answer came: it may have been accepted, or be yet."""
+        """No answer came to a proposal: it may have been accepted, or may be accepted yet."""
         if partition_epoch != self.partition_epoch:
             return
         self._in_flight = False
         self._maybe_under_way.add(proposed)
 
     def is_log_start_committed(self, offset: int) -> bool:
-        """Whether each replica that may lead next starts at `offset` at least: all that are in sync
-        or proposed for it do, and they are enough that no other can be elected."""
+        """Whether each replica that may lead next starts at `offset` at least: all that are in the
+        in-sync set or proposed for it do, and they are so many that no other can be elected."""
         return len(self.isr) >= self.min_insync and all(
             follower is not None and follower.log_start_offset >= offset
             for follower in self._heard_followers()
         )
 
     def validate(self) -> None:
-        """What must hold after every step; for tests and the simulation."""
+        """Checks what must hold after every step; for tests and the simulation."""
         assert self.flushed_offset <= self.end_offset
         assert self.high_watermark <= self.end_offset
 
@@ -225,8 +225,8 @@ class PartitionState:
         self.high_watermark = max(self.high_watermark, least)
 
     def _heard_followers(self) -> Iterator[_Follower | None]:
-        """Those that are in sync, or may be by a proposal whose fate is unknown; None stands for
-        one that has not been heard in this epoch."""
+        """The followers that are in sync, or may be by a proposal whose fate is unknown; None
+        stands for a follower that has not been heard in this epoch."""
         for broker, incarnation in {*self.isr, *(one for isr in self.undecided for one in isr)}:
             if broker == self.broker:
                 continue

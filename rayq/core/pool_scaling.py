@@ -1,22 +1,23 @@
 """How many consumers a pool wants: pure, from one look at the group's progress after another.
 
-Lag counts in seconds: the age of the oldest record that is not committed yet. It is told by when
-the log was *seen* to grow past the committed offset, not by the records' own timestamps, which are
-the producers' (a replayed archive is years old when it arrives), and not by offsets over the rate
-of consumption, which says nothing while nothing is consumed. What was there before the first look
-is taken for as old as that look: a lower bound, which does no harm, since a backlog counts by its
-size as well:
+Lag counts in seconds: the age of the oldest record that is not committed yet. The age is told by
+when the log was *seen* to grow past the committed offset, not by the records' own timestamps, which
+are the producers' (a replayed archive is years old when it arrives), and not by offsets over the
+rate of consumption, which says nothing while nothing is consumed. Records from before the first
+look count as old as it: a lower bound, which does no harm, since a backlog counts by its size as
+well:
 
     wanted = (records that come in per second x HEADROOM + backlog / target_lag_s)
              / records that one consumer handles per second
 
 The divisor is measured while consumers are busy only, so it is what they could do, not what they
-were given to do. Where the sum says enough and the lag stays above the target all the same (one
-partition gets it all, say, or handlers wait for something), one more is added at a time.
+were given to do. Where the sum says that there are enough consumers, and the lag stays above the
+target all the same (one partition gets all records, say, or handlers wait for something), one
+consumer more is added at a time.
 
-More come at once (a tenth more than there is is noise, while the lag is below its target), but at
-most twice as many at a time: the first measurements are of cold consumers. Fewer come after a
-cool-down in which fewer would have done all along.
+More consumers come at once (while the lag is below its target, a need of a tenth more is noise),
+but at most twice as many at a time: the first measurements are of cold consumers. Consumers go only
+after a cool-down in which fewer would have done all along.
 """
 
 from __future__ import annotations
@@ -27,21 +28,20 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 HEADROOM = 1.25
-"""So much more than what comes in are consumers to handle: at less than full load queues are
-short."""
+"""Consumers should handle so much more than what comes in: below full load queues are short."""
 WINDOW_S = 5.0
-"""Rates and slopes are taken over so long."""
+"""The time over which rates and slopes are taken."""
 SETTLE_S = 3.0
-"""Between two increases: the consumers of the first have to show what they can do."""
+"""Between two increases at least: the new consumers have to show what they can do."""
 BUSY_S_MIN = 0.05
 """A capacity is measured over at least so much work."""
 CAPACITY_WEIGHT = 0.2
-"""Of the newest measurement. Heavier: more consumers come and go with the noise."""
+"""The weight of the newest measurement. Heavier: more consumers come and go with the noise."""
 TOLERANCE = 1.1
-"""So much more than there is may be needed without an increase while the lag is below its target:
-HEADROOM is there for it."""
+"""While the lag is below its target, so many times the present consumers may be needed without an
+increase: HEADROOM is there for that."""
 POINTS_MAX = 512
-"""Of one partition's growth. Beyond it every second one is dropped: older is coarser."""
+"""The most points of one partition's growth. Beyond it every second one goes: older is coarser."""
 
 
 class Limits(NamedTuple):
@@ -54,7 +54,7 @@ class Limits(NamedTuple):
 
 
 class PartitionProgress(NamedTuple):
-    """Of one partition: `position` is where the group goes on, `end` where the log ends."""
+    """How far the group is in one partition: it goes on at `position`; the log ends at `end`."""
 
     position: int
     end: int
@@ -68,16 +68,16 @@ class Look(NamedTuple):
     """What a pool sees at one time."""
 
     at_s: float
-    """Monotonic."""
+    """On the monotonic clock."""
     partitions: Mapping[int, PartitionProgress]
     consumers: int
-    """That are wanted by now: those that run and those on their way."""
+    """How many are wanted by now: those that run and those on their way."""
     running: int
-    """Of these, those that run."""
+    """How many of these run."""
     handled: int
-    """Records, by all consumers there ever were."""
+    """How many records all consumers that there ever were have handled."""
     busy_s: float
-    """That they spent on these."""
+    """How long they worked on these records."""
 
 
 class Decision(NamedTuple):
@@ -85,7 +85,7 @@ class Decision(NamedTuple):
 
     wanted: int
     lag: int
-    """Records."""
+    """In records."""
     lag_s: float
     lag_slope: float
     """Seconds of lag that are added each second."""
@@ -97,7 +97,7 @@ class Decision(NamedTuple):
 
 
 class Growth:
-    """When the end of one partition's log was where: how old the record at an offset is."""
+    """When one partition's log ended where: this tells how old the record at an offset is."""
 
     def __init__(self) -> None:
         self._points: deque[tuple[float, int]] = deque()
@@ -107,7 +107,7 @@ class Growth:
         if points and end < points[-1][1]:
             points.clear()  # The topic was made anew, or the log was cut.
         if len(points) >= 2 and points[-1][1] == points[-2][1] == end:
-            points[-1] = (at_s, end)  # Flat: its two ends are enough.
+            points[-1] = (at_s, end)  # No growth: the two ends of such a time are enough.
         else:
             points.append((at_s, end))
         while len(points) >= 2 and points[1][1] <= position:
@@ -116,7 +116,7 @@ class Growth:
             self._points = deque([*list(points)[:-1:2], points[-1]])
 
     def age_s(self, position: int, now_s: float) -> float:
-        """Of the record at `position`; 0 where there is none yet."""
+        """The age of the record at `position`; 0 where there is none yet."""
         points = self._points
         if not points or position >= points[-1][1]:
             return 0.0
@@ -124,7 +124,7 @@ class Growth:
         for at_s, end in points:
             if end > position:
                 if position < before or end == before:
-                    return now_s - before_s  # Older than the first look.
+                    return now_s - before_s  # The record is older than the first look.
                 share = (position - before) / (end - before)
                 return now_s - (before_s + share * (at_s - before_s))
             before_s, before = at_s, end
@@ -132,7 +132,7 @@ class Growth:
 
 
 class PoolScaling:
-    """Keeps what it has seen; `decide` at each look. The clock comes with the looks."""
+    """Keeps what it has seen; call `decide` at each look. The time comes with the looks."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -143,7 +143,7 @@ class PoolScaling:
         self._ends: dict[int, int] = {}
         self._capacity: float | None = None
         self._measured = (0, 0.0)
-        """Handled and busy at the last measurement of the capacity."""
+        """`(records handled, busy_s)` at the last measurement of the capacity."""
         self._recommended: deque[tuple[float, int]] = deque()
         self._increased_at_s = -math.inf
 
@@ -215,7 +215,7 @@ class PoolScaling:
     def _needed(
         self, look: Look, lag: int, lag_s: float, slope: float, incoming: float
     ) -> tuple[int, str]:
-        """By what is seen now, without limits."""
+        """How many consumers are needed by what is seen now, without limits."""
         if lag == 0 and incoming == 0:
             return 0, "nothing waits and nothing comes in"
         shown = f"{incoming:.0f}/s come in, {lag} wait ({lag_s:.1f} s)"
@@ -243,7 +243,7 @@ class PoolScaling:
     def _cooled(self, now_s: float, needed: int, consumers: int) -> int:
         """The most that was needed within the cool-down."""
         recommended = self._recommended
-        if not recommended:  # Of a pool that starts anew: those there are were needed.
+        if not recommended:  # The pool starts anew: its consumers were needed.
             recommended.append((now_s, consumers))
         while recommended and recommended[-1][1] <= needed:
             recommended.pop()

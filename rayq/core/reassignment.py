@@ -2,9 +2,9 @@
 
 A move adds the target's replicas to those that are there; they copy the log and join the in-sync
 set by the ordinary rules. Once *every* replica of the target is in sync, by the very process that
-runs now, one record makes the target all there is: the others leave the replicas, the ISR and, if
-they lead, the leadership. Until then nothing is taken away, so there are never fewer in-sync copies
-than before.
+runs now, one record makes the target all there is: the other replicas leave the replica list, the
+ISR and, if they lead, the leadership. Until then nothing is taken away, so there are never fewer
+in-sync copies than before.
 
 Each function reads the state and returns the records to commit; it changes nothing. Errors are
 those of `rayq.errors`. `heard` are the brokers that the controller has heard in its epoch: what the
@@ -53,7 +53,7 @@ Move = tuple[str, int, Sequence[int] | None]
 def begun(
     value: PartitionValue, target: Sequence[int], throttle_bytes_per_s: int | None
 ) -> PartitionValue:
-    """The value with a move under way; only the order changed: the value with that order."""
+    """The value with a move under way; where only the order changes, the value with that order."""
     if set(target) == set(value.replicas):
         return msgspec.structs.replace(
             value, replicas=tuple(target), partition_epoch=value.partition_epoch + 1
@@ -71,7 +71,7 @@ def begun(
 
 
 def completed(value: PartitionValue, live: Processes) -> PartitionValue | None:
-    """The value after its move; None while one of the target is not in sync by its live process.
+    """The value after its move; None while one of its target is not in sync by its live process.
 
     A replica that is in sync holds all that is committed, so the in-sync set may shrink to the
     target: what the leader takes for committed meanwhile is on the target too. A leader that goes
@@ -110,8 +110,9 @@ def cancelled(
 
 
 def retargeted(value: PartitionValue, target: Sequence[int]) -> PartitionValue | None:
-    """The value with another target for the move that is under way, which ends where that is what
-    was there before. None where it would drop an added replica that holds committed records."""
+    """The value with another target for the move that is under way. The move ends where the new
+    target is what was there before. None where the new target would drop an added replica that
+    holds committed records."""
     kept = {*target, *value.origin}
     if any(member.broker not in kept for member in (*value.isr, *value.elr)):
         return None
@@ -162,8 +163,8 @@ def alter_reassignments(
     throttle_bytes_per_s: int | None,
     heard: Collection[int],
 ) -> list[MetadataRecord]:
-    """Begins or cancels moves, all of them or none. The target of a move that is under way, given
-    again, changes its throttle; another one is for moves that wait for a broker that is down.
+    """Begins or cancels moves, all of them or none. The target of a move under way, given again,
+    changes its throttle; another target is for moves that wait for a broker that is down.
 
     Raises UnknownTopicError, InvalidReassignmentError, ReassignmentInProgressError,
     NoReassignmentError, ReplicaLimitError.
@@ -194,7 +195,7 @@ def alter_reassignments(
 def set_replication_factor(
     state: ClusterState, name: str, factor: int, throttle_bytes_per_s: int | None
 ) -> list[MetadataRecord]:
-    """Begins the moves after which every partition of a topic has so many replicas, all of them or
+    """Begins the moves after which every partition of a topic has `factor` replicas, all of them or
     none. Leaders and, as far as possible, replicas in sync stay. A partition on its way to that
     factor takes the throttle.
 
@@ -261,7 +262,7 @@ def set_replication_factor(
 
 
 def complete_moves(state: ClusterState, heard: Collection[int]) -> list[MetadataRecord]:
-    """Completes what can be."""
+    """Completes the moves that can be completed."""
     records: list[MetadataRecord] = []
     for topic_id, number in sorted(state.moving):
         partition = state.topics[topic_id].partitions[number]
@@ -274,7 +275,8 @@ def complete_moves(state: ClusterState, heard: Collection[int]) -> list[Metadata
 
 
 def cordon_broker(state: ClusterState, broker: int, cordoned: bool) -> list[MetadataRecord]:
-    """Raises UnknownBrokerError, InvalidReassignmentError (no other broker would take replicas)."""
+    """Cordons a broker, or ends that. Raises UnknownBrokerError, InvalidReassignmentError (no other
+    broker would take replicas)."""
     known = _known_broker(state, broker)
     if known.cordoned == cordoned:
         return []
@@ -315,9 +317,10 @@ def remove_broker(state: ClusterState, broker: int) -> list[MetadataRecord]:
 
 
 def rebuild(state: ClusterState, gone: Collection[int]) -> list[MetadataRecord]:
-    """Moves the replicas of brokers that are gone to others, as far as there are any. A move that
-    adds a broker which is gone gets another target. A partition without a leader stays as it is:
-    there is nobody to copy from, and those that may hold what was acknowledged are waited for."""
+    """Moves the replicas of brokers that are gone to other brokers, as far as there are any. A move
+    that adds a broker which is gone gets another target. A partition without a leader stays as it
+    is: there is no replica to copy from, and the replicas that may hold what was acknowledged are
+    waited for."""
     plan, _ = move_plans.replace(state.takers(), _placements(state), gone)
     records: list[MetadataRecord] = []
     room = REBUILDS_MAX - len(state.moving)
@@ -334,7 +337,7 @@ def rebuild(state: ClusterState, gone: Collection[int]) -> list[MetadataRecord]:
         try:
             check_replica_limits(state, added, "The moves")
         except ReplicaLimitError:
-            return records  # No room is left there, and nobody to tell: the rest waits.
+            return records  # No room is left there, and no caller to tell: the rest waits.
         records.append(PartitionChanged(topic_id, number, changed))
     return records
 
@@ -343,7 +346,7 @@ def rebuild(state: ClusterState, gone: Collection[int]) -> list[MetadataRecord]:
 
 
 def _placements(state: ClusterState) -> dict[tuple[str, int], Sequence[int]]:
-    """Where the replicas are, or will be when what moves has moved, by topic id and partition."""
+    """Where the replicas are, or will be when the moves are done, by topic id and partition."""
     return {
         (topic.topic_id, number): partition.value.target or partition.value.replicas
         for topic, number, partition in state.all_partitions()

@@ -50,12 +50,13 @@ OFFSETS_TOPIC_FIXED = {
     "retention_bytes",
     "unclean_leader_election",
 }
-"""Keys of its config that cannot be changed."""
+"""The keys of that topic's config that cannot be changed."""
 _LEGAL_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def check_topic_name(name: str) -> None:
-    """Raises InvalidTopicError. Names become directory names; a leading "__" is reserved."""
+    """Checks a name. Raises InvalidTopicError. Names become directory names; a leading "__" is
+    reserved."""
     if not name:
         raise InvalidTopicError("A topic name cannot be empty.")
     if len(name) > TOPIC_NAME_LENGTH_MAX:
@@ -82,7 +83,7 @@ def create_topic(
     replication_factor: int | None,
     options: Mapping[str, Any],
 ) -> list[MetadataRecord]:
-    """A topic with its partitions placed. Raises InvalidTopicError, TopicExistsError,
+    """Creates a topic and places its partitions. Raises InvalidTopicError, TopicExistsError,
     InvalidPartitionsError, InvalidReplicationFactorError, ConfigError, ReplicaLimitError."""
     check_topic_name(name)
     if name in state.topic_ids:
@@ -95,8 +96,8 @@ def create_topic(
 def ensure_offsets_topic(
     state: ClusterState, *, topic_id: str, partitions: int
 ) -> list[MetadataRecord]:
-    """`__consumer_offsets`, unless it is there. Raises InvalidReplicationFactorError while too few
-    brokers live, ReplicaLimitError."""
+    """Creates `__consumer_offsets`, unless it is there. Raises InvalidReplicationFactorError while
+    too few brokers live, ReplicaLimitError."""
     if OFFSETS_TOPIC in state.topic_ids:
         return []
     return _create(
@@ -130,7 +131,7 @@ def _create(
     _check_partitions(partitions)
     nodes = state.takers()
     if replication_factor is None:
-        # Of all brokers, not of those that live now: one that restarts must not cost a replica.
+        # All brokers count, not only those that live now: a restart must not cost a replica.
         stay = sum(not broker.cordoned for broker in state.brokers.values())
         replication_factor = max(1, min(DEFAULT_REPLICATION_FACTOR, stay))
     if not 1 <= replication_factor <= len(nodes):
@@ -153,15 +154,16 @@ def _create(
 
 
 def delete_topic(state: ClusterState, name: str) -> list[MetadataRecord]:
-    """Raises UnknownTopicError, InvalidTopicError."""
+    """Deletes a topic. Raises UnknownTopicError, InvalidTopicError."""
     check_not_internal(name)
     return [TopicDeleted(find_topic(state, name).topic_id)]
 
 
 def create_partitions(state: ClusterState, name: str, total: int) -> list[MetadataRecord]:
-    """More partitions, up to `total`. Keys may then hash elsewhere. Raises UnknownTopicError,
-    InvalidPartitionsError, ReplicaLimitError, InvalidReplicationFactorError, InvalidTopicError."""
-    check_not_internal(name)  # A group's partition follows from their number.
+    """Adds partitions, up to `total`. Keys may then hash to other partitions. Raises
+    UnknownTopicError, InvalidPartitionsError, ReplicaLimitError, InvalidReplicationFactorError,
+    InvalidTopicError."""
+    check_not_internal(name)  # A group's partition depends on the number.
     topic = find_topic(state, name)
     _check_partitions(total)
     count = len(topic.partitions)
@@ -192,7 +194,7 @@ def alter_topic_config(
         check_not_internal(name)
     topic = find_topic(state, name)
     changes = {key.replace(".", "_"): value for key, value in changes.items()}
-    factors = [  # Of those that move: before and after.
+    factors = [  # Of a partition that moves, the smaller one of before and after.
         min(one.value.replication_factor, len(one.value.target or one.value.replicas))
         for one in topic.partitions.values()
     ]
@@ -204,9 +206,9 @@ def alter_topic_config(
 def elect_leaders(
     state: ClusterState, name: str, partitions: Sequence[int] | None, *, unclean: bool
 ) -> list[MetadataRecord]:
-    """The preferred replica of each partition where it is in sync; with `unclean`, any live replica
-    for those that have no leader (acknowledged records may be lost). Raises UnknownTopicError,
-    PartitionOfflineError where no replica lives."""
+    """Elects the preferred replica of each partition where that is in sync; with `unclean`, any
+    live replica of the partitions that have no leader (acknowledged records may be lost). Raises
+    UnknownTopicError, PartitionOfflineError where no replica lives."""
     topic = find_topic(state, name)
     records: list[MetadataRecord] = []
     for number in sorted(topic.partitions) if partitions is None else partitions:
@@ -238,7 +240,7 @@ def settle_after_config_change(
 
 
 def offline_reason(state: ClusterState, topic: Topic, partition: int) -> str | None:
-    """Why a partition has no leader and whom it waits for; None where it has one."""
+    """Why a partition has no leader, and which brokers it waits for; None where it has a leader."""
     known = topic.partitions[partition]
     if known.value.leader is not None:
         return None

@@ -19,14 +19,14 @@ from rayq.errors import InvalidRequestError
 
 PATTERN_LENGTH_MAX = 1024
 DEPTH_MAX = 20
-"""Groups within groups."""
+"""How deep groups may stand within groups."""
 REPEATS_MAX = 249
-"""A topic's name is no longer."""
+"""The most repeats that a pattern asks for: a topic's name is no longer."""
 STATES_MAX = 500
 PARTS_MAX = 10_000
-"""Of an automaton while it is built, also those that take no state."""
+"""The most parts of an automaton while it is built, also parts that take no state."""
 REMEMBERED_MAX = 5_000
-"""States that one automaton remembers of steps it took."""
+"""The most states that one automaton remembers of the steps it took."""
 
 Chars = frozenset[str]
 
@@ -45,7 +45,7 @@ _CLASSES: dict[str, Chars] = {
 
 
 def check_pattern(pattern: str) -> None:
-    """Raises InvalidRequestError."""
+    """Checks a pattern. Raises InvalidRequestError."""
     _automaton(pattern)
 
 
@@ -56,7 +56,7 @@ def matches(pattern: str, names: Iterable[str]) -> set[str]:
 
 
 AUTOMATA_MAX = 256
-"""Those used last are kept: as many as a coordinator's members may have patterns."""
+"""So many automata are kept, those used last: as many patterns as a coordinator may have."""
 
 
 @functools.lru_cache(AUTOMATA_MAX)
@@ -86,7 +86,7 @@ class _Choice(NamedTuple):
 
 
 class _Repeat(NamedTuple):
-    """`most` None: any number."""
+    """`most` is None where any number will do."""
 
     part: _Node
     least: int
@@ -241,9 +241,9 @@ class _Parser:
 
 
 class _Automaton:
-    """States are numbers; `_steps[state]` is `(chars, next)` and `_jumps[state]` lists where one
-    may go on without a character. It is built from the end: a node gets the state behind it and
-    gives the one before it."""
+    """States are numbers; `_steps[state]` is `(chars, next)` and `_jumps[state]` lists the states
+    that follow without a character. It is built from the end: a node gets the state behind it and
+    gives the state before it."""
 
     def __init__(self, parser: _Parser) -> None:
         self._error = parser.error

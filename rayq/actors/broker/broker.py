@@ -1,7 +1,7 @@
 """A broker: one data directory, a copy of the metadata, the bootstrap port, the replicas' keeper.
 
-It registers with the controller and renews its session, answers clients' questions of
-metadata, forwards changes to the controller, and, as a voter, stands in for a silent one.
+It registers with the controller and renews its session, answers clients' questions about metadata,
+forwards changes to the controller, and, as a voter, stands in for a silent controller.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ STOP_GRACE_S = 0.2
 
 
 class Broker:
-    """See the module. `start` returns when it listens; it serves until `stopped`.
+    """See the module. `start` returns when the broker listens; the broker serves until `stopped`.
 
     `peers` are addresses of other brokers, where they were last known.
     """
@@ -95,11 +95,11 @@ class Broker:
         with contextlib.ExitStack() as opened:
             opened.callback(self._directory.close)
             endpoint = await self._open(opened)
-            opened.pop_all()  # It succeeded: nothing of it is closed.
+            opened.pop_all()  # The start succeeded: nothing is closed.
         return endpoint
 
     async def _open(self, opened: contextlib.ExitStack) -> Address:
-        """The rest of `start`. What has to be closed where it fails half-way is put on `opened`."""
+        """The rest of `start`. What has to be closed if it fails half-way is put on `opened`."""
         environment = self._environment
         meta = self._directory.meta
         identity = Identity(
@@ -217,7 +217,7 @@ class Broker:
         ]
         try:
             free_bytes = self._environment.disk.free_bytes(self._data_path)
-        except OSError as error:  # Said to be unknown, rather than 0.
+        except OSError as error:  # An unknown figure is left out, not told as 0.
             logger.warning("the free space of %s is not known: %s", self._data_path, error)
         else:
             samples.append(sample("rayq_disk_free_bytes", free_bytes))
@@ -248,7 +248,7 @@ class Broker:
         while not self._is_stopping:
             trouble = self.metadata.trouble
             if trouble is not None:
-                # Others take over: here the replicas would lead on with metadata of long ago.
+                # Others take over: the replicas here would lead on with metadata of long ago.
                 if not is_told:
                     logger.error(
                         "broker %d cannot follow the metadata, and gives up its session until it "
@@ -302,7 +302,7 @@ class Broker:
         self._registered_epoch = answer.controller_epoch
 
     async def _find_controller(self) -> None:
-        """Asks the other brokers, where no controller has told this one about itself."""
+        """Asks the other brokers who the controller is, where no controller has told this one."""
         for at in self._known_brokers():
             if at == self.endpoint:
                 continue
@@ -318,7 +318,8 @@ class Broker:
     async def _ask_controller(
         self, request: messages.Request[messages.ResponseT]
     ) -> messages.ResponseT:
-        """Raises ControllerUnavailableError where none is known, else what the controller says."""
+        """Asks the controller. Raises ControllerUnavailableError where no controller is known, else
+        the error that the controller answers."""
         hosted = self.controller_host.controller
         if hosted is not None:
             return cast(messages.ResponseT, await hosted.handle(request))
@@ -363,8 +364,9 @@ class Broker:
         raise ProtocolError(f"A broker does not answer {type(request).__name__}.")
 
     async def _forward(self, peer: Peer, request: messages.AnyRequest) -> messages.Response:
-        """Changes are the controller's. Only clients and this node's own replica processes are
-        forwarded, so that two brokers that each take the other for it cannot send in circles."""
+        """Changes are the controller's. Only requests of clients and of this node's own replica
+        processes are forwarded, so that two brokers that each take the other for the controller
+        cannot send in circles."""
         is_ours = peer.role == "client" or peer.broker == self._directory.meta.broker
         if self.controller_host.controller is None and not is_ours:
             raise NotControllerError(

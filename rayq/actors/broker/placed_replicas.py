@@ -27,14 +27,14 @@ class PlacedReplicas:
         self._incarnation = incarnation
         self._changed_at: dict[TopicIdPartition, int] = {}
         self._known_since = metadata.version
-        """Whatever a process has not seen since may have changed: we do not know when."""
+        """Any assignment may have changed by this version: when it did is not known."""
 
     def __iter__(self) -> Iterator[TopicIdPartition]:
         for topic, number, _ in self._metadata.state.replicas_on(self._broker):
             yield topic.topic_id, number
 
     def find(self, key: TopicIdPartition) -> tuple[Topic, Partition] | None:
-        """None: it is not placed here."""
+        """The topic and its partition; None where the partition is not placed here."""
         topic = self._metadata.state.topics.get(key[0])
         partition = None if topic is None else topic.partitions.get(key[1])
         if topic is None or partition is None or self._broker not in partition.value.replicas:
@@ -99,19 +99,19 @@ class PlacedReplicas:
 
     @property
     def is_current(self) -> bool:
-        """Whether the metadata here is known to be current: it holds our registration."""
+        """Whether the metadata here is known to be current: it has this process registered."""
         known = self._metadata.state.brokers.get(self._broker)
         return known is not None and known.registration.incarnation == self._incarnation
 
     def may_remove(self, key: TopicIdPartition) -> bool:
         """Whether the files of a partition that is not placed here may go: its topic was deleted
-        before our eyes, or it was moved away and has what it needs elsewhere.
+        while this process watched, or the partition was moved away and has what it needs elsewhere.
 
         Only asked once the metadata `is_current`: what a broker that has just started applies may
         be of long ago, when a partition that it holds had not been placed here yet. Metadata that
-        is behind does no harm after that: should the partition be placed here again by now, nobody
-        counts on what is here before this process says so, on newer metadata (`placed_epoch`), of
-        a process that it starts after this.
+        is behind does no harm after that: should the partition be placed here again by now, no
+        other server counts on what is here before this broker reports a replica process that it
+        starts after this, on newer metadata (`placed_epoch`).
         """
         topic = self._metadata.state.topics.get(key[0])
         if topic is None:

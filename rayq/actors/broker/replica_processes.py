@@ -51,7 +51,7 @@ class ReplicaProcess:
     def registration(
         self, endpoint: Address, status: messages.ReplicaStatus, partition_epoch: int = 0
     ) -> messages.ReplicaRegistration:
-        """One of its replicas, as the controller is told of it."""
+        """One of the process's replicas, as the controller is told of it."""
         return messages.ReplicaRegistration(
             topic_id=status.topic_id,
             partition=status.partition,
@@ -142,8 +142,8 @@ class ReplicaProcesses:
         self._watch(host)
 
     def attach(self, request: messages.AttachReplicaHost) -> ReplicaProcess:
-        """A process presents itself: one that was started here, or that outlived the broker process
-        of before. Raises StaleBrokerError."""
+        """A process presents itself: one that was started here, or that outlived the previous
+        broker process. Raises StaleBrokerError."""
         host = self._hosts.get(request.incarnation)
         if host is None:
             process = self._runtime.adopt(request.pid, request.pid_start_time)
@@ -151,7 +151,7 @@ class ReplicaProcesses:
                 raise StaleBrokerError(f"No process {request.pid} runs on this node.")
             keys = {(status.topic_id, status.partition) for status in request.replicas}
             if any(keys & one.keys for one in self._hosts.values()):
-                process.kill()  # It held no directory when its successor was started.
+                process.kill()  # It held no directory when the other process was started.
                 raise StaleBrokerError("Another process was started for these partitions.")
             now_s = self._environment.clock.monotonic()
             host = ReplicaProcess(request.incarnation, keys, now_s, process)
@@ -192,8 +192,8 @@ class ReplicaProcesses:
         self._on_gone()
 
     def check_sessions(self, late_s: float) -> None:
-        """Kills what is silent. The broker's process itself was late by `late_s`: everyone gets
-        that much longer."""
+        """Kills the processes that are silent. The broker's process itself was late by `late_s`:
+        every process gets that much longer."""
         now_s = self._environment.clock.monotonic()
         session_s = self._config.session_timeout_ms / 1000
         for host in self:
@@ -215,7 +215,7 @@ class ReplicaProcesses:
         return self._not_before_s.get(key, 0.0) <= now_s
 
     def next_backoff_s(self, key: TopicIdPartition) -> float:
-        """Twice as long as before."""
+        """The pause before the next start: twice as long as the last one."""
         return min(BACKOFF_MAX_S, max(BACKOFF_S, 2 * self._backoff_s.get(key, 0.0)))
 
     def back_off(self, key: TopicIdPartition, backoff_s: float, now_s: float) -> None:
@@ -228,7 +228,7 @@ class ReplicaProcesses:
 
     def kill_holder(self, key: TopicIdPartition, pid: int, start_time: int, now_s: float) -> bool:
         """Kills the process that holds a partition's directory and did not present itself for a
-        session. False: it is gone already."""
+        session. False: that process is gone already."""
         process = self._runtime.adopt(pid, start_time)
         if process is None:
             return False
@@ -247,7 +247,7 @@ class ReplicaProcesses:
     async def _stop_host(self, host: ReplicaProcess) -> list[messages.ReplicaRegistration]:
         endpoint = host.endpoint
         ends: list[messages.ReplicaRegistration] = []
-        # One that hosts nothing any more has no ends to tell; it was killed a moment ago.
+        # A process that hosts nothing any more has no ends to tell; it was killed a moment ago.
         if endpoint is not None and host.keys:
             try:
                 answer, _ = await self._pool.request(
@@ -264,6 +264,6 @@ class ReplicaProcesses:
                 if host.process is not None:
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(host.process.wait_dead(), STOP_TIMEOUT_S)
-        if host.process is not None:  # One that was not asked has no open log.
+        if host.process is not None:  # A process not asked has no open log.
             host.process.kill()
         return ends

@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 STARTS_AT_ONCE_PER_NODE = 2
 REPORT_INTERVAL_S = 0.1
 TIDY_INTERVAL_S = 1.0
-"""Looking through all directories costs too much to do at each report: it is done when something
-happened after which one may go, and this often besides."""
+"""Looking through all directories costs too much to do at each report. It is done when something
+happened after which a directory may go, and also this often."""
 
 
 class ReplicaSupervisor:
@@ -72,11 +72,11 @@ class ReplicaSupervisor:
         self._failed: dict[TopicIdPartition, str] = {}
         """Replicas that stopped on a disk error: not started again by this broker process."""
         self._damaged: dict[TopicIdPartition, str] = {}
-        """Those of them that start again because only their logs are damaged, by the incarnation
-        that found it."""
+        """The incarnation that found the damage, for the replicas among them that start again
+        because only their logs are damaged."""
         self._copy_anew_from_s: dict[TopicIdPartition, float] = {}
-        """Of those that started again as they are, because the others did not have all: when it is
-        looked at anew whether they have."""
+        """For replicas that started again as they are, because the others did not have all of the
+        log: when to look again whether they have."""
         self._tidy_from_s = environment.clock.monotonic()
         self._wake = Signal()
         self._is_stopping = False
@@ -109,7 +109,7 @@ class ReplicaSupervisor:
 
     @property
     def failed_count(self) -> int:
-        """Replicas that stopped on a disk error."""
+        """How many replicas stopped on a disk error."""
         return len(self._failed)
 
     def on_metadata(self, records: Sequence[MetadataRecord] | None) -> None:
@@ -149,8 +149,9 @@ class ReplicaSupervisor:
     async def heartbeat(
         self, request: messages.ReplicaHostHeartbeat
     ) -> messages.ReplicaHostHeartbeatResponse:
-        """Held until an assignment changes, at most `wait_ms`. Raises StaleBrokerError, and
-        StorageError while this broker cannot follow the metadata: then nobody gets a lease."""
+        """Answers a replica process's heartbeat, which is held until an assignment changes, at most
+        `wait_ms`. Raises StaleBrokerError, and StorageError while this broker cannot follow the
+        metadata: then no process gets a lease."""
         host = self._hosts.get(request.incarnation)
         if host is None or host.endpoint is None:
             raise StaleBrokerError("This broker process does not know you: present yourself.")
@@ -188,7 +189,7 @@ class ReplicaSupervisor:
         )
 
     def _note(self, host: ReplicaProcess, statuses: Sequence[messages.ReplicaStatus]) -> bool:
-        """Whether something is new."""
+        """Takes note of what a process says of its replicas. Returns whether something is new."""
         host.heard_s = self._environment.clock.monotonic()
         before = host.statuses
         host.statuses = {(status.topic_id, status.partition): status for status in statuses}
@@ -235,8 +236,8 @@ class ReplicaSupervisor:
             self._start_host(key)
 
     def _is_free(self, key: TopicIdPartition, now_s: float) -> bool:
-        """Whether no process holds the partition's directory. One that an earlier broker process
-        started has a session to present itself, then it is killed."""
+        """Whether no process holds the partition's directory. A process that an earlier broker
+        process started has a session to present itself, then it is killed."""
         found = self._placed.find(key)
         assert found is not None
         path = self._directory.partition_path(found[0].name, key[1])
@@ -247,11 +248,11 @@ class ReplicaSupervisor:
                 return True
             if owner in self._metadata.state.topics or self._hosts.is_hosted((owner, key[1])):
                 return False
-            # Of a deleted topic of this name.
+            # The directory is of a deleted topic of this name.
             self._directory.quarantine(path)
             return True
         if holder.incarnation in self._hosts:
-            return False  # It was told to let go, and does when its last flush ends.
+            return False  # The process was told to let go: it does once its last flush ends.
         if now_s - self._started_s > self._config.session_timeout_ms / 1000:
             assert holder.start_time is not None, holder
             if self._hosts.kill_holder(key, holder.pid, holder.start_time, now_s):
@@ -356,13 +357,13 @@ class ReplicaSupervisor:
         path = self._directory.partition_path(found[0].name, key[1])
         if DataDirectory.partition_holder(self._environment.disk, path) is None:
             return True
-        # Someone holds the directory: a process of ours that replaced it, or one still to come.
+        # Another process holds the directory: one of this broker's, or one that is still to come.
         return self._hosts.is_hosted(key)
 
     async def _start_damaged_again(self) -> None:
-        """A replica whose log is damaged is copied anew from the others, where they have all of it.
-        Where they may not, it starts again as it is: most of it is sound, and what is damaged in
-        the others' logs may be sound here."""
+        """A replica whose log is damaged is copied anew from the others, where they have all of the
+        log. Where they may not have it, the replica starts again as it is: most of its log is
+        sound, and what is damaged in the others' logs may be sound here."""
         now_s = self._environment.clock.monotonic()
         self._give_up_damaged(now_s)
         for key, incarnation in list(self._damaged.items()):
@@ -372,7 +373,7 @@ class ReplicaSupervisor:
                 host.changed.notify()
             if self._hosts.is_hosted(key) or not self._hosts.may_start(key, now_s):
                 continue
-            # From now on nobody counts on that log: see `may_copy_anew`.
+            # From now on no other server counts on that log: see `may_copy_anew`.
             await self._tell(
                 messages.ReplicasFailed(
                     self._broker, self._incarnation, [(*key, incarnation)], "its log is damaged"
@@ -392,7 +393,7 @@ class ReplicaSupervisor:
                     aside = self._directory.quarantine(path, to_remove=True)
                     self._environment.tasks.spawn(self._remove(aside), f"remove {aside}")
                 else:
-                    # At another moment on each broker: two that let go at once would both be
+                    # The moment differs between brokers: two that let go at once would both be
                     # refused.
                     spread = 2 + 2 * self._environment.random.random()
                     self._copy_anew_from_s[key] = now_s + spread * backoff_s
@@ -402,8 +403,8 @@ class ReplicaSupervisor:
 
     def _give_up_damaged(self, now_s: float) -> None:
         """A log that is known to be damaged, but had to start again as it is, is given up for a new
-        copy as soon as the others have all of it. It may take long until somebody reads just there
-        and finds the damage anew."""
+        copy as soon as the others have all of it. It may take long until a reader comes to that
+        place and finds the damage anew."""
         for key, from_s in list(self._copy_anew_from_s.items()):
             found = self._placed.find(key)
             if found is None or key in self._damaged:
@@ -416,7 +417,7 @@ class ReplicaSupervisor:
                     self._failed[key] = "its log is damaged"
 
     async def _tell(self, request: messages.AnyRequest) -> None:
-        """Returns when the metadata here shows the change. Raises RayqError."""
+        """Asks for a change. Returns when the metadata here shows it. Raises RayqError."""
         answer = await self._ask_controller(request)
         is_shown = await self._metadata.changed.wait_until(
             lambda: self._metadata.version >= answer.version,

@@ -3,7 +3,7 @@
 Its hard state is the metadata log (`Quorum`): a handler decides on the state, appends the records
 it returns, replays them at once, and answers when they are committed. Its soft state is when each
 broker was heard; a new controller rebuilds it within one session. It ends for good when its epoch
-does: its memory may then hold what never was.
+does: its memory may then hold what was never committed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ BALANCE_INTERVAL_S = 10.0
 REBUILD_INTERVAL_S = 1.0
 CLUSTER_STOP_PATIENCE_S = 5.0
 """While the whole cluster stops, brokers are told so at once, and one that stops sends no more
-heartbeats. One that comes so long after the last stop shows that the stop of the cluster died."""
+heartbeats. A heartbeat so long after the last stop shows that the stop of the cluster died."""
 OFFLINE_PATIENCE_S = 30.0
 """How long after a controller's start partitions without a leader are no warning: after a start of
 the whole cluster its brokers and replicas are still coming back."""
@@ -88,7 +88,7 @@ class Controller:
         self._unfounded_since_s: dict[tuple[str, int], float] = {}
         self._started_s = 0.0
         self._stop_expected_until_s: float | None = None
-        """When the next broker should have stopped. While the whole cluster stops nobody is
+        """When the next broker should have stopped. While the whole cluster stops no leader is
         elected, leaders stay where they are, and nothing is moved."""
         self._cluster_starts = True
         """Until `OFFLINE_PATIENCE_S` after the start of this epoch."""
@@ -129,7 +129,7 @@ class Controller:
             answer, records = self._decide(request)
             index = self._append(records, reason_of(request))
             if request_id is not None and index > before_index:
-                # Last: while a part of the change is missing it is not done.
+                # It goes last: until all of the change is there, the request is not done.
                 index = self._append([RequestDone(request_id)], reason_of(request))
         except RayqError:
             # What the refusal is based on may not be committed yet.
@@ -354,7 +354,7 @@ class Controller:
         return set(self._heard_s)
 
     def _found_late(self, now_s: float) -> None:
-        """New partitions that have waited long enough for a replica that does not start."""
+        """Founds new partitions that have waited long enough for a replica that does not start."""
         waiting = {
             (topic.topic_id, number)
             for topic, number, partition in self.state.all_partitions()
@@ -402,7 +402,7 @@ class Controller:
 
     async def _watch_sessions(self) -> None:
         """Ends sessions of silent brokers. A pass that comes late (this process was paused, or the
-        machine is busy) gives everyone that much longer."""
+        machine is busy) gives every broker that much longer."""
         interval_s = self._config.heartbeat_interval_ms / 1000 / 2
         clock = self._environment.clock
         last_s = clock.monotonic()

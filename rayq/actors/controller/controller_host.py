@@ -72,7 +72,7 @@ class ControllerHost:
                     logger.info("controller: %s", error)
                 else:  # A bug of ours: said loudly, but the cluster must not lose its stand-ins.
                     logger.exception("the controller could not start")
-                # Short and random: two that race must not meet again and again.
+                # Short and random: two hosts that race must not meet again and again.
                 await asyncio.sleep(self._environment.random.uniform(0.05, 0.5))
                 if self._is_preferred:
                     patience_s = SILENT_HEARTBEATS * self._config.heartbeat_interval_ms / 1000

@@ -17,8 +17,9 @@ logger = logging.getLogger(__name__)
 
 
 class ControllerMetrics:
-    """Of one controller epoch; `end` with it. Counts go on from those of an earlier epoch in the
-    same process, and begin at 0 in another one, as Prometheus takes counters."""
+    """What is counted in one controller epoch; call `end` with it. Counts go on from those of an
+    earlier epoch in the same process, and begin at 0 in another one, as Prometheus takes
+    counters."""
 
     def __init__(self, environment: Environment, state: ClusterState) -> None:
         self._metrics = environment.metrics
@@ -35,10 +36,10 @@ class ControllerMetrics:
         *,
         brokers_come_or_go: bool,
     ) -> None:
-        """The state shows a new value of a partition. `brokers_come_or_go`: the whole cluster
-        stops, or has just started: that nobody leads then is no reason to worry yet."""
+        """The state shows a new value of a partition. `brokers_come_or_go` says that the whole
+        cluster stops, or has just started: a partition without a leader is no worry then."""
         if before is None:
-            return  # It was created: nobody leads it yet.
+            return  # It was created: no replica leads it yet.
         topic, partition = self._state.topics[record.topic_id], record.partition
         after = record.value
         where = {"topic": topic.name, "partition": partition, "epoch": after.leader_epoch}
@@ -82,7 +83,7 @@ class ControllerMetrics:
             )  # fmt: skip
 
     def warn_of_offline(self, reason: str) -> None:
-        """A line for each partition that nobody leads."""
+        """Logs a line for each partition that no replica leads."""
         for topic, number, partition in self._state.all_partitions():
             value = partition.value
             if value.leader is None and value.leader_epoch > 0:
@@ -112,7 +113,7 @@ class ControllerMetrics:
                 continue
             underreplicated += len(value.isr) < value.replication_factor
             under_min_isr += len(value.isr) < topic.min_insync(value)
-        for broker in state.brokers:  # From 0 on, or Prometheus misses the first change.
+        for broker in state.brokers:  # Counts start at 0, or Prometheus misses the first change.
             self._metrics.counter("rayq_isr_shrinks_total", replica=broker)
             self._metrics.counter("rayq_isr_expands_total", replica=broker)
         live = sum(broker.live for broker in state.brokers.values())

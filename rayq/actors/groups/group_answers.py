@@ -44,7 +44,7 @@ def description(state: GroupState, name: str, group: Group) -> messages.Describe
 def committed_offsets(
     group: Group, wanted: Iterable[TopicIdPartition]
 ) -> list[messages.CommittedOffset]:
-    """Those of the wanted partitions that have one."""
+    """The committed offsets of the wanted partitions, where there is one."""
     return [
         messages.CommittedOffset(
             topic_id=topic_id,
@@ -60,6 +60,6 @@ def committed_offsets(
 
 
 def named(state: GroupState, partitions: Partitions) -> list[TopicPartitionId]:
-    """With the names of their topics, sorted."""
+    """The partitions with the names of their topics, sorted."""
     found = sorted((state.name_of_topic(topic_id), topic_id, one) for topic_id, one in partitions)
     return [TopicPartitionId(topic, topic_id, one) for topic, topic_id, one in found]

@@ -61,7 +61,7 @@ LOADING_WAIT_S = 0.5
 RETRY_S = 0.1
 TOPICS_WAIT_MS = 2_000
 TOPICS_INTERVAL_S = 0.05
-"""Between two looks at the topics, however fast the metadata changes."""
+"""The least time between two looks at the topics, however fast the metadata changes."""
 TOPICS_TIMEOUT_S = 5.0
 OFFSETS_CHECK_INTERVAL_S = 60.0
 
@@ -358,8 +358,8 @@ class GroupCoordinator:
             )
 
     def _check(self, generation: int | None) -> None:
-        """Raises NotLeaderError once another may coordinate, CoordinatorLoadingError where the
-        state of `generation` was dropped."""
+        """Raises NotLeaderError once another replica may coordinate, CoordinatorLoadingError where
+        the state of `generation` was dropped."""
         if self._ended is not None:
             raise self._ended
         self._leader.check()
@@ -369,7 +369,7 @@ class GroupCoordinator:
             )
 
     async def _decide(self, decide: Callable[[], T]) -> T:
-        """A refusal leaves only when what it is based on is committed."""
+        """Runs a decision. A refusal is raised only when what it is based on is committed."""
         try:
             return decide()
         except RayqError:
@@ -377,7 +377,7 @@ class GroupCoordinator:
             raise
 
     def _append(self, records: list[Record]) -> None:
-        """A decision: takes effect here at once, and is on its way to the log."""
+        """A decision's records take effect here at once, and are on their way to the log."""
         if not records:
             return
         for record in records:
@@ -412,14 +412,14 @@ class GroupCoordinator:
             )
 
     async def _until_committed(self) -> None:
-        """Returns when all that is decided by now is committed, and this still coordinates."""
+        """Returns when all decided by now is committed, and this object still coordinates."""
         await self._log.until_committed()
         self._check(None)
 
     # --- beginning anew ---------------------------------------------------------------------
 
     def _reset(self, error: RayqError) -> None:
-        """An append failed: what was decided may never be. Begins anew from the log."""
+        """An append failed: what was decided may never be committed. Begins anew from the log."""
         logger.warning("the coordinator of %s begins anew: %s", self.where, error)
         self._is_loaded = self._has_topics = False
         self._fail_all(error)
@@ -465,7 +465,7 @@ class GroupCoordinator:
             await asyncio.sleep(RETRY_S)
 
     async def _keep_sessions(self) -> None:
-        """Until the state is dropped."""
+        """Ends sessions and forgets old positions, until the state is dropped."""
         clock = self._environment.clock
         generation = self._log.generation
         last_s = clock.monotonic()

@@ -20,7 +20,7 @@ from rayq.wire import messages
 RETRY_S = 0.1
 READ_BYTES = MIB
 BATCH_BYTES = MIB
-"""Decisions are appended together up to this size; one about members is never split."""
+"""Decisions are appended together up to this size; a decision about members is never split."""
 OFFSETS_PER_BATCH_MAX = 1000
 APPEND_TIMEOUT_MS = 3_600_000
 """An append is waited for until its fate is known: at the latest when the role ends."""
@@ -28,7 +28,7 @@ APPEND_TIMEOUT_MS = 3_600_000
 
 class GroupLog:
     """See the module. `on_failure(error)` is called when an append failed: what was decided may
-    never be."""
+    never be committed."""
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class GroupLog:
         self.committed = 0
         """How many of them are committed."""
         self.generation = 0
-        """Another one begins whenever decisions were dropped."""
+        """A new generation begins whenever decisions were dropped."""
         self._is_writing = False
         self._is_write_scheduled = False
         self._waiting: Purgatory[None] = Purgatory()
 
     def append(self, records: list[Record]) -> None:
-        """A decision, which is on its way to the log from now on."""
+        """Takes a decision's records, which are on their way to the log from now on."""
         if any(isinstance(record, MemberRecord) for record in records):
             self._pending.append(records)
             self.decided += 1
@@ -134,7 +134,7 @@ class GroupLog:
         self._write()
 
     async def replay(self, state: GroupState) -> int:
-        """Replays the log up to its end of now, once all of it is committed; returns how many
+        """Replays the log up to its present end, once all of it is committed; returns how many
         records that were. Raises CorruptBatchError, StorageError, UnsupportedFormatError."""
         replica_log = self._replica_log
         end = replica_log.log.end_offset
@@ -152,7 +152,7 @@ class GroupLog:
                         state.replay(decode(key, value))
                         count += 1
             except CorruptBatchError:
-                # Where the disk is the reason this replica ends, and a sound one takes over.
+                # Where the disk is the reason, this replica ends, and a sound replica takes over.
                 await replica_log.verify(offset)
                 raise
             offset = next_offset

@@ -62,7 +62,7 @@ class MetadataKeeper:
         self._reopen_from_s = 0.0
         self._writing_since_s: float | None = None
         self._failure: str | None = None
-        """Of the last write. It is tried again as often as a controller sends something."""
+        """Why the last write failed. Each message of a controller tries it again."""
         self.state = ClusterState()
         self.version = 0
         self.changed = Signal()
@@ -95,12 +95,12 @@ class MetadataKeeper:
         return self._failure
 
     def note_heard(self) -> None:
-        """The controller answered."""
+        """Takes note that the controller answered."""
         self._heard_s = self._environment.clock.monotonic()
 
     @property
     def heard_ms_ago(self) -> int | None:
-        """None: no controller was heard since this broker started."""
+        """How long ago a controller was heard; None: not since this broker started."""
         if self._heard_s is None:
             return None
         return int((self._environment.clock.monotonic() - self._heard_s) * 1000)
@@ -112,7 +112,7 @@ class MetadataKeeper:
         return self._environment.clock.monotonic() - since_s
 
     def note_controller(self, epoch: int, controller: Address) -> None:
-        """Another broker says who the controller is."""
+        """Another broker says which process is the controller."""
         if epoch >= self.controller_epoch:
             self.controller_epoch, self.controller = epoch, controller
 
@@ -122,7 +122,7 @@ class MetadataKeeper:
 
     def _look_at_tail(self) -> None:
         """Takes note of what uncommitted records say. Kept aside, because the log may be in the
-        hands of a thread when somebody asks."""
+        hands of a thread when they are asked for."""
         self._voters = self.state.voters
         for _, _, data in self._log.read(max(self.version + 1, self._log.first_index), 1 << 30):
             record = decode_record(data)
@@ -134,7 +134,7 @@ class MetadataKeeper:
     # --- requests of controllers ------------------------------------------------------------
 
     async def prepare(self, request: messages.Prepare) -> messages.PrepareResponse:
-        """Raises WrongClusterError, FencedEpochError."""
+        """See `messages.Prepare`. Raises WrongClusterError, FencedEpochError."""
         meta = self._directory.meta
         if request.cluster_id != meta.cluster_id:
             raise WrongClusterError(
@@ -162,7 +162,7 @@ class MetadataKeeper:
     async def read(
         self, request: messages.ReadMetadataLog
     ) -> tuple[messages.ReadMetadataLogResponse, bytes]:
-        """Raises FencedEpochError."""
+        """A part of the log. Raises FencedEpochError."""
         async with self._lock:
             if request.epoch != self._log.promised_epoch:
                 raise self._fenced(request.epoch)
@@ -184,8 +184,8 @@ class MetadataKeeper:
     async def append(
         self, request: messages.AppendMetadata, payload: memoryview
     ) -> messages.AppendMetadataResponse:
-        """Raises FencedEpochError, StalePartitionError (the previous record is not there),
-        StorageError."""
+        """Takes records. Raises FencedEpochError, StalePartitionError (the previous record is not
+        there), StorageError."""
         entries = decode_entries(payload)
         async with self._lock, self._noting_trouble():
             await self._accept_epoch(request.epoch)
@@ -212,7 +212,7 @@ class MetadataKeeper:
     async def install(
         self, request: messages.InstallMetadataSnapshot, payload: memoryview
     ) -> messages.AppendMetadataResponse:
-        """Raises FencedEpochError, StorageError."""
+        """Takes a snapshot in place of the log. Raises FencedEpochError, StorageError."""
         async with self._lock, self._noting_trouble():
             await self._accept_epoch(request.epoch)
             self.note_heard()
@@ -232,7 +232,7 @@ class MetadataKeeper:
     # --- inside -----------------------------------------------------------------------------
 
     async def _write(self, job: Callable[[MetadataLog], None]) -> None:
-        """Changes the log. One that a failed write has ended is opened anew before: then what the
+        """Changes the log. A log that a failed write has ended is opened anew first: then what the
         disk holds counts, whatever became of that write. Raises StorageError."""
         now_s = self._environment.clock.monotonic()
         if self._log.failure is not None and now_s < self._reopen_from_s:
@@ -253,7 +253,7 @@ class MetadataKeeper:
 
     @contextlib.asynccontextmanager
     async def _noting_trouble(self) -> AsyncIterator[None]:
-        """Whatever keeps this broker from following the metadata, a refusal apart."""
+        """Takes note of what keeps this broker from following the metadata, a refusal apart."""
         try:
             yield
         except (FencedEpochError, StalePartitionError):

@@ -69,7 +69,7 @@ class _Peer:
     match_index: int = 0
     acknowledged_s: float = 0.0
     has_vote: bool = True
-    """False for an old copy of a voter's directory: it is told who the controller is, so that it
+    """False for an old copy of a voter's directory: it is told where the controller is, so that it
     can register and come back as another, and counts for nothing until it has."""
     wake: Signal = field(default_factory=Signal)
     step_back: int = 1
@@ -116,9 +116,9 @@ class Quorum:
         """Wins the log and returns every record in it (from a snapshot on), `EpochStarted` last.
 
         `known` are addresses of brokers. Before it disturbs anyone it asks which voters answer: it
-        gives up while a majority of the voters is not there, or while one has heard a controller
-        less than `silent_s_min` ago (Raft's PreVote: a candidate that reaches only some must not
-        depose a controller that works).
+        gives up while a majority of the voters is not there, or while a majority of them has heard
+        a controller less than `silent_s_min` ago (Raft's PreVote: a candidate that reaches only
+        some must not depose a controller that works).
 
         Raises ControllerUnavailableError, which names what is missing or the voters that hear a
         controller, and FencedEpochError (another controller is ahead).
@@ -160,7 +160,7 @@ class Quorum:
 
     async def _greet(self, at: Address, records: Sequence[MetadataRecord]) -> None:
         """Sends the log to a broker that did not answer in time, from when it answers on. A broker
-        that starts for the first time may know of nobody else: it would never hear of the
+        that starts for the first time may know no other broker: it would never hear of the
         controller."""
         request = messages.Prepare(self._cluster_id, 0, *self._endpoint, is_probe=True)
         while all((peer.host, peer.port) != at for peer in self._peers.values()):
@@ -232,7 +232,7 @@ class Quorum:
             )
 
     def _require_silence(self, found: Sequence[Answer], silent_s_min: float) -> None:
-        """Raises where a majority of the voters hears a controller."""
+        """Raises ControllerUnavailableError where a majority of the voters hears a controller."""
         hearing = [
             answer.broker
             for answer, _ in found
@@ -483,7 +483,7 @@ def _old_copies(
     records: Sequence[MetadataRecord], answers: Sequence[messages.PrepareResponse]
 ) -> set[int]:
     """The brokers whose directory is an old copy, by what the log says of their last start: what
-    such a one promised and accepted may be forgotten, so it has no vote."""
+    such a broker promised and accepted may be forgotten, so it has no vote."""
     newest = {one.broker: one for one in records if isinstance(one, BrokerRegistered)}
     old = set()
     for answer in answers:

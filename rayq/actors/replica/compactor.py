@@ -21,11 +21,11 @@ from rayq.storage.cleaner import CleaningJob, CleaningResult, Steps, clean, clea
 logger = logging.getLogger(__name__)
 
 BUSY_RETRY_S = 1.0
-"""Another log on the same disk is being compacted."""
+"""The pause before the next try, while another log on the same disk is being compacted."""
 
 
 class Compactor:
-    """See the module. `tick` every now and then, `stop` once."""
+    """See the module. Call `tick` every now and then, and `stop` once."""
 
     def __init__(
         self, replica_log: ReplicaLog, run_cleaner: RunCleaner, clock_watch: ClockWatch
@@ -34,11 +34,11 @@ class Compactor:
         self._run_cleaner = run_cleaner
         self._environment = replica_log.environment
         self._clock_watch = clock_watch
-        """Lags and the time of tombstones are by it."""
+        """The clock for compaction lags and for the time that tombstones stay."""
         self._task: asyncio.Task[None] | None = None
         self._next_s: float | None = None
         self.unreadable_batches = 0
-        """So many the last pass has met: their bytes are as they were written, and yet they are no
+        """How many the last pass has met: their bytes are as they were written, and yet they are no
         batches of records."""
 
     def tick(self, now_s: float) -> None:
@@ -46,7 +46,7 @@ class Compactor:
         replica_log = self._replica_log
         if not replica_log.topic_config.is_compacted:
             return
-        if self._next_s is None:  # Not all logs of a broker at the same time.
+        if self._next_s is None:  # A broker's logs begin at different times.
             self._next_s = now_s + self._interval_s * self._environment.random.random()
         is_running = self._task is not None and not self._task.done()
         if now_s < self._next_s or is_running or not replica_log.is_open:
@@ -76,7 +76,7 @@ class Compactor:
             logger.warning("%s was not compacted: %s", self._replica_log.where, error)
 
     async def _pass(self, *, at_once: bool) -> bool:
-        """One pass, when one is due. False: its memory did not suffice for all, go on."""
+        """Runs a pass, when one is due. False: its memory did not suffice for all keys, go on."""
         replica_log, config = self._replica_log, self._replica_log.config
         await replica_log.remove_below_start()
         log, clock = replica_log.log, self._environment.clock

@@ -38,7 +38,7 @@ THROTTLE_PERIOD_S = 0.5
 """A throttled follower asks for what it may copy in about so long, then waits."""
 THROTTLED_FETCH_BYTES_MIN = 16 * KIB
 THROTTLE_PAUSE_MAX_S = 5.0
-"""However large a batch is: a longer silence would count as lagging."""
+"""The longest wait, however large a batch is: a longer silence would count as lagging."""
 
 
 class Follower:
@@ -70,9 +70,9 @@ class Follower:
         """See `messages.ReplicaFetch`. Not kept over a restart, or a change of leader: then a log
         that was half copied is copied from its start again."""
         self._agrees = False
-        """The leader found no divergence: from then on, what is flushed here is flushed of its log.
-        A notice from before could arrive late, by a connection that was given up, and would count
-        for records that were cut off meanwhile."""
+        """Whether the leader found no divergence: from then on, what is flushed here is flushed of
+        its log. A notice from before could arrive late, by a connection that was given up, and
+        would count for records cut off meanwhile."""
 
     def is_for(self, assignment: messages.PartitionAssignment) -> bool:
         """Whether this already follows the leader of that assignment."""
@@ -96,14 +96,14 @@ class Follower:
         )
 
     def end(self, reason: str) -> None:
-        """Another leads, or this process stops."""
+        """Another replica leads, or this process stops."""
         self._is_stopped = True
         if self._task is not None:
             self._task.cancel()
 
     @property
     def lag(self) -> int:
-        """Records that were committed at the last fetch and are not here."""
+        """How many records were committed at the last fetch and are not here."""
         return max(self._leader_high_watermark - self._replica_log.log.end_offset, 0)
 
     def flushed(self, flushed_offset: int) -> None:
@@ -136,7 +136,8 @@ class Follower:
                 self._replica_log.fail(error)
                 return
             except StorageError as error:
-                # A full disk heals, and the leader's disk is the leader's; ours is the end.
+                # A full disk heals, and an error of the leader's disk is the leader's; an error of
+                # this replica's disk ends the replica.
                 log_failure = self._replica_log.log.failure
                 if log_failure is not None:
                     self._replica_log.fail(error)
@@ -150,8 +151,8 @@ class Follower:
                 retry_s = min(2 * retry_s, RETRY_MAX_S)
 
     async def _pause_after(self, copied_bytes: int) -> None:
-        """As long as the throttle wants it. Once it is in sync writers wait for this replica, so
-        the metadata that says so ends the pause."""
+        """Waits as long as the throttle wants it. Once this replica is in sync writers wait for it,
+        so the metadata that says so ends the pause."""
         throttle = self._throttle
         if copied_bytes and throttle is not None:
             pause_s = min(copied_bytes / throttle, THROTTLE_PAUSE_MAX_S)
@@ -174,7 +175,7 @@ class Follower:
         return min(bytes_max, at_once)
 
     async def _fetch(self) -> int:
-        """One fetch, and what follows from it. Returns how many bytes of the log came."""
+        """Does one fetch, and what follows from it. Returns how many bytes of the log came."""
         replica, assignment = self._replica_log, self._assignment
         assert assignment.leader_host is not None and assignment.leader_port is not None
         log = replica.log
@@ -246,8 +247,8 @@ class Follower:
         return len(payload)
 
     async def _append(self, payload: memoryview) -> None:
-        """An empty log may begin anew at the first batch: no flush and no swap is under way then,
-        whose checkpoint would be about the log before."""
+        """Appends batches. An empty log may begin anew at the first batch: no flush and no swap is
+        under way then, whose checkpoint would be about the earlier log."""
         replica = self._replica_log
         if replica.log.size_bytes:
             replica.log.append_as_follower(payload)

@@ -41,14 +41,14 @@ logger = logging.getLogger(__name__)
 REPLICA_FETCH_BYTES_MAX = 8 * MIB
 CONFIRM_CHECK_S = 0.1
 PROPOSAL_PAUSE_S = 0.1
-"""After a proposal that failed: the metadata that says why is on its way. Each fetch of a follower
-would else repeat it, as fast as the controller answers."""
+"""The pause after a proposal that failed: the metadata that says why is on its way. Without the
+pause each fetch of a follower would repeat the proposal, as fast as the controller answers."""
 
 
 class Leader:
     """See the module. `committed` takes each newer assignment of the same epoch; `end` is final.
 
-    `check()` raises when the process may not answer as leader any more: it is asked again after
+    `check()` raises when the process may not answer as leader any more: it is called again after
     every wait.
     """
 
@@ -107,7 +107,7 @@ class Leader:
         self._assignment = assignment
         state = self.state
         if assignment.partition_epoch > state.partition_epoch:
-            self._propose_from_s = 0.0  # On top of this one nothing has failed yet.
+            self._propose_from_s = 0.0  # No proposal has failed on top of this epoch.
         state.committed(
             assignment.partition_epoch,
             assignment.isr,
@@ -239,7 +239,7 @@ class Leader:
         deadline_s = clock.monotonic() + request.timeout_ms / 1000
         leader = self.state
         self.reads.check_serving()
-        # Where others cannot copy past damage, only this lets them come back into sync.
+        # Where followers cannot copy past damage, only this lets them come back into sync.
         if leader.is_under_min_isr and not self._replica_log.serves_around_damage:
             raise NotEnoughReplicasError(
                 f"{self.where} has {len(leader.isr)} in-sync replicas, delete_records needs "
@@ -297,14 +297,14 @@ class Leader:
                 )
                 self.check()
                 if self._is_below_horizon(leader, log, request):
-                    # Tombstones above its end went while it waited.
+                    # Tombstones above the follower's end were removed while the fetch waited.
                     return self._fetch_answer(leader, reset_to=log.start_offset), b""
                 if log.tombstone_horizon != horizon:
                     continue  # What was read may be from before; the answer would name the new one.
                 self._metrics.replicated(data)
                 return self._fetch_answer(leader), data
             if request.log_start_offset < log.start_offset:
-                return self._fetch_answer(leader), b""  # It moves its own, and says so at once.
+                return self._fetch_answer(leader), b""  # The follower moves its own.
             remaining_s = deadline_s - clock.monotonic()
             if remaining_s <= 0 or not await self._replica_log.appended.wait(remaining_s):
                 return self._fetch_answer(leader), b""
@@ -345,8 +345,8 @@ class Leader:
         self, leader: PartitionState, log: Log, request: messages.ReplicaFetch
     ) -> bool:
         """Whether the follower may hold records whose tombstones are gone here: it would keep them
-        for ever (docs/protocol.md, rule 14). An empty log holds none, nor does one that was copied
-        from here after they had gone: a copy that takes more than one fetch passes below the
+        for ever (docs/protocol.md, rule 14). An empty log holds none, nor does a log that was
+        copied from here after they had gone: a copy that takes more than one fetch passes below the
         horizon."""
         if not request.log_start_offset < request.offset < log.tombstone_horizon:
             return False

@@ -68,7 +68,7 @@ class LeaderReads:
                 return self._read_answer(log, limit, request.offset), b""
 
     def _fetch_limit(self, request: messages.Fetch) -> int:
-        """Below which offset it may read now."""
+        """The offset below which the request may read now."""
         self._check()
         self.check_serving()
         log = self._replica_log.log
@@ -94,7 +94,7 @@ class LeaderReads:
                 )
         if request.offset > log.end_offset:
             # No reader comes here by reading: what it was given is committed, so a leader that was
-            # elected cleanly has it, and of another one the epoch that it names tells.
+            # elected cleanly has it; an unclean election shows by the reader's epoch.
             raise OffsetOutOfRangeError(
                 f"Offset {request.offset} of {self._where} is past the end of the log "
                 f"{log.end_offset} (its start is {log.start_offset}): nothing was written there "
@@ -117,7 +117,7 @@ class LeaderReads:
         )
 
     def check_serving(self) -> None:
-        """Raises OffsetNotAvailableError (docs/protocol.md, rule 10)."""
+        """Raises OffsetNotAvailableError before the high watermark is known: see rule 10."""
         if not self._state.may_serve:
             raise OffsetNotAvailableError(
                 f"The new leader of {self._where} does not know its high watermark yet."

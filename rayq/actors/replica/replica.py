@@ -122,7 +122,7 @@ class Replica:
         self._replica_log.fail(error, is_damage=is_damage)
 
     def note_trouble(self, error: BaseException) -> None:
-        """It cannot go on for now; `describe` tells why."""
+        """The replica cannot go on for now; `describe` tells why."""
         self._replica_log.trouble = str(error)
 
     async def close(self) -> messages.ReplicaStatus:

@@ -1,8 +1,8 @@
 """A replica process: a server, a lease from its broker, and the replicas it hosts.
 
-The broker of the same node tells it by heartbeat what to host and what the metadata says of it.
-Without a broker for a session it stops serving, and goes on when one is back; the replicas keep
-their logs open meanwhile.
+The broker of the same node tells the process by heartbeat what to host and what the metadata says
+of that. Without a broker for a session it stops serving, and goes on when a broker is back; the
+replicas keep their logs open meanwhile.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ DISK_FULL_RETRY_S = 1.0
 FAILURE_RETRY_S = 0.5
 STOP_GRACE_S = 0.2
 BROKER_TIMEOUT_S = 5.0
-"""For a question that the broker may hold for a while."""
+"""The timeout of a question that the broker may hold for a while."""
 
 
 
@@ -81,8 +81,8 @@ class ReplicaHost:
         self._replicas: dict[TopicIdPartition, Replica] = {}
         self._opening: set[TopicIdPartition] = set()
         self._let_go: set[TopicIdPartition] = set()
-        """Closed because the broker said so: their directories may be removed and made anew, and
-        this incarnation stands for what was in them."""
+        """The partitions closed because the broker said so: their directories may be removed and
+        made anew, and this incarnation stands for what was in them."""
         self._version = 0
         self._lease_until_s = 0.0
         self._urgent = Signal()
@@ -122,7 +122,7 @@ class ReplicaHost:
                     is_attached = True
                 await self._heartbeat(connection)
             except StaleBrokerError:
-                is_attached = False  # A new broker process: present ourselves again.
+                is_attached = False  # A new broker process does not know this one yet.
                 await asyncio.sleep(RETRY_S)
             except RayqError as error:
                 logger.debug("replica process of broker %d: %s", self._spec.broker, error)
@@ -163,7 +163,7 @@ class ReplicaHost:
             self._config.heartbeat_interval_ms,
         )
         answer_task = connection.request(request, timeout_s=self._session_s)
-        # Something of ours may change while the broker holds the request: then say so at once.
+        # Something here may change while the broker holds the request: then say so at once.
         urgent = asyncio.ensure_future(self._urgent.wait(self._session_s))
         try:
             waiting: set[asyncio.Future[Any]] = {answer_task, urgent}
@@ -188,7 +188,7 @@ class ReplicaHost:
         for assignment in answer.assignments:
             try:
                 self._apply(assignment)
-            except RayqError as error:  # Of this partition; the others must not wait for it.
+            except RayqError as error:  # Only of this partition: the others must not wait for it.
                 logger.error("assignment of %s: %s", assignment.topic, error)
         self._version = max(self._version, answer.version)
 
@@ -236,7 +236,7 @@ class ReplicaHost:
                 await replica.open(self._lock_directory(replica.assignment))
                 is_open = True
             except DirectoryInUseError as error:
-                # The process of before, which the broker has killed or is about to.
+                # The previous process holds it, which the broker has killed or is about to kill.
                 logger.info("%s", error)
                 await asyncio.sleep(RETRY_S)
             except DiskFullError as error:  # It heals when space returns.
@@ -254,7 +254,7 @@ class ReplicaHost:
         self._urgent.notify()
 
     def _lock_directory(self, assignment: messages.PartitionAssignment) -> PartitionDirectory:
-        """Raises OpenFilesLimitError where clients could not reach this process any more."""
+        """Locks a directory. Raises OpenFilesLimitError where no client could connect any more."""
         if not self._environment.has_descriptors_for_replica():
             raise OpenFilesLimitError(
                 f"{assignment.topic}-{assignment.partition} is not opened: what is left of the "

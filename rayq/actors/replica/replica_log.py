@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 FLUSH_WAIT_S = 60.0
 CHECKPOINT_RETRY_S = 1.0
-"""After one that found no room on the disk."""
+"""The pause after a checkpoint that found no room on the disk."""
 
 
 class ReplicaLog:
@@ -68,7 +68,7 @@ class ReplicaLog:
         self._flush_seconds = environment.metrics.histogram("rayq_log_flush_seconds")
         self.failure: str | None = None
         self.is_damaged = False
-        """It stopped because its disk changed what it had written: the others' logs are sound."""
+        """Whether it stopped because its disk changed what was written: the others' are sound."""
         self.trouble: str | None = None
         """What keeps a follower from going on for now, such as a full disk."""
         self.high_watermark = 0
@@ -82,16 +82,16 @@ class ReplicaLog:
         """Held while compacted segments are put in place. A truncation, a reset and a move of the
         log start hold it too, before the flush lock."""
         self.is_compacted_now = False
-        """A pass of the cleaner is under way. Segments that the log start has passed stay until the
-        next one: without them the pass would be in vain, and where retention deletes more often
-        than a pass takes, none would ever get done."""
+        """Whether a pass of the cleaner is under way. Segments that the log start has passed stay
+        until the next one: without them the pass would be in vain, and where retention deletes more
+        often than a pass takes, none would ever get done."""
         self._on_flushed = on_flushed
         self._on_failure = on_failure
         self._is_alone = is_alone
         self._damaged_offset: int | None = None
-        """A read from here met an error of the disk while no other replica was in sync."""
+        """Where a read met an error of the disk while no other replica was in sync."""
         self._salvages = False
-        """That error was damage: reads go around it."""
+        """Whether that error was damage: then reads go around it."""
         self._log: Log | None = None
         self._directory: PartitionDirectory | None = None
         self._dirty = Signal()
@@ -102,7 +102,7 @@ class ReplicaLog:
         self._is_closed = False
         self._flusher: asyncio.Task[None] | None = None
         self._jobs: set[asyncio.Future[Any]] = set()
-        """Of threads that work in the directory."""
+        """The jobs of threads that work in the directory."""
 
     # --- life -------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class ReplicaLog:
 
     def _release_when_idle(self) -> None:
         for job in self._jobs:
-            # A thread still writes: nobody else may open the directory before it is done.
+            # A thread still writes: no other process may open the directory before it is done.
             job.add_done_callback(lambda _: self._release_when_idle())
             return
         self._release()
@@ -230,12 +230,12 @@ class ReplicaLog:
 
     @property
     def serves_around_damage(self) -> bool:
-        """Damage was found, and no other replica is in sync: others cannot copy past it."""
+        """Whether damage was found and no other replica is in sync: none can copy past it."""
         return self._salvages and self._is_alone()
 
     async def read(self, offset: int, limit: int, bytes_max: int) -> tuple[bytes, int]:
-        """Whole batches of [offset, limit), and where the next begins. May run in a thread. Raises
-        StorageError. A leader that is alone answers damage by `batch.stand_in`."""
+        """Whole batches of [offset, limit), and where the next batch begins. May run in a thread.
+        Raises StorageError. A leader that is alone answers damage by `batch.stand_in`."""
         log = self.log
         generation = log.generation
         if self._salvages and offset < limit:
@@ -273,8 +273,8 @@ class ReplicaLog:
         return result.data, result.next_offset
 
     async def offset_for_time(self, timestamp_ms: int, limit: int) -> tuple[int, int] | None:
-        """The first record below `limit` that is not older, as (offset, timestamp). Raises as
-        `read`."""
+        """The first record below `limit` that is not older than `timestamp_ms`, as (offset,
+        timestamp). Raises as `read`."""
         log = self.log
         generation = log.generation
         try:
@@ -327,18 +327,18 @@ class ReplicaLog:
         return failure
 
     def _forget_damage(self) -> None:
-        """Ordinary reads will tell whether there is any left."""
+        """Ordinary reads will tell whether there is any damage left."""
         self._damaged_offset, self._salvages, self.trouble = None, False, None
 
     # --- group commit -----------------------------------------------------------------------
 
     def wake_flusher(self) -> None:
-        """Something was appended."""
+        """Tells the flusher that something was appended."""
         self._dirty.notify()
 
     async def checkpoint(self) -> None:
-        """Returns when all of now, the log start included, is durable. Raises StorageError;
-        DiskFullError when it found no room."""
+        """Returns when all that is here now, the log start included, is durable. Raises
+        StorageError; DiskFullError when it found no room."""
         self._checkpoints_wanted += 1
         wanted = self._checkpoints_wanted
         self._dirty.notify()
@@ -354,7 +354,7 @@ class ReplicaLog:
 
     async def _flush_for_ever(self) -> None:
         """One flush at a time covers all that was appended meanwhile. Only this task flushes, so
-        that no caller who is cancelled leaves a flush behind that nobody waits for."""
+        that no cancelled caller leaves a flush behind that no task waits for."""
         while True:
             wanted = self._checkpoints_wanted
             had_work = await self._flush_once(checkpoint=wanted > self._checkpoints_made)
@@ -366,7 +366,7 @@ class ReplicaLog:
                 await self._dirty.wait(FLUSH_WAIT_S if found_room else CHECKPOINT_RETRY_S)
 
     async def _flush_once(self, *, checkpoint: bool) -> bool:
-        """Whether there was something to do."""
+        """Flushes once. Returns whether there was something to do."""
         async with self.flush_lock:
             if not self.is_open:
                 return False
@@ -413,7 +413,7 @@ class ReplicaLog:
             self._forget_damage()
         try:
             await self.checkpoint()
-        finally:  # They may be what fills the disk.
+        finally:  # Old files may be what fills the disk.
             await self._remove_files(paths)
 
     async def remove_below_start(self) -> None:
@@ -488,16 +488,16 @@ class ReplicaLog:
 
     def _begin(self, job: Callable[[], T]) -> asyncio.Future[T]:
         """A job that works in the directory, in a thread. The directory's lock is kept until it is
-        done: the process that opens the directory next, or renames it, must not find it at work."""
+        done: the next process that opens or renames the directory must find no thread at work."""
         step = asyncio.ensure_future(self.environment.threads.run(job))
         self._jobs.add(step)
         step.add_done_callback(self._jobs.discard)
         return step
 
     async def learn(self, offset: int, cleaned_offset: int, tombstone_horizon: int) -> None:
-        """What the leader says of the records from `offset` on, durable before they are appended: a
-        copy of a cleaned log has its gaps and lacks its tombstones, and may lead later. Raises
-        StorageError."""
+        """Keeps what the leader says of the records from `offset` on, durable before they are
+        appended: a copy of a cleaned log has its gaps and lacks its tombstones, and may lead later.
+        Raises StorageError."""
         async with self.files_lock:
             log = self.log
             state = log.plan_learning(offset, cleaned_offset, tombstone_horizon)

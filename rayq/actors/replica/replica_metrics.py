@@ -25,7 +25,7 @@ class LeaderMetrics:
         self._records_in.value += header.record_count
 
     def sent(self, data: bytes, records: int, *, is_at_end: bool) -> None:
-        """To a consumer. One that is at the end now was waiting for what it gets, or nearly."""
+        """Bytes went to a consumer. One that is at the end now was waiting for them, or nearly."""
         self._bytes_out.value += len(data)
         self._records_out.value += records
         if is_at_end and data:
@@ -33,5 +33,5 @@ class LeaderMetrics:
             self._end_to_end.observe(max(age_ms, 0) / 1000)
 
     def replicated(self, data: bytes) -> None:
-        """To a follower."""
+        """Bytes went to a follower."""
         self._replication_bytes_out.value += len(data)

@@ -63,8 +63,9 @@ ARROW_RECORDS_MAX = 100_000
 
 
 class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
-    """Consumes on the running event loop; made by `cluster.async_consumer(*topics, **config)`. The
-    methods of `Consumer`, as coroutines."""
+    """Consumes on the running event loop; made by `cluster.async_consumer(*topics, **config)`. Each
+    method does what `Consumer`'s method of the same name does, and is a coroutine (`until_end`
+    gives an async iterator); callbacks may be coroutine functions."""
 
     def __init__(
         self,
@@ -160,7 +161,7 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         self, timeout_s: float = 1.0, max_records: int | None = None
     ) -> list[Record[ValueT_co, KeyT_co]]:
         core = await self._start()
-        await asyncio.sleep(0)  # whoever polls in a loop lets others run, also with a timeout of 0
+        await asyncio.sleep(0)  # polls in a loop let other tasks run, also with timeout 0
         records_max = core.records_max(max_records)
         return await self._carry_out(
             polling.poll(core, lambda: core.take_records(records_max), timeout_s)
@@ -421,7 +422,7 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         return set(self._core.subscription.assigned)
 
     def group_membership(self) -> GroupMembership:
-        """Who this consumer is in its group: member id and epoch. Raises InvalidRequestError
+        """This consumer's place in its group: member id and epoch. Raises InvalidRequestError
         without a group."""
         return self._core.committing_group().membership()
 
@@ -483,9 +484,10 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
 
     @takes_timeout
     def poll_arrow(self, timeout_s: float = 1.0, max_records: int = ARROW_RECORDS_MAX) -> Any:
-        """As `poll`, as a `pyarrow.Table` of the columns topic (dictionary), partition (int32),
-        offset (int64), timestamp (milliseconds, UTC), key, value (binary: deserializers are not
-        asked), headers (list of name and value). Raises MissingExtraError without pyarrow."""
+        """As `poll`, but gives a `pyarrow.Table`: the columns are topic (dictionary), partition
+        (int32), offset (int64), timestamp (milliseconds, UTC), key, value (binary: deserializers
+        are not asked), headers (list of name and value). Raises MissingExtraError without
+        pyarrow."""
         load_pyarrow()
         core = self._core
         records_max = core.records_max(max_records)
@@ -514,9 +516,9 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         to yield: use "earliest", or seek first. `position` and `commit` count only what was
         yielded. Paused partitions are left out.
 
-        In a group it reads this member's share, and ends once the group is not being rebalanced;
-        whoever joins later takes over partitions as in `poll`. Raises TimeoutError when it came no
-        further for `timeout_s` seconds (`math.inf`: never), such as while a partition has no
+        In a group it reads this member's share, and ends once the group is not being rebalanced; a
+        member that joins later takes over partitions as in `poll`. Raises TimeoutError when it came
+        no further for `timeout_s` seconds (`math.inf`: never), such as while a partition has no
         leader, and else what `poll` raises: it has ended only when the loop ends without an error.
         """
         return self._until_end(timeout_s)
@@ -645,14 +647,14 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
     def offsets_for_times(
         self, times: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int | None]:
-        """The first offset whose record is at or after a time (Unix, milliseconds); None where no
-        record is so late."""
+        """For each partition the first offset whose record is at or after a time (Unix,
+        milliseconds); None where no record is so late."""
         return self._run(self._core.offsets(by_partition(times, "a time"), by_time=True))
 
     @takes_timeout
     def close(self, timeout_s: float | None = None) -> None:
         """Stops reading. Idempotent. In a group it first commits with `enable_auto_commit` (but not
-        when an exception ends a `with` block: nobody knows which records were handled), calls
+        when an exception ends a `with` block: which records were handled is unknown), calls
         `on_revoked`, and leaves at once, so that others go on (a static member keeps its partitions
         until its session ends). The commit may take `timeout_s` (default:
         group_session_timeout_ms), and so may telling the coordinator (default: 5 s). What is not
