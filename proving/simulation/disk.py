@@ -1,6 +1,5 @@
 """A file system that crashes: `environment.Disk` over a page cache and what is durable below it.
 
-A process crash keeps the page cache. At a power loss each file and directory keeps what was
 A process crash keeps the page cache. At a power loss each file and directory keeps what was synced,
 and some of the rest, as on a real disk: any subset of the unsynced pages, with the last write torn
 at any byte and the old size, the new one or one between; and of the unsynced changes of a directory
