@@ -2,8 +2,8 @@
 
     python -m benchmarks.client_speed [--profile NAME]
 
-The other side answers at once and stores nothing. It is either played within the client's own
-connection ("in process": the client's work and nothing else) or a process of its own behind a real
+The other side answers at once and stores nothing. It is either a part of the client's own
+connection ("in process": only the client's work is measured) or a process of its own behind a real
 socket. Prints a table, then one JSON object a line.
 """
 
@@ -67,12 +67,12 @@ BATCH_RECORDS = 528
 REPETITIONS = 3
 CHUNK = 10_000
 POLL_TIMEOUT_S = 60.0
-"""The other side answers at once: only one that is gone takes so long."""
+"""The other side answers at once: only where it is gone does an answer take so long."""
 RECORD_BYTES = 100
 
 
 def record_values(count: int) -> list[bytes]:
-    """100 bytes of JSON each, as a small service would log them."""
+    """Values of 100 bytes of JSON each, as a small service would log them."""
     source = random.Random(7)
     values = []
     for number in range(count):
@@ -85,7 +85,8 @@ def record_values(count: int) -> list[bytes]:
 
 
 class Far:
-    """The other side: knows one topic, takes every batch, serves a log that it made beforehand."""
+    """The other side: it knows one topic, takes every batch, and serves a log that it made
+    before."""
 
     def __init__(self) -> None:
         self.port = 1
@@ -94,7 +95,7 @@ class Far:
         self._source_ends: list[int] = []
 
     def make_source(self) -> None:
-        """The same warm log in every partition."""
+        """Makes the same log, which stays in memory, for every partition."""
         per_partition = SOURCE_RECORDS // PARTITIONS
         values = record_values(per_partition)
         for first in range(0, per_partition, BATCH_RECORDS):
@@ -251,7 +252,7 @@ def server_process() -> Iterator[Cluster]:
     near, far = context.Pipe()
     process = context.Process(target=serve, args=(far,), daemon=True)
     process.start()
-    far.close()  # so that `recv` ends should the process die
+    far.close()  # so that `recv` ends if the process dies
     port = near.recv()
     with Cluster([("127.0.0.1", port)], client_key(SECRET)) as cluster:
         yield cluster
@@ -270,7 +271,7 @@ def played() -> Iterator[Cluster]:
 # --- what is measured ---------------------------------------------------------------------------
 
 Measure = Callable[[Cluster, Sequence[bytes]], tuple[int, float]]
-"""Answers how many records it took, and how many seconds."""
+"""Returns how many records it took, and how many seconds."""
 
 
 def send(cluster: Cluster, values: Sequence[bytes]) -> tuple[int, float]:
@@ -371,7 +372,7 @@ def measure(place: str, cluster: Cluster, values: Sequence[bytes], names: list[s
             Row(
                 name=f"client: {name}, {place}",
                 unit="records/s",
-                samples=samples[1:],  # the first warms up
+                samples=samples[1:],  # the first run warms up
                 target=target,
                 note="100-byte records, lz4, the other side answers at once",
             )
@@ -380,7 +381,7 @@ def measure(place: str, cluster: Cluster, values: Sequence[bytes], names: list[s
 
 
 def profile(name: str, values: Sequence[bytes]) -> None:
-    """The caller's thread and the loop's, by cumulative time."""
+    """Profiles the caller's thread and the loop's thread, by cumulative time."""
     function, _ = MEASURES[name]
     with played() as cluster:
         function(cluster, values)

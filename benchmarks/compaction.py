@@ -4,7 +4,7 @@
 
 One topic of one partition on three brokers of this machine: three logs are compacted, by three
 helper processes. Before and during that, a producer sends 500 records a second, acks="all", and
-notes how long each took; the rows are the 99th percentiles of each second. At last the topic is
+notes the latency of each; the rows are the 99th percentiles of each second. At the end the topic is
 read from the start and compared with a dict.
 """
 
@@ -33,7 +33,7 @@ TOPIC = "state"
 PROBES_PER_S = 500
 BASELINE_S = 8
 COMPACTION_TIMEOUT_S = 1800
-"""Helpers have idle priority: on a busy machine they take long."""
+"""Helpers have idle priority, so on a busy machine they take long."""
 NO_COMPACTION_MS = 3_600_000
 HELPER = b"rayq.runtime.cleaner_process"
 
@@ -82,7 +82,7 @@ class Probe:
         self._producer.send(TOPIC, value, key=key, on_delivery=delivered)
 
     def p99_ms(self, since_s: float, until_s: float) -> list[float]:
-        """Of each whole second between two times of `perf_counter`."""
+        """The 99th percentile for each whole second between two times of `perf_counter`."""
         return [
             sorted(latencies)[int(len(latencies) * 0.99)]
             for second, latencies in self._latencies_ms.items()
@@ -91,7 +91,7 @@ class Probe:
 
 
 class Helpers(threading.Thread):
-    """Watches how much memory the helper processes take at most."""
+    """Measures the most memory that the helper processes take."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)

@@ -1,4 +1,4 @@
-"""Drains a broker that holds 1 GiB while records are written: does a write fail, how late are they?
+"""Drains a broker that holds 1 GiB under load: do writes fail, and how late are they?
 
     python -m benchmarks.drain_broker [--gib 1] [--throttle-mb-s 50] [--rate 200] [--json FILE]
 
@@ -35,7 +35,7 @@ MIB = 1024**2
 
 @dataclass
 class Latencies:
-    """Of the writes of one phase, in milliseconds."""
+    """The latencies of the writes of one phase, in milliseconds."""
 
     writes: int = 0
     p50_ms: float = 0.0
@@ -125,7 +125,7 @@ def directory_mib(path: Path) -> int:
 def measure(cluster: Cluster, root: Path, options: argparse.Namespace) -> Result:
     result = Result(throttle_mb_s=options.throttle_mb_s)
     cluster.create_topic(TOPIC, PARTITIONS, REPLICATION_FACTOR, segment_bytes=64 * MIB)
-    # Each broker holds factor / brokers of it.
+    # Each broker holds a share of the data: factor / brokers.
     fill(cluster, int(options.gib * 1024 * BROKERS / REPLICATION_FACTOR))
     victim = 1
     directory = root / f"broker-{victim}"
@@ -164,7 +164,7 @@ def measure(cluster: Cluster, root: Path, options: argparse.Namespace) -> Result
 
 
 def missing_records(cluster: Cluster, writing: Writing) -> int:
-    """Of what was acknowledged while the broker was drained."""
+    """How many records that were acknowledged while the broker was drained are missing."""
     wanted = {(partition, offset): value for partition, offset, value in writing.acknowledged}
     first: dict[int, int] = {}
     for partition, offset in wanted:

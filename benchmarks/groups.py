@@ -22,7 +22,7 @@ REPETITIONS = 4
 POLL_TIMEOUT_S = 0.5
 SETTLE_TIMEOUT_S = 600.0
 CREATE_TIMEOUT_S = 600.0
-"""No budgets: what takes so long on a slow machine, too, hangs."""
+"""These are no budgets: what takes so long hangs, also on a slow machine."""
 LOOK_S = 0.002
 STABLE_TARGET_MS = 500.0
 LARGE_MEMBERS = 200
@@ -67,7 +67,7 @@ class _Crowd:
         self._members.append(_One(consumer, stop, has_read, thread))
 
     def leave(self, count: int = 1) -> None:
-        """So many at once; returns when they have left."""
+        """Lets so many members leave at once. Returns when they have left."""
         leaving, self._members = self._members[-count:], self._members[:-count]
         for one in leaving:
             one.stop.set()
@@ -80,7 +80,7 @@ class _Crowd:
         return sum(sizes) == partitions and max(sizes) - min(sizes) <= 1
 
     def has_read(self) -> bool:
-        """Whether each has had a record."""
+        """Whether each member has had a record."""
         return all(one.has_read.is_set() for one in self._members)
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ def _wait(holds: Callable[[], bool], what: str) -> None:
 
 @contextmanager
 def _topic(cluster: rayq.Cluster, partitions: int) -> Iterator[str]:
-    """With one replica for each partition: the others would play no part here."""
+    """A topic with one replica for each partition: further replicas would play no part here."""
     cluster.admin.create_topic("of-members", partitions, 1, timeout_s=CREATE_TIMEOUT_S)
     yield "of-members"
     cluster.admin.delete_topic("of-members")
@@ -141,7 +141,7 @@ def _joins(
 
 
 def groups_local(directory: Path) -> list[Row]:
-    """One process for servers and all members."""
+    """Groups where one process runs the servers and all members."""
     with LocalCluster(brokers=3, data_dir=str(directory / "groups-local")) as cluster:
         with _topic(cluster, 100) as topic:
             rows = [_joins(cluster, topic, 100, 10, "LocalCluster")]
@@ -150,7 +150,7 @@ def groups_local(directory: Path) -> list[Row]:
 
 
 def _large_group(cluster: rayq.Cluster, topic: str) -> list[Row]:
-    """All members begin together, and half of them leave together."""
+    """A large group: all members begin together, and half of them leave together."""
     with cluster.producer() as producer:
         for partition in range(LARGE_MEMBERS):
             producer.send(topic, b"v", partition=partition)
@@ -197,7 +197,7 @@ def _large_group(cluster: rayq.Cluster, topic: str) -> list[Row]:
 
 
 def groups(cluster: rayq.Cluster, directory: Path) -> list[Row]:
-    """On Ray: joins, a member that dies, commits."""
+    """Groups on Ray: joins, a member that dies, commits."""
     partitions = 12
     with _topic(cluster, partitions) as topic:
         rows = [
@@ -258,7 +258,8 @@ COMMITS_TARGET_PER_S = 2000
 
 
 def _commits(cluster: rayq.Cluster) -> list[Row]:
-    """Many consumers that commit one position after the other; one alone, for the latency."""
+    """Commits of many consumers, one position after the other, and of one alone, for the
+    latency."""
     cluster.create_topic("committed", partitions=1)
     per_s, alone_ms = asyncio.run(_commit_for_a_while(cluster))
     cluster.admin.delete_topic("committed")

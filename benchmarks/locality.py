@@ -1,9 +1,9 @@
 """Whether a reader gains by sitting on its leader's host: `python -m benchmarks.locality`, as root.
 
-A broker in a network namespace of its own, behind a link of a given rate (`tc tbf`), is read by
-this process with `read_range`, which is what a Spark or Ray Data task runs; beside it the same over
-the loopback address of one host, which is the best that locality could give. Not part of
-`make bench`: it needs root, `ip` and `tc`.
+This process reads with `read_range`, which a Spark or Ray Data task runs too, from a broker in a
+network namespace of its own behind a link of a given rate (`tc tbf`). Beside that it reads over the
+loopback address of one host, which is the best that locality could give. Not part of `make bench`:
+it needs root, `ip` and `tc`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from rayq.testing import LocalCluster
 NAMESPACE = "rayq-far"
 HERE, THERE = "10.78.0.1", "10.78.0.2"
 RATES = (None, "25gbit", "10gbit", "1gbit")
-"""None: the link as it is."""
+"""The rates of the link. None: the link as it is."""
 RECORDS = 1_000_000
 REPETITIONS = 3
 
 
 def serve(address: str) -> None:
-    """Says where it listens, and serves until its input ends."""
+    """Prints the address where it listens, and serves until its input ends."""
     with LocalCluster(brokers=1, bind_host=address) as cluster:
         fill(cluster, RECORDS)
         print(cluster.addresses[0], cluster.token, flush=True)
@@ -50,7 +50,7 @@ def server(prefix: list[str], address: str) -> Iterator[rayq.Cluster]:
 
 
 def records_s(cluster: rayq.Cluster) -> float:
-    """The best of some runs: what is wanted is the link's part."""
+    """The rate of the best of some runs: the link's part is to be measured."""
     found: list[float] = []
     for _ in range(REPETITIONS):
         started_s = time.perf_counter()

@@ -28,12 +28,12 @@ def describe() -> str:
 
 
 def sequential_write_mb_s(path: Path, size_mib: int = 512) -> float:
-    """1 MiB writes into one file and one fdatasync at the end, which counts. The file stays.
+    """The rate of 1 MiB writes into one file, with one fdatasync at the end. The file stays.
 
     On a virtual machine the rate of a fresh file is often that at which the hypervisor hands out
     memory for the page cache, not the disk's: writing the same file again at once tells the two
-    apart. rayq's own writes pay for fresh pages too, so a fresh file is what to compare with; keep
-    the files until the comparison is over, or it runs on the pages they gave back.
+    apart. rayq's own writes pay for fresh pages too, so compare them with a fresh file. Keep the
+    files until the comparison is over, or it runs on the pages that they gave back.
     """
     chunk = os.urandom(MIB)
     file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
@@ -48,7 +48,7 @@ def sequential_write_mb_s(path: Path, size_mib: int = 512) -> float:
 
 
 def write_and_sync_ms(directory: Path, size_bytes: int, count: int) -> list[float]:
-    """Each an append of `size_bytes` and an fdatasync."""
+    """The milliseconds of each append of `size_bytes` with its fdatasync."""
     chunk = os.urandom(size_bytes)
     path = directory / "raw-sync"
     file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
@@ -88,7 +88,7 @@ def _cpu_ticks() -> list[int]:
 
 
 def unique_memory_mb(pid: int) -> float:
-    """USS: the memory that would come back if the process ended."""
+    """USS: the memory that would be free again if the process ended."""
     private_kib = sum(
         int(line.split()[1])
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()

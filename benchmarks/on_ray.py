@@ -21,10 +21,10 @@ from rayq.records import PartitionInfo, RecordMetadata
 
 REPETITIONS = 3
 RESULT_TIMEOUT_S = 120.0
-"""For the next of many results."""
+"""How long to wait for the next of many results."""
 HEALED_TIMEOUT_S = 600.0
 READ_NOTHING_S = 120.0
-"""No budgets: what takes so long even on a slow machine hangs."""
+"""These are no budgets: what takes so long hangs, also on a slow machine."""
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -44,9 +44,9 @@ RECORDS_PER_CALL = 2048
 
 
 def produce_throughput(cluster: rayq.Cluster, directory: Path) -> list[Row]:
-    """1 KB records that do not compress; each repetition beside a raw write of its own.
+    """Produces 1 KB records that do not compress. Each repetition runs beside a raw write.
 
-    Files of one measurement stay until the last, so that none runs on page-cache memory that
+    The files of one measurement stay until the last, so that none runs on page-cache memory that
     another has just given back (`sequential_write_mb_s`).
     """
     time.sleep(MEMORY_REPORTED_S)
@@ -95,7 +95,7 @@ def produce_throughput(cluster: rayq.Cluster, directory: Path) -> list[Row]:
             name="  or both cores busy",
             unit="%",
             samples=busy,
-            # What counts where the disk is not the limit.
+            # The share of busy cores is the target where the disk is not the limit.
             target=None if statistics.median(ratios) >= RATIO_TARGET else 90.0,
             note="profiles below and in .bench/profiles",
             details=profile,
@@ -121,7 +121,7 @@ CHUNK = 2_000
 
 
 def end_to_end(cluster: rayq.Cluster, directory: Path) -> list[Row]:
-    """100-byte records, a producer here and a consumer in a process of its own."""
+    """100-byte records from a producer in this process to a consumer in a process of its own."""
     del directory
     cluster.create_topic("end-to-end", partitions=3, replication_factor=3)
     chunk = [_like_json(number) for number in range(CHUNK)]
@@ -137,7 +137,7 @@ def end_to_end(cluster: rayq.Cluster, directory: Path) -> list[Row]:
                 future.result(timeout=RESULT_TIMEOUT_S)
             acknowledged_s = time.monotonic()
             all_read_s, _ = _reply(reader)
-            if repetition:  # the first warms up
+            if repetition:  # the first repetition warms up
                 sent_per_s.append(count / (acknowledged_s - started_s))
                 polled_per_s.append(count / (all_read_s - started_s))
         for _ in range(REPETITIONS):
@@ -205,7 +205,8 @@ def _reply(reader: Connection) -> tuple[float, list[float]]:
 
 
 def _read_on_demand(cluster: rayq.Cluster, topic: str, requests: Connection) -> None:
-    """Reads as many records as each request says; answers when, and a sample of the delays."""
+    """Reads as many records as each request says. Answers with the time, and a sample of the
+    delays."""
     with cluster.consumer(topic, auto_offset_reset="earliest") as consumer:
         requests.send("ready")
         while True:
@@ -231,7 +232,8 @@ SINGLE_S = 4
 
 
 def single_latency(cluster: rayq.Cluster, directory: Path) -> list[Row]:
-    """1,000 records of 1 KB a second, open loop: measured from when each was due."""
+    """Sends 1,000 records of 1 KB a second, open loop: each latency begins when the record was
+    due."""
     del directory
     cluster.create_topic("single", partitions=1, replication_factor=3)
     value = os.urandom(1024)
@@ -248,7 +250,7 @@ def single_latency(cluster: rayq.Cluster, directory: Path) -> list[Row]:
                 futures.append(producer.send("single", value, on_delivery=stamp))
             for future in futures:
                 future.result(timeout=RESULT_TIMEOUT_S)
-            if repetition:  # the first warms up
+            if repetition:  # the first repetition warms up
                 latencies_ms = [
                     (at_s - started_s - index / SINGLE_PER_S) * 1000
                     for index, at_s in enumerate(done_s)
@@ -297,7 +299,8 @@ def _sleep_until(at_s: float) -> None:
 
 
 def failover(cluster: rayq.Cluster, directory: Path) -> list[Row]:
-    """From the signal to the leader until a write that was sent after it is acknowledged."""
+    """The time from the signal to the leader until a write that was sent after it is
+    acknowledged."""
     del directory
     cluster.create_topic("failover", partitions=1, replication_factor=3)
     killed_s = [_pause_s(cluster, signal.SIGKILL) for _ in range(REPETITIONS)]
@@ -336,7 +339,7 @@ def _pause_s(cluster: rayq.Cluster, fault: signal.Signals) -> float:
 
 
 def _wait_until_whole(cluster: rayq.Cluster, topic: str) -> int:
-    """Waits for all three replicas to be in sync; the pid of the leader."""
+    """Waits until all three replicas are in sync. Returns the pid of the leader."""
     deadline_s = time.monotonic() + HEALED_TIMEOUT_S
     while True:
         partition = cluster.admin.describe_topic(topic).partitions[0]
@@ -353,7 +356,7 @@ def _leader_pid(partition: PartitionInfo) -> int | None:
 
 
 def _end(pid: int) -> None:
-    """A stopped process that its broker did not kill yet."""
+    """Ends a stopped process, unless its broker has killed it already."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -364,10 +367,10 @@ def _end(pid: int) -> None:
 
 
 def idle_memory(cluster: rayq.Cluster, directory: Path) -> list[Row]:
-    """Of the processes of a topic that never had a record."""
+    """The memory of the processes of a topic that never had a record."""
     del directory
     cluster.create_topic("idle", partitions=1, replication_factor=3)
-    time.sleep(3.0)  # what start-up allocated and freed is gone by then
+    time.sleep(3.0)  # memory that the start needed is free by then
     replicas = cluster.admin.describe_topic("idle").partitions[0].replicas
     samples = [unique_memory_mb(replica.pid) for replica in replicas if replica.pid is not None]
     cluster.admin.delete_topic("idle")

@@ -2,10 +2,10 @@
 
     python -m benchmarks.pool_load_step [--high 20000] [--target-lag-s 5] [--json FILE]
 
-Prints a line for each second and a summary. Exit 1 when a record was left out, one came twice, the
-lag did not come back below its target, or consumers were left over. Each consumer writes the
-numbers of the records it handled to a file; they are counted in the end. Nobody is killed here, so
-nothing may come twice.
+Prints a line for each second and a summary. Exit code 1 when a record was left out or came twice,
+the lag did not come back below its target, or consumers were left over. Each consumer writes the
+numbers of the records that it handled to a file; they are counted at the end. No process is killed
+here, so no record may come twice.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ IDLE_TIMEOUT_S = 120.0
 
 @dataclass
 class Result:
-    """What came of it; times in seconds since the load rose."""
+    """The result of a run. Times are in seconds since the load rose."""
 
     produced: int = 0
     unprocessed: int = 0
@@ -48,17 +48,17 @@ class Result:
     lag_s_most: float = 0.0
     lag_most: int = 0
     over_target_s: float = 0.0
-    """From the first look above the target to the last."""
+    """From the first look at which the lag was above the target to the last."""
     settled_after_s: float | None = None
-    """The lag is below its target for good."""
+    """When the lag came below its target for good."""
     none_after_s: float | None = None
-    """From the end of the load until no consumer is left."""
+    """The time from the end of the load until no consumer is left."""
     capacity_per_s: float | None = None
     problems: list[str] = field(default_factory=list)
 
 
 class Producing:
-    """Numbered records at a rate, from a thread."""
+    """Produces numbered records at a rate, from a thread."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.rate_per_s = 0
@@ -79,7 +79,7 @@ class Producing:
                 due -= count
                 first = self.sent
                 values = [n.to_bytes(8, "little") + filling for n in range(first, first + count)]
-                # The partition is chosen for each call: many calls spread evenly.
+                # Each call chooses a partition, so many calls spread evenly.
                 producer.send_many(TOPIC, values, keys=[value[:4] for value in values])
                 self.sent += count
 

@@ -27,7 +27,8 @@ EVENT_LOOP = "Thread.run"
 def while_running(
     work: Callable[[], None], pids: Mapping[str, int], directory: Path, seconds: int
 ) -> list[str]:
-    """Samples the processes for so long, beside `work`; a line for each: the functions on top.
+    """Samples the processes for so long, beside `work`. Returns a line for each process with the
+    functions that took the most time.
 
     The whole profiles, one stack a line with its count, stay in `directory` as `<name>.folded`.
     """
@@ -35,7 +36,7 @@ def while_running(
     py_spy = Path(sys.executable).with_name("py-spy")
     recorders = {}
     for name, pid in pids.items():
-        # Nonblocking: to stop 30 threads for each sample would slow down what is looked at.
+        # Nonblocking: to stop 30 threads for each sample would slow down the measured processes.
         options = [f"--pid={pid}", f"--duration={seconds}", f"--rate={SAMPLES_PER_S}"]
         options.append("--nonblocking")
         output = ["--format=raw", f"--output={directory / name}.folded"]

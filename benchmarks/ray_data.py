@@ -20,8 +20,8 @@ TARGET_RECORDS_S = 1_000_000.0
 
 
 def ray_data_read(cluster: rayq.Cluster, directory: Path) -> list[Row]:
-    """All columns of all records as Arrow blocks in Ray's object store; the first run of each,
-    which starts Ray's workers, is left out."""
+    """Reads all columns of all records as Arrow blocks into Ray's object store. The first run of
+    each kind, which starts Ray's workers, is left out."""
     ray.data.DataContext.get_current().enable_progress_bars = False
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     fill(cluster)
@@ -34,7 +34,7 @@ def ray_data_read(cluster: rayq.Cluster, directory: Path) -> list[Row]:
             blocks = read().materialize()
             found.append(RECORDS / (time.perf_counter() - started_s))
             assert blocks.count() == RECORDS
-            del blocks  # or the object store holds several copies
+            del blocks  # otherwise the object store holds several copies
         return found[1:]
 
     def alone() -> list[float]:

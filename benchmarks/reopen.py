@@ -3,7 +3,7 @@
     python -m benchmarks.reopen fill DIR clean|kill     writes a log, then closes it or kills itself
     python -m benchmarks.reopen open DIR                opens it, prints the seconds, closes it
 
-Each step is a process of its own. The page cache is warm: what is measured is rayq's work, not the
+Each step is a process of its own. The page cache is warm, so rayq's work is measured, and not the
 disk's.
 """
 
@@ -82,7 +82,7 @@ def reopen(directory: Path) -> list[Row]:
         samples = []
         path = directory / f"reopen-{end}"
         for repetition in range(REPETITIONS):
-            # What opened it stopped cleanly: after kill -9 it has to be made anew.
+            # The step that opens a log also stops cleanly: a log to kill is made anew each time.
             if repetition == 0 or end == "kill":
                 shutil.rmtree(path, ignore_errors=True)
                 path.mkdir()

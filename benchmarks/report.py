@@ -17,7 +17,7 @@ TABLE_WIDTH = 110
 
 
 def wide_console() -> Console:
-    """As wide as the terminal, but not so narrow that the table folds up."""
+    """A console as wide as the terminal, but not so narrow that the table folds up."""
     return Console(width=max(Console().width, TABLE_WIDTH), file=sys.stdout)
 
 
@@ -30,11 +30,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     target: float | None = None
     better: Literal["higher", "lower"] = "higher"
     ratio: float | None = None
-    """Of the figure to the baseline that `note` names."""
+    """The ratio of the figure to the baseline that `note` names."""
     target_ratio: float | None = None
     note: str = ""
     details: list[str] = []
-    """Printed below the table, such as the profile behind a figure."""
+    """Lines that are printed below the table, such as the profile behind a figure."""
 
     @property
     def figure(self) -> float:

@@ -3,8 +3,8 @@
     python -m benchmarks.run [section ...]
 
 No test depends on a figure. The exit code is 1 when a section could not be measured, not when it
-missed a target or took long: each section does a fixed amount of work. The time-outs below it are
-for what hangs.
+missed a target or took long: each section does a fixed amount of work. The time-outs in the
+sections are for calls that hang.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LOCAL_STARTS = 6
 
 
 def disk(directory: Path) -> list[Row]:
-    """What a write and a sync cost without rayq."""
+    """The time of a write and of a sync without rayq."""
     machine.write_and_sync_ms(directory, 64 * 1024, 20)
     return [
         Row(
@@ -59,7 +59,7 @@ def disk(directory: Path) -> list[Row]:
 
 
 def local_start(directory: Path) -> list[Row]:
-    """From nothing to a topic that takes records, in this process."""
+    """The time from nothing to a topic that takes records, in this process."""
     samples = []
     for number in range(LOCAL_STARTS):
         started_s = time.perf_counter()
@@ -70,7 +70,7 @@ def local_start(directory: Path) -> list[Row]:
         Row(
             name="LocalCluster(brokers=3) and a topic ready",
             unit="s",
-            samples=samples[1:],  # the first pays for imports
+            samples=samples[1:],  # the first start pays for imports
             target=0.5,
             better="lower",
         )
@@ -98,7 +98,8 @@ ON_RAY = {**on_ray.SECTIONS, "groups": groups, "ray-data": ray_data_read, "spark
 
 
 class Bench:
-    """Runs sections one after the other; one that fails is told of and the others go on."""
+    """Runs sections one after the other. Where one fails, its error is printed and the others go
+    on."""
 
     def __init__(self, console: Console, chosen: list[str]) -> None:
         self.rows: list[Row] = []
@@ -123,14 +124,14 @@ class Bench:
 
 
 def run_on_ray(bench: Bench, directory: Path) -> None:
-    """Those sections that share one cluster."""
+    """Runs the sections that share one cluster on Ray."""
     ray.init(
         address="local",
         include_dashboard=False,
         log_to_driver=False,
         logging_level=logging.ERROR,
     )
-    # Ray tells stdout of each process that dies, and some are made to.
+    # Ray prints on stdout about each process that dies, and some sections kill processes.
     with (
         contextlib.redirect_stdout(io.StringIO()),
         rayq.start(str(directory / "ray"), brokers=3) as cluster,

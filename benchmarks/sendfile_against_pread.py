@@ -113,7 +113,7 @@ class Sender(asyncio.Protocol):
 
 
 class Receiver(asyncio.BufferedProtocol):
-    """Takes answers and throws them away."""
+    """Takes answers and drops them."""
 
     def __init__(self) -> None:
         self._buffer = memoryview(bytearray(MIB))
@@ -207,7 +207,7 @@ def main() -> None:
             for _ in range(FILE_BYTES // MIB):
                 file.write(os.urandom(MIB))
         runs: dict[tuple[int, str], list[dict[str, float]]] = {}
-        for _ in range(RUNS):  # in turn, so that a noisy minute hits both
+        for _ in range(RUNS):  # by turns, so that a noisy minute hits both
             for length in RANGES_BYTES:
                 for mode in ("sendfile", "pread"):
                     runs.setdefault((length, mode), []).append(measure(path, mode, length))

@@ -21,7 +21,7 @@ TOPIC = "read-in-bulk"
 
 
 def fill(cluster: rayq.Cluster, records: int = RECORDS) -> None:
-    """The topic that Spark and Ray Data read, unless the other did so."""
+    """Fills the topic that Spark and Ray Data read, unless the other section did so."""
     if TOPIC in cluster.admin.list_topics():
         return
     cluster.create_topic(TOPIC, partitions=PARTITIONS, replication_factor=1)
@@ -34,8 +34,8 @@ def fill(cluster: rayq.Cluster, records: int = RECORDS) -> None:
 
 
 def spark_read(cluster: rayq.Cluster, directory: Path) -> list[Row]:
-    """Counts the records and sums the lengths of their values; the first run of each, which starts
-    Python workers and compiles, is left out."""
+    """Counts the records and sums the lengths of their values. The first run of each kind, which
+    starts Python workers and compiles, is left out."""
     try:
         from rayq.spark import read, session
     except RayqError as error:

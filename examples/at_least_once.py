@@ -3,8 +3,8 @@
     python examples/at_least_once.py
 
 Orders are booked in a ledger by a group of workers. The first worker dies between its work and its
-commit, so what it had in hand is handed out again. Nothing is left out; a repeated order is seen by
-its number and booked once.
+commit, so the records that it had in hand are handed out again. No order is left out; a repeated
+order is recognised by its number and booked once.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class CrashError(Exception):
 
 
 def book(ledger: dict[bytes, Record], record: Record) -> None:
-    """Dealing with a record twice must do no harm: here the order's number tells."""
+    """Books an order. Doing so twice must do no harm: the order's number shows a repetition."""
     assert record.key is not None
     ledger[record.key] = record
 
 
 def work(cluster: Cluster, ledger: dict[bytes, Record], crash_after: int | None = None) -> int:
-    """Books orders until there are no more for a while; returns how many records it was handed."""
+    """Books orders until there are no more for a while. Returns how many records it was handed."""
     handed = 0
     consumer = cluster.consumer(
         "orders", group="booking", auto_offset_reset="earliest", max_poll_records=10
@@ -38,7 +38,7 @@ def work(cluster: Cluster, ledger: dict[bytes, Record], crash_after: int | None 
                 handed += 1
                 if handed == crash_after:
                     raise CrashError
-            consumer.commit()  # only now: the next member goes on after these
+            consumer.commit()  # only now: the next member goes on after these records
     return handed
 
 

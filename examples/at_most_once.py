@@ -1,9 +1,9 @@
-"""At-most-once: commit first, deal with the records after. For what should rather be missed than
-done twice, such as ringing a bell.
+"""At-most-once: commit first, deal with the records after. This is for work that should rather be
+missed than done twice, such as ringing a bell.
 
     python examples/at_most_once.py
 
-The first worker dies between its commit and its work: what it had in hand rings never.
+The first worker dies between its commit and its work: the records that it had in hand never ring.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ class CrashError(Exception):
 
 
 def work(cluster: Cluster, rung: list[bytes], crash_after: int | None = None) -> None:
-    """Rings until there is nothing more for a while."""
+    """Rings until there are no more records for a while."""
     consumer = cluster.consumer(
         "bells", group="ringers", auto_offset_reset="earliest", max_poll_records=10
     )
     with consumer:
         while records := consumer.poll(timeout_s=1.0):
-            consumer.commit()  # from here on nobody gets these again
+            consumer.commit()  # from here on no member gets these records again
             for record in records:
                 assert record.value is not None
                 rung.append(record.value)

@@ -2,9 +2,9 @@
 
     python examples/consumer_pool.py
 
-Each order is charged by a handler; one order has no amount, so charging it fails every time. On Ray
-(`rayq.start` instead of `LocalCluster`) nothing else changes: consumers are then actors, and those
-that find no room make Ray's autoscaler add a node.
+A handler charges each order; one order has no amount, so charging it fails every time. On Ray
+(`rayq.start` instead of `LocalCluster`) nothing else changes: consumers are then actors, and
+consumers that find no room make Ray's autoscaler add a node.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def main() -> None:
     charged: dict[int, int] = {}
 
     def charge(records: list[Record]) -> None:
-        """May see an order twice, and does no harm then."""
+        """Charges orders. It may see an order twice, and does no harm then."""
         for record in records:
             order = json.loads(record.value or b"")
             charged[order["number"]] = 5 * order["cups"]

@@ -4,7 +4,7 @@
 
 All flights that left New York go into a topic as JSON. A Spark job on the same Ray reads it, parses
 the JSON, computes the means, and writes them into a compacted topic, `delays`, keyed by carrier and
-month: what is in there is always the latest mean of each. Read back, they are compared with what
+month, so it always holds the latest mean of each. Read back, the means are compared with what
 pandas finds in the source. Needs the extras `spark` and `demo`, and Java 17:
 pip install '.[spark,demo]'.
 """
@@ -51,7 +51,7 @@ def run(spark: SparkSession, cluster: rayq.Cluster) -> bool:
     read = rayq.spark.read(spark, "flights", cluster=cluster)
     parsed = rayq.spark.from_json(read, SCHEMA)
     delays = (
-        parsed.rows.where("dep_delay is not null")  # the others were cancelled
+        parsed.rows.where("dep_delay is not null")  # the other flights were cancelled
         .groupBy("carrier", "month")
         .agg(fn.avg("dep_delay").alias("mean_delay"), fn.count("*").alias("flights"))
     )
@@ -80,7 +80,7 @@ def main() -> int:
     print("starting Ray, three brokers, and Spark on the same Ray")
     if not ray.is_initialized() and "RAY_ADDRESS" not in os.environ:
         cpus = max(CPUS_MIN, os.cpu_count() or 1)
-        # One of its own, whatever else runs here.
+        # The example has a Ray of its own, also where another Ray runs on this machine.
         ray.init(
             "local",
             num_cpus=cpus,
@@ -89,7 +89,7 @@ def main() -> int:
             logging_level=logging.ERROR,
         )
     with tempfile.TemporaryDirectory() as scratch:
-        # Few processes: Spark needs the cores, too.
+        # The cluster has few processes, since Spark needs the cores, too.
         path = sys.argv[1] if len(sys.argv) > 1 else scratch
         cluster = rayq.start(path, brokers=3, replicas_per_process=6)
         # Spark's default, 200 tasks after a shuffle, is for more data.

@@ -18,7 +18,7 @@ READINGS_PER_TASK = 1000
 
 @ray.remote(num_cpus=0)
 def measure(cluster: rayq.Cluster, sensor: int) -> int:
-    """Writes its readings; returns how many were acknowledged."""
+    """Writes the sensor's readings. Returns how many were acknowledged."""
     readings = [f"{sensor}:{reading}".encode() for reading in range(READINGS_PER_TASK)]
     keys = [f"sensor-{sensor}".encode()] * len(readings)
     with cluster.producer() as producer:
@@ -28,7 +28,7 @@ def measure(cluster: rayq.Cluster, sensor: int) -> int:
 
 @ray.remote(num_cpus=0)
 class Collector:
-    """Counts what it reads, by sensor."""
+    """Counts the readings by sensor."""
 
     def __init__(self) -> None:
         # Any process of the Ray cluster finds rayq by itself.

@@ -1,4 +1,4 @@
-"""Typed records: objects go in, objects come out, and what cannot be read is put aside.
+"""Typed records: objects go in, objects come out, and a record that cannot be read is put aside.
 
     python examples/typed_orders.py
 
@@ -23,7 +23,7 @@ class Order(msgspec.Struct):
 
 
 def cups_of(record: Record[Order, str]) -> int:
-    """For a table's order."""
+    """The number of cups of a table's order."""
     assert record.key.startswith("table-")
     return record.value.cups
 
@@ -40,7 +40,8 @@ def sell(cluster: rayq.Cluster) -> None:
 
 
 def brew(cluster: rayq.Cluster) -> int:
-    """Handles all orders, and puts aside what is no order; returns how many cups were ordered."""
+    """Handles all orders, and puts aside records that are no order. Returns how many cups were
+    ordered."""
     cups = 0
     with (
         cluster.producer() as aside,

@@ -1,16 +1,16 @@
 """Several hosts on one machine: each has a network, processes, home and /tmp of its own, and sshd.
 
 A host is a network namespace with an address in 10.77.0.0/24, joined to the others by a bridge, and
-an sshd that is the first process of a PID namespace. What `ray up` needs of a machine is there, and
-what happens to machines can be done to it: `cut` takes it off the network while all of it goes on
-running, `kill` ends every process at once, its disk stays. Root only.
+an sshd that is the first process of a PID namespace. A host has what `ray up` needs of a machine,
+and can fail as machines do: `cut` takes it off the network while all its processes go on running,
+`kill` ends every process at once while its disk stays. Root only.
 
     with Hosts(directory, 3) as hosts:
         hosts[1].run("hostname")
         hosts[1].cut()
 
-The machine's file system is shared read-write except /root, /tmp, /mnt and /dev/shm, which are a
-host's own; the interpreter that runs this is found at the same path everywhere.
+The machine's file system is shared read-write except /root, /tmp, /mnt and /dev/shm, which each
+host has for itself. The interpreter that runs this module has the same path on every host.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NETWORK = "10.77.0"
 MACHINE = f"{NETWORK}.254"
 """The machine's own address on the bridge."""
 KNOWN_ELSEWHERE = "8.8.8.8"
-"""What programs, Ray among them, take for an example of the world outside."""
+"""The address that programs, Ray among them, use as an example of the world outside."""
 HOSTS_MAX = 20
 BRIDGE = "rayq-hosts"
 PREFIX = "rayq-h"
@@ -47,11 +47,11 @@ LOCK_TIMEOUT_S = 600.0
 
 
 class HostError(Exception):
-    """A command on a host, or on the machine for its sake, failed."""
+    """A command failed on a host, or on the machine while it prepared a host."""
 
 
 def why_not() -> str | None:
-    """Why this machine cannot play several hosts; None when it can."""
+    """Why this machine cannot run several hosts; None when it can."""
     if os.geteuid() != 0:
         return "only root may make network namespaces"
     missing = [tool for tool in TOOLS if _which(tool) is None]
@@ -81,7 +81,7 @@ class Host:
     # --- coming and going -------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Makes its network: a namespace and a cable to the bridge."""
+        """Makes the host's network: a namespace and a cable to the bridge."""
         inside, outside = "eth0", self.name
         _call("ip", "netns", "add", self.name)
         _call(
@@ -93,8 +93,9 @@ class Host:
             ("addr", "add", f"{self.address}/24", "dev", inside),
             ("link", "set", "lo", "up"),
             ("link", "set", inside, "up"),
-            # It leads nowhere, but programs that ask for the way there learn their own address. No
-            # default route: what looks for a name server or a cloud has to fail at once.
+            # This route leads nowhere, but programs that ask for it learn their own address. There
+            # is no default route: programs that look for a name server or a cloud have to fail at
+            # once.
             ("route", "add", KNOWN_ELSEWHERE, "via", MACHINE),
         ):
             _call("ip", "-n", self.name, *arguments)
@@ -116,7 +117,7 @@ class Host:
         with log:
             self._process = subprocess.Popen(
                 [
-                    # The host goes with this process, however that ends.
+                    # The host ends with this process, however the process ends.
                     *("setpriv", "--pdeathsig", "KILL"),
                     *("ip", "netns", "exec", self.name),
                     *("unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--mount-proc"),
@@ -140,18 +141,18 @@ class Host:
             time.sleep(0.02)
 
     def kill(self) -> None:
-        """Ends all its processes at once. What was written stays: `boot` brings the host back."""
+        """Ends all processes of the host at once. Its files stay: `boot` brings the host back."""
         if self._process is None:
             return
         if self._init is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._init, signal.SIGKILL)  # The first process takes all others along.
+                os.kill(self._init, signal.SIGKILL)  # All others end with the first process.
         self._process.kill()
         self._process.wait(BOOT_TIMEOUT_S)
         self._process = self._init = None
 
     def cut(self) -> None:
-        """Pulls the cable: the host goes on running and reaches itself only."""
+        """Pulls the cable: the host goes on running and reaches only itself."""
         _call("ip", "link", "set", self.name, "down")
 
     def mend(self) -> None:
@@ -167,8 +168,8 @@ class Host:
         stdout: int | IO[bytes] | None = subprocess.PIPE,
         stderr: int | IO[bytes] | None = subprocess.STDOUT,
     ) -> subprocess.Popen[str]:
-        """Starts a command on the host, as root in /root, with a plain environment. It is reached
-        also while the host is cut off."""
+        """Starts a command on the host, as root in /root, with a plain environment. This also works
+        while the host is cut off."""
         assert self._init is not None, f"{self.name} is not up"
         shown = {
             "HOME": "/root",
@@ -233,14 +234,15 @@ class Host:
         )
 
     def _mounts(self) -> Iterator[str]:
-        """Commands that give the host directories of its own. What runs the tests is seen below
-        them nevertheless."""
+        """Commands that give the host directories of its own. The directories of the program that
+        runs the tests stay visible below them."""
         for needed in (CHECKOUT, Path(sys.prefix), Path(sys.base_prefix)):
             if any(needed.is_relative_to(own) for own in OWN):
                 place = shlex.quote(str(self._on_disk(str(needed))))
                 yield f"mkdir -p {place}"
                 yield f"mount --bind {shlex.quote(str(needed))} {place}"
-        # The one that holds the hosts' disks comes last: they are out of sight after.
+        # The directory that holds the hosts' disks is mounted over last: then they are out of
+        # sight.
         for own in sorted(OWN, key=self.root.is_relative_to):
             yield f"mount --rbind {shlex.quote(str(self._on_disk(own)))} {own}"
 
@@ -257,8 +259,8 @@ class Host:
 
 
 class Hosts:
-    """Hosts 1 to `count` on one bridge, all up; see the module. One such network at a time: another
-    process that wants one waits. `add` brings one more."""
+    """Hosts 1 to `count` on one bridge, all up; see the module. There is one such network at a
+    time: another process that wants one waits. `add` makes one more host."""
 
     def __init__(self, directory: Path, count: int) -> None:
         self._directory = directory
@@ -266,7 +268,7 @@ class Hosts:
         self._hosts: dict[int, Host] = {}
         self._lock: IO[bytes] | None = None
         self.key = directory / "key"
-        """The private key that opens every host to root."""
+        """The private key that logs in to every host as root."""
 
     def __enter__(self) -> Self:
         self._lock = _wait_for_lock()
@@ -299,7 +301,7 @@ class Hosts:
         return iter(self._hosts.values())
 
     def add(self) -> Host:
-        """One more host. Raises HostError."""
+        """Adds one more host. Raises HostError."""
         number = len(self._hosts) + 1
         assert number <= HOSTS_MAX
         host = Host(number, self._directory, self.key)
@@ -336,7 +338,7 @@ def _wait_for_lock() -> IO[bytes]:
 
 
 def _remove_leftovers() -> None:
-    """What this run, or one before that was killed, has made of network."""
+    """Removes the network of this run, or of an earlier run that was killed."""
     names = [path.name for path in Path("/run/netns").glob(f"{PREFIX}*")]
     links = [path.name for path in Path("/sys/class/net").glob(f"{PREFIX}[0-9]*")]
     for command in (

@@ -1,4 +1,4 @@
-"""A client without rayq's client: it writes any bytes, and reads when it is told to."""
+"""A client without rayq's client: it writes any bytes, and reads only when it is told to."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RawSocket:
         self.socket = socket.create_connection(at, timeout=timeout_s)
 
     def authenticate(self, key: bytes) -> None:
-        """Raises RayqError, OSError."""
+        """Does the handshake. Raises RayqError, OSError."""
         identity = Identity(role="client", key=key, cluster_id=None, broker=None)
         handshake = ClientHandshake(identity, os.urandom(NONCE_BYTES), None)
         for answer in (handshake.hello, lambda: handshake.answer(self.read_header())):

@@ -17,11 +17,11 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-# In the background of a shell, or under nohup, SIGINT is ignored, and so it would be by the programs
-# that tests start and interrupt.
+# A shell's background jobs and nohup ignore SIGINT, and programs that tests start and interrupt
+# would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes says how busy the machine is: no test fails for that.
+# The time of an example depends on the load of the machine, so no test fails for it.
 settings.register_profile("rayq", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rayq")
 
@@ -43,8 +43,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class OneWorkerForRay(LoadScopeScheduling):
-    """All tests of the floor `real` are one piece of work, begun first; any other test is one of its
-    own."""
+    """All tests of the floor `real` are one piece of work, begun first. Any other test is a piece
+    of its own."""
 
     def _split_scope(self, nodeid: str) -> str:
         return "real" if nodeid.startswith("tests/real/") else nodeid

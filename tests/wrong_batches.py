@@ -1,4 +1,4 @@
-"""Batches with right CRCs and anything else wrong: what a client can send that has the token."""
+"""Batches with right CRCs and other errors, as a client that has the token can send them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONTROL, TRANSACTIONAL, NULL_KEYS, LZ4 = 1 << 5, 1 << 4, 1 << 6, 1
 
 
 def pack(*columns: object) -> bytes:
-    """A body."""
+    """A body of these columns."""
     return msgspec.msgpack.encode(columns)
 
 
@@ -23,7 +23,8 @@ GOOD = pack(None, None, None, [b"v"], None)
 
 
 def sealed(header: dict[str, int], body: bytes) -> bytes:
-    """These fields and this body under right CRCs; one record at offset 0 unless they say else."""
+    """These fields and this body under right CRCs; one record at offset 0 unless the fields
+    differ."""
     fields = {
         "base_offset": 0,
         "length": HEADER_BYTES + len(body),
@@ -72,7 +73,7 @@ def records(count: int) -> dict[str, int]:
 
 
 def bomb(count: int) -> bytes:
-    """So many records without key and value, in a two-hundredth of as many bytes."""
+    """A batch of so many records without key and value, in a two-hundredth of as many bytes."""
     body = b"\x95\xc0\xc0\xc0\xdd" + struct.pack(">I", count) + b"\xc0" * count + b"\xc0"
     return sealed({"attributes": LZ4 | NULL_KEYS} | records(count), lz4.block.compress(body))
 
@@ -95,7 +96,7 @@ WRONG_BODIES = {
     b"\xc4\x01v",
     "an array of 4 billion": b"\x95\xc0\xc0\xc0\xdd\xff\xff\xff\xff",
 }
-"""Of a batch of one record."""
+"""The fields of a batch of one record."""
 
 
 @st.composite

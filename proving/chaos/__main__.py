@@ -1,7 +1,7 @@
-"""`python -m proving.chaos`: breaks a real cluster for minutes; exit 1 unless all held.
+"""`python -m proving.chaos`: breaks a real cluster for minutes; exit code 1 unless all holds.
 
 `--kinds` restricts the faults, `--json` writes the figures to a file as well. The seed chooses
-kinds and victims; real processes do the rest differently each time.
+kinds and victims; real processes behave differently each time.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _run_hostile(options.minutes, options.seed, options.leniency, console)
     plan = Plan(options.minutes, options.seed, kinds, options.rate, options.leniency)
     try:
-        # Ray tells stdout at length of each process that dies.
+        # Ray prints much on stdout about each process that dies.
         with contextlib.redirect_stdout(io.StringIO()):
             result = run(plan, lambda line: console.print(line, highlight=False, markup=False))
     except KeyboardInterrupt:

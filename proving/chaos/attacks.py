@@ -1,8 +1,8 @@
 """Ten hostile clients, with and without the cluster's token: what they do, again and again.
 
-They run in a process of its own at the idle priority (nice 19 would not do: Ray has servers at 15):
-what is measured is what they cost the servers, and not what they cost the machine that they share
-with them here.
+They run in a process of its own at the idle priority (nice 19 would not do: Ray has servers at 15).
+So a run measures what they cost the servers, and not what they cost the machine that they share
+with the servers here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The cluster that is broken: a Ray head without brokers, and nodes with one broker each.
+"""The cluster that the faults break: a Ray head without brokers, and nodes with one broker each.
 
-Each node has a loopback address of its own (127.0.0.11 and up): brokers are pinned to nodes in the
-order of the addresses, and the head's (127.0.0.2) comes last, so it is left out. The head survives,
-since its loss ends a Ray cluster without an external store.
+Each node has a loopback address of its own (127.0.0.11 and up). Brokers are pinned to nodes in the
+order of the addresses, and the address of the head (127.0.0.2) comes last, so the head gets none.
+No fault hits the head, since a Ray cluster without an external store ends with it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ASK_TIMEOUT_S = 5.0
 
 
 class ControllerPlace(NamedTuple):
-    """The controller's process, and the broker on its node (None: it is on the head)."""
+    """The controller's process, and the broker on its node (None where it is on the head)."""
 
     pid: int
     broker: int | None
@@ -48,7 +48,7 @@ class ControllerPlace(NamedTuple):
 
 
 class ChaosCluster:
-    """See the module. `start`, then `close` in any case."""
+    """See the module. Call `start`, and `close` in any case."""
 
     def __init__(self, root: Path, brokers: int = 3) -> None:
         self._root = root
@@ -99,7 +99,7 @@ class ChaosCluster:
         return range(self._brokers)
 
     def stop(self) -> None:
-        """A controlled stop of the brokers. `close` ends the nodes."""
+        """Stops the brokers in a controlled way. `close` ends the nodes."""
         self.rayq.close()
         ray_cluster.stop_cluster(NAME)
 
@@ -159,8 +159,8 @@ class ChaosCluster:
         """Why the cluster is not well yet, or None when every replica is in sync and every broker
         lives.
 
-        Each broker's process has to say so itself. By the metadata one that was killed lives up to
-        the end of its session, and on a crowded machine Ray takes longer than that to start it
+        Each broker's process has to say so itself. In the metadata a broker that was killed lives
+        until its session ends, and on a crowded machine Ray takes longer than that to start it
         again: the next fault would take a second broker of three.
         """
         registered = [broker for broker in self.brokers if _is_registered(broker)]
@@ -181,7 +181,7 @@ class ChaosCluster:
         return None
 
     def wait_settled(self, timeout_s: float = SETTLE_TIMEOUT_S) -> None:
-        """Raises TimeoutError."""
+        """Waits until the cluster is well. Raises TimeoutError."""
         wait_until(lambda: self.unsettled() is None, timeout_s, self.unsettled)
 
 
@@ -202,7 +202,7 @@ def _is_registered(broker: int) -> bool:
     try:
         actor: Any = ray.get_actor(name, namespace=ray_lookup.NAMESPACE)
         return bool(ray.get(actor.is_registered.remote(), timeout=ASK_TIMEOUT_S))
-    except (ValueError, RayError):  # It is gone, or is being started again.
+    except (ValueError, RayError):  # The process is gone, or is being started again.
         return False
 
 

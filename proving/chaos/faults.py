@@ -1,7 +1,7 @@
 """The faults of a chaos run: SIGKILL or SIGSTOP of one process or of a whole node.
 
-Each kind has a limit: this long after the signal, at the latest, writes go on, on every partition,
-while the fault lasts. The limits are the promises of docs/architecture.md.
+Each kind has a limit: this long after the signal, at the latest, writes go on again on every
+partition, while the fault still lasts. The limits are the promises of docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ which takes 12 s, or after."""
 
 
 class Kind(StrEnum):
-    """The processes that it hits. Of a node: the raylet and every process below it."""
+    """The processes that a fault hits. For a node: the raylet and every process below it."""
 
     KILL_LEADER = "kill-leader"
     KILL_FOLLOWER = "kill-follower"
@@ -61,7 +61,8 @@ class Kind(StrEnum):
 
     @property
     def lasts_s(self) -> float:
-        """How long at least until it is healed, or left to heal itself: beyond the limit."""
+        """The least time until the fault is healed, or left to heal by itself: it exceeds the
+        limit."""
         return self.limit_s + 2
 
 
@@ -95,7 +96,7 @@ class Injected:
 
 
 def choose(cluster: ChaosCluster, kind: Kind, rng: random.Random) -> Target | None:
-    """A victim for this kind, or None when there is none at the moment."""
+    """A victim for a fault of this kind, or None when there is none at the moment."""
     match kind:
         case Kind.KILL_LEADER | Kind.STOP_LEADER | Kind.KILL_FOLLOWER | Kind.STOP_FOLLOWER:
             leads = kind in (Kind.KILL_LEADER, Kind.STOP_LEADER)
@@ -162,7 +163,7 @@ def _node(cluster: ChaosCluster, kind: Kind, broker: int, rng: random.Random) ->
 def _of_all(
     cluster: ChaosCluster, kind: Kind, pids: list[int], broker: int | None, what: str
 ) -> Target:
-    """Every broker has a replica of every partition here."""
+    """A target. Every broker of a chaos run has a replica of every partition."""
     partitions = [one.partition for one in cluster.partitions()]
     return Target(kind, pids, partitions, broker, what, kind.lasts_s)
 
@@ -175,7 +176,7 @@ class Injector:
         self._stopped: list[Victim] = []
 
     def inject(self, target: Target) -> Injected:
-        """Raises ProcessLookupError when no process was hit."""
+        """Sends the signal. Raises ProcessLookupError when no process was hit."""
         victims = hold(target.pids)
         injected = Injected(target, time.monotonic())
         number = signal.SIGSTOP if target.kind.stops else signal.SIGKILL
@@ -187,8 +188,8 @@ class Injector:
         return injected
 
     def heal(self, injected: Injected) -> None:
-        """What was stopped goes on (where nobody has killed it); a lost node returns with its
-        disk. Killed processes are the cluster's to replace."""
+        """Stopped processes go on, unless somebody has killed them. A lost node returns with its
+        disk. The cluster itself replaces killed processes."""
         self.resume()
         target = injected.target
         if target.kind.hits_node and not target.kind.stops:

@@ -1,5 +1,5 @@
 """`python -m proving.chaos.groups`: members of a group join and leave every few seconds, some
-by SIGKILL, under load; exit 1 unless the checker finds nothing.
+by SIGKILL, under load; exit code 1 unless the checker finds nothing.
 
 Three brokers on a local Ray, six partitions with three replicas; producers and every member are
 processes of their own. Two members stay all the time: their longest gaps between polls, with and
@@ -53,7 +53,7 @@ EXTRA_MEMBERS_MAX = 4
 PAUSE_S = (0.5, 2.5)
 """The pause before the next change, once the group has settled."""
 AT_ONCE_SHARE = 0.25
-"""This share of the changes does not wait until the group has settled after the one before."""
+"""The share of the changes that do not wait until the group has settled after the one before."""
 KILL_SHARE = 0.4
 """The share of the leaving members that are killed."""
 SETTLE_TIMEOUT_S = 30.0
@@ -90,7 +90,7 @@ class Result:
     verdict: Verdict | None = None
     load_s: float = 0.0
     history: Path | None = None
-    """Kept after a failure only."""
+    """The history file, which is kept only after a failure."""
 
     @property
     def holds(self) -> bool:
@@ -232,7 +232,7 @@ class _Crowd:
         self._open.append(("join", member.wait_joined()))
 
     def churn(self, seconds: float) -> None:
-        """Kills at least one, however short the time."""
+        """Members join and leave. At least one is killed, however short the time."""
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s or not self._result.settling_s("kill"):
             self._change()
@@ -316,8 +316,8 @@ def is_settled(cluster: Cluster, group: str, members: int, partitions: int) -> b
 
 
 def longest_gaps(reports: Sequence[MemberReport], changes: Sequence[Change]) -> Gaps:
-    """Gaps in which the member's own partitions did not move, by whether a rebalance fell into
-    them."""
+    """The longest gaps in which no partition of the member itself moved, with and without a
+    rebalance in them."""
     quiet_s = rebalance_s = 0.0
     for report in reports:
         for before_s, after_s in pairwise(report.polled_s):
@@ -393,7 +393,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     say(f"seed {options.seed}")
     try:
-        # Ray tells stdout at length of each process that dies.
+        # Ray prints much on stdout about each process that dies.
         with contextlib.redirect_stdout(io.StringIO()):
             started_s = time.monotonic()
             result = run(options.minutes * 60, options.seed, options.rate, say)

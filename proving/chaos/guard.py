@@ -1,7 +1,8 @@
 """Ends every process of a run when the run ends, however it ends.
 
-A process of its own that waits until its standard input closes: by `Guard.close`, or because the
-kernel closed it after a SIGKILL of the run itself. A stopped process outlives its parent otherwise.
+The guard is a process of its own that waits until its standard input closes: by `Guard.close`, or
+because the kernel closed it after a SIGKILL of the run itself. Without a guard a stopped process
+would outlive its parent.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Guard:
         )
 
     def close(self) -> bool:
-        """Returns whether no process is left."""
+        """Ends all processes of the run. Returns whether no process is left."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         return self._process.wait(SWEEP_TIMEOUT_S) == 0

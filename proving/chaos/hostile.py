@@ -1,5 +1,6 @@
 """`python -m proving.chaos --hostile`: ten honest clients, now alone, now beside ten hostile
-ones; exit 1 unless nothing was lost, writes took about as long, and the servers' memory is flat.
+ones; exit code 1 unless nothing was lost, writes took about as long in both, and the servers'
+memory stayed flat.
 
 Honest clients are eight producers (acks="all") and two consumers with connections of their own. The
 run alternates: a calm minute, a hostile minute. `attacks.py` says what the hostile ones do.
@@ -46,8 +47,8 @@ HOSTILE_TOPIC = "hostile"
 P99_RATIO_MAX = 2.0
 MEMORY_RATIO_MAX = 1.25
 MEMORY_SLACK_BYTES = 100 * 1024**2
-"""The servers may hold so much more in the last calm phase than in the one after the first hostile
-one, besides the ratio: a process keeps for later what it has once needed."""
+"""Besides the ratio, the servers may hold so many bytes more in the last calm phase than in the
+calm phase after the first hostile one: a process keeps memory that it has once needed."""
 HISTORY = "history.jsonl"
 FINISH_TIMEOUT_S = 120.0
 _SERVERS = ("ray::ReplicaHost", "ray::Broker", "ray::Controller")
@@ -61,7 +62,7 @@ class Phase:
     started_s: float
     ended_s: float = 0.0
     memory_bytes: list[int] = field(default_factory=list)
-    """Of all server processes together, every two seconds."""
+    """The memory of all server processes together, measured every two seconds."""
 
 
 @dataclass
@@ -71,7 +72,7 @@ class Outcome:
     seed: int
     phases: list[Phase] = field(default_factory=list)
     latencies: list[tuple[float, float]] = field(default_factory=list)
-    """`(sent, acknowledged)`, `time.monotonic`."""
+    """The writes as `(sent, acknowledged)`, times of `time.monotonic`."""
     rounds: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     verdict: Verdict | None = None
@@ -91,8 +92,8 @@ class Outcome:
 
     @property
     def p99_ratio(self) -> float | None:
-        """Each hostile phase's p99 by that of the two calm ones beside it, of which the median:
-        what else the machine does meanwhile is in both, or in few of the pairs."""
+        """The median, over the hostile phases, of the phase's p99 divided by that of the two calm
+        phases beside it. Other work of the machine is in all three, or in few of the triples."""
         ratios = []
         for before, hostile, after in zip(
             self.phases[::2], self.phases[1::2], self.phases[2::2], strict=False
@@ -104,7 +105,7 @@ class Outcome:
 
 
 def run(minutes: float, seed: int, say: Callable[[str], None], leniency: float = 1.0) -> Outcome:
-    """Runs the scenario. However it ends, no process of it is left."""
+    """Runs the scenario. However the run ends, no process of it is left."""
     run_id = uuid.uuid4().hex
     os.environ[MARK] = run_id
     directory = Path(tempfile.mkdtemp(prefix="rayq-hostile-"))
@@ -270,8 +271,9 @@ def lines(outcome: Outcome) -> list[str]:
 
 
 class _Clients:
-    """One process of clients, which runs `work(pipe)`: it ends when told to, and answers then.
-    Returns once its work begins. With `is_idle` it has what nobody else wants of the processor."""
+    """One process of clients, which runs `work(pipe)`. It ends when it is told to, and then
+    answers. The constructor returns once the work begins. With `is_idle` the process gets only the
+    processor time that no other process wants."""
 
     def __init__(self, work: Callable[[Connection], None], *, is_idle: bool = False) -> None:
         context = multiprocessing.get_context("spawn")

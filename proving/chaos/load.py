@@ -31,7 +31,7 @@ DELIVERY_TIMEOUTS_MS = (4_000, 15_000, 120_000)
 KEYS = 20
 """The number of keys of each producer."""
 ROUND_S = 0.01
-"""The pause of a producer after it has sent some records."""
+"""How long a producer pauses after it has sent some records."""
 VALUE_BYTES = (20, 120)
 CONSUMERS = 2
 AGAIN_S = (5.0, 15.0)
@@ -63,7 +63,8 @@ class LoadSpec:
         return Cluster(self.addresses.split(","), key=key_of_token(self.token))
 
     def recorder(self) -> Recorder:
-        """Appends to the history, with one write for each event, so that processes may share it."""
+        """A recorder that appends to the history, with one write for each event, so that processes
+        may share the file."""
         return Recorder(open(self.history, "ab", buffering=0))
 
 
@@ -103,7 +104,8 @@ class Load:
             self._started.append((name, process, here))
 
     def finish(self) -> Finished:
-        """The producers first: every record gets its outcome; the consumers read up to the end."""
+        """Stops the producers first, so that every record gets its outcome. Then the consumers read
+        up to the end."""
         result = Finished([Acknowledged() for _ in range(self.spec.partitions)], [])
         for name, process, pipe in self._started:
             try:
@@ -130,7 +132,7 @@ class Load:
 
 
 def read_all(cluster: Cluster, spec: LoadSpec) -> int:
-    """One more consumer reads every partition from its start up to its end; returns how many
+    """One more consumer reads every partition from its start up to its end. Returns the number of
     records. Raises TimeoutError."""
     recorder, places = spec.recorder(), spec.places
     count = 0
@@ -161,7 +163,7 @@ Work = Callable[[LoadSpec, threading.Event], Finished]
 
 
 def _serve(work: Work, spec: LoadSpec, pipe: Connection) -> None:
-    """Runs until it is told to stop, or until its parent is gone."""
+    """Runs `work` until the process is told to stop, or until its parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stop = threading.Event()
     done: list[Finished] = []
@@ -221,7 +223,7 @@ def run_producers(spec: LoadSpec, stop: threading.Event) -> Finished:
         try:
             producer.close()
         except DeliveryError:
-            pass  # Each record's own outcome says so.
+            pass  # The record's own outcome has the error.
 
     with spec.connect() as cluster:
         threads = [

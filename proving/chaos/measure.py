@@ -37,11 +37,12 @@ class Measured(NamedTuple):
     fault: Injected
     partition: int
     next_write_s: float
-    """From the signal to the first acknowledgement of a record that was sent after it."""
+    """The time from the signal to the first acknowledgement of a record that was sent after it."""
     pause_s: float
     """The longest time without an acknowledgement, from the signal to the end of the fault."""
     recovery_pause_s: float
-    """The longest time from there until all replicas were in sync again."""
+    """The longest time without an acknowledgement, from the end of the fault until all replicas
+    were in sync again."""
 
     @property
     def is_affected(self) -> bool:
@@ -49,7 +50,7 @@ class Measured(NamedTuple):
 
 
 def measure(faults: Sequence[Injected], acknowledged: Sequence[Acknowledged]) -> list[Measured]:
-    """Every partition around every fault."""
+    """Measures every partition around every fault."""
     return [
         Measured(
             fault,
@@ -64,10 +65,10 @@ def measure(faults: Sequence[Injected], acknowledged: Sequence[Acknowledged]) ->
 
 
 def next_write_s(times: Acknowledged, from_s: float) -> float:
-    """The pause, infinite where no such record was acknowledged.
+    """The time until a record that was sent after `from_s` is acknowledged; infinite where none is.
 
-    An acknowledgement that still was in a socket says nothing of the time after the fault: hence
-    only records count that were sent later.
+    Records that were sent earlier do not count: their acknowledgement may still have been in a
+    socket, and says nothing about the time after the fault.
     """
     start = bisect_left(times.acknowledged_s, from_s)
     for index in range(start, len(times.acknowledged_s)):
@@ -77,7 +78,8 @@ def next_write_s(times: Acknowledged, from_s: float) -> float:
 
 
 def longest_pause_s(at_s: array[float], from_s: float, until_s: float) -> float:
-    """The longest gap between neighbours among `from_s`, the times within, and `until_s`."""
+    """The longest gap between neighbours among `from_s`, the times between the two limits, and
+    `until_s`."""
     within = at_s[bisect_right(at_s, from_s) : bisect_left(at_s, until_s)]
     return max(later - sooner for sooner, later in pairwise([from_s, *within, until_s]))
 

@@ -1,7 +1,7 @@
-"""A member of a group, in a process of its own that never imports Ray, and its start and end.
+"""The process of one group member, which never imports Ray, and its start and end.
 
-At-least-once, as the documentation shows it: poll, deal with the records, commit. Everything it
-does and sees goes to the history.
+The member works at-least-once, as the documentation shows it: poll, deal with the records, commit.
+All that it does and sees goes to the history.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from rayq.testing.checker import Recorder
 
 POLL_TIMEOUT_S = 0.5
 HANDLE_RECORD_S = 0.0002
-"""The time that the handler needs for a record."""
+"""How long the handler takes for a record."""
 END_TIMEOUT_S = 60.0
 
 
 @dataclass
 class MemberReport:
-    """What a member's process answers in the end. Times are `time.monotonic`, one clock for all
+    """The final answer of a member's process. Times are `time.monotonic`, one clock for all
     processes of a machine."""
 
     name: str
@@ -39,7 +39,7 @@ class MemberReport:
 
 
 class Joined(NamedTuple):
-    """The message of a member's process before it joins."""
+    """The message that a member's process sends before it joins."""
 
     at_s: float
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Self
 
 MARK = "RAYQ_CHAOS_RUN"
-"""The environment variable that every process of a run inherits, even when its parent is gone."""
+"""The environment variable that every process of a run inherits, also when its parent is gone."""
 SWEEP_PAUSE_S = 0.05
 SWEEPS_MAX = 200
 
 
 class Victim:
-    """One process, held by pidfd: a pid that was given to another is never signalled."""
+    """One process, held by pidfd: no signal reaches another process that was given the same pid."""
 
     def __init__(self, pid: int) -> None:
         """Raises ProcessLookupError."""
@@ -69,7 +69,7 @@ def with_descendants(pid: int) -> list[int]:
 
 
 def is_marked(pid: int, run_id: str) -> bool:
-    """Whether a process belongs to a run. A zombie does not."""
+    """Whether a process belongs to a run. False for a zombie."""
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
@@ -84,8 +84,8 @@ def marked(run_id: str) -> list[int]:
 
 
 def sweep(run_id: str) -> bool:
-    """SIGKILL for all processes of a run, stopped ones included, until none is left; False when
-    some would not go."""
+    """Sends SIGKILL to all processes of a run, stopped ones included, until none is left. False
+    when some do not end."""
     for _ in range(SWEEPS_MAX):
         pids = marked(run_id)
         if not pids:

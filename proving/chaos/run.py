@@ -37,8 +37,8 @@ RECORDS_PER_S = 1500
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be run. Faults are drawn without replacement until all `kinds` had their turn,
-    then anew, for `minutes` (from the first record on); all have their turn, however long it
+    """What to run. Faults are drawn without replacement until all `kinds` had their turn, then
+    anew, for `minutes` from the first record on. All kinds have their turn, however long that
     takes."""
 
     minutes: float
@@ -46,12 +46,12 @@ class Plan:
     kinds: Sequence[Kind]
     records_per_s: int = RECORDS_PER_S
     leniency: float = 1.0
-    """Of the limits of pauses, and of how long a recovery may take."""
+    """The factor by which the limits of pauses and of recoveries grow."""
 
 
 @dataclass
 class Result:
-    """The result of a run. `problems` has all reasons to fail but those of the checker."""
+    """The result of a run. `problems` has all reasons to fail but those that the checker finds."""
 
     seed: int
     faults: list[Injected] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Result:
     verdict: Verdict | None = None
     load_s: float = 0.0
     history: Path | None = None
-    """Kept after a failure only."""
+    """The history file, which is kept only after a failure."""
 
     @property
     def holds(self) -> bool:
@@ -85,7 +85,7 @@ class Result:
 
 
 def run(plan: Plan, say: Callable[[str], None]) -> Result:
-    """Runs the plan; whatever happens, no process of it is left."""
+    """Runs the plan. However the run ends, no process of it is left."""
     run_id = uuid.uuid4().hex
     os.environ[MARK] = run_id
     directory = Path(tempfile.mkdtemp(prefix="rayq-chaos-"))
@@ -157,7 +157,7 @@ def _break(
     say: Callable[[str], None],
     started_s: float,
 ) -> None:
-    """The faults, one after the other."""
+    """Injects the faults one after the other."""
     rng = random.Random(plan.seed)
     end_s = started_s + plan.minutes * 60
     deck = rng.sample(plan.kinds, len(plan.kinds))
@@ -180,8 +180,8 @@ def _break(
 
 
 def _draw(cluster: ChaosCluster, deck: list[Kind], rng: random.Random) -> Target:
-    """The first of the deck that can be done now. A controller that sits on the head can be lost
-    with no node: then it is killed, and Ray starts it somewhere else. Raises TimeoutError."""
+    """The first kind of the deck that can be injected now. A controller on the head cannot be lost
+    with a node: then it is killed, and Ray starts it somewhere else. Raises TimeoutError."""
     found: list[Target] = []
 
     def can_draw(kinds: Sequence[Kind]) -> bool:

@@ -1,8 +1,8 @@
-"""`make mutants`: plants small mistakes into the servers' code, and says what does not notice.
+"""`make mutants`: plants small mistakes in the servers' code, and lists those that go unnoticed.
 
     python -m proving.mutants --modules rayq/core rayq/storage/log.py --sample 50 --seed 1
 
-A run that was ended goes on where it stopped; `--report` only prints what is known.
+A run that was interrupted goes on where it stopped; `--report` only prints the verdicts so far.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 
-# What each child would import itself otherwise.
+# Imported once here, since otherwise each child would import them.
 import hypothesis  # noqa: F401
 import msgspec  # noqa: F401
 
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--report", action="store_true", help="judge nothing")
     options = parser.parse_args(arguments)
     if os.environ.get("PYTHONHASHSEED") != "0":
-        # The seeds of the simulation are the same run under one hash seed only.
+        # A seed of the simulation repeats its run only under the same hash seed.
         command = [sys.executable, "-m", "proving.mutants", *(arguments or sys.argv[1:])]
         os.execve(sys.executable, command, {**os.environ, "PYTHONHASHSEED": "0"})
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -85,7 +85,7 @@ def _judge_all(chosen: list[Mutant], state: State, options: argparse.Namespace) 
             began_s = time.monotonic()
             try:
                 verdict = judge(mutant, checks, scratch)
-            except LookupError as error:  # Somebody works on the code meanwhile.
+            except LookupError as error:  # The code was edited meanwhile.
                 print(f"{place} of {len(due)}: {error}", flush=True)
                 continue
             state.add(verdict)

@@ -1,7 +1,7 @@
 """All mutants of a module: where an operator applies, under a key that survives line moves.
 
-A key names the file, the function, the operator, and the code before and after it; equal ones of a
-function are counted. So a verdict stays with its mutant for as long as that code stays.
+A key names the file, the function, the operator, and the code before and after the change; equal
+mutants of a function are numbered. So a verdict stays with its mutant while that code stays.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from proving.mutants.operators import OPERATORS, Replacement
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = ("rayq/core", "rayq/actors", "rayq/storage", "rayq/wire")
 NOT_MUTATED = ("__main__.py", "controller_metrics.py", "replica_metrics.py")
-"""Nothing that is promised depends on these."""
+"""Files that no promise depends on."""
 
 TOLD_ONLY = ("logger", "metrics", "_metrics", "log_event")
-"""A statement that calls these, or something of these, only tells what happens."""
+"""A statement that calls one of these functions or objects only reports what happens."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """`path` is relative to the root; `function` the qualified name in it, `<module>` or
-    `NAME.<class>` outside of any; `line` counts from 1."""
+    """`path` is relative to the root. `function` is the qualified name in it, or `<module>` or
+    `NAME.<class>` for code outside of functions. `line` counts from 1."""
 
     path: str
     function: str
@@ -36,7 +36,7 @@ class Mutant:
     before: str
     after: str
     count: int
-    """How many equal ones stand before it in the function."""
+    """How many equal mutants stand before this one in the function."""
 
     @property
     def key(self) -> str:
@@ -47,7 +47,7 @@ class Mutant:
 
     @property
     def is_in_function(self) -> bool:
-        """Else it runs when its module is imported."""
+        """False for code that runs when its module is imported."""
         return not self.function.endswith(">")
 
     @property
@@ -57,7 +57,7 @@ class Mutant:
 
 @dataclass(frozen=True)
 class _Site:
-    """A node, and where it hangs in the tree."""
+    """A node, and its place in the tree."""
 
     parent: ast.AST
     field: str
@@ -76,7 +76,7 @@ class _Site:
 
 def files(modules: Iterable[str], root: Path = ROOT) -> list[str]:
     """The files of folders, files or dotted modules, relative to the root. Raises ValueError for a
-    name of nothing."""
+    name that is none of these."""
     found: set[str] = set()
     for name in modules:
         path = root / (name if "/" in name or name.endswith(".py") else name.replace(".", "/"))
@@ -108,8 +108,9 @@ def mutated(mutant: Mutant, source: str) -> ast.Module:
 
 
 def sample(mutants: Iterable[Mutant], size: int | None, seed: int) -> list[Mutant]:
-    """Some of them, in the order they are judged in. A larger sample of the same seed begins with
-    the smaller one, and a change elsewhere in the code moves none in or out but its own."""
+    """Some of the mutants, in the order in which they are judged. A larger sample of the same seed
+    begins with the smaller one. A change elsewhere in the code adds or removes no mutants but its
+    own."""
 
     def order(mutant: Mutant) -> bytes:
         return hashlib.sha256(f"{seed} {mutant.key}".encode()).digest()
@@ -136,8 +137,8 @@ def _mutations(
 
 
 def _sites(node: ast.AST, function: str) -> Iterator[_Site]:
-    """All that may be mutated below a node; what only tells, checks types or makes errors may
-    not."""
+    """All code below a node that may be mutated: not code that only reports, checks types or makes
+    errors."""
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "returns", "decorator_list"):
             continue
@@ -164,7 +165,7 @@ def _inside(function: str, node: ast.AST) -> str:
 def _is_left_alone(node: ast.AST, parent: ast.AST) -> bool:
     match node:
         case ast.Return(value=None | ast.Constant(value=None)):
-            # As its last statement a function does so anyway.
+            # A function does the same without this last statement.
             return (
                 isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef)
                 and node is parent.body[-1]
@@ -185,13 +186,13 @@ def _is_left_alone(node: ast.AST, parent: ast.AST) -> bool:
 
 
 def _shown(code: ast.AST | list[ast.stmt]) -> str:
-    """One line of code; of a compound statement its head."""
+    """One line of code; for a compound statement its head."""
     first = code[0] if isinstance(code, list) else code
     return " ".join(ast.unparse(first).strip().split("\n", 1)[0].split())
 
 
 def _place(replacement: Replacement, node: ast.AST) -> None:
-    """Gives what is new the place of what it replaces: for tracebacks."""
+    """Gives new nodes the line numbers of the node that they replace, for tracebacks."""
     for one in replacement if isinstance(replacement, list) else [replacement]:
         if not hasattr(one, "lineno"):
             ast.copy_location(one, node)

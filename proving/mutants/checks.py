@@ -1,7 +1,7 @@
-"""What judges the code: tests of the cheap floors and seeds of the simulation, and which functions
-each of them runs.
+"""The checks of the code: tests of the cheap floors and seeds of the simulation, and which
+functions each of them runs.
 
-Both run in the process that calls, which must not have imported rayq.
+Tests and seeds run in the calling process, which must not have imported rayq.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ SCENARIOS = ("ordinary", "groups", "moves", "group-moves")
 
 @dataclass(frozen=True)
 class Check:
-    """A test by its node id, or a seed as `SCENARIO:SEED`; `functions` of rayq that it runs, as
-    `path:function`, and the seconds that it took while that was noted: of CPU, and by the wall."""
+    """A test by its node id, or a seed as `SCENARIO:SEED`. `functions` are those of rayq that it
+    runs, as `path:function`. The seconds (of CPU, and by the wall clock) are those that it took
+    while the functions were recorded."""
 
     name: str
     cpu_s: float
@@ -56,7 +57,7 @@ class Tracer:
         sys.settrace(self._called)
 
     def stop(self, name: str) -> dict[str, Any]:
-        """What ran since the start, as the fields of a Check."""
+        """The functions that ran since the start, as the fields of a Check."""
         sys.settrace(None)
         threading.settrace(None)
         found = {
@@ -77,7 +78,7 @@ class Tracer:
 
 
 def name_of(code: CodeType) -> str:
-    """The function as the catalogue names it: a comprehension belongs to the one around it."""
+    """The function as the catalogue names it: a comprehension belongs to the function around it."""
     name = code.co_qualname.replace(".<locals>", "")
     while name.rpartition(".")[2].startswith("<") and "." in name:
         name = name.rpartition(".")[0]
@@ -85,8 +86,8 @@ def name_of(code: CodeType) -> str:
 
 
 def watch_tests(floor: str, directory: Path) -> list[dict[str, Any]]:
-    """Runs the tests of a floor, and tells of each what it runs. One that fails here is of no use:
-    it has no functions. Raises RuntimeError when they cannot be run."""
+    """Runs the tests of a floor, and returns for each test what it runs. A test that fails here is
+    of no use: it has no functions. Raises RuntimeError when the tests cannot be run."""
     watcher = _Watcher()
     if _pytest(directory, [f"tests/{floor}"], watcher) not in (0, pytest.ExitCode.TESTS_FAILED):
         raise RuntimeError("The tests cannot be run.")
@@ -94,7 +95,7 @@ def watch_tests(floor: str, directory: Path) -> list[dict[str, Any]]:
 
 
 def watch_seed(name: str, directory: Path) -> list[dict[str, Any]]:
-    """Runs one seed, and tells what it runs. Raises RuntimeError when it fails."""
+    """Runs one seed, and returns what it runs. Raises RuntimeError when the seed fails."""
     tracer = Tracer()
     tracer.start()
     problem = _run_seed(name)
@@ -104,7 +105,7 @@ def watch_seed(name: str, directory: Path) -> list[dict[str, Any]]:
 
 
 def run_tests(directory: Path, names: Sequence[str]) -> str:
-    """Runs these tests in their order until one fails; what failed, or an empty text."""
+    """Runs these tests in their order until one fails. Returns the failure, or an empty text."""
     watcher = _Chooser(names)
     paths = sorted({name.partition("::")[0] for name in names})
     if _pytest(directory, paths, watcher, "-x") != 0 and not watcher.failed:
@@ -113,7 +114,7 @@ def run_tests(directory: Path, names: Sequence[str]) -> str:
 
 
 def run_seeds(names: Sequence[str]) -> str:
-    """Runs these seeds until one fails; which did and why, or an empty text."""
+    """Runs these seeds until one fails. Returns the seed and the failure, or an empty text."""
     for name in names:
         problem = _run_seed(name)
         if problem is not None:
@@ -122,7 +123,8 @@ def run_seeds(names: Sequence[str]) -> str:
 
 
 def digest(*folders: str, root: Path = ROOT) -> str:
-    """Of all Python files in them: while it is the same, checks reach what they did."""
+    """A digest of all Python files in the folders: while it is the same, checks run the functions
+    that they ran before."""
     total = hashlib.sha256()
     for folder in folders:
         for path in sorted((root / folder).rglob("*.py")):
@@ -146,7 +148,7 @@ def _pytest(directory: Path, paths: Sequence[str], plugin: object, *options: str
     arguments = [
         *("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header"),
         *("--hypothesis-seed=0", "-m", MARKS, "-o", "timeout=0", "--tb=line"),
-        "--assert=plain",  # Else pytest imports rayq in its own way, as the file says.
+        "--assert=plain",  # Or pytest imports rayq in its own way, from its files.
         *("--basetemp", str(directory / "pytest"), "--rootdir", str(ROOT)),
         *options,
     ]

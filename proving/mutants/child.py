@@ -1,8 +1,8 @@
-"""A process of its own for each look at the code: a copy of this one, without rayq, in which a
-module may be imported otherwise than it stands in its file.
+"""Each check of the code runs in a process of its own: a copy of this one, without rayq, in which a
+module may be imported with other code than its file holds.
 
-No file of the working tree is touched. The process dies with the one that began it, and may use no
-more CPU, memory and disk than a sane run; what it writes goes to a directory that is removed.
+No file of the working tree is touched. The process dies with its parent, and may use no more CPU,
+memory and disk than a sane run. Its files go to a directory that is removed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended: what its function returned, or None and why there is nothing."""
+    """How a process ended: the result of its function, or None and why there is none."""
 
     returned: Any
     why: str
@@ -45,8 +45,8 @@ class Ended:
 def run(
     function: Callable[[Path], Any], *, scratch: Path, cpu_limit_s: float, limit_s: float
 ) -> Ended:
-    """Runs `function(directory)` in a copy of this process; what it returns must be JSON. The
-    directory is removed in the end."""
+    """Runs `function(directory)` in a copy of this process. Its result must be JSON. The directory
+    is removed at the end."""
     directory = Path(tempfile.mkdtemp(dir=scratch))
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     sys.stdout.flush()
@@ -73,7 +73,7 @@ def run(
 
 @contextlib.contextmanager
 def scratch_directory(state: Path) -> Iterator[Path]:
-    """A directory for all that processes write. What a killed run has left goes first."""
+    """A directory for all files of the processes. Removes first what a killed run has left."""
     scratch = state / "scratch"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
@@ -84,15 +84,15 @@ def scratch_directory(state: Path) -> Iterator[Path]:
 
 
 def import_instead(module: str, tree: ast.Module) -> None:
-    """From now on the module is what the tree says. Raises ImportError when it is imported
-    already."""
+    """From now on an import of the module gives the code of the tree. Raises ImportError when the
+    module is imported already."""
     if module in sys.modules:
         raise ImportError(f"{module} is imported already.")
     sys.meta_path.insert(0, _Finder(module, tree))
 
 
 def is_imported_instead(module: str) -> bool:
-    """Whether it was; a module that nobody has imported was not imported otherwise either."""
+    """Whether no code came from the module's file: also true where the module was not imported."""
     found = sys.modules.get(module)
     return found is None or isinstance(found.__loader__, _Loader)
 
@@ -161,7 +161,7 @@ def _be_the_child(
 
 
 def _wait(child: int, limit_s: float) -> int | None:
-    """The exit code, a signal as a negative one; None when it did not end in time."""
+    """The exit code (of a signal: its negative number); None when the child did not end in time."""
     deadline_s = time.monotonic() + limit_s
     while time.monotonic() < deadline_s:
         ended, status = os.waitpid(child, os.WNOHANG)

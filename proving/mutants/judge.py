@@ -1,4 +1,4 @@
-"""Judges one mutant: first the tests that run its function, then the seeds that do."""
+"""Judges one mutant: first by the tests that run its function, then by the seeds that do."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from proving.mutants.checks import Check
 from proving.mutants.state import State, Verdict
 
 TESTS_CPU_S_MAX = 30.0
-"""The cheapest tests that run a function, up to this; the seeds come after them anyway."""
+"""The CPU time of the tests that judge a mutant: the cheapest ones that run its function. The seeds
+follow anyway."""
 
 
 def known_checks(
     state: State, scratch: Path, floors: Sequence[str], seeds: int
 ) -> list[Check]:
-    """The tests of these floors, and the first seeds of each scenario; watched now, unless they are
-    known. A test that fails on the code as it stands is left out. Raises RuntimeError when a seed
-    does."""
+    """The tests of these floors, and the first seeds of each scenario. Those that are not known yet
+    are run now. A test that fails on the unchanged code is left out. Raises RuntimeError when a
+    seed fails on it."""
     found: list[dict[str, Any]] = []
 
     def watch(function: Callable[[str, Path], object], part: str, *code: str) -> None:
@@ -52,8 +53,9 @@ def known_checks(
 
 
 def reaching(mutant: Mutant, known: Iterable[Check]) -> list[Check]:
-    """The checks that run a mutant, cheapest tests first, seeds in their order. What runs when a
-    module is imported counts as run by all that run anything of it, or else by all."""
+    """The checks that run a mutant: the cheapest tests first, then seeds in their order. Code that
+    runs at the import of a module counts as run by all checks that run any function of the module,
+    or by all checks where there are none."""
     known = list(known)
     if mutant.is_in_function:
         found = [one for one in known if f"{mutant.path}:{mutant.function}" in one.functions]
@@ -73,8 +75,8 @@ def reaching(mutant: Mutant, known: Iterable[Check]) -> list[Check]:
 
 
 def judge(mutant: Mutant, known: Iterable[Check], scratch: Path) -> Verdict:
-    """Raises LookupError when the mutant's code has changed, RuntimeError when the checks run the
-    code of the file instead."""
+    """Judges one mutant. Raises LookupError when the mutant's code has changed, RuntimeError when
+    the checks run the code of the file instead."""
     tree = mutated(mutant, (ROOT / mutant.path).read_text())
     found = reaching(mutant, known)
     tests = [one for one in found if not one.is_seed]
@@ -89,7 +91,7 @@ def judge(mutant: Mutant, known: Iterable[Check], scratch: Path) -> Verdict:
             partial(_with_mutant, mutant.module, tree, floor, names),
             scratch=scratch,
             cpu_limit_s=limit_s,
-            # Others may need the CPU more than we do; some tests wait for real clocks.
+            # Other processes may use the CPU meanwhile, and some tests wait for real clocks.
             limit_s=60 + 10 * limit_s + 3 * sum(one.wall_s for one in some),
         )
         cpu_s += ended.cpu_s
@@ -107,7 +109,7 @@ def judge(mutant: Mutant, known: Iterable[Check], scratch: Path) -> Verdict:
 def _with_mutant(
     module: str, tree: ast.Module, floor: str, names: Sequence[str], directory: Path
 ) -> tuple[str, bool]:
-    """What failed, if anything, and whether the mutant was there."""
+    """The failure, or an empty text, and whether the mutant was in place."""
     child.import_instead(module, tree)
     run = partial(checks.run_tests, directory) if floor == "tests" else checks.run_seeds
     return run(names), child.is_imported_instead(module)

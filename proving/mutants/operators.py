@@ -1,8 +1,8 @@
-"""What is done to the code: each operator looks at one node of a syntax tree and gives what could
-stand there instead, one small mistake each.
+"""The changes that make mutants: each operator looks at one node of a syntax tree and yields the
+code that could stand there instead, one small mistake each.
 
-An operator gives nodes of its own, which may hold parts of the node that it was shown; it never
-changes that node.
+An operator yields new nodes, which may hold parts of the node that it was shown. It never changes
+that node.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def comparison_negated(node: ast.AST) -> Iterator[Replacement]:
 
 
 def condition_fixed(node: ast.AST) -> Iterator[Replacement]:
-    """`if a` becomes `if True` and `if False`. Loops only end sooner: none runs for ever."""
+    """`if a` becomes `if True` and `if False`. A loop only ends sooner: none runs for ever."""
     match node:
         case ast.If(test=test, body=body, orelse=orelse):
             if not isinstance(test, ast.Constant):
@@ -90,9 +90,9 @@ def negation_dropped(node: ast.AST) -> Iterator[Replacement]:
 
 
 def statement_dropped(node: ast.AST) -> Iterator[Replacement]:
-    """A call, awaited or not, an assignment to what outlives the function, or a jump is left out.
+    """Leaves out a call (awaited or not), an assignment to what outlives the function, or a jump.
 
-    Names of a function stay assigned: without, any run of it ends with a NameError."""
+    Local names stay assigned: without them any run of the function ends with a NameError."""
     match node:
         case ast.Expr(value=ast.Call() | ast.Await()):
             yield [ast.Pass()]
@@ -113,7 +113,7 @@ def lock_left_out(node: ast.AST) -> Iterator[Replacement]:
 
 
 def arguments_swapped(node: ast.AST) -> Iterator[Replacement]:
-    """Two arguments that stand side by side change places."""
+    """Two neighbouring arguments change places."""
     if not isinstance(node, ast.Call) or ast.unparse(node.func) in ("min", "max"):
         return
     for place in range(len(node.args) - 1):
@@ -126,7 +126,7 @@ def arguments_swapped(node: ast.AST) -> Iterator[Replacement]:
 
 
 def field_not_carried(node: ast.AST) -> Iterator[Replacement]:
-    """A field that `replace` or a constructor is given stays as it was, or at its default."""
+    """A field that `replace` or a constructor is given keeps its old value, or its default."""
     if isinstance(node, ast.Call) and _makes_a_value(node.func):
         for place, keyword in enumerate(node.keywords):
             if keyword.arg is not None:
@@ -134,7 +134,7 @@ def field_not_carried(node: ast.AST) -> Iterator[Replacement]:
 
 
 def number_changed(node: ast.AST) -> Iterator[Replacement]:
-    """Numbers become one more; True becomes False."""
+    """A number grows by one; True becomes False."""
     match node:
         case ast.Constant(value=bool(value)):
             yield ast.Constant(not value)

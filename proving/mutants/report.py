@@ -1,4 +1,4 @@
-"""The table: how many mutants of each module were killed, by what, and which survived."""
+"""The table: how many mutants of each module were killed, by which checks, and which survived."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from proving.mutants.state import Verdict
 
 @dataclass
 class Row:
-    """Counts of one module. A mutant hangs or crashes on one of the two floors, which killed it."""
+    """The counts of one module. A mutant that hangs or crashes also counts for the floor that
+    killed it."""
 
     name: str
     mutants: int = 0
@@ -33,7 +34,7 @@ class Row:
 def rows(
     mutants: Iterable[Mutant], verdicts: Mapping[str, Verdict], equivalents: Mapping[str, str]
 ) -> list[Row]:
-    """One for each module with a verdict, and their sum."""
+    """One row for each module with a verdict, and one for their sum."""
     found: dict[str, Row] = {}
     for mutant in mutants:
         row = found.setdefault(mutant.path, Row(mutant.path))
@@ -70,7 +71,7 @@ def table(found: Iterable[Row]) -> str:
 
 
 def survivors(mutants: Iterable[Mutant], verdicts: Mapping[str, Verdict]) -> list[str]:
-    """A line for each, by file and line."""
+    """A line for each mutant that survived, sorted by file and line."""
     lines = []
     for mutant in sorted(mutants, key=lambda one: (one.path, one.line)):
         verdict = verdicts.get(mutant.key)
@@ -84,7 +85,7 @@ def survivors(mutants: Iterable[Mutant], verdicts: Mapping[str, Verdict]) -> lis
 
 
 def _share(part: int, whole: int) -> str:
-    """A percentage, and between which ones it is with 95 % certainty (Wilson's interval)."""
+    """A percentage and its interval of 95 % certainty (Wilson's interval)."""
     if whole == 0:
         return "-"
     z = 1.96

@@ -1,8 +1,8 @@
 """What a run leaves behind, so that the next one goes on: `.mutants/` in the working tree.
 
-`verdicts.jsonl` gets a line for each verdict as soon as it is known, the latest of a mutant counts;
-`checks.json` says what each test and each seed runs. A run may be killed anywhere: half a line is
-not read, and no file is written over.
+`verdicts.jsonl` gets a line for each verdict as soon as it is known; the latest verdict on a mutant
+counts. `checks.json` says what each test and each seed runs. A run may be killed at any point: half
+a line is not read, and no file is overwritten in place.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 
 @dataclass(frozen=True)
 class Verdict:
-    """`floor` is what killed the mutant, "tests" or "simulation"; None: it survived `tests` tests
-    and `seeds` seeds. `how` tells which of them failed, with what; or "hang", or "crash"."""
+    """`floor` is the floor that killed the mutant, "tests" or "simulation"; None where the mutant
+    survived `tests` tests and `seeds` seeds. `how` tells which check failed and why; or it is
+    "hang", or "crash"."""
 
     key: str
     floor: str | None
@@ -37,7 +38,7 @@ class Verdict:
 
 
 class State:
-    """One run at a time has it. Raises RuntimeError where another one does."""
+    """The directory of one run at a time. Raises RuntimeError where another run uses it."""
 
     def __init__(self, directory: Path = STATE) -> None:
         self.directory = directory
@@ -56,7 +57,7 @@ class State:
             yield
 
     def verdicts(self) -> dict[str, Verdict]:
-        """The latest of each mutant, by its key."""
+        """The latest verdict on each mutant, by its key."""
         found: dict[str, Verdict] = {}
         if self._path.exists():
             for line in self._path.read_text().split("\n"):
@@ -66,15 +67,15 @@ class State:
         return found
 
     def add(self, verdict: Verdict) -> None:
-        # The line before may have been cut short: a line of its own, whatever stands there.
+        # The line before may have been cut short, so this line begins with a line break.
         with open(self._path, "a") as file:
             file.write("\n" + json.dumps(asdict(verdict)) + "\n")
 
     def checks(
         self, part: str, digest: str, watch: Callable[[], list[dict[str, Any]]]
     ) -> list[dict[str, Any]]:
-        """What `watch()` once found of this part, if the digest is the same; else what it finds
-        now."""
+        """The result of an earlier `watch()` for this part, if the digest is the same; otherwise
+        calls it now."""
         known = json.loads(self._checks.read_text()) if self._checks.exists() else {}
         if part not in known or known[part]["digest"] != digest:
             known[part] = {"digest": digest, "checks": watch()}
@@ -86,5 +87,5 @@ class State:
 
 
 def equivalents(path: Path = EQUIVALENT) -> dict[str, str]:
-    """Mutants that change nothing that matters, by their keys, and why."""
+    """Mutants that change nothing that matters: the reason by key."""
     return {one["key"]: one["why"] for one in tomllib.loads(path.read_text()).get("mutant", [])}

@@ -1,7 +1,7 @@
-"""`python -m proving.simulation SEEDS`: runs seeds, `7`, `0:200` (half open) or several of
-such with commas, on all cores.
+"""`python -m proving.simulation SEEDS` runs seeds on all cores: `7`, `0:200` (half open), or
+several of these with commas.
 
-Each failing seed is printed with the command that replays it; the last line is the summary; the
+Each failing seed is printed with the command that replays it. The last line is the summary; the
 exit code is 1 when a seed failed. `--verbose` prints rayq's own log as well, for one seed.
 """
 
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     seeds = _seeds(options.seeds)
     if os.environ.get("PYTHONHASHSEED") != "0":
-        # Sets of strings have one order in every run only under one hash seed.
+        # Sets of strings have the same order in every run only under one hash seed.
         command = [sys.executable, "-m", "proving.simulation", *(arguments or sys.argv[1:])]
         os.execve(sys.executable, command, {**os.environ, "PYTHONHASHSEED": "0"})
     if options.mutation is not None:
@@ -123,7 +123,7 @@ def _outcomes(
 
 
 def _print_situations(met: Counter[str]) -> None:
-    """Those that few seeds met come last."""
+    """Prints the situations. Those that few seeds met come last."""
     for name in sorted(SITUATIONS, key=lambda one: -met[one]):
         print(f"{met[name]:6} {name}: {SITUATIONS[name]}")
 

@@ -1,7 +1,7 @@
-"""A whole rayq cluster in a simulated world: the very actors of production.
+"""A whole rayq cluster in a simulated world: it runs the actors of production.
 
-One host for each broker, with a disk of its own, and one for the controller's process. Clients run
-on further hosts of the world, with `Identity` of `client_identity`.
+There is one host for each broker, with a disk of its own, and one for the controller's process.
+Clients run on further hosts of the world, with the `Identity` of `client_identity`.
 """
 
 from __future__ import annotations
@@ -98,14 +98,15 @@ class SimulatedCluster:
         self.on_put_aside: Callable[[int, str], None] | None = None
         """Called with broker and path before a broker moves a partition to its quarantine."""
         self.peers = self.endpoints
-        """Where brokers look for each other when they start. Those of a fresh cluster on Ray know
-        of nobody."""
+        """The addresses at which brokers look for each other when they start. On Ray the brokers of
+        a fresh cluster know no addresses."""
         self.secret = b"s" * 32
         self.cluster_id = f"{world.seed:032x}"
 
     @property
     def endpoints(self) -> list[Address]:
-        """Where clients find the brokers; the ports are those of the first start."""
+        """The addresses at which clients find the brokers. The ports are those of the first
+        start."""
         return [(host.address, PORT) for host in self.hosts]
 
     @property
@@ -234,14 +235,14 @@ class SimulatedCluster:
         ]
 
     def topic_id(self, name: str) -> str:
-        """The state that the broker with the newest metadata has."""
+        """The topic's id, as the broker with the newest metadata knows it."""
         newest = max(self.brokers.values(), key=lambda broker: broker.metadata.version)
         return newest.metadata.state.topic_ids[name]
 
     def is_whole(self) -> bool:
-        """Whether, as the live broker with the newest metadata knows it, every broker is live and
-        every partition has a leader and all its replicas in sync: those that run now. Of one that
-        is being moved, those of before."""
+        """Whether every broker is live and every partition has a leader and all its replicas in
+        sync, as the live broker with the newest metadata knows it. Only replica processes that run
+        now count. Of a partition that is being moved, the replicas before the move count."""
         live = [
             self.broker_of[process]
             for process in self.broker_processes.values()
@@ -265,8 +266,8 @@ class SimulatedCluster:
         )
 
     def is_replicated(self) -> bool:
-        """Whether all replicas of each partition end where their leader does, all of it committed
-        and flushed."""
+        """Whether all replicas of each partition end where their leader's log ends, with all of it
+        committed and flushed."""
         ends: dict[tuple[str, int], set[tuple[int, int, int]]] = {}
         for process, host in self.replica_hosts.items():
             if process.alive:

@@ -42,8 +42,8 @@ class CompactedHistory:
             self._latest[record.key] = offset
 
     def fault_of_all(self, batches: Iterable[bytes], limit: int) -> str | None:
-        """What is wrong with a replica's whole log below `limit`. Of keys that have later records,
-        which it will copy, nothing is expected."""
+        """The error in a replica's whole log below `limit`. A key whose latest record is at or
+        above `limit` is not checked, since the replica will still copy that record."""
         last: dict[bytes | None, tuple[int, _Kept]] = {}
         for batch in batches:
             for offset, record in _records(batch):
@@ -59,7 +59,7 @@ class CompactedHistory:
         return None
 
     def repeated(self) -> dict[tuple[bytes | None, bytes], list[int]]:
-        """The values that are at several offsets, by key."""
+        """The values that stand at several offsets, with these offsets, by key."""
         found: dict[tuple[bytes | None, bytes], list[int]] = {}
         for offset, (record, _) in self._written.items():
             if record.value is not None:
@@ -69,7 +69,7 @@ class CompactedHistory:
     def fault_of(
         self, start: int, batch: bytes, *, horizon: int, deleted_before_s: float
     ) -> str | None:
-        """The error in a batch that a replica has next after offset `start`, or None."""
+        """The error in the batch that is a replica's next one after offset `start`, or None."""
         header = read_header(batch)
         found = dict(_records(batch))
         for offset, record in found.items():
@@ -86,7 +86,7 @@ class CompactedHistory:
         return None
 
     def fault_of_missing(self, offset: int, *, horizon: int, deleted_before_s: float) -> str | None:
-        """The error in the lack of a record at this offset, or None."""
+        """The error where a replica has no record at this offset, or None."""
         written = self._written.get(offset)
         if written is None:
             return None

@@ -1,8 +1,8 @@
 """A compacted topic in a simulated cluster: its producers, its readers, and what they must read.
 
-Producers write values and tombstones under a few keys of their own. Whoever reads the topic from
-its start to its end, faster than `delete_retention_ms`, knows of each key what was acknowledged
-last below that end, or something later: nothing is lost, nothing deleted comes back.
+Producers write values and tombstones under a few keys of their own. A reader that reads the topic
+from its start to its end, faster than `delete_retention_ms`, knows of each key the write that was
+acknowledged last below that end, or a later one: nothing is lost, nothing deleted comes back.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class _Key:
         return -1
 
     def may_be(self, value: bytes | None, acknowledged: int) -> bool:
-        """Whether a reader may find this value (None: a tombstone, or nothing at all) who reads
-        up to the write of that number, or further."""
+        """Whether a reader that reads up to the write of that number, or further, may find this
+        value (None: a tombstone, or no record)."""
         if acknowledged < 0 and value is None:
             return True
         return any(
@@ -141,7 +141,8 @@ class CompactedTopic:
             await self.read(client)
 
     async def read(self, client: Client) -> dict[bytes | None, bytes] | None:
-        """Reads all and judges it: the latest values; None when it took too long for a verdict."""
+        """Reads all records and judges them. Returns the latest values; None when the reading took
+        too long for a verdict."""
         began_s = self._world.now_s
         consumer = AsyncConsumer(client, ConsumerConfig(auto_offset_reset="earliest"))
         try:
@@ -179,7 +180,7 @@ class CompactedTopic:
         last[record.partition] = record.offset
 
     async def read_in_the_end(self, client: Client, histories: list[CompactedHistory]) -> None:
-        """When no client writes any more: a reader gets what is committed, key by key."""
+        """Once no client writes any more: a reader gets what is committed, key by key."""
         committed: dict[bytes | None, bytes] = {}
         for history in histories:
             committed.update(history.state())

@@ -1,5 +1,7 @@
-"""What a log's batches say of its producers and leader epochs, for comparison with what a replica
-has in memory after a recovery or a truncation: told from the headers alone, without its code."""
+"""What a log's batches say of its producers and leader epochs: derived from the headers alone,
+without the replica's code, to compare it with what the replica remembers after a recovery or a
+truncation.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,17 @@ from rayq.storage.batch import BatchHeader
 from rayq.storage.log import Log
 
 REMEMBERED = 5
-"""Batches of each producer."""
+"""The number of the last batches that are remembered of each producer."""
 SEQUENCES = 1 << 31
 
 Producers = dict[int, tuple[int, list[tuple[int, int, int, int]]]]
-"""By id: the epoch, and of each batch that is remembered first and last sequence and offset."""
+"""By producer id: the epoch, and the first and last sequence and offset of each batch that is
+remembered."""
 
 
 def fault_of(log: Log, headers: Iterable[BatchHeader]) -> str | None:
-    """What a log that begins at 0 and was not compacted remembers wrongly of all its batches. None
-    expires in a simulation, nor are there too many producers."""
+    """The error in what a log remembers of its batches, or None. The log begins at 0 and was not
+    compacted. No producer expires in a simulation, and there are never too many of them."""
     producers: dict[int, tuple[int, deque[tuple[int, int, int, int]]]] = {}
     epochs: list[tuple[int, int]] = []
     for header in headers:
@@ -43,7 +46,7 @@ def fault_of(log: Log, headers: Iterable[BatchHeader]) -> str | None:
                 f"remembers of producer {key} {remembered.get(key)}, its batches say "
                 f"{expected.get(key)}"
             )
-    # An epoch that has no batch yet may have begun where the log ends.
+    # The log may also remember an epoch that begins at its end and has no batch yet.
     known = [entry for entry in log.epochs.entries() if entry[1] < log.end_offset]
     return None if known == epochs else f"takes its epochs for {known}, its batches say {epochs}"
 

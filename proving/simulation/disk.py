@@ -1,9 +1,9 @@
 """A file system that crashes: `environment.Disk` over a page cache and what is durable below it.
 
-A process crash keeps the page cache. At a power loss each file and directory keeps what was
-synced, and of the rest whatever a real disk may: any subset of the unsynced pages, the last write
-torn at any byte, the old size, the new one or one between; of the unsynced changes of a directory a
-first part, in their order.
+A process crash keeps the page cache. At a power loss each file and directory keeps what was synced,
+and some of the rest, as on a real disk: any subset of the unsynced pages, with the last write torn
+at any byte and the old size, the new one or one between; and of the unsynced changes of a directory
+a first part, in their order.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ FREE_BYTES = 1 << 40
 """The free bytes of a disk without a capacity."""
 
 SYNC_S = (0.00005, 0.002)
-"""A good disk's time for a sync, at least and usually at most; one in a hundred takes 20 times as
-long."""
+"""How long a good disk takes for a sync, at least and usually at most; one sync in a hundred takes
+20 times as long."""
 
 
 class DiskUser(Protocol):
     """The interface of the process that uses the disk."""
 
     def enter_disk(self, *, changes: bool) -> bool:
-        """Called before each operation. Raises `ProcessDied` when dead; True: dies in this one."""
+        """Called before each operation. Raises `ProcessDied` where the process is dead. Returns
+        True where the process dies in this operation."""
         ...
 
     def die_on_disk(self) -> None:
-        """Ends the process, raises `ProcessDied`."""
+        """Ends the process and raises `ProcessDied`."""
         ...
 
     def spend(self, seconds: float) -> None:
-        """The calling thread waits for the disk."""
+        """Lets the calling thread wait for the disk."""
         ...
 
     def ahead_s(self) -> float:
@@ -64,7 +65,7 @@ class Fault:
 
 
 class SimulatedDisk:
-    """One disk: what a test does to it, and the name look-up. `ProcessDisk` is what processes see.
+    """One disk: the methods of a test, and the look-up of names. Processes use a `ProcessDisk`.
 
     Knobs: `capacity_bytes` (None: endless); `sync_s`, how long a sync takes, at least and usually
     at most; `short_writes`, `cold_reads` and `writebacks`, the probabilities that a write stops
@@ -97,9 +98,9 @@ class SimulatedDisk:
         error: int = errno.EIO,
         times: int | None = None,
     ) -> Fault:
-        """Lets operations (open, read, write, truncate, sync, rename, remove, sync_dir, make_dirs)
-        on paths that contain `path_part` fail, the next `times` or until healed. A failed sync
-        loses the pages it should have written."""
+        """Makes the operations (open, read, write, truncate, sync, rename, remove, sync_dir,
+        make_dirs) on paths that contain `path_part` fail, the next `times` or until `heal`. A
+        failed sync loses the pages that it should have written."""
         fault = Fault(operations, path_part, error, times)
         self._faults.append(fault)
         self.trace.note(f"{self.name}: {', '.join(operations)} of *{path_part}* will fail")
@@ -111,7 +112,7 @@ class SimulatedDisk:
         self.trace.note(f"{self.name}: stalls for {seconds} s")
 
     def flip_bit(self, path: str, position: int | None = None) -> int:
-        """Flips a bit of a file, in the page cache and below; returns the position of its byte."""
+        """Flips a bit of a file, in the page cache and below. Returns the position of its byte."""
         file = self.find_file(path)
         if position is None:
             position = self.rng.randrange(len(file.current))
@@ -174,7 +175,8 @@ class SimulatedDisk:
                 raise _error(fault.error, path)
 
     def sync_cost_s(self, ahead_s: float) -> float:
-        """For a thread that is so far ahead of the loop's time: it waits for a stall once."""
+        """The time of a sync of a thread that is so far ahead of the loop's time. It waits once for
+        a stall."""
         least, usual = self.sync_s
         cost = least + (usual - least) * self.rng.random() ** 3
         if self.rng.random() < 0.01:
@@ -239,8 +241,8 @@ class SimulatedDisk:
 
 
 class ProcessDisk:
-    """`environment.Disk` for one process. An operation that the process dies in has happened, or
-    not, or (a write) in part."""
+    """`environment.Disk` for one process. An operation in which the process dies has happened, or
+    has not, or (for a write) has happened in part."""
 
     def __init__(self, disk: SimulatedDisk, user: DiskUser) -> None:
         self.disk = disk
@@ -254,7 +256,8 @@ class ProcessDisk:
         self._files.clear()
 
     def operate(self, operation: str, path: str, action: Callable[[], T]) -> T:
-        """Does `action` unless a fault is set, and dies before or after it when it is time."""
+        """Does `action` unless a fault is set. The process dies before or after it when its time
+        has come."""
         dies = self._user.enter_disk(changes=operation not in ("read", "open"))
         if dies and self.disk.rng.random() < 0.5:
             self._user.die_on_disk()

@@ -1,7 +1,7 @@
 """The faults of a simulated cluster: each begins, lasts, and is undone.
 
-A fault is a coroutine of `Faults`; `ORDINARY` are those that may meet each other at any moment.
-Those that take a disk away for good happen alone, to one broker at a time: rayq promises to keep
+A fault is a coroutine of `Faults`. `ORDINARY` has those that may meet each other at any moment.
+Faults that take a disk away for good happen alone, to one broker at a time: rayq promises to keep
 records while fewer than min_insync_replicas disks are lost.
 """
 
@@ -42,9 +42,9 @@ class Faults:
         kinds: Sequence[Injection],
         more: Sequence[Injection],
     ) -> None:
-        """`acknowledged()` counts the records that clients know to be written. Disk errors meet one
-        of the `topics` at a time. Faults are of `kinds` and `more`; those of `more` also come just
-        when the victim of another one is coming back."""
+        """`acknowledged()` is the number of records that clients know to be written. Disk errors
+        hit one of the `topics` at a time. Faults are of `kinds` and `more`. Those of `more` also
+        come just when the victim of another fault is coming back."""
         self.log: list[str] = []
         self._topics = topics
         self._kinds = [*kinds, *more]
@@ -118,8 +118,8 @@ class Faults:
         await asyncio.sleep(least_s + (most_s - least_s) * self._rng.random() ** 2)
 
     async def _moment(self) -> None:
-        """Now, or just after the next acknowledgement: what has not reached a disk by then, and
-        should have, is lost in what follows."""
+        """Returns now, or just after the next acknowledgement: records that should be on a disk by
+        then, and are not, are lost in the fault that follows."""
         if self._rng.random() < 0.4:
             return
         before, until_s = self._acknowledged(), self._world.now_s + MOMENT_WAIT_S
@@ -263,7 +263,8 @@ class Faults:
         self._ensure_controller()
 
     async def stop_a_broker(self) -> None:
-        """A controlled stop; the broker comes back with exactly the logs it reported."""
+        """Stops a broker in a controlled way. It comes back with exactly the logs that it
+        reported."""
         number = self._any_broker()
         process = self._cluster.broker_processes[number]
         broker = self._cluster.brokers.get(number)
@@ -294,10 +295,10 @@ class Faults:
         await self._crash_host(number)
         self._ensure_broker(number)
 
-    # --- whoever coordinates groups ---------------------------------------------------------------
+    # --- coordinators of groups -------------------------------------------------------------------
 
     def _coordinators(self) -> list[tuple[int, Process]]:
-        """Broker and process of each replica that coordinates groups."""
+        """The broker and the process of each replica that coordinates groups."""
         return [
             (number, process)
             for number in range(len(self._cluster.hosts))
@@ -338,7 +339,8 @@ class Faults:
             victim.resume()
 
     async def isolate_a_coordinator(self) -> None:
-        """Cuts a coordinator off from the servers, while members reach it, or from clients."""
+        """Cuts a coordinator off from the servers, while members still reach it, or from the
+        clients."""
         coordinators = self._coordinators()
         if not coordinators:
             return
@@ -373,7 +375,7 @@ class Faults:
             victim.resume()
 
     async def pause_replicas_while_their_broker_restarts(self) -> None:
-        """The new broker process finds directories that are held by processes that say nothing."""
+        """The new broker process finds directories that are held by paused processes."""
         number = self._any_broker()
         self._begin(f"pause broker {number}'s replicas, and restart the broker")
         victims = self._cluster.replica_processes(number)
@@ -387,8 +389,8 @@ class Faults:
             victim.resume()
 
     async def pause_at_a_disk_operation(self) -> None:
-        """A process stops just after one of its next writes or syncs: what it has done is on disk,
-        and it has not heard of that, nor told anybody."""
+        """Pauses a process just after one of its next writes or syncs: the change is on disk, and
+        the process has neither heard of that nor told any other process."""
         processes = self._servers()
         if processes:
             victim = self._rng.choice(processes)
@@ -417,7 +419,8 @@ class Faults:
         await self._cut([host], others, both_ways)
 
     async def leave_a_broker_behind(self) -> None:
-        """Cut off from the other servers for so long that logs have moved on when it is back."""
+        """Cuts a host off from the other servers for so long that logs have moved on when it is
+        back."""
         host = self._rng.choice(self._cluster.hosts)
         servers = [*self._cluster.hosts, self._cluster.controller_host]
         self._begin(f"leave {host.name} behind")
@@ -465,7 +468,7 @@ class Faults:
         host.jump_clock(-jump_ms)
 
     async def disk_errors(self) -> None:
-        """EIO for one broker's partitions: such a replica stops, and is started again later."""
+        """Gives one broker's partitions EIO: such a replica stops, and is started again later."""
         await self._fail_disk(self._rng.choice(("write", "read", "rename")))
 
     async def failed_syncs(self) -> None:
@@ -574,7 +577,7 @@ BETWEEN_STEPS: list[Injection] = [
     Faults.pause_at_a_disk_operation,
     Faults.leave_a_broker_behind,
 ]
-"""Beside the ordinary ones, where few kinds of faults meet in a run."""
+"""The faults beside the ordinary ones, where few kinds of faults meet in a run."""
 
 ORDINARY: list[Injection] = [
     Faults.kill_a_replica,

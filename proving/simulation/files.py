@@ -58,8 +58,8 @@ class StoredFile:
                 self._durable_size = max(self._durable_size, len(self.current))
 
     def lose_dirty_pages(self, rng: random.Random) -> None:
-        """A failed sync: the pages count as clean, so that no later sync writes them. Some are
-        still in the cache, some are read anew from below."""
+        """A failed sync: the pages count as clean, so that no later sync writes them. Some of the
+        pages are still in the cache, others are read again from the disk below."""
         for page in self._dirty:
             if rng.random() < 0.5:
                 start = page * PAGE_BYTES
@@ -71,7 +71,7 @@ class StoredFile:
         """Keeps all that was synced, and a random part of the rest."""
         luck = rng.random()
         if luck < 0.2:
-            self.sync()  # all of it got through
+            self.sync()  # The disk has written everything.
         elif luck < 0.8:
             self._keep_some(rng, rng.choice((0.2, 0.5, 0.8, 1.0)))
         content = self._durable[: self._durable_size]
@@ -118,8 +118,8 @@ class StoredFile:
             self._cut = None
 
     def _store(self, page: int, torn_from: int | None = None) -> None:
-        """Writes a page down, zeros behind the end of the file; only its bytes before `torn_from`
-        when that is in it."""
+        """Writes a page down to the disk, with zeros behind the end of the file. With `torn_from`
+        in the page, writes only the bytes before it."""
         start = page * PAGE_BYTES
         if len(self._durable) < start:
             self._durable.extend(bytes(start - len(self._durable)))

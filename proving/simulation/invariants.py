@@ -7,9 +7,9 @@
   replica within a role;
 - replicas agree byte for byte below the lower high watermark, and never cut what they know to be
   committed; where compaction has passed, see `compacted_history`;
-- what a replica remembers of producers and epochs after a recovery, a truncation and at the end is
-  what its batches say;
-- what a replica calls flushed would survive a power loss now: the disk knows;
+- what a replica remembers of producers and epochs, after a recovery, after a truncation and at the
+  end, agrees with its batches;
+- what a replica calls flushed would survive a power loss now, as the simulated disk knows;
 - when the high watermark moves, enough replicas are in sync; each of them that lives has flushed
   the very bytes below it, also when the in-sync set changes;
 - a new leader holds, byte for byte, all that leaders of earlier epochs had committed.
@@ -55,7 +55,7 @@ class _Committed:
 
     starts: list[int] = field(default_factory=list)
     batches: list[tuple[int, int]] = field(default_factory=list)
-    """`(next offset, CRC of all its bytes)`"""
+    """`(next offset, CRC of all bytes of the batch)`"""
     end_by_epoch: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -80,7 +80,7 @@ class _Batches:
     generation: int
     found: list[_Batch] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
-    """Their next offsets."""
+    """The next offset of each batch."""
     segment: int = 0
     position: int = 0
     """The segment (by base offset) and the position where the scan goes on."""
@@ -125,12 +125,12 @@ class _Seen:
     flushed_offset: int = -1
     flushed_generation: int = -1
     compared: int = 0
-    """Below it the log was compared with the committed batches."""
+    """The offset below which the log was compared with the committed batches."""
     durable: int = 0
-    """Below it the log was found on disk."""
+    """The offset below which the log was found on disk."""
     batches: _Batches = field(default_factory=lambda: _Batches(-1))
     clean: CleanState | None = None
-    """What compaction had done to the log."""
+    """The state that compaction had left the log in."""
 
 
 class Invariants:
@@ -161,7 +161,7 @@ class Invariants:
         """Called with each committed record of the metadata, and the state before it."""
 
     def observe(self, owner: Owner) -> None:
-        """Raises `InvariantError`."""
+        """Checks what the event of this owner may have changed. Raises `InvariantError`."""
         if not isinstance(owner, Process):
             return
         host = self._cluster.replica_hosts.get(owner)
@@ -259,7 +259,8 @@ class Invariants:
             self._check_new_members(record)
 
     def _check_new_members(self, record: PartitionChanged) -> None:
-        """Whoever is in sync from now on has what its leader took for committed meanwhile."""
+        """Each new member of the in-sync set has the bytes that its leader has taken for
+        committed."""
         incarnation = record.value.leader_incarnation
         if incarnation is None or incarnation not in self._hosts:
             return
@@ -309,11 +310,12 @@ class Invariants:
             )
 
     def _check_flushed(self, process: Process, replica: Replica, seen: _Seen, log: Log) -> None:
-        """Compares what counts as flushed since with what the disk holds for certain."""
+        """Compares the offsets that count as flushed since the last check with the bytes that the
+        disk holds for certain."""
         if not process.alive or not replica._replica_log.is_open or log.config.flush == "os":
             return
         if log.failure is not None:
-            return  # It has stopped, and no other process learns its offsets any more.
+            return  # It has stopped: no other process learns its offsets.
         if seen.flushed_generation != log.generation:
             seen.durable = 0
         seen.durable = max(seen.durable, _first_offset(log))
@@ -358,11 +360,11 @@ class Invariants:
     def _check_derived(
         self, disk: SimulatedDisk, replica: Replica, seen: _Seen, log: Log
     ) -> None:
-        """Compares what is remembered of the batches with the batches."""
+        """Compares what the replica remembers of its batches with the batches."""
         if log.failure is not None or not replica._replica_log.is_open:
             return
         if log.start_offset > 0 or log.cleaned_offset > 0:
-            return  # Some of the state is from batches that are gone.
+            return  # Some of the state comes from batches that are gone.
         found = _batches(disk, log, seen, 0, log.end_offset)
         fault = fault_of(log, (read_header(_content(disk, batch)) for batch in found))
         if fault is not None:
@@ -403,7 +405,7 @@ class Invariants:
         committed = self._committed.setdefault(_key(replica), _Committed())
         self._check_generation(disk, replica, seen, log)
         if seen.leader is not None and leader is not seen.leader:
-            # Its last event as leader may have committed something before it ended the role.
+            # In its last event as leader it may have committed a batch before it ended the role.
             self._take_over(disk, replica, seen, seen.leader, committed)
         if leader is not None and leader is not seen.leader:
             self._check_new_leader(disk, replica, seen, leader, committed)
@@ -475,7 +477,8 @@ class Invariants:
         leader: PartitionState,
         committed: _Committed,
     ) -> None:
-        """Compares a leader's log up to its high watermark, and takes over what is new."""
+        """Compares a leader's log up to its high watermark, and adds new batches to the committed
+        ones."""
         end = min(leader.high_watermark, replica._replica_log.high_watermark)
         self._compare(disk, replica, seen, min(end, committed.end))
         log = replica._replica_log._log
@@ -497,11 +500,11 @@ class Invariants:
             self._check_in_sync(replica, leader, end)
 
     def _check_in_sync(self, replica: Replica, leader: PartitionState, end: int) -> None:
-        """What a leader takes for committed is flushed by every member of the in-sync set, as the
-        metadata has it: those that live, that is; a disk may be lost with its broker."""
+        """Every member of the in-sync set, as the metadata has it, has flushed what a leader takes
+        for committed. Only members that live are looked at: a disk may be lost with its broker."""
         partition = self.state.partition(*_key(replica))
         if partition is None or partition.value.leader_epoch != leader.leader_epoch:
-            return  # It is deposed, and what it knew of its followers may be old.
+            return  # It is deposed: what it knows of its followers may be old.
         if partition.value.partition_epoch < leader.partition_epoch:
             return
         for member in partition.value.isr:
@@ -555,7 +558,7 @@ class Invariants:
         limit = min(limit, log.cleaned_offset, log.end_offset)
         until_s = self._cluster.world.now_s - config.delete_retention_ms / 1000
         if any(host.clock_jumps for host in self._cluster.world.hosts):
-            until_s = self._cluster.world.now_s  # The age of tombstones is by wall clocks.
+            until_s = self._cluster.world.now_s  # Wall clocks give the age of tombstones.
         for batch in _batches(disk, log, seen, seen.compared, limit):
             if batch.base_offset >= limit:
                 break
@@ -578,7 +581,7 @@ class Invariants:
 
 
 def _first_offset(log: Log) -> int:
-    """Below it retention or delete_records has removed the log's batches."""
+    """The offset below which retention or delete_records has removed the log's batches."""
     return log._segments[0].base_offset
 
 

@@ -8,8 +8,8 @@ commits it:
 - a committed position does not go back, nor away;
 - a member is taken out for its silence only after a whole session under that coordinator;
 - a coordinator that answers knows exactly what is committed;
-- what a member of the group believes it owns, the group knows as that member's;
-- what a client was told is committed is.
+- partitions that a member of the group believes it owns belong to that member for the group too;
+- positions of which a client was told that they are committed are committed.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ class _Group:
 
 
 class GroupInvariants:
-    """See the module. `committed` takes what the leaders commit, `observe` looks at who had an
-    event."""
+    """See the module. `committed` takes the batches that leaders commit. `observe` checks the owner
+    of each event."""
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         self._cluster = cluster
         self._groups: dict[str, _Group] = {}
         self._version = 0
-        """Takes batches that were committed."""
+        """Grows with each committed batch of the groups' topic."""
         self._newest_epoch: dict[int, int] = {}
         """The last leader epoch that began, for each partition of the topic."""
         self._loaded_s: dict[GroupCoordinator, float] = {}
         self._checked: dict[GroupCoordinator, tuple[int, int]] = {}
         self._serving: dict[tuple[int, int], GroupCoordinator] = {}
-        """By partition and leader epoch."""
+        """The coordinators by partition and leader epoch."""
         self._highest: dict[tuple[str, int], int] = {}
         self._meanings: dict[tuple[str, str, int], Partitions] = {}
         self.consumers: dict[Process, AsyncConsumer] = {}
@@ -76,7 +76,7 @@ class GroupInvariants:
     # --- what is committed ------------------------------------------------------------------------
 
     def committed(self, replica: Replica, leader_epoch: int, batch: bytes) -> None:
-        """Takes a batch of any topic; those of groups change what is true."""
+        """Takes a committed batch of any topic. Batches of the groups' topic change the truth."""
         if replica.assignment.topic != OFFSETS_TOPIC:
             return
         columns = decode_columns(batch, 0, read_header(batch))
@@ -151,7 +151,7 @@ class GroupInvariants:
     def _check_sessions(
         self, name: str, gone: dict[str, MemberValue], replica: Replica, leader_epoch: int
     ) -> None:
-        """Those that were taken out for their silence had a session's time for a heartbeat."""
+        """Members that were taken out for their silence had a whole session for a heartbeat."""
         silent = set(SILENT.findall(self._groups[name].value.reason))
         coordinator = self._serving.get((replica.assignment.partition, leader_epoch))
         loaded_s = None if coordinator is None else self._loaded_s.get(coordinator)
@@ -165,10 +165,10 @@ class GroupInvariants:
                     f"{one.session_timeout_ms} ms; this coordinator began {served_s:.3f} s ago"
                 )
 
-    # --- who knows it -----------------------------------------------------------------------------
+    # --- what is known ----------------------------------------------------------------------------
 
     def observe(self, owner: Owner) -> None:
-        """Raises `InvariantError`."""
+        """Checks what the event of this owner may have changed. Raises `InvariantError`."""
         if not isinstance(owner, Process):
             return
         consumer = self.consumers.get(owner)
@@ -228,7 +228,7 @@ class GroupInvariants:
         group = self._group(member._coordinator.group)
         known = group.members.get(member.member_id)
         if known is None:
-            return  # It is out of the group, and will learn that.
+            return  # The member is out of the group, and will learn that.
         believed = {(of, place.partition) for place, of in member.owned.listed.items()}
         if not believed <= known.owned:
             others = {
@@ -245,7 +245,7 @@ class GroupInvariants:
     # --- what clients were told -------------------------------------------------------------------
 
     def owns(self, consumer: AsyncConsumer, places: set[TopicPartition]) -> bool:
-        """Whether, as far as is committed, these partitions are the consumer's member's."""
+        """Whether these partitions belong to the consumer's member by what is committed."""
         core = consumer._core
         member = None if core.group is None else core.group.member
         if member is None:
@@ -255,5 +255,5 @@ class GroupInvariants:
         return owned >= {place.partition for place in places}
 
     def highest(self, group: str, partition: int) -> int:
-        """The position that is committed, in the one topic that the group reads; 0 without any."""
+        """The committed position in the one topic that the group reads; 0 without any."""
         return self._highest.get((group, partition), 0)

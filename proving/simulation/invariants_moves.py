@@ -1,11 +1,11 @@
 """The invariants of partitions that move, beside the ordinary invariants.
 
 - A partition has at least as many replicas as its replication factor, also while that changes.
-- Replicas leave only for a target that is in sync as a whole, each of it by a process that, if it
-  still lives, has flushed all that leaders have committed; or because the move was cancelled, and
+- Replicas leave only for a target that is in sync as a whole, where each of its processes that
+  still lives has flushed all that leaders have committed; or because the move was cancelled, and
   then at least min_insync stay in sync.
-- A broker puts no directory away that a member of the in-sync set, or of the eligible replicas,
-  stands for.
+- A broker puts no directory aside that a member of the in-sync set, or of the eligible replicas,
+  relies on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rayq.storage.data_directory import META, PARTITION_META, Meta, PartitionMet
 
 
 class MoveInvariants:
-    """See the module. `watch` the ordinary ones, which follow the metadata."""
+    """See the module. `watch` are the ordinary invariants, which follow the metadata."""
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         self._cluster = cluster
@@ -41,7 +41,7 @@ class MoveInvariants:
         invariants.on_record = self._check_record
 
     def observe(self) -> None:
-        """Raises `InvariantError`."""
+        """Raises `InvariantError` for a violation that was found."""
         if self._violation is not None:
             raise InvariantError(self._violation)
 

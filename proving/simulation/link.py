@@ -17,8 +17,8 @@ class NetworkHost(Protocol):
 
 
 class Link:
-    """The way from one host to another. `chunking` is the probability that a receiver gets what
-    has arrived in parts."""
+    """The way from one host to another. `chunking` is the probability that a receiver gets the
+    arrived bytes in parts."""
 
     def __init__(
         self,

@@ -133,7 +133,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):
     in the order in which they were set. Real I/O and real threads are refused."""
 
     def __init__(self, *, keeps_log: bool = False) -> None:
-        """`keeps_log`: `event_log` holds a line for every event, to see where two runs part."""
+        """With `keeps_log` `event_log` holds a line for every event, to see where two runs part."""
         self.root = Owner("world", 0)
         self.events = 0
         self.event_log: list[str] | None = [] if keeps_log else None
@@ -158,7 +158,8 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         self._tail: deque[tuple[float, Owner, object]] = deque(maxlen=_TAIL_EVENTS)
         self._thread = threading.get_ident()
         self.observer: Callable[[Owner], None] | None = None
-        """Called after each event with its owner. Its exceptions end the run. Set it before."""
+        """Called after each event with its owner. Its exceptions end the run. Set it before
+        `run`."""
 
     # --- scheduling -------------------------------------------------------------------------------
 
@@ -258,8 +259,8 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         self._release(owner)
 
     def block(self, owner: Owner, seconds: float) -> None:
-        """The owner's thread is stuck in a system call for so long, from now or from when it gets
-        out of an earlier one."""
+        """Blocks the owner's thread in a system call for so long, from now or from the end of an
+        earlier one."""
         owner.blocked_until = max(owner.blocked_until, self._now) + seconds
         self._hold(owner)
         self.call_at(owner.blocked_until, self._release, owner, context=self.root.context)
@@ -274,7 +275,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         owner.gate = DEAD
         self._held.pop(owner, None)
         running = events._get_running_loop()
-        events._set_running_loop(self)  # also when it dies in a thread's job, or at `close`
+        events._set_running_loop(self)  # Needed where it dies in a thread's job or at `close`.
         all_closed = owner.close_tasks()
         events._set_running_loop(running)
         return all_closed
@@ -476,11 +477,11 @@ class SimulationLoop(asyncio.AbstractEventLoop):
 
 
 def _name(callback: object) -> str:
-    """A callback's name, the same in every run; a step of a task goes by the task's name."""
+    """A callback's name, the same in every run. A step of a task has the task's name."""
     owner = getattr(callback, "__self__", None)
     if isinstance(owner, asyncio.Task):
         return owner.get_name()
-    function = getattr(callback, "func", callback)  # of a partial
+    function = getattr(callback, "func", callback)  # the function of a partial
     return str(getattr(function, "__qualname__", type(function).__name__))
 
 

@@ -17,8 +17,8 @@ from unittest import mock
 
 import msgspec
 
-import proving.simulation.mutations_groups  # its bugs are registered, too
-import proving.simulation.mutations_moves  # and those of moves
+import proving.simulation.mutations_groups  # registers its bugs
+import proving.simulation.mutations_moves  # registers its bugs
 import proving.simulation.mutations_trimming  # noqa: F401 - and of what removes records
 from proving.simulation.planting import MUTATIONS, Patch, plants
 from rayq.actors.controller.controller_host import ControllerHost

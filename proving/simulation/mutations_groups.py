@@ -85,7 +85,7 @@ def replay_ends_at_the_high_watermark() -> list[Patch]:
     replay = GroupLog.replay
 
     class _Seen:
-        """The log as if it ended at its high watermark."""
+        """A log that seems to end at its high watermark."""
 
         def __init__(self, replica_log: Any) -> None:
             self._replica_log = replica_log

@@ -1,8 +1,8 @@
 """An in-memory network: `environment.Network` between named hosts, with all that goes wrong.
 
-TCP as its users see it. Bytes on a cut link are held; the connection goes on when the link is
-healed in time, and both ends give up (each by itself, ETIMEDOUT) when it is not. A dead process's
-connections end or are reset; a host without power just says nothing.
+It is TCP as its users see it. Bytes on a cut link are held. The connection goes on when the link is
+healed in time; otherwise both ends give up, each by itself, with ETIMEDOUT. A dead process's
+connections end or are reset. A host without power sends nothing at all.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from rayq.environment import Accept
 
 SAME_HOST_S = (0.00001, 0.0001)
 OTHER_HOST_S = (0.0001, 0.002)
-"""Delays one way of a good network, at least and usually at most; one in 200 takes up to 20 times
-as long."""
+"""The delays one way in a good network, at least and usually at most; one in 200 takes up to 20
+times as long."""
 
 GIVE_UP_S = (8.0, 14.0)
 """The kernel ends a connection after this time without a working link (keepalive, user timeout)."""
@@ -31,7 +31,7 @@ CONNECT_TIMEOUT_S = (4.0, 10.0)
 """A connect fails after this time without an answer."""
 
 SYN_RETRY_S = 1.0
-"""A connect that gets no answer asks again after this time."""
+"""A connect that gets no answer tries again after this time."""
 
 FIRST_FREE_PORT = 40_000
 
@@ -62,7 +62,7 @@ class SimulatedListener:
 
 
 class SimulatedNetwork:
-    """The network of all hosts. `ProcessNetwork` is what a process sees of it."""
+    """The network of all hosts. Processes use a `ProcessNetwork`."""
 
     def __init__(self, loop: SimulationLoop, rng: random.Random) -> None:
         self.loop = loop
@@ -133,8 +133,8 @@ class SimulatedNetwork:
         self._note("slow", links)
 
     def reset(self, sources: Iterable[NetworkHost], targets: Iterable[NetworkHost]) -> int:
-        """Resets all connections between these hosts (within one host too when it is in both);
-        returns how many there were."""
+        """Resets all connections between these hosts, and within a host that is in both. Returns
+        the number of connections."""
         ends = {host.name for host in sources}, {host.name for host in targets}
         count = 0
         for transport, host in list(self._transports.items()):
@@ -150,7 +150,7 @@ class SimulatedNetwork:
     # --- for hosts and processes ------------------------------------------------------------------
 
     def process_died(self, owner: Owner, *, power_loss: bool) -> None:
-        """Closes the sockets of the process. At a power loss the peers get no word of it."""
+        """Closes the sockets of the process. After a power loss its peers are not told."""
         for listener in list(self._listeners.values()):
             if listener.owner is owner:
                 self.remove_listener(listener)
@@ -301,7 +301,7 @@ class SimulatedNetwork:
         self.loop.trace.note(f"{what}: {names}")
 
     def _lost_touch(self) -> None:
-        """Sets each connection without a working link the time at which its ends give up."""
+        """Sets the time at which both ends give up for each connection that has no working link."""
         for transport in self._live():
             if _is_cut(transport):
                 self.loop.call_later(

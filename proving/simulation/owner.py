@@ -44,7 +44,8 @@ class Owner:
             raise ProcessDied(f"{self.name} is dead")
 
     def copy_context(self) -> contextvars.Context:
-        """For a callback of this owner: the running context when that is the owner's own."""
+        """A context for a callback of this owner: the running context when it is the owner's
+        own."""
         running = contextvars.copy_context()
         return running if running.get(OWNER, None) is self else self.context.copy()
 
@@ -59,8 +60,8 @@ class Owner:
             self._tasks_prune_at = max(64, 2 * len(self._tasks))
 
     def close_tasks(self) -> bool:
-        """Ends every task where it stands, `finally` blocks included. False when one of them is
-        running and has to be closed later."""
+        """Ends every task where it stands, `finally` blocks included. False when one of the tasks
+        is running and has to be closed later."""
         all_closed = True
         for task in self.tasks():
             task._log_destroy_pending = False  # type: ignore[attr-defined]

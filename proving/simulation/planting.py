@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 Patch = tuple[object, str, object]
-"""`(object, attribute, what stands there instead)`"""
+"""`(object, attribute, the value that replaces it)`"""
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """A planted bug: the rule of the protocol that it breaks, and how; the scenario whose seeds
-    have to find it."""
+    """A planted bug: the rule of the protocol that it breaks, how it breaks the rule, and the
+    scenario whose seeds have to find it."""
 
     rule: str
     what: str

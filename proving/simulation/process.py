@@ -17,8 +17,8 @@ from rayq.environment import Environment
 T = TypeVar("T")
 
 THREAD_S = (0.00002, 0.0005)
-"""How long a thread of an idle host takes to start a job, and the loop to hear of its end; one in
-100 times it is up to 50 times as long."""
+"""How long a thread of an idle host takes to start a job, and the loop to hear of the job's end;
+one time in 100 it takes up to 50 times as long."""
 
 
 class _World(Protocol):
@@ -44,11 +44,11 @@ class ProcessHost(NetworkHost, Protocol):
 
 
 class Process(Owner):
-    """A process on a host; `environment` is its world, `start`, `run` and `call` put code into it.
+    """A process on a host. `environment` is its world; `start`, `run` and `call` put code into it.
 
-    All that its code schedules (callbacks, timers, tasks, jobs, connections) belongs to it, and
-    ends at `kill` without another word: tasks are closed where they stand, and what their `finally`
-    blocks try on disk or network raises `ProcessDied`.
+    All that its code schedules (callbacks, timers, tasks, jobs, connections) belongs to the process
+    and ends at `kill` without another word: tasks are closed where they stand, and any use of disk
+    or network in their `finally` blocks raises `ProcessDied`.
     """
 
     def __init__(self, host: ProcessHost, name: str, pid: int, rng: random.Random) -> None:
@@ -78,7 +78,7 @@ class Process(Owner):
     # --- code -------------------------------------------------------------------------------------
 
     def start(self, work: Coroutine[Any, Any, T], name: str = "main") -> asyncio.Task[T]:
-        """A task of the process. Await it with `run` if the process may die."""
+        """Starts a task of the process. Await it with `run` if the process may die."""
         return self.environment.tasks.spawn(work, name)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -92,41 +92,43 @@ class Process(Owner):
         return task.result()
 
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Calls a plain function as the process."""
+        """Calls a plain function as code of the process."""
         self.check_alive()
         return self.context.copy().run(function, *arguments)
 
     # --- its end ----------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """SIGKILL: the page cache and what the kernel holds of its connections stay."""
+        """SIGKILL: the page cache stays, and so do the bytes that the kernel holds of
+        connections."""
         self._end("killed", power_loss=False)
 
     def kill_at_disk_operation(self, count: int, *, power_loss: bool = False) -> None:
-        """Kills it in its `count`-th change of the disk from now (1 is the next): before or after
-        it, or with a part of a write done. `power_loss`: the whole host."""
+        """Kills the process in its `count`-th change of the disk from now (1 is the next): before
+        or after it, or with a part of a write done. With `power_loss` the whole host loses its
+        power."""
         self._operations_left = count
         self._power_loss_too = power_loss
 
     def pause_at_disk_operation(self, count: int) -> None:
-        """Pauses it after its `count`-th change of the disk from now (1 is the next)."""
+        """Pauses the process after its `count`-th change of the disk from now (1 is the next)."""
         self._operations_to_pause = count
 
     def pause(self) -> None:
-        """SIGSTOP: nothing of it runs, while time and arriving bytes go on."""
+        """SIGSTOP: no code of the process runs, while time goes on and bytes arrive."""
         if self.alive:
             self._loop.trace.note(f"{self.name} pauses")
             self._loop.pause(self)
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """SIGCONT: the code of the process runs again."""
         self._operations_to_pause = None
         if self.alive:
             self._loop.trace.note(f"{self.name} resumes")
             self._loop.resume(self)
 
     def lose_power(self) -> None:
-        """The process's part of `Host.power_loss`."""
+        """Ends the process as a part of `Host.power_loss`."""
         self._end("has no power", power_loss=True)
 
     def _end(self, how: str, *, power_loss: bool) -> None:
@@ -171,7 +173,8 @@ class Process(Owner):
         return max(0.0, self.blocked_until - self._loop.time())
 
     def run_job(self, job: Callable[..., T], *arguments: Any) -> tuple[T, float]:
-        """Calls a thread's job. Also returns the seconds that it waited for the disk."""
+        """Calls a thread's job. Returns the result and the seconds that the job waited for the
+        disk."""
         self._job_s = 0.0
         try:
             return job(*arguments), self._job_s
@@ -221,8 +224,8 @@ class ProcessTasks:
 
 
 class ProcessThreads:
-    """`environment.Threads` of one process: a job runs at once, but some time after the call and
-    some time before its end is known."""
+    """`environment.Threads` of one process: a job runs at once, but some time after the call, and
+    some time passes before the loop hears of its end."""
 
     def __init__(self, process: Process, loop: SimulationLoop, rng: random.Random) -> None:
         self._process = process

@@ -53,7 +53,7 @@ class Outcome:
     events: int = 0
     trace: str = ""
     situations: dict[str, int] = field(default_factory=dict)
-    """What of `situations` the run met, where it was watched."""
+    """How often the run met each of `situations`, where the run was watched."""
 
 
 SCENARIOS: dict[str, type[Workload]] = {
@@ -66,8 +66,8 @@ SCENARIOS: dict[str, type[Workload]] = {
 
 
 def run_watched(seed: int, scenario: str = "ordinary") -> Outcome:
-    """As `run_seed`, and notes which situations of the protocol the run meets. The run is the same
-    one: the probes look on."""
+    """As `run_seed`, and also notes which situations of the protocol the run meets. The probes only
+    look on, so the run is the same."""
     with watched() as reached:
         outcome = run_seed(seed, scenario)
         outcome.situations = dict(reached)
@@ -114,7 +114,7 @@ def run_seed(seed: int, scenario: str = "ordinary") -> Outcome:
 
 
 def _hear_unraisable(told: Any) -> None:
-    """Ignores the errors of generators of dead processes when they are collected."""
+    """Ignores errors that are raised when generators of dead processes are collected."""
     if not isinstance(told.exc_value, ProcessDied):
         sys.__unraisablehook__(told)
 
@@ -122,7 +122,7 @@ def _hear_unraisable(told: Any) -> None:
 def _choose_hardware(
     world: World, rng: random.Random, syncs_s: Sequence[tuple[float, float]]
 ) -> None:
-    """The disk is fast or slow, so that different work is under way when a process dies."""
+    """Makes the disk fast or slow, so that different work is under way when a process dies."""
     world.network.delay_s = rng.choice((OTHER_HOST_S, OTHER_HOST_S, (0.001, 0.02)))
     sync_s = rng.choice(syncs_s)
     for host in world.hosts:

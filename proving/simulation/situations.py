@@ -33,8 +33,8 @@ from rayq.storage.producer_state import ProducerState, snapshot_offsets
 from rayq.wire import messages
 
 Probe = Callable[..., Generator[None, Any, None]]
-"""Called with the arguments of the method. It yields once, and is sent the result; the error of a
-call that fails is raised at the yield."""
+"""Called with the arguments of the method. The probe yields once and is sent the result. Where the
+call fails, its error is raised at the yield."""
 
 SITUATIONS: dict[str, str] = {
     # The in-sync set
@@ -100,7 +100,7 @@ SITUATIONS: dict[str, str] = {
 }
 
 reached: Counter[str] = Counter()
-"""How often each situation was met, since it was cleared last."""
+"""How often each situation was met since the counter was cleared."""
 
 _probes: list[tuple[object, str, Probe]] = []
 
@@ -398,8 +398,8 @@ def _adopt(self: Quorum, at: object) -> Generator[None, Any, None]:
     yield
     _note("metadata-adopted", bool(self._entries))
     _note("metadata-adopted-snapshot", self._snapshot is not None)
-    # What was appended last in an epoch before this one is committed only together with the first
-    # record of this epoch.
+    # Records that were appended last in an epoch before this one are committed only together with
+    # the first record of this epoch.
     _note("metadata-of-an-old-epoch", bool(self._entries) and self._entries[-1][1] < self.epoch - 1)
 
 

@@ -1,8 +1,8 @@
 """One TCP connection of the simulation: two transports, a byte stream each way.
 
-What the kernel does (bytes under way, acknowledgements, FIN, RST, giving up) belongs to the world
-and goes on while a process is paused, or after it has died. What the transport does for its
-protocol runs in the process's own context.
+What the kernel does (bytes under way, acknowledgements, FIN, RST, giving up) belongs to the world,
+and goes on while a process is paused or after it has died. What the transport does for its protocol
+runs in the process's own context.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WINDOW_BYTES = (32 * 1024, 512 * 1024)
 """The range of the bytes that the two kernels hold of one stream, under way or not yet read."""
 
 RECEIVE_BYTES_MAX = 256 * 1024
-"""The most one `data_received` gets."""
+"""The most bytes that one `data_received` gets."""
 
 RESET_AFTER_S = 0.00001
 """A reset comes this long after the last bytes."""
@@ -134,8 +134,8 @@ class Stream:
 class SimulatedTransport(asyncio.Transport):
     """The transport that a protocol is given: one end of a connection.
 
-    `gone` is set when the kernel keeps no state of this end: what arrives then is answered by a
-    reset.
+    `gone` is set once the kernel keeps no state of this end: a reset answers bytes that arrive
+    after that.
     """
 
     out: Stream
@@ -232,7 +232,7 @@ class SimulatedTransport(asyncio.Transport):
         self._start_close()
 
     def abort(self) -> None:
-        """Resets the connection: bytes that are not there yet are lost."""
+        """Resets the connection: bytes that have not arrived are lost."""
         self.owner.check_alive()
         if not self.gone:
             self.out.break_off()
@@ -242,13 +242,13 @@ class SimulatedTransport(asyncio.Transport):
     # --- for the network --------------------------------------------------------------------------
 
     def connect(self, protocol: asyncio.BaseProtocol) -> None:
-        """The connection is there (called in the owner's context)."""
+        """Opens the connection for the protocol (called in the owner's context)."""
         self._protocol = protocol
         protocol.connection_made(self)
         self.wake()
 
     def lose(self, error: OSError | None) -> None:
-        """This end is over, and its protocol hears of it."""
+        """Ends this side of the connection, and tells its protocol."""
         if self.gone:
             return
         self.gone = self._closing = True
@@ -257,13 +257,13 @@ class SimulatedTransport(asyncio.Transport):
         self.loop.call_soon(self._tell_lost, error, context=self._context)
 
     def vanish(self) -> None:
-        """The host lost its power: it sends nothing, and its peers get no word of it."""
+        """The host lost its power: this end sends nothing, and its peer is not told."""
         self.gone = self._closing = True
         self.out.drop()
 
     def process_died(self) -> None:
-        """The kernel closes the dead process's socket: with a reset, or with what it held and the
-        end."""
+        """The kernel closes the dead process's socket: with a reset, or with the bytes that it held
+        and the end of the stream."""
         if self.gone:
             return
         self.gone = self._closing = True
@@ -275,7 +275,8 @@ class SimulatedTransport(asyncio.Transport):
             self.out.send(None)
 
     def send_reset(self) -> None:
-        """Resets the peer after what is still under way, unless the link is cut by then."""
+        """Resets the peer after the bytes that are still under way, unless the link is cut by
+        then."""
         arrival = max(self.out.link.arrival(0), self.out.last_arrival() + RESET_AFTER_S)
         self.loop.call_at(arrival, self._reset_arrives, context=self.loop.root.context)
 
@@ -351,7 +352,8 @@ class SimulatedTransport(asyncio.Transport):
             self.lose(None)
 
     def _deliver_data(self, protocol: asyncio.BaseProtocol, received: bytearray) -> None:
-        """Hands over some of what is there: mostly all, else a part cut at a random place."""
+        """Hands over some of the arrived bytes: mostly all, otherwise a part cut at a random
+        place."""
         size = min(len(received), RECEIVE_BYTES_MAX)
         if size > 1 and self.rng.random() < self.into.link.chunking:
             size = self.rng.randint(1, min(size, self.rng.choice((4, 64, size))))

@@ -1,8 +1,9 @@
-"""A topic whose oldest records go: by retention_bytes, and by delete_records.
+"""A topic whose oldest records are removed: by retention_bytes, and by delete_records.
 
-Producers write values that are never the same; operators delete records; readers read from the
-start of the log. What is read is what was sent, at one offset for ever, and in order; what was
-deleted is never read again; nothing goes that neither retention nor an operator may take.
+Producers write values that are never the same, operators delete records, and readers read from the
+start of the log. Records that are read are those that were sent, in order, each at one offset for
+ever. A deleted record is never read again. No record is removed that neither retention nor an
+operator may remove.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PLACES = [TopicPartition(TOPIC, number) for number in range(PARTITIONS)]
 ROUND_S = 0.3
 ROUND_RECORDS_MAX = 8
 TRIM_S = 1.0
-"""An operator deletes records about so often."""
+"""About how often an operator deletes records."""
 QUESTION_TIMEOUT_S = 6.0
 READ_AGAIN_S = (0.5, 5.0)
 
@@ -44,19 +45,19 @@ class TrimmedTopic:
         self._cluster = cluster
         self._problems = problems
         self._at: dict[tuple[int, int], bytes] = {}
-        """Values by partition and offset, as producers or readers were told first."""
+        """The values by partition and offset, as a producer or a reader was told first."""
         self._places: dict[bytes, tuple[int, int]] = {}
-        """Where each value is: it is written once."""
+        """The place of each value, which is written once."""
         self._failed: set[bytes] = set()
         self._ends: dict[int, int] = dict.fromkeys(range(PARTITIONS), 0)
-        """Above every acknowledged record, by partition."""
+        """By partition: an offset above every acknowledged record."""
         self._deleted: dict[int, int] = dict.fromkeys(range(PARTITIONS), 0)
-        """Below it an operator was told that records are deleted, by partition."""
+        """By partition: the offset below which an operator was told that records are deleted."""
         self._asked: dict[int, int] = dict.fromkeys(range(PARTITIONS), 0)
-        """Below it an operator may have deleted records."""
+        """By partition: the offset below which an operator may have deleted records."""
         self.retention_bytes: int | None = rng.choice((None, 2_000, 6_000))
         segment_bytes = rng.choice((1024, 2048))
-        # Retention takes whole segments, until the log is no larger than it may be.
+        # Retention removes whole segments, until the log is no larger than it may be.
         self._kept_bytes_min = (self.retention_bytes or 1 << 62) - segment_bytes
         self.options: dict[str, Any] = {
             "segment_bytes": segment_bytes,
@@ -91,7 +92,7 @@ class TrimmedTopic:
                 else:
                     future.call_on_delivery(partial(self._delivered, value))
             await asyncio.sleep(rng.uniform(0, 2 * ROUND_S))
-        with contextlib.suppress(DeliveryError):  # Each record's own outcome says so.
+        with contextlib.suppress(DeliveryError):  # The record's own outcome has the error.
             await producer.close()
 
     def _delivered(
@@ -126,7 +127,7 @@ class TrimmedTopic:
             end = self._ends[place.partition]
             if not end:
                 continue
-            # None stands for all that is committed: how much that is shows in the answer alone.
+            # None stands for all committed records: only the answer says how many they are.
             before = None if rng.random() < 0.1 else rng.randint(0, end)
             asked = 1 << 62 if before is None else before
             self._asked[place.partition] = max(self._asked[place.partition], asked)
@@ -144,11 +145,11 @@ class TrimmedTopic:
     ) -> None:
         while is_on():
             await asyncio.sleep(rng.uniform(*READ_AGAIN_S))
-            with contextlib.suppress(RayqError):  # Nobody could say where it ends.
+            with contextlib.suppress(RayqError):  # No broker could say where it ends.
                 await self.read(client)
 
     async def read(self, client: Client) -> None:
-        """Reads each partition from its start up to where it ends now. Raises RayqError."""
+        """Reads each partition from its start up to its present end. Raises RayqError."""
         consumer = AsyncConsumer(client, ConsumerConfig(auto_offset_reset="earliest"))
         try:
             deleted = dict(self._deleted)
@@ -179,7 +180,8 @@ class TrimmedTopic:
         last[record.partition] = record.offset
 
     async def read_in_the_end(self, client: Client) -> None:
-        """Nothing is written or deleted any more: from the start on there is everything."""
+        """Once no records are written or deleted any more: a reader gets all that the log must
+        have."""
         consumer = AsyncConsumer(client, ConsumerConfig(auto_offset_reset="earliest"))
         await consumer.assign(PLACES)
         starts = await consumer.beginning_offsets(PLACES)
@@ -205,7 +207,7 @@ class TrimmedTopic:
         self._check_what_is_kept()
 
     def _check_what_is_kept(self) -> None:
-        """Of each replica: its log starts no later than it may."""
+        """The log of each replica starts no later than it may."""
         topic_id = self._cluster.topic_id(TOPIC)
         for process, host in self._cluster.replica_hosts.items():
             for (held_id, number), replica in host._replicas.items() if process.alive else ():

@@ -1,8 +1,8 @@
 """The ordinary clients of a simulated cluster, and the history of what they did and saw.
 
-Three producers (acks="all", idempotent, keyed records) and two consumers, each a process on a host
-of its own. Consumers read all partitions from the beginning; the second begins anew now and then. A
-watcher asks where the partitions end: that never goes back.
+The clients are three producers (acks="all", idempotent, keyed records) and two consumers, each a
+process on a host of its own. Consumers read all partitions from the beginning; the second begins
+anew now and then. A watcher asks for the end of each partition, which never goes back.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ PRODUCERS = 3
 CONSUMERS = 2
 KEYS = 5
 ROUND_S = 0.4
-"""The pause of a producer after it has sent some records, about."""
+"""About how long a producer pauses after it has sent some records."""
 ROUND_RECORDS_MAX = 8
 AGAIN_S = (8.0, 25.0)
 """The second consumer begins anew after this time."""
 WATCH_S = 0.5
-"""The watcher asks this often for the end of each partition, about."""
+"""About how often the watcher asks for the end of each partition."""
 DELIVERY_TIMEOUTS_MS = (4_000, 15_000, 120_000)
 Work = Callable[[str, Process, random.Random], Coroutine[Any, Any, None]]
 
@@ -56,9 +56,10 @@ class Workload:
     """The topics whose disks fail."""
     fault_kinds: Sequence[Injection] = ORDINARY
     more_faults: Sequence[Injection] = ()
-    """Beside `fault_kinds`, and just when the victim of another fault is coming back."""
+    """Faults beside `fault_kinds`; they also come just when another fault's victim is coming
+    back."""
     lasts_s = 60.0
-    """How long it runs, in virtual seconds; longer where recovery or the records take longer."""
+    """How many virtual seconds it runs; longer where recovery or the records take longer."""
     syncs_s: Sequence[tuple[float, float]] = (SYNC_S, (0.005, 0.1), (0.02, 0.3))
     """The sync time of a seed's disks."""
     heals_at_s = 48.0
@@ -83,7 +84,7 @@ class Workload:
 
     @classmethod
     def cluster_options(cls, rng: random.Random) -> dict[str, Any]:
-        """More of the seed's `ClusterConfig`."""
+        """Further fields of the seed's `ClusterConfig`."""
         return {}
 
     @classmethod
@@ -96,7 +97,7 @@ class Workload:
         return invariants.observe
 
     def calm_down(self) -> None:
-        """The clients stop for good to do things that disturb others."""
+        """Ends for good what clients do that disturbs others."""
 
     @property
     def places(self) -> list[TopicPartition]:
@@ -134,8 +135,8 @@ class Workload:
         await self._end("watcher")
 
     async def read_all(self, limit_s: float) -> int:
-        """One more consumer reads each partition up to its end; returns how many records. Raises
-        AssertionError when it takes longer."""
+        """One more consumer reads each partition up to its end. Returns the number of records.
+        Raises AssertionError when that takes longer than `limit_s`."""
         process = self._process("final-reader")
         world = self._cluster.world
 

@@ -1,10 +1,11 @@
 """Clients for consumer groups: producers, and members that join, leave, crash, hang and come back.
 
-One topic of four partitions, read by the members of one group. Each *slot* is a client host whose
-member lives one life after the other; each life chooses how it commits, how patient the group is
+The members of one group read one topic of four partitions. Each *slot* is a client host whose
+member lives one life after the other. Each life chooses how it commits, how patient the group is
 with it, and how fast it works. A member counts a record as processed before it commits it.
 
-Beside it a compacted topic, and `__consumer_offsets` in segments so small that it is compacted too.
+Beside that topic there is a compacted topic, and `__consumer_offsets` has segments so small that it
+is compacted too.
 """
 
 from __future__ import annotations
@@ -68,9 +69,9 @@ class Member:
         self.style = rng.choice(COMMIT_STYLES)
         self.wants_to_leave = False
         self.work_s = rng.choice((0.0, 0.02, 0.2))
-        """The usual maximum of the work on the records of one poll."""
+        """The usual maximum of the seconds of work on the records of one poll."""
         self.is_slow = rng.random() < 0.2
-        """Whether it sometimes works for longer than it may."""
+        """Whether the member sometimes works for longer than it may."""
         self.config = ConsumerConfig(
             auto_offset_reset="earliest",
             group_instance_id=instance,
@@ -85,7 +86,7 @@ class Member:
         )
         self.owned: set[TopicPartition] = set()
         self.positions: dict[TopicPartition, int] = {}
-        """After what it has processed of what it owns."""
+        """The position after the last processed record of each partition that the member owns."""
         self.committed: dict[TopicPartition, int] = {}
         self.task: asyncio.Task[None] | None = None
 
@@ -103,7 +104,7 @@ class GroupWorkload(Workload):
     more_faults: Sequence[Injection] = WITH_GROUPS
     lasts_s = 42.0
     heals_at_s = 32.0
-    # Twice as many logs as the ordinary workload has, and they are compacted all the time.
+    # There are twice as many logs as in the ordinary workload, and they are compacted all the time.
     syncs_s = (SYNC_S, (0.002, 0.03), (0.005, 0.1))
 
     def __init__(self, cluster: SimulatedCluster) -> None:
@@ -111,7 +112,7 @@ class GroupWorkload(Workload):
         self.invariants = GroupInvariants(cluster)
         self.compacted = CompactedTopic(cluster.world, self._rng, self.problems)
         self.processed: dict[TopicPartition, int] = {}
-        """Some member has processed all records below."""
+        """The offset below which members have processed all records."""
         self._histories: dict[tuple[str, int], CompactedHistory] = {}
         self._is_wild = True
         self._slots: list[asyncio.Task[None]] = []
@@ -175,7 +176,7 @@ class GroupWorkload(Workload):
         self._is_wild = False
 
     async def read_all(self, limit_s: float) -> int:
-        """First the group has to process everything that was acknowledged."""
+        """Before that, the group has to process all acknowledged records."""
         ends: dict[TopicPartition, int] = {}
         for event in self.recorder.events:
             if isinstance(event, Sent) and event.partition is not None and event.offset is not None:
@@ -281,7 +282,7 @@ class GroupWorkload(Workload):
     async def _break(
         self, member: Member, host: Host, rng: random.Random, lives: int
     ) -> Member | None:
-        """Something happens to a member. Returns who is left where another one came beside it."""
+        """Disturbs a member. Returns the member that is left, where another one came beside it."""
         trace = self._cluster.world.trace
         static = member.config.group_instance_id
         what = rng.choice(("leave", "crash", "crash", "pause", "cut", "replace"))
@@ -302,12 +303,13 @@ class GroupWorkload(Workload):
             await asyncio.sleep(rng.uniform(0.5, 15.0))
             member.process.resume()
         else:
-            # Somebody else takes over the instance, while this one does not hear of it.
+            # Another member takes over the instance, while this one does not hear of it.
             member.process.pause()
             successor = self._begin(f"{member.name}-again", host, rng, static)
             await asyncio.sleep(rng.uniform(0.2, 6.0))
             member.process.resume()
-            # One is fenced: the first, or, if it lost its session and joined anew, the second.
+            # One of the two is fenced: the first, or the second where the first lost its session
+            # and joined anew.
             while not member.is_over and not successor.is_over:
                 await self._wait(member, 0.5)
             loser, winner = (member, successor) if member.is_over else (successor, member)
@@ -331,7 +333,7 @@ class GroupWorkload(Workload):
         async def see_commits(epoch: int, places: set[TopicPartition]) -> None:
             with contextlib.suppress(TimeoutError):
                 found = await consumer.committed(places)
-                # Others have committed nothing since if it has owned them all the time.
+                # If the member has owned them all the time, no other member has committed since.
                 now = (await consumer.group_membership()).member_epoch
                 if now == epoch and self.invariants.owns(consumer, places):
                     recorder.commits_seen(name, GROUP, found)
@@ -339,7 +341,8 @@ class GroupWorkload(Workload):
         async def revoked(places: set[TopicPartition]) -> None:
             if member.style in ("each poll", "sometimes"):
                 await self._commit(consumer, member, places)
-            # One that was out, and has not heard of it, gives up what others may have by now.
+            # A member that was out of the group, and has not heard of it, gives up partitions that
+            # other members may own by now.
             is_owner = self.invariants.owns(consumer, places)
             how: Literal["closed", "revoked"] = "closed" if member.wants_to_leave else "revoked"
             given_up(places, how if is_owner else "lost")
@@ -365,7 +368,7 @@ class GroupWorkload(Workload):
             try:
                 records = await consumer.poll(0.5)
             except (MaxPollIntervalError, TimeoutError):
-                continue  # It was too slow, or no broker answered at its start.
+                continue  # The member was too slow, or no broker answered.
             except FencedMemberError:
                 break
             recorder.polled(name, records)
@@ -376,11 +379,11 @@ class GroupWorkload(Workload):
             if member.style == "each poll" or (member.style == "sometimes" and rng.random() < 0.3):
                 await self._commit(consumer, member, set(member.positions))
             elif member.style == "auto" and records:
-                # What was polled is dealt with: the next poll may commit it.
+                # The polled records are processed: the next poll may commit them.
                 recorder.committing(name, GROUP, {})
             elif member.style == "behind" and records:
                 member.process.start(self._commit(consumer, member, set(member.positions)))
-        self.invariants.consumers.pop(member.process, None)  # It does not read any more.
+        self.invariants.consumers.pop(member.process, None)  # The member does not read any more.
         await consumer.close()
         client.close()
 
@@ -416,7 +419,7 @@ class GroupWorkload(Workload):
         self._check_committed(member, positions)
 
     def _check_committed(self, member: Member, positions: dict[TopicPartition, int]) -> None:
-        """Acknowledged commits are in the group's log."""
+        """Positions whose commit was acknowledged are in the group's log."""
         for place, offset in positions.items():
             found = self.invariants.highest(GROUP, place.partition)
             if found < offset:

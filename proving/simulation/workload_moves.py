@@ -1,8 +1,8 @@
 """Partitions that move while everything else goes wrong.
 
-Two operators, each a client process, move partitions to any brokers, cancel, drain brokers and let
-them take replicas again, spread the load, change the order of replicas and their number. Whether a
-request of theirs is refused or times out does not matter; what it leads to is checked.
+Two operators, each a client process, move partitions to any brokers, cancel moves, drain brokers
+and let them take replicas again, spread the load, and change the order and the number of replicas.
+Whether a request of theirs is refused or times out does not matter; its effect is checked.
 
 - `MovesWorkload`: the ordinary clients, on four or five brokers;
 - `GroupMovesWorkload`: groups and compacted topics, so that `__consumer_offsets` moves too.
@@ -33,15 +33,15 @@ from rayq.storage.data_directory import QUARANTINE
 
 OPERATORS = 2
 REST_S = 2.5
-"""The pause of an operator between two requests, about."""
+"""About how long an operator pauses between two requests."""
 QUESTION_TIMEOUT_S = 6.0
 THROTTLES = (None, None, 3_000, 30_000)
 END_LIMIT_S = 60.0
 
 
 class Operators(Workload):
-    """What both have in common. At the end every move has to be over, and what is not placed on a
-    broker any more has to be gone from its disk."""
+    """The part that both workloads share. At the end every move has to be over, and a broker's disk
+    has to hold no replica that is not placed there any more."""
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         super().__init__(cluster)
@@ -154,7 +154,7 @@ class Operators(Workload):
             targets = {one: rng.sample(brokers, min(factors[one], len(brokers))) for one in places}
             await self._move(admin, targets, rng)
         elif what == "there and back":
-            # The host of a replica may not notice that the replica was away.
+            # The process of a replica may not notice that the replica was away.
             back = {one: replicas[one] for one in places if len(replicas[one]) == factors[one]}
             away = {one: rng.sample(brokers, min(factors[one], len(brokers))) for one in back}
             await self._move(admin, away, rng)
@@ -179,7 +179,7 @@ class Operators(Workload):
             plan = await admin.plan_spread(timeout_s=QUESTION_TIMEOUT_S)
             await self._move(admin, dict(plan), rng)
         elif what == "factor":
-            # Not 1: a disk that is lost would take acknowledged records with it.
+            # Not 1: a lost disk would then lose acknowledged records.
             await admin.set_replication_factor(
                 places[0].topic,
                 rng.choice((2, 3, 4)),

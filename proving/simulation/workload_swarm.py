@@ -1,4 +1,4 @@
-"""Each seed its own small selection: of clients, faults, sizes and timings.
+"""Each seed draws its own small selection: of clients, faults, sizes and timings.
 
 Where a run has a little of everything, two rare things seldom meet. Here a seed draws few kinds of
 faults and has many of each, and few kinds of clients. Segments, indexes and snapshots are tiny in
@@ -27,9 +27,10 @@ from rayq.core.topic_changes import OFFSETS_TOPIC
 
 FAULT_KINDS_MAX = 5
 SLOW_THREADS_S = (0.001, 0.05)
-"""As on a machine whose cores are all busy: jobs wait for a thread, and the loop hears late."""
+"""The delays on a machine whose cores are all busy: jobs wait for a thread, and the loop hears
+late."""
 TRIMMERS = 2
-"""Producers of the topic whose oldest records go."""
+"""The number of producers of the topic whose oldest records are removed."""
 
 
 class SwarmWorkload(GroupMovesWorkload):
@@ -55,7 +56,7 @@ class SwarmWorkload(GroupMovesWorkload):
         }
         kinds = [*dict.fromkeys(ORDINARY), *BETWEEN_STEPS, *(WITH_GROUPS if has_group else [])]
         kinds = rng.sample(kinds, rng.randint(1, FAULT_KINDS_MAX))
-        # A run of nothing but clock jumps shows little: something always dies.
+        # A run of nothing but clock jumps shows little, so in every run some process dies.
         self.fault_kinds = [*kinds, rng.choice(AFTERMATHS)]
         self.more_faults = ()
         threads_s = rng.choice((THREAD_S, THREAD_S, SLOW_THREADS_S))
@@ -120,7 +121,7 @@ class SwarmWorkload(GroupMovesWorkload):
             await self._read_trimmed_in_the_end(self.trimmed, limit_s)
         return await super().read_all(limit_s)
 
-    # --- the topic whose oldest records go --------------------------------------------------------
+    # --- the topic whose oldest records are removed -----------------------------------------------
 
     async def _write_trimmed(self, name: str, process: Process, rng: random.Random) -> None:
         assert self.trimmed is not None

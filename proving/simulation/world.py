@@ -27,11 +27,11 @@ FIRST_PID = 100
 
 
 class World:
-    """Everything there is, from one seed. `run` runs the script of a test, as often as wanted;
-    `close` (or a `with` block) ends it all.
+    """The hosts, the network and the loop, all from one seed. `run` runs the script of a test, as
+    often as wanted; `close` (or a `with` block) ends everything.
 
     `keeps_log` keeps a line for every event in `loop.event_log`: where two runs of one seed part,
-    the first line that differs names the code that did so."""
+    the first line that differs names the code that parted them."""
 
     def __init__(self, seed: int, *, keeps_log: bool = False) -> None:
         self.seed = seed
@@ -64,7 +64,7 @@ class World:
         return SimulatedDisk(name, self.new_random(f"disk {name}"), self.trace, self.loop.time)
 
     def new_random(self, purpose: str) -> random.Random:
-        """A stream of randomness of its own: more use of one does not shift the others."""
+        """A stream of random numbers of its own: more use of one does not shift the others."""
         return random.Random(f"{self.seed}/{purpose}")
 
     def next_pid(self) -> int:
@@ -72,8 +72,9 @@ class World:
         return self._pids
 
     def run(self, script: Coroutine[Any, Any, T], *, limit_s: float = 600.0) -> T:
-        """Runs a coroutine outside of all processes. Raises what it raises, `DeadlockError`, or
-        `LimitError` after `limit_s` virtual seconds; seed and last events are noted on it."""
+        """Runs a coroutine outside of all processes. Raises the errors of the coroutine,
+        `DeadlockError`, or `LimitError` after `limit_s` virtual seconds; the error has the seed and
+        the last events as a note."""
         try:
             return self.loop.run(script, limit_s=limit_s)
         except Exception as error:
@@ -103,8 +104,8 @@ class World:
 class Host:
     """A machine: an address, a disk, a clock, processes.
 
-    Knobs: `thread_s`, how long a job waits for a thread and its result for the loop, at least and
-    usually at most (a busy machine); `clock_offset_ms`, how far off the wall clock is.
+    Knobs: `thread_s`, how long a job waits for a thread, and its result for the loop, at least and
+    usually at most (more on a busy machine); `clock_offset_ms`, how far off the wall clock is.
     """
 
     def __init__(self, world: World, name: str, address: str) -> None:
@@ -139,8 +140,8 @@ class Host:
         return next((process for process in self.processes if process.pid == pid), None)
 
     def power_loss(self) -> None:
-        """All processes are gone and peers hear nothing; the disk keeps what was synced, and some
-        of the rest. The host is dark until `boot`."""
+        """Ends all processes without a word to their peers. The disk keeps what was synced, and
+        some of the rest. The host is dark until `boot`."""
         self.up = False
         for process in list(self.processes):
             process.lose_power()
@@ -148,7 +149,7 @@ class Host:
         self.world.network.host_went_down()
 
     def boot(self) -> None:
-        """Gives the host power again; it answers the network, with no process yet."""
+        """Gives the host power again. It answers the network, and has no process yet."""
         if not self.up:
             self.up = True
             self._boots += 1
@@ -156,7 +157,7 @@ class Host:
             self.world.network.links_are_back()
 
     def swap_disk(self, disk: SimulatedDisk) -> SimulatedDisk:
-        """Puts another disk in; returns the one that was there. No process may be running."""
+        """Puts another disk in. Returns the old one. No process may be running."""
         assert not self.processes, f"{self.name} is in use"
         old, self.disk = self.disk, disk
         return old

@@ -1,4 +1,4 @@
-"""A played cluster of one broker, or as many as a test asks for."""
+"""A fake cluster of one broker, or of as many as a test asks for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.client.fake_broker import FakeCluster
 
 @pytest.fixture(autouse=True)
 def topics_are_soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The played brokers never lag behind."""
+    """The fake brokers never lag behind, so that a missing topic soon counts as missing."""
     monkeypatch.setattr(client_module, "UNKNOWN_TOPIC_PATIENCE_S", 0.1)
 
 

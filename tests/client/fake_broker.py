@@ -61,7 +61,7 @@ SEQUENCES = 2**31
 
 @dataclass
 class Fault:
-    """What happens to the next requests of a kind instead of a plain answer."""
+    """The fault that meets the next requests of a kind instead of a plain answer."""
 
     kind: type[m.AnyRequest]
     times: int
@@ -69,10 +69,10 @@ class Fault:
     """Whether the request takes effect all the same."""
     error: RayqError | None = None
     is_lost: bool = False
-    """No answer at all."""
+    """No answer comes at all."""
     disconnect: bool = False
     delay_s: float = 0.0
-    """Of the answer."""
+    """The delay of the answer, in seconds."""
     change: Callable[[Any, bytes], tuple[Any, bytes]] | None = None
     """Alters the answer and its payload."""
     matches: Callable[[Any, int], bool] = lambda _request, _broker: True
@@ -92,7 +92,7 @@ class FakePartition:
     log_start: int = 0
     end: int = 0
     cleaned: int = 0
-    """Below it there may be gaps."""
+    """The offset below which there may be gaps."""
     producers: dict[int, tuple[int, list[tuple[int, int, int]]]] = field(default_factory=dict)
     """producer id -> (epoch, [(base sequence, last sequence, base offset)] of the last 5)"""
     grew: asyncio.Event = field(default_factory=asyncio.Event)
@@ -116,7 +116,7 @@ class FakeBroker:
         self.broker = broker
         self.port = 0
         self.frozen: m.MetadataResponse | None = None
-        """Metadata that this broker goes on telling."""
+        """The metadata that this broker keeps on answering."""
         self._environment = environment
         self.server: Server | None = None
 
@@ -175,7 +175,7 @@ class FakeBroker:
 
 
 class FakeCluster:
-    """A context manager; `cluster()` makes a client of it."""
+    """A context manager. `cluster()` makes a client of the fake cluster."""
 
     def __init__(self, brokers: int = 1) -> None:
         self.cluster_id = uuid.uuid4().hex
@@ -187,7 +187,7 @@ class FakeCluster:
         self.checked: list[m.CheckRange] = []
         self.deleted: set[str] = set()
         self.requests_done: set[str] = set()
-        """Ids of changes, which are not made again when a client repeats them."""
+        """The ids of changes that were made; they are not made again when a client repeats them."""
         self.groups = FakeGroups(self)
         self._faults: list[Fault] = []
         self._changed = asyncio.Event()
@@ -292,7 +292,7 @@ class FakeCluster:
         self.call(self._faults.clear)
 
     def stand_still(self, until: threading.Event) -> None:
-        """All brokers read nothing, and do nothing, until then (or for a minute)."""
+        """No broker reads or does anything until `until` is set (or for a minute)."""
         self._loop.call_soon_threadsafe(until.wait, 60)
 
     def stop_broker(self, broker: int) -> None:
@@ -302,7 +302,7 @@ class FakeCluster:
         self.run(self.brokers[broker].start())
 
     def freeze_metadata(self, broker: int) -> None:
-        """This broker tells today's metadata for ever."""
+        """From now on this broker answers the present metadata."""
 
         async def freeze() -> None:
             self.brokers[broker].frozen = self._metadata(None)
@@ -310,7 +310,7 @@ class FakeCluster:
         self.run(freeze())
 
     def thaw_metadata(self, broker: int) -> None:
-        """This broker tells what there is again."""
+        """This broker answers the true metadata again."""
 
         def thaw() -> None:
             self.brokers[broker].frozen = None
@@ -318,7 +318,7 @@ class FakeCluster:
         self.call(thaw)
 
     def write(self, topic: str, values: list[bytes], partition: int = 0, **columns: Any) -> int:
-        """Appends a batch, as a producer without numbers would. Answers its base offset."""
+        """Appends a batch, as a producer without numbers does. Returns its base offset."""
 
         def append() -> int:
             batch = encode_batch(values, **{"timestamps_ms": 1000, **columns})
@@ -327,7 +327,7 @@ class FakeCluster:
         return self.call(append)
 
     def records(self, topic: str, partition: int = 0) -> list[tuple[int, bytes | None]]:
-        """`(offset, value)` of everything in the log."""
+        """The `(offset, value)` of each record in the log."""
 
         def read() -> list[tuple[int, bytes | None]]:
             found: list[tuple[int, bytes | None]] = []
@@ -350,7 +350,7 @@ class FakeCluster:
         return self.call(lambda: [one for _, one in self.requests if type(one) is kind])
 
     def truncate(self, topic: str, partition: int, end: int) -> None:
-        """As an unclean election would: the batches from `end` on are gone."""
+        """Removes the batches from `end` on, as an unclean election would."""
 
         def cut() -> None:
             found = self.topics[topic].partitions[partition]
@@ -371,7 +371,7 @@ class FakeCluster:
         self.call(delete)
 
     def replace_batch(self, topic: str, index: int, data: bytes | None, partition: int = 0) -> None:
-        """Other bytes (or, as compaction does, none at all) in the place of a batch."""
+        """Puts other bytes (or, as compaction does, none at all) in the place of a batch."""
 
         def replace() -> None:
             found = self.topics[topic].partitions[partition]

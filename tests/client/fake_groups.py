@@ -1,4 +1,4 @@
-"""The coordinator of every group, as a test plays it: who owns what is said by the test.
+"""The coordinator of every group, as a test plays it: the test says which member owns what.
 
 By default the last member that joined owns every partition of its topics. `grant` says otherwise.
 """
@@ -50,7 +50,7 @@ class FakeGroup:
 
 
 class FakeGroups:
-    """Belongs to the played cluster's loop, but for the methods of the test."""
+    """The state belongs to the fake cluster's loop; a test calls the methods for the test only."""
 
     def __init__(self, cluster: FakeCluster) -> None:
         self._cluster = cluster
@@ -62,12 +62,12 @@ class FakeGroups:
         return self.groups.setdefault(name, FakeGroup())
 
     def member(self, name: str = "g") -> FakeMember:
-        """The only one."""
+        """The only member of a group."""
         (member,) = self.group(name).members.values()
         return member
 
     def grant(self, *partitions: tuple[str, int], group: str = "g") -> None:
-        """From now on the only member may own exactly these."""
+        """From now on the only member may own exactly these partitions."""
 
         def change() -> None:
             member, found = self.member(group), self.group(group)
@@ -82,7 +82,7 @@ class FakeGroups:
         self._cluster.call(change)
 
     def forget_member(self, group: str = "g") -> None:
-        """As when its session ended."""
+        """Removes the only member, as when its session ends."""
 
         def forget() -> None:
             member = self.member(group)

@@ -71,7 +71,7 @@ def test_creating_again_with_exist_ok_succeeds_or_says_what_differs(fake3: FakeC
         assert (
             "It has 2 partitions, not 1; replication_factor 3, not 2; segment_bytes 2048, not 4096."
         ) in str(raised.value)
-        # A broker that is down keeps nobody from going on with a topic that is there.
+        # A broker that is down keeps no caller from using a topic that exists.
         fake3.call(lambda: fake3.topics["t"].partitions[0].isr.remove(3))
         cluster.create_topic("t", 2, exist_ok=True, timeout_s=5)
 

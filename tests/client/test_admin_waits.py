@@ -13,7 +13,7 @@ from rayq.errors import TimeoutError
 
 
 def test_a_topic_that_is_not_ready_in_time_is_told_by_what_it_lacks() -> None:
-    """Not by the last question, for which next to no time was left."""
+    """The error does not name the last question, for which next to no time was left."""
     client: Any = SimpleNamespace(now=0.0, metadata=SimpleNamespace(version=1, topics={}))
 
     async def refresh(_topics: object, *, timeout_s: float, **_: object) -> None:

@@ -239,7 +239,8 @@ def test_after_a_fork_the_cluster_works_and_old_producers_say_so(fake: FakeClust
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """A shell that runs the tests in the background has them ignore SIGINT."""
+    """Lets SIGINT raise again: a shell that runs the tests in the background makes them ignore
+    it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -310,7 +311,7 @@ def test_those_who_want_a_topic_at_once_ask_for_it_together(fake: FakeCluster) -
         try:
             impatient, *others = [want("t") for _ in range(20)]
             await asyncio.sleep(0.01)
-            impatient.cancel()  # It asks for all: another goes on.
+            impatient.cancel()  # It asks for all callers: another one goes on.
             found = await asyncio.gather(*others)
             assert {topic.name for topic in found} == {"t"}
             assert len(fake.asked(Metadata)) <= 2

@@ -55,7 +55,7 @@ def read(consumer: Consumer, count: int, **options: Any) -> list[Record]:
 
 
 def poll_for_ever(consumer: Consumer) -> None:
-    """Until it raises."""
+    """Polls until a poll raises."""
     for _ in range(100):
         consumer.poll(timeout_s=0.05)
 
@@ -173,7 +173,7 @@ def test_seek_goes_anywhere_even_while_a_fetch_is_under_way(
     fake.write("t", numbers(0, 100))
     with cluster.consumer("t", auto_offset_reset="earliest", fetch_max_wait_ms=3000) as consumer:
         read(consumer, 100)
-        time.sleep(0.05)  # now it waits at the end
+        time.sleep(0.05)  # now the fetch waits at the end
         start = time.monotonic()
         for offset in (40, 99, 0, 7):
             consumer.seek(T0, offset)
@@ -278,7 +278,7 @@ def test_a_position_past_the_end_follows_the_reset_policy(
         assert consumer.position(T0) == 12
         consumer.seek(T0, 10)
         assert len(read(consumer, 1)) == 1
-        consumer.seek(T0, 11)  # The end itself is a position: it waits.
+        consumer.seek(T0, 11)  # The end itself is a position: the fetch waits.
         assert consumer.poll(timeout_s=0.1) == []
 
 
@@ -464,7 +464,7 @@ def test_gaps_between_offsets_are_legal(fake: FakeCluster, cluster: Cluster) -> 
         fake.write("t", numbers(first, first + 10))
     fake.replace_batch("t", 3, None)
     fake.replace_batch("t", 1, None)
-    fake.replace_batch("t", 2, None)  # now the last one: the end is emptied
+    fake.replace_batch("t", 2, None)  # now the last batch: the end is emptied
     with cluster.consumer("t", auto_offset_reset="earliest") as consumer:
         assert [one.offset for one in read(consumer, 20)] == [*range(10), *range(20, 30)]
         deadline = time.monotonic() + 5
@@ -794,7 +794,7 @@ def test_a_thread_that_only_asks_for_the_assignment_disturbs_no_poll(
 
     def look_slowly(core: ConsumerCore) -> None:
         look(core)
-        time.sleep(0.001)  # Another thread has its turn.
+        time.sleep(0.001)  # another thread has its turn
 
     monkeypatch.setattr(ConsumerCore, "look_for_new_partitions", look_slowly)
     with cluster.consumer("t") as consumer:
@@ -901,7 +901,7 @@ def public_methods(kind: type) -> dict[str, Callable[..., Any]]:
 
 def test_the_async_consumer_has_the_methods_of_the_synchronous_one_as_coroutines() -> None:
     plain, coroutines = public_methods(Consumer), public_methods(AsyncConsumer)
-    del plain["abandon"]  # From any thread, which only a consumer for threads needs.
+    del plain["abandon"]  # only the consumer for threads needs it
     assert plain.keys() == coroutines.keys()
     others = {"until_end", "commit_async"}  # They return an iterator and a future of their kind.
     for name, method in plain.items():

@@ -1,7 +1,7 @@
 """Drains and cancellations as the client makes them, against the controller's own decisions.
 
-The controller's state is here in the test, which says who lives and lets what was copied be in
-sync. Time passes with each look at the metadata.
+The controller's state is here in the test. The test says which brokers live, and lets the copied
+replicas come into sync. Time passes with each look at the metadata.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ A, B = TopicPartition("a", 0), TopicPartition("b", 0)
 
 
 class Played(MoveAdmin):
-    """Each look at the metadata takes a second and calls `on_look` before it."""
+    """Each look at the metadata takes a second, and calls `on_look` first."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -126,7 +126,7 @@ class Played(MoveAdmin):
 
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> Played:
-    """Brokers 0 to 3; a on 0 and 1, b on 0 and 2."""
+    """Four brokers, 0 to 3: topic a is on 0 and 1, topic b on 0 and 2."""
     monkeypatch.setattr(moves, "PAUSE_S", 0.0)
     played = Played()
     for broker in range(4):
@@ -156,7 +156,7 @@ def test_a_partition_that_cannot_move_does_not_hold_up_the_others(played: Played
 
 
 def test_a_drain_waits_a_while_for_room(played: Played) -> None:
-    for broker in (1, 2, 3):  # Which have room for b or for a, not for both.
+    for broker in (1, 2, 3):  # each has room for b or for a, not for both
         played.add_broker(broker, replicas_max=1)
     played.on_look = lambda: complete_all(played)
     with pytest.raises(ReplicaLimitError, match="max_replicas_per_broker = 1"):
@@ -227,7 +227,8 @@ def test_a_cancellation_of_which_half_was_done_before_an_answer_came_is_finished
     take_back = played._take_back
 
     async def halved(places: Any) -> None:
-        """The controller dies with half of the records committed, the next one is asked again."""
+        """The controller dies with half of the records committed, and the next controller is
+        asked."""
         if played.value("a").target:
             await take_back([A])
         await take_back(places)

@@ -68,7 +68,7 @@ def poll_until(consumer: Consumer, holds: Callable[[], bool]) -> list[Record]:
 
 
 class Told:
-    """Callbacks that note what they were told."""
+    """Callbacks that note their arguments."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, list[TopicPartition]]] = []
@@ -111,7 +111,7 @@ def test_a_member_reads_what_it_is_granted_and_goes_on_from_the_commit(
     assert told.calls == [("on_assigned", [T0, T1]), ("on_revoked", [T0, T1])]
     (goodbye,) = two.groups.group().left
     assert (goodbye.member_epoch, goodbye.member) == (-1, membership.member)
-    # One lookup for both partitions, besides those that were asked for.
+    # There is one lookup for both partitions, besides the lookups that the test asks for.
     assert len(two.asked(FetchCommitted)) == 3
 
 
@@ -223,13 +223,13 @@ def test_partitions_move_inside_polls_only_and_others_keep_their_streams(
         two.groups.grant(("t", 0))
         eventually(lambda: consumer._core.group.is_due)  # type: ignore[union-attr]
         assert consumer.assignment() == {T0, T1}
-        consumer.commit()  # between the poll and the next all partitions may be committed
+        consumer.commit()  # before the next poll all partitions may be committed
         assert two.groups.committed("t", 1) == sum(one.partition == 1 for one in records)
         records += poll_until(consumer, lambda: consumer.assignment() == {T0})
         eventually(lambda: two.groups.member().owned == {(two.topics["t"].topic_id, 0)})
         records += read(consumer, 10 - sum(one.partition == 0 for one in records))
         assert [one.offset for one in records if one.partition == 0] == list(range(10))
-        # What had been fetched was kept: nothing was fetched twice.
+        # Fetched records were kept: nothing was fetched twice.
         offsets = [one.offset for one in two.asked(Fetch) if one.partition == 0 and one.offset < 10]
         assert len(offsets) == len(set(offsets)) == len([one for one in fetches if one.offset < 10])
     assert told.calls == [
@@ -348,7 +348,7 @@ def test_iteration_gives_up_between_records_and_keeps_the_place(
         eventually(lambda: consumer._core.group.is_due)  # type: ignore[union-attr]
         rest = [next(consumer) for _ in range(10 - of_each[1])]
         assert {one.partition for one in rest} == {1}
-        # What was yielded before the partition went is committed, and nothing else.
+        # Exactly the records that were yielded before the partition went are committed.
         assert two.groups.committed("t", 0) == of_each[0]
         offsets = [one.offset for one in seen + rest if one.partition == 1]
         assert offsets == list(range(10))
@@ -506,7 +506,7 @@ def test_who_does_not_poll_loses_its_partitions_and_is_told_so_once(
 def test_who_is_closed_before_it_could_say_that_it_is_out_says_so_all_the_same(
     two: FakeCluster, cluster: Cluster, caplog: pytest.LogCaptureFixture, eventually: Eventually
 ) -> None:
-    """Else its partitions would belong to nobody until its session ends."""
+    """Otherwise its partitions would have no owner until its session ends."""
     consumer = cluster.consumer("t", group="g", **FAST | {"max_poll_interval_ms": 300})
     read(consumer, 20)
     two.fault(GroupHeartbeat, times=10_000, error=CoordinatorLoadingError("the coordinator moves"))
@@ -661,7 +661,7 @@ def test_a_commit_still_under_way_when_its_partition_goes_is_not_made_when_it_co
         future = consumer.commit_async({T0: 4, T1: 4})
         two.groups.grant(("t", 0))
         poll_until(consumer, lambda: consumer.assignment() == {T0})
-        two.groups.commit("t", 1, 10)  # by who owned it meanwhile
+        two.groups.commit("t", 1, 10)  # by the member that owned it meanwhile
         two.groups.grant(("t", 0), ("t", 1))
         poll_until(consumer, lambda: consumer.assignment() == {T0, T1})
         fault.times = 0
@@ -675,14 +675,14 @@ def test_a_commit_in_doubt_is_not_tried_again_by_a_member_that_was_out_meanwhile
 ) -> None:
     with cluster.consumer("t", group="g", **FAST) as consumer:
         read(consumer, 20)
-        # Such errors are retried by those who only know of leaders.
+        # Code that only knows of leaders retries such errors.
         fault = two.fault(CommitOffsets, 1000, error=NotLeaderError("not here"))
         future = consumer.commit_async({T0: 4, T1: 4})
         epoch = consumer.group_membership().member_epoch
         two.fault(GroupHeartbeat, times=1, error=UnknownMemberError("who?"))
         poll_until(consumer, lambda: consumer.group_membership().member_epoch > epoch)
         poll_until(consumer, lambda: consumer.assignment() == {T0, T1})
-        two.groups.commit("t", 1, 10)  # by who owned it meanwhile
+        two.groups.commit("t", 1, 10)  # by the member that owned it meanwhile
         fault.times = 0
         with pytest.raises(CommitRefusedError, match="t-0, t-1"):
             future.result(5)

@@ -43,7 +43,7 @@ def test_writing_goes_on_within_a_second_after_a_leader_dies(fake3: FakeCluster)
 def test_a_connection_to_a_dead_leader_is_not_waited_for_when_another_is_elected(
     fake3: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its host is gone: nobody refuses the connection."""
+    """The leader's host is gone, so nothing refuses the connection."""
     fake3.create_topic("t")
     fake3.create_topic("other")
     fake3.move_leader("other", 0, 2)
@@ -96,7 +96,7 @@ def test_a_broker_that_hangs_does_not_keep_back_what_another_hears(
     fake3: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Broker 3 knows less than the client at first, and hears of the election a moment later."""
-    monkeypatch.setattr(client, "ASK_TIMEOUT_S", 30.0)  # For as long it was waited for.
+    monkeypatch.setattr(client, "ASK_TIMEOUT_S", 30.0)  # the client would wait for so long
     fake3.create_topic("t")
     fake3.freeze_metadata(3)
     fake3.create_topic("newer")

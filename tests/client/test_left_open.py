@@ -1,4 +1,4 @@
-"""Producers and consumers that nobody closes: they leave all the same, and a ResourceWarning says so."""
+"""Producers and consumers that nobody closes: they leave anyway, and a ResourceWarning says so."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Eventually = Callable[[Callable[[], bool]], None]
 
 
 def alive(client: Client) -> tuple[int, int]:
-    """Tasks of a client, and who listens to its metadata."""
+    """The numbers of a client's tasks, and of the listeners to its metadata."""
     return len(client.environment.tasks._tasks), len(client.metadata._listeners)  # type: ignore[attr-defined]
 
 
 def drop(kept: list[Any]) -> None:
-    """The last references, also those in circles."""
+    """Drops the last references, also those in circles."""
     kept.clear()
     gc.collect()
 
@@ -97,7 +97,8 @@ def test_async_clients_that_are_dropped_leave(fake: FakeCluster) -> None:
 
     async def work() -> None:
         kept: list[Any] = [cluster.async_producer(), cluster.async_consumer("t", group="g")]
-        # In a task of its own: a task holds on to what it was last cancelled in.
+        # This runs in a task of its own, since a task refers to the place where it was last
+        # cancelled.
         await asyncio.create_task(kept[1].poll(0.05))
         client = kept[0].client
         future = await kept[0].send("t", b"v")
@@ -124,7 +125,8 @@ def test_async_admins_that_nobody_closes_leave(fake: FakeCluster, ends_with: str
 
     async def work() -> None:
         kept.append(cluster.async_admin())
-        # In a task of its own: a task holds on to what it was last cancelled in.
+        # This runs in a task of its own, since a task refers to the place where it was last
+        # cancelled.
         assert await asyncio.create_task(kept[0].list_topics()) == ["t"]
         clients.append(kept[0]._client)
         if ends_with == "dropped":

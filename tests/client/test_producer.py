@@ -1,4 +1,5 @@
-"""The producer against a played cluster: what arrives, in which order, and what futures say."""
+"""The producer against a fake cluster: which records arrive, in which order, and what futures
+say."""
 
 from __future__ import annotations
 
@@ -271,7 +272,7 @@ def _explode(metadata: RecordMetadata | None, error: BaseException | None) -> No
 def test_a_callback_that_closes_the_producer_changes_no_other_outcome(
     fake: FakeCluster, cluster: Cluster
 ) -> None:
-    # The batches that fail together with the first were said to be not written.
+    # The batches that failed together with the first count as not written.
     fake.create_topic("t")
 
     async def run() -> list[type[BaseException]]:
@@ -463,7 +464,7 @@ def test_a_record_of_a_deleted_topic_fails_although_its_thread_stood_still(
 
 
 def test_the_cluster_stops_only_once_producers_have_delivered(fake: FakeCluster) -> None:
-    """Also where a consumer cannot be closed, because another thread polls it."""
+    """This holds also where a consumer cannot be closed, because another thread polls it."""
     found_at_stop: list[list[bytes | None]] = []
 
     class Servers:
@@ -676,7 +677,7 @@ def test_a_full_buffer_blocks_and_then_raises(fake: FakeCluster, cluster: Cluste
         fake.move_leader("t", 0, 1)
         producer.flush(timeout_s=5)
         assert producer._core.accumulator.buffered_bytes == 0
-        for _ in range(1000):  # far more than the buffer holds: waits for room again and again
+        for _ in range(1000):  # far more than the buffer holds: it waits for room again and again
             producer.send("t", b"y" * KIB)
     assert fake.values("t").count(b"y" * KIB) == 1000
 
@@ -806,7 +807,7 @@ def test_subclasses_of_bytes_are_sent_as_what_they_are(
 def test_what_cannot_be_packed_fails_and_nothing_else_does(
     fake: FakeCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a mistake of ours would show, or a lack of memory."""
+    """As an error in rayq's own code would show, or a lack of memory."""
     fake.create_topic("t")
 
     def encode(values: Any, *columns: Any, **options: Any) -> bytearray:
@@ -838,7 +839,7 @@ def test_values_over_max_message_bytes_are_refused_at_once(
         with pytest.raises(RecordTooLargeError, match="max_message_bytes"):
             producer.send_many("t", [b"ok", noise])
         producer.send("t", noise[: 9 * KIB]).result(5)
-    with cluster.producer() as producer:  # the limit is on what is stored
+    with cluster.producer() as producer:  # the limit is on the stored size
         producer.send("t", bytes(MIB)).result(5)
     assert len(fake.values("t")) == 2
 

@@ -1,5 +1,6 @@
-"""Calls from where nobody may wait: delivery callbacks, signal handlers, finalizers, forked children,
-the end of the program. Each is served or refused at once; none holds up the client's loop."""
+"""Calls from places where no code may wait: delivery callbacks, signal handlers, finalizers, forked
+children, the end of the program. Each call is served or refused at once, and none blocks the
+client's loop."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def told_by_a_callback(producer: Producer, act: Callable[[], object]) -> BaseException | None:
-    """What `act` raises in a delivery callback."""
+    """The error that `act` raises in a delivery callback, or None."""
     told: list[BaseException | None] = []
     over = threading.Event()
 
@@ -153,7 +154,7 @@ def test_a_callback_cannot_end_the_clients_loop(
 
 @contextlib.contextmanager
 def alarms(handler: Callable[[], object], every_s: float) -> Iterator[None]:
-    """Has this thread interrupted again and again."""
+    """Interrupts this thread again and again."""
 
     def handle(_number: int, _frame: object) -> None:
         handler()
@@ -275,7 +276,7 @@ def test_a_signal_in_the_middle_of_a_send_may_send_and_wait(
 def test_a_handler_that_stops_the_holder_of_the_lock_does_not_stop_the_loop(
     fake: FakeCluster, cluster: Cluster
 ) -> None:
-    """As it would be if Python interrupted where the lock is held."""
+    """As if Python interrupted the thread while it holds the lock."""
     fake.create_topic("t", partitions=2)
     with cluster.producer() as producer:
         producer.send("t", b"warm", partition=0).result(5)
@@ -316,7 +317,7 @@ def test_a_signal_handler_may_wait_in_the_middle_of_a_poll(
 def test_a_signal_in_the_middle_of_a_rebalance_may_subscribe_and_wait(
     fake: FakeCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """The loop meanwhile goes on with the member, whatever its consumer was doing."""
+    """The loop goes on with the member meanwhile, whatever its consumer was doing."""
     fake.create_topic("t", partitions=2)
     fake.create_topic("u")
     with cluster.producer() as producer, cluster.consumer("t", group="g") as consumer:
@@ -396,7 +397,7 @@ def test_a_finalizer_may_send_wherever_the_collector_runs(
 
 
 def _exit_code(pid: int, timeout_s: float = 10.0) -> int | None:
-    """None: it hangs."""
+    """The exit code; None where the process hangs."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         found, status = os.waitpid(pid, os.WNOHANG)

@@ -38,7 +38,7 @@ def number(data: bytes) -> int:
 
 
 def numbers_of(consumer: Consumer[Any, Any], count: int) -> list[Any]:
-    """The values of so many records."""
+    """The values of that many records."""
     found: list[Any] = []
     deadline_s = time.monotonic() + 10
     while len(found) < count and time.monotonic() < deadline_s:
@@ -558,7 +558,7 @@ def test_whatever_json_there_is_comes_back(value: Any) -> None:
 def test_whatever_cannot_be_read_is_told_once_and_the_rest_is_read(
     pairs: list[tuple[bytes | None, bytes | None]], with_keys: bool, with_values: bool
 ) -> None:
-    """Seeking past each error, every record is either read or told."""
+    """A reader that seeks past each error gets each record, or an error about it."""
     deserializers = Deserializers(number if with_keys else None, number if with_values else None)
     read: list[tuple[int, Any, Any]] = []
     told: list[int] = []

@@ -1,4 +1,4 @@
-"""A time to wait: negative and NaN are refused, everywhere; infinite and huge ones wait."""
+"""Timeouts: negative ones and NaN are refused everywhere; infinite and huge ones wait."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_every_public_timeout_is_checked() -> None:
         and one.__module__.startswith(("rayq.batch", "rayq.client"))
         and not hasattr(one, "__wrapped__")
     }
-    # `snapshot` does it itself, where 0 is refused too; the others are for inside.
+    # `snapshot` checks it itself, since it refuses 0 too; the others are internal.
     assert unchecked == {"snapshot", "job_for", "AsyncProducer.load_topic"}
     for name, method in vars(Admin).items():
         if not name.startswith("_") and "timeout_s" in inspect.signature(method).parameters:

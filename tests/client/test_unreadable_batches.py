@@ -1,4 +1,4 @@
-"""Batches that cannot be read in a consumer's way: told with a way past them, or passed over."""
+"""Batches that a consumer cannot read: an error names a way past them, or they are passed over."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ Damage = Callable[[FakeCluster], None]
 
 
 def wrong(fake: FakeCluster) -> None:
-    """Offsets 2 to 4 of partition 0 have right CRCs and are no records."""
+    """Makes offsets 2 to 4 of partition 0 bytes with right CRCs that are no records."""
     fake.replace_batch("t", 1, moved(sealed(records(3), NOT_A_BODY), 2))
 
 
 def damaged(fake: FakeCluster) -> None:
-    """They do not match their CRC, and never will."""
+    """Makes offsets 2 to 4 bytes that do not match their CRC, and never will."""
     data = bytearray(fake.topics["t"].partitions[0].batches[1][1])
     data[-1] ^= 1
     fake.replace_batch("t", 1, bytes(data))
@@ -66,7 +66,7 @@ def unreadable(
 
 
 def offsets(consumer: Consumer, count: int) -> list[tuple[int, int]]:
-    """Of so many records."""
+    """Partition and offset of that many records."""
     found: list[tuple[int, int]] = []
     deadline_s = time.monotonic() + 10
     while len(found) < count and time.monotonic() < deadline_s:
@@ -95,7 +95,8 @@ def test_the_error_says_where_and_a_seek_goes_past_it(
         assert error_of(consumer) is not error
         consumer.seek(T0, error.next_offset or 0)
         assert offsets(consumer, 3) == [(0, 5), (0, 6), (0, 7)]
-        # Nobody has better bytes than those that match their CRC: no leader is asked to look.
+        # No replica has better bytes than those that match their CRC, so no leader is asked to
+        # look.
         assert len(fake.asked(CheckRange)) == (0 if unreadable == "wrong" else 1)
 
 
@@ -146,7 +147,8 @@ def test_who_polls_on_after_errors_does_not_spin_and_reads_the_other_partitions(
                 errors += 1
         assert time.monotonic() - began_s >= 4 * 0.2 - 0.05
         assert found >= 4
-        # A poll that ends sooner tells of it all the same: no empty poll looks as if all was well.
+        # A poll that ends sooner raises all the same: an empty poll must not look as if all was
+        # well.
         consumer.pause(T1)
         with pytest.raises(CorruptBatchError):
             consumer.poll(timeout_s=0.05)
@@ -237,8 +239,8 @@ def of_epoch(batch: bytes | bytearray, base_offset: int, leader_epoch: int) -> b
     ids=["emptied by compaction", "control", "unreadable"],
 )
 def test_a_position_after_a_batch_that_is_passed_over_has_its_epoch(passed_over: bytes) -> None:
-    """Epoch 1 ends at 2: a commit of offset 4 under epoch 1 would look as if the log had been cut
-    off."""
+    """Epoch 1 ends at offset 2: a commit of offset 4 under epoch 1 would look as if the log had
+    been cut off."""
     first = of_epoch(encode_batch([b"a", b"b"], timestamps_ms=5), 0, 1)
     stream = stream_of(first, of_epoch(passed_over, 2, 2), next_offset=4)
     ((batch, _),) = stream.peek(1, True)

@@ -44,7 +44,7 @@ def numbers(first: int, last: int) -> list[bytes]:
 
 
 def write_tens(fake: FakeCluster, count: int, partition: int = 0) -> None:
-    """Batches of ten records."""
+    """Writes batches of ten records."""
     for first in range(0, 10 * count, 10):
         fake.write("t", numbers(first, first + 10), partition)
 
@@ -95,7 +95,7 @@ def test_position_counts_what_was_yielded(fake: FakeCluster, cluster: Cluster) -
         reading = consumer.until_end()
         assert next(reading).offset == 7
         fake.write("t", numbers(20, 25))
-        assert next(consumer).offset == 8  # of what it took ahead
+        assert next(consumer).offset == 8  # from the records that it took ahead
         assert [one.offset for one in reading] == list(range(9, 20))
         assert next(consumer).offset == 20
 
@@ -110,7 +110,7 @@ def test_plain_iteration_in_between_brings_nothing_from_behind_the_end(
         assert next(reading).offset == 0
         write_tens(fake, 1)
         consumer.seek(T0, 8)
-        assert next(consumer).offset == 8  # It takes what lies behind the end ahead, too.
+        assert next(consumer).offset == 8  # It takes records behind the end ahead, too.
         assert [one.offset for one in reading] == [9]
         assert consumer.poll()[0].offset == 10
 
@@ -143,7 +143,8 @@ def test_the_end_may_lie_inside_a_batch(fake: FakeCluster, cluster: Cluster) -> 
 
 
 def test_gaps_that_compaction_left_do_not_hold_it_up(fake: FakeCluster, cluster: Cluster) -> None:
-    """At the beginning, in the middle, at the end, and where the next record lies behind it."""
+    """There are gaps at the beginning, in the middle, at the end, and where the next record lies
+    behind the end."""
     fake.create_topic("t")
     write_tens(fake, 6)
     for index in (5, 4, 2, 0):
@@ -289,7 +290,7 @@ def test_what_does_not_come_is_an_error_and_no_early_end(
     options = {**EARLIEST, "request_timeout_ms": 200}
     with cluster.consumer("t", max_poll_records=10, **options) as consumer:
         reading = consumer.until_end(timeout_s=0.3)
-        assert len([next(reading) for _ in range(40)]) == 40  # Nothing of it was held back.
+        assert len([next(reading) for _ in range(40)]) == 40  # No record was held back.
         with pytest.raises(StopIteration):
             next(reading)
         fake.move_leader("t", 1, None)
@@ -365,7 +366,7 @@ def test_a_member_without_a_share_has_nothing_to_read(fake: FakeCluster, cluster
 def test_while_the_group_is_rebalanced_it_does_not_end(
     fake: FakeCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another member may have to give up what is this one's."""
+    """Another member may have to give up a partition that is this member's."""
     monkeypatch.setattr(until_end_module, "SETTLE_PAUSE_S", 0.01)
     fake.create_topic("t", partitions=2)
     write_tens(fake, 1, 0)
@@ -441,7 +442,7 @@ def test_the_last_records_of_each_partition(fake: FakeCluster, cluster: Cluster)
 def test_records_are_counted_and_not_offsets(
     fake: FakeCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compaction has left gaps; windows of several widths lead to the same."""
+    """Compaction has left gaps; windows of several widths lead to the same records."""
     fake.create_topic("t")
     write_tens(fake, 20)
     for index in (18, 17, 15, *range(13, 2, -1), 0):

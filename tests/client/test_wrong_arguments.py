@@ -1,4 +1,4 @@
-"""What users get who give the wrong thing: an error that says what to give, from the call itself."""
+"""Wrong arguments: the call itself raises an error that says what to give."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def hashable(values: list[Any]) -> list[Any]:
 
 
 class Given:
-    """Everything whose methods a user calls."""
+    """The objects whose methods a user calls."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -62,7 +62,7 @@ Row = tuple[str, Callable[[Given, Any], object], list[Any], str, type[Exception]
 
 
 def rows() -> list[Row]:
-    """Calls, what is wrong to pass, and what is said."""
+    """The calls, with a wrong argument and the text of the error for each."""
     one_name: dict[str, Callable[[Given, Any], object]] = {
         "create_topic": lambda of, one: of.admin.create_topic(one),
         "cluster.create_topic": lambda of, one: of.cluster.create_topic(one),

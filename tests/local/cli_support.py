@@ -31,7 +31,7 @@ class Ran(NamedTuple):
 
 
 class Command:
-    """`rayq` against one cluster."""
+    """The `rayq` command against one cluster."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Command:
         self._monkeypatch = monkeypatch
         for name, value in self._variables().items():
             monkeypatch.setenv(name, value)
-        # How full the disk of this machine is says nothing of the cluster.
+        # How full this machine's disk is says nothing about the cluster.
         monkeypatch.setattr(health, "DISK_LOW_BYTES", 0)
 
     def _variables(self) -> dict[str, str]:
@@ -57,7 +57,7 @@ class Command:
         }
 
     def __call__(self, *arguments: str, stdin: bytes = b"") -> Ran:
-        """In this process."""
+        """Runs the command in this process."""
         given = self._home / "stdin"
         given.parent.mkdir(parents=True, exist_ok=True)
         given.write_bytes(stdin)
@@ -90,7 +90,7 @@ class Command:
         return {**os.environ, **self._variables(), "PATH": path, "PYTHONPATH": str(ROOT)}
 
     def shell(self, script: str, timeout_s: float = 60.0) -> Ran:
-        """In a shell; `rayq` is this one."""
+        """Runs a script in a shell, where `rayq` is this checkout's command."""
         ran = subprocess.run(
             ["bash", "-c", f"rayq() {{ {program()} \"$@\"; }}\n{script}"],
             env=self.environment,

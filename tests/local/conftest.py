@@ -19,7 +19,7 @@ NewTopic = Callable[..., str]
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """Three brokers; for tests that leave all servers alive."""
+    """Three brokers, for tests that leave all servers alive."""
     with LocalCluster(
         brokers=3, data_dir=tmp_path_factory.mktemp("shared"), retention_check_interval_ms=100
     ) as cluster:
@@ -54,7 +54,7 @@ def new_topic(cluster: LocalCluster) -> NewTopic:
 
 @pytest.fixture
 def fragile(tmp_path: Path) -> Iterator[LocalCluster]:
-    """Three brokers of the test's own, with short sessions, to kill."""
+    """Three brokers of the test's own, with short sessions, for tests that kill servers."""
     with LocalCluster(brokers=3, data_dir=tmp_path / "data", **FAST) as cluster:
         yield cluster
 

@@ -19,13 +19,14 @@ HOLD_MAX_S = 60.0
 
 
 class Faults:
-    """What fails now, as parts of paths: one that contains such a part is met."""
+    """The faults of now, by parts of paths: a path that contains such a part fails."""
 
     def __init__(self) -> None:
         self.full: set[str] = set()
         self.sync_fails: set[str] = set()
         self.held: str | None = None
-        """Whoever opens a path that ends so waits for `go_on`: the next one only."""
+        """The next open of a path that ends with this waits for `go_on`; later opens do not
+        wait."""
         self.is_held = threading.Event()
         self.go_on = threading.Event()
 
@@ -34,7 +35,7 @@ class Faults:
         return any(part in path for part in parts)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Gives the LocalClusters made from now on such disks."""
+        """Gives such disks to the LocalClusters that are made from now on."""
 
         def environment(config: Any) -> Environment:
             return replace(system_environment(config), disk=FaultyDisk(self))

@@ -1,5 +1,5 @@
-"""A process that may have 320 file descriptors: one broker, a writer, and what came of it. Run by
-test_few_descriptors.py: it says where it listens, writes until its standard input ends, and tells."""
+"""A process that may have 320 file descriptors: one broker and a writer. test_few_descriptors.py
+runs it: it prints its address, writes until its standard input ends, and prints the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups spoken to by their messages alone, without rayq's consumer: members that a test drives."""
+"""Groups by their messages alone, without rayq's consumer: members that a test drives."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class Coordinator:
 
 
 class Member:
-    """A member that does what it is told: `beat` sends one heartbeat and remembers the answer;
-    what it owns changes only by `obey` (or by hand)."""
+    """A member that does what it is told. `beat` sends one heartbeat and remembers the answer. Its
+    partitions change only by `obey` (or by hand)."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class Member:
         self.owned = set(self.assigned)
 
     async def settle(self) -> None:
-        """Heartbeats, doing at once what the answers say, until there is no news."""
+        """Heartbeats, with each answer obeyed at once, until an answer brings no news."""
         while True:
             epoch = self.epoch
             await self.beat()
@@ -138,7 +138,7 @@ class Member:
                 return
 
     async def run(self, wait_ms: int = 3000) -> None:
-        """As a prompt consumer does, until cancelled."""
+        """Heartbeats as a prompt consumer does, until cancelled."""
         while True:
             await self.beat(wait_ms=wait_ms if self.owned == self.assigned else 0)
             self.obey()
@@ -167,7 +167,7 @@ class Member:
 
 
 async def settle(*members: Member) -> None:
-    """Rounds of heartbeats until nobody has news, and until somebody owns something: a coordinator
+    """Rounds of heartbeats until no member has news and some member owns a partition: a coordinator
     hears of a topic a moment after the topic's creator."""
     async with asyncio.timeout(60):
         while True:
@@ -181,7 +181,7 @@ async def settle(*members: Member) -> None:
 
 @asynccontextmanager
 async def coordinators(cluster: Cluster, **options: Any) -> AsyncIterator[Coordinator]:
-    """A client of its own, with connections of its own."""
+    """Coordinators by a client of its own, with connections of its own."""
     endpoints = [
         (one.host, one.port) for one in cluster.admin.describe_cluster().brokers if one.live
     ]

@@ -1,4 +1,4 @@
-"""What the tests of the local floor share: waiting, reading back, a load that keeps accounts."""
+"""Helpers of the local floor: waiting, reading back, a load that keeps accounts."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ FAST: dict[str, Any] = {
 
 
 def eventually(holds: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
-    """Waits for a condition; fails when it has not come true in time. The time is for a machine that
-    is busy with much else."""
+    """Waits for a condition. Fails when it has not come true in time; the time is generous, for a
+    machine that is busy with other work."""
     deadline_s = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline_s, f"after {timeout_s:.0f} s still not: {what}"
@@ -41,7 +41,7 @@ def eventually(holds: Callable[[], bool], what: str, timeout_s: float = 60.0) ->
 
 
 def read_all(cluster: Cluster, topic: str, *, timeout_s: float = 20.0) -> list[Record]:
-    """Every record from the log start up to the end as it is now."""
+    """Every record from the log start up to the present end."""
     with cluster.consumer(
         topic, auto_offset_reset="earliest", max_poll_records=10_000
     ) as consumer:
@@ -74,7 +74,7 @@ def wait_in_sync(
 
 
 def log_size(directory: Path) -> int:
-    """The bytes of all segments in a partition's directory, some of which may go meanwhile."""
+    """The bytes of all segments in a partition's directory. Segments may be removed meanwhile."""
     while True:
         try:
             return sum(path.stat().st_size for path in directory.glob("*.log"))
@@ -84,7 +84,7 @@ def log_size(directory: Path) -> int:
 
 class Load:
     """Produces numbered records to one topic from a thread until the `with` block ends, then waits
-    for every delivery. `check` compares what was acknowledged with what is there."""
+    for every delivery. `check` compares the acknowledged records with those in the log."""
 
     def __init__(self, cluster: Cluster, topic: str, *, pause_s: float = 0.002) -> None:
         self._cluster = cluster
@@ -109,7 +109,7 @@ class Load:
             raise self._failure
 
     def finish(self) -> None:
-        """Sends no more and waits for what is under way, inside the `with` block."""
+        """Sends no more records and waits for those under way, inside the `with` block."""
         self.__exit__(None)
 
     def _produce(self) -> None:
@@ -133,7 +133,7 @@ class Load:
             self._acknowledged_s.append(time.monotonic())
 
     def wait_for_more(self, count: int = 20, timeout_s: float = 20.0) -> None:
-        """Until so many more records are acknowledged."""
+        """Waits until so many more records are acknowledged."""
         wanted = len(self._acknowledged_s) + count
         eventually(
             lambda: len(self._acknowledged_s) >= wanted or self._failure is not None,
@@ -145,17 +145,17 @@ class Load:
 
     @property
     def longest_pause_s(self) -> float:
-        """The longest time in which nothing was acknowledged."""
+        """The longest time in which no record was acknowledged."""
         at = self._acknowledged_s
         return max((later - sooner for sooner, later in itertools.pairwise(at)), default=0)
 
     def failures(self) -> list[BaseException]:
-        """Of the writes, once all have their answer."""
+        """The errors of the writes, once all have their answer."""
         errors = (future.exception(0) for future in self._futures)
         return [error for error in errors if error is not None]
 
     def check(self, cluster: Cluster | None = None) -> None:
-        """All that was acknowledged is there once, at its offset, and each key's order holds."""
+        """Every acknowledged record is there once, at its offset, and each key's order holds."""
         records = read_all(cluster or self._cluster, self._topic)
         at = {(one.partition, one.offset): one.value for one in records}
         assert len(at) == len(records)
@@ -194,7 +194,7 @@ def ask(
     *,
     timeout_s: float = 10.0,
 ) -> Any:
-    """One request over a connection of its own; raises what the server answers."""
+    """Sends one request over a connection of its own. Raises the error that the server answers."""
 
     async def connect_and_ask() -> Any:
         environment = system_environment(None)
@@ -218,8 +218,8 @@ def leader_endpoint(cluster: Cluster, topic: str, partition: int = 0) -> tuple[s
 def produce_raw(
     cluster: Cluster, topic: str, batch: bytes | bytearray, *, acks: int = -1, timeout_s: float = 10
 ) -> Any:
-    """Sends one batch to the leader of partition 0, without a producer's retries: only while a new
-    leader has yet to hear that it leads."""
+    """Sends one batch to the leader of partition 0, without a producer's retries. Only tries again
+    while a new leader has yet to hear that it leads."""
     deadline_s = time.monotonic() + 10
     while True:
         info = cluster.admin.describe_topic(topic)

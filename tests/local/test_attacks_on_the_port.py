@@ -1,4 +1,4 @@
-"""What whoever reaches a server's port can try, with and without the token: the others are served."""
+"""Attacks by clients that reach a server's port, with and without the token: others are served."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_fetches_whose_answers_nobody_reads_cost_a_server_little_memory(
         client.ask([Fetch(info.topic_id, 0, epoch, 0, None, 4 * MIB, 0)] * 100)
         client.ask([Fetch(info.topic_id, 0, epoch, 4, None, 4 * MIB, 60_000)] * 300)
         most = 0
-        for _ in range(20):  # Each wakes those that are held.
+        for _ in range(20):  # Each request wakes those that are held.
             producer.send(topic, os.urandom(50_000)).result(10)
             most = max(most, resident_bytes() - before)
         client.close()

@@ -1,4 +1,4 @@
-"""A broker's process starts although somebody else looks at its directory's lock just then."""
+"""A broker's process starts although another program looks at its directory's lock just then."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_broker_waits_for_a_lock_that_is_held_for_a_moment(tmp_path: Path) -> 
 def test_a_broker_whose_start_failed_tries_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray sees a process that lives, and does nothing about it."""
+    """Ray sees a process that lives, and does not start it again."""
     monkeypatch.setattr(ray_actors, "BROKER_RETRY_S", 0.05)
 
     async def script() -> None:
@@ -90,7 +90,7 @@ def test_a_local_cluster_that_could_not_start_can_be_started_again(
     faults.sync_fails.clear()
     with LocalCluster(data_dir=tmp_path, **FAST) as cluster:
         assert len(cluster.admin.describe_cluster().brokers) == 2
-    assert caught.value is not None  # Held until here: what it refers to still has its locks.
+    assert caught.value is not None  # Kept until here: its traceback refers to objects with locks.
 
 
 def test_a_lock_that_stays_held_is_an_error_that_says_so(

@@ -18,7 +18,7 @@ from rayq.storage.cleaner import CleaningJob
 def test_a_helper_that_dies_before_it_knows_its_job_is_an_error_to_try_again(
     new_loop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not a failure of the replica: with uvloop it once ended that for good."""
+    """That is no failure of the replica: with uvloop it once ended the replica for good."""
     job = CleaningJob(
         directory=str(tmp_path),
         groups=(),
@@ -35,7 +35,7 @@ def test_a_helper_that_dies_before_it_knows_its_job_is_an_error_to_try_again(
         process = await start(*arguments, **options)
         process.kill()
         await process.wait()
-        await asyncio.sleep(0.1)  # Its pipes are noticed to be closed.
+        await asyncio.sleep(0.1)  # The loop notices that the helper's pipes are closed.
         return process
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start_and_kill)

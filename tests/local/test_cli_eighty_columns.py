@@ -1,5 +1,5 @@
-"""Every verb that prints for people, on a terminal of 80 columns: no line is longer, so the terminal
-breaks no word. (That `layout` breaks none either is for its own tests.)"""
+"""Every verb that prints for people, on a terminal of 80 columns: no line is longer, so the
+terminal breaks no word. (The tests of `layout` show that it breaks no word either.)"""
 
 from __future__ import annotations
 
@@ -96,4 +96,4 @@ def test_no_line_is_longer_than_the_terminal(
         shown = terminal.getvalue()
         assert shown.strip(), line
         too_long = [one.strip() for one in shown.splitlines() if len(one) > 80]
-        assert [one for one in too_long if " " in one] == [], (line, shown)  # But for a long path.
+        assert [one for one in too_long if " " in one] == [], (line, shown)  # but long paths

@@ -1,4 +1,4 @@
-"""The command and what nobody should type, or name: one line, an exit code, and no traceback."""
+"""The command with input that nobody should type: one line, an exit code, and no traceback."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.local.cli_support import Command
 from tests.local.support import FAST, eventually
 
 SOON = ("--timeout", "60")
-"""Else a move that does not end is waited for without end, and nobody hears what it waits for."""
+"""A limit, since otherwise a move that does not end is waited for without end or message."""
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_a_plan_is_shown_saved_and_executed(
     (tmp_path / "plan.json").write_text(saved)
     plan = ("cluster", "reassign", "--plan", str(tmp_path / "plan.json"))
     assert "2 moves done" in rayq.well(*plan, "-y", "--throttle", "50MB", *SOON).out
-    # (The brokers hear of it one by one, and any of them may be asked.)
+    # (The brokers hear of the move one by one, and any of them may be asked.)
     eventually(lambda: replicas(four, "t") == target, "every broker knows")
     assert sorted(rayq.well("topic", "consume", "t", "-e").out.split()) == ["a", "b", "c"]
     assert rayq.well("cluster", "reassign", "--list", "--json").json == []

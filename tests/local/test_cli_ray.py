@@ -12,7 +12,7 @@ from rayq.cli.local_ray import connected_to_ray
 def test_what_a_raylet_warns_of_stays_out_of_the_answer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ray prints it on stdout, also of the driver that asked for no logs."""
+    """Ray prints it on stdout, also for a driver that asked for no logs."""
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setattr(ray, "init", lambda **_: None)
     monkeypatch.setattr(ray, "shutdown", lambda: None)

@@ -1,4 +1,4 @@
-"""`rayq topic produce` and `consume`: what goes in comes out."""
+"""`rayq topic produce` and `consume`: the records that go in come out."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def test_the_flights_as_consumed_equal_the_source(
 
     read = [line.split(b"\t", 1) for line in Path(tmp_path / "read").read_bytes().splitlines()]
     assert sorted(line for _, line in read) == sorted(source)
-    # Each partition in the order of its offsets, without a gap, and each key in one, in its order.
+    # Each partition is in the order of its offsets, without a gap; each key is in one partition, in
+    # order.
     offsets = defaultdict(list)
     by_key: defaultdict[bytes, list[bytes]] = defaultdict(list)
     partition_of: defaultdict[bytes, set[bytes]] = defaultdict(set)
@@ -173,7 +174,7 @@ def test_a_record_that_cannot_be_written_is_named(
     assert ran.code == 1
     assert ran.err.count("\n") == 1
     assert said in ran.err
-    # What came before it is there.
+    # The records before the bad one are there.
     there = rayq_command.well("topic", "consume", topic, "-e").out.split()
     assert there == (["a"] if said.startswith("Record 2") and options[0] != "-K" else there)
 
@@ -191,7 +192,7 @@ def test_when_the_reader_of_a_pipe_goes_the_command_ends_quietly(
     rayq_command: Command, topic: str
 ) -> None:
     rayq_command.well("topic", "produce", topic, stdin=b"line\n" * 20_000)
-    # Also while no record comes that could not be written: head has what it wants.
+    # The command also ends while no record comes that it could not write: head has enough.
     ran = rayq_command.shell(f"rayq topic consume {topic} | head -2; echo ${{PIPESTATUS[0]}}")
     assert ran.out.split() == ["line", "line", "141"]
     assert ran.err == ""
@@ -276,7 +277,7 @@ def test_a_shell_completes_verbs_and_topics(
     assert rayq_command.shell(script).out.split() == ["consume"]
 
     def completed(*words: str) -> list[str]:
-        """In this process."""
+        """Completes words in this process."""
         monkeypatch.setenv("_RAYQ_COMPLETE", "complete_bash")
         monkeypatch.setenv("COMP_WORDS", " ".join(words))
         monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))

@@ -17,7 +17,7 @@ TIMEOUT_S = 60
 
 @pytest.fixture
 def shell(rayq_command: Command) -> pexpect.spawn:
-    """A bash in a terminal of its own, in which `rayq` is this one."""
+    """A bash in a terminal of its own, in which `rayq` is this checkout's command."""
     environment = {**rayq_command.environment, "PS1": "READY>", "TERM": "xterm-256color"}
     child = pexpect.spawn(
         "bash",
@@ -37,7 +37,7 @@ def shell(rayq_command: Command) -> pexpect.spawn:
 
 
 def ask(shell: pexpect.spawn, line: str) -> str:
-    """Types a line, waits for the next prompt, and returns what was shown."""
+    """Types a line, waits for the next prompt, and returns the output."""
     shell.sendline(line)
     shell.expect_exact("READY>")
     return str(shell.before)
@@ -57,7 +57,7 @@ def test_ctrl_c_ends_consume_quietly_with_130(
     rayq_command.well("topic", "produce", topic, stdin=b"first\n")
     shell.sendline(f"rayq topic consume {topic}")
     shell.expect_exact("first")
-    # It goes on waiting, shows what comes, and an interrupt amid the wait leaves nothing behind.
+    # The reader waits on and shows new records; an interrupt during the wait leaves nothing behind.
     rayq_command.well("topic", "produce", topic, stdin=b"second\n")
     shell.expect_exact("second")
     shell.sendintr()

@@ -1,4 +1,4 @@
-"""Topics, groups, health and the rest of the verbs, but for produce and consume."""
+"""Topics, groups, health and the other verbs, except produce and consume."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_leaders_are_elected_and_nothing_to_do_is_said(
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A topic that is not there is not waited for."""
+    """The client does not wait for a topic that does not exist."""
     monkeypatch.setattr(client, "UNKNOWN_TOPIC_PATIENCE_S", 0.05)
 
 
@@ -244,7 +244,7 @@ def test_a_group_is_listed_described_moved_and_deleted(
         "partitions": 2,
         "lag": 0,
     }
-    # What was printed is committed: nothing comes again.
+    # Printed records are committed: none comes again.
     assert rayq.well("topic", "consume", name, "-g", group, "-e").out == ""
 
     dry = rayq.well("group", "seek", group, "--to", "beginning", "--dry-run", "--json").json
@@ -333,7 +333,7 @@ def test_health_of_a_cluster_without_a_broker_exits_3_and_says_what_to_do(
     assert all(one["next_command"] for one in ran.json["problems"])
     status = fragile_command.well("status").out
     assert "2 of 3 brokers live" in status
-    # The other voters gone, nobody is there to declare a broker dead.
+    # Without the other voters no controller can declare a broker dead.
     fragile.kill_broker(1)
     ran = fragile_command("cluster", "health")
     assert ran.code == 3
@@ -394,7 +394,7 @@ def test_the_current_cluster_is_what_verbs_use(
     assert json.loads(path.read_text())["name"] == "mine"
     assert "Cluster mine" in rayq_command.well("status").out
     assert rayq_command.well("token").out.strip() == cluster.token
-    # A second start is refused while the first one's cluster runs, wherever it is to go.
+    # A second start is refused while the first one's cluster runs, whatever its directory.
     ran = rayq_command("start", str(tmp_path / "other"))
     assert ran.code == 1
     assert "runs on /data already" in ran.err and "rayq stop" in ran.err

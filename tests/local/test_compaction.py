@@ -43,22 +43,22 @@ AT_ONCE = {
     "min_cleanable_dirty_ratio": 0.0,
     "max_compaction_lag_ms": 100,
 }
-"""Compacts whatever is there within moments."""
+"""Configs of a topic whose log is compacted within moments."""
 
 
 WAIT_S = 60.0
-"""For passes of helpers, which get little time on a busy machine."""
+"""The limit for passes of helpers, which get little time on a busy machine."""
 
 
 @pytest.fixture(autouse=True)
 def helpers_get_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where other tests leave none to processes of idle priority."""
+    """Helpers give up their idle priority soon: other tests may leave no time to it."""
     monkeypatch.setattr(cleaner_process, "IDLE_PATIENCE_S", 1.0)
 
 
 @pytest.fixture
 def eager(tmp_path: Path) -> Iterator[LocalCluster]:
-    """Three brokers that look for something to compact all the time."""
+    """Three brokers that look for logs to compact all the time."""
     with LocalCluster(
         brokers=3,
         data_dir=tmp_path / "data",
@@ -82,7 +82,7 @@ def state_of(records: list[Record]) -> dict[bytes, bytes]:
 
 
 def replica_records(data: str, broker: int, topic: str) -> list[tuple[int, bytes, bytes | None]]:
-    """What the replica of a stopped broker holds."""
+    """The records that the replica of a stopped broker holds."""
     path = f"{data}/broker-{broker}/{topic}-0"
     log = Log.open(LocalDisk(), path, TopicConfig(), checkpoint_bytes=GIB, now_ms=1 << 60)
     found: list[tuple[int, bytes, bytes | None]] = []
@@ -124,7 +124,7 @@ def test_every_replica_keeps_the_latest_record_of_each_key(eager: LocalCluster) 
             assert state_of(read_all(eager, "state")) == state
 
     def all_are_compacted() -> bool:
-        """Each key has one record, and nothing else takes room."""
+        """Whether each key has one record, and nothing else takes room."""
         return len(read_all(eager, "state")) <= 50 and max(log_sizes(eager, "state")) < 9000
 
     eventually(all_are_compacted, "all three replicas are compacted", WAIT_S)
@@ -161,7 +161,7 @@ def test_a_batch_that_nobody_can_read_stops_no_replica_of_a_compacted_topic(
     eager: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     eager.create_topic("state", **AT_ONCE)
-    with monkeypatch.context() as patch:  # As a leader of before this was checked.
+    with monkeypatch.context() as patch:  # as a leader of an older version, which did not check
         patch.setattr(produced_batch, "check_records", lambda *_, **__: None)
         produce_raw(eager, "state", sealed({}, b"\xc1garbage"))
     with eager.producer() as producer:
@@ -258,8 +258,8 @@ def test_a_follower_that_was_away_for_less_goes_on_where_it_was(eager: LocalClus
 def test_after_an_unclean_election_nobody_keeps_a_log_that_lacks_what_was_superseded(
     eager: LocalCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The leader of before has compacted away what is the latest again once the new one lacks the
-    rest: it copies that one's log instead of cutting its own."""
+    """The previous leader has compacted away a record that is its key's latest again once the new
+    leader lacks the rest: it copies the new leader's log instead of cutting its own."""
     caplog.set_level(logging.INFO, "rayq.actors.replica.follower")
     eager.create_topic(
         "state",

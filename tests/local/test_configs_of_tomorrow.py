@@ -1,5 +1,5 @@
-"""A topic whose config has keys that only a newer version knows: brokers, replicas and clients of this
-one go on as if they were not there, and keep them."""
+"""A topic whose config has keys that only a newer version knows: brokers, replicas and clients of
+this version ignore the keys, and keep them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_everything_works_with_a_key_of_tomorrow_also_after_a_restart(
 ) -> None:
     with LocalCluster(brokers=3, data_dir=tmp_path) as cluster:
         cluster.create_topic("t", partitions=1, retention_ms=1_000_000)
-        # As client and controller of tomorrow: they take what this version refuses.
+        # Client and controller of tomorrow accept keys that this version refuses.
         with monkeypatch.context() as tomorrow:
             tomorrow.setattr(admin, "topic_config", dict)
             tomorrow.setattr(topic_changes, "parse", parse_stored)

@@ -1,4 +1,4 @@
-"""`rayq.connect()`: what it finds in a test, on Ray, and where `rayq start` was run."""
+"""`rayq.connect()`: the cluster that it finds in a test, on Ray, and after `rayq start`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RAY_ADDRESS = "127.0.0.1:1"
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of a user who has no cluster, in a process that has none."""
+    """The home of a user who has no cluster, in a process that has none."""
     monkeypatch.setattr(Cluster, "_running_here", [])
     for name in ("RAY_ADDRESS", "RAYQ_TOKEN", "RAYQ_CLUSTER"):
         monkeypatch.delenv(name, raising=False)
@@ -32,7 +32,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def started(home: Path, cluster: LocalCluster) -> Current:
-    """What `rayq start` leaves behind; the brokers are those of a LocalCluster."""
+    """The state that `rayq start` leaves behind; the brokers are those of a LocalCluster."""
     current = Current(
         ray_address=RAY_ADDRESS,
         name="flights",
@@ -59,7 +59,7 @@ def test_connect_finds_the_cluster_that_was_started_here(
 def test_connect_by_address_finds_the_token(
     started: Current, home: Path, cluster: LocalCluster, topic: str
 ) -> None:
-    # Also beside the token of another cluster.
+    # This holds also beside the token of another cluster.
     (home / "token").write_text("rayq-" + "A" * 43)
     with rayq.connect(cluster.addresses[0]) as found:
         assert topic in found.admin.list_topics()
@@ -113,7 +113,7 @@ def test_without_any_cluster_connect_says_what_to_do(home: Path) -> None:
 def test_code_under_test_connects_to_the_local_cluster(
     rayq_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", RAY_ADDRESS)  # Where code must not go from a test.
+    monkeypatch.setenv("RAY_ADDRESS", RAY_ADDRESS)  # code in a test must not connect there
     with rayq.connect() as found:
         found.create_topic("orders")
         with rayq.connect(name="local") as again:
@@ -165,7 +165,7 @@ def test_the_handler_of_a_pool_connects_though_whoever_started_it_is_gone(
 
 
 class ControllerActor:
-    """The controller's actor as Ray hands it out: it fails so often before it answers."""
+    """The controller's actor as Ray hands it out: so many calls fail before one is answered."""
 
     def __init__(self, failures: float, answer: object = "there it is") -> None:
         self.failures = failures

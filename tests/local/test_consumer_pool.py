@@ -96,7 +96,7 @@ def test_a_pool_wakes_for_records_handles_each_once_and_sleeps_again(
         assert seen.values == expected(3, 400)
         assert all(order == list(range(400)) for order in seen.order.values())
         assert status.records == 1200 and status.problem is None
-        # Down to none, and what comes then wakes it again.
+        # The pool shrinks to none, and the next records wake it again.
         wait(pool, lambda one: one.wanted == 0 and not one.consumers, "it sleeps")
         assert cluster.admin.describe_group(group).members == []
         fill(cluster, topic, 3, 10, first=400)
@@ -133,7 +133,7 @@ def test_slow_handlers_bring_more_consumers_up_to_the_partitions(
         )
         pool.wait_idle(30)
         assert seen.values.keys() == expected(3, 800).keys()
-        # Moving partitions between living consumers makes nothing come again.
+        # No record comes again where partitions move between living consumers.
         assert max(seen.values.values()) == 1
 
 
@@ -210,7 +210,8 @@ def test_what_a_handler_keeps_refusing_goes_to_the_dead_letters_with_the_reason(
 def fill_with_a_batch_that_nobody_can_read(
     cluster: LocalCluster, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At offset 5 of 0 to 9 in partition 0, as a leader of before this was checked let it in."""
+    """Puts a batch at offset 5 of 0 to 9 in partition 0, as a leader of an older version let it
+    in."""
     fill(cluster, topic, 1, 5)
     with monkeypatch.context() as patch:
         patch.setattr(produced_batch, "check_records", lambda *_, **__: None)
@@ -256,7 +257,7 @@ def test_without_a_dead_letter_topic_a_pool_waits_before_it_and_does_not_spin(
         eventually(lambda: len(notes) >= before + 3, "it tries on")
         assert time.monotonic() - began_s > 0.25
         assert "dead_letter_topic" in notes[-1] and "Offsets 5 to 5" in notes[-1]
-        # What came before it is handled and committed.
+        # The records before the batch are handled and committed.
         eventually(lambda: pool.status().lag == 5, "lag of what follows")
     assert seen.values == expected(1, 5)
 
@@ -403,7 +404,7 @@ def test_latest_begins_where_the_topic_ended_when_the_pool_started(
     fill(cluster, topic, 2, 50)
     with cluster.consumer_pool(topic, group, seen, auto_offset_reset="latest", **SOON) as pool:
         assert pool.status().lag == 0
-        # No consumer runs yet: what comes now must not be taken for old.
+        # No consumer runs yet: these records must not be taken for old ones.
         fill(cluster, topic, 2, 10, first=50)
         pool.wait_idle(30)
     assert set(seen.values) == set(expected(2, 60)) - set(expected(2, 50))

@@ -1,4 +1,4 @@
-"""Where a consumer reads: seek, times, pause, resets, lag."""
+"""Positions of a consumer: seek, times, pause, resets, lag."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_a_position_past_the_end_follows_the_reset_policy(cluster: LocalCluster,
         eventually(
             lambda: consumer.poll(timeout_s=0.1) == [] and consumer.assignment() == {at}, "joined"
         )
-        consumer.commit({at: 1000})  # Not checked: the coordinator does not have the log.
+        consumer.commit({at: 1000})  # accepted: the coordinator does not have the log
     with (
         cluster.consumer(ten, group=group, auto_offset_reset="none") as consumer,
         pytest.raises(rayq.OffsetOutOfRangeError, match="1000 .* past the end of the log 10 "),

@@ -1,4 +1,4 @@
-"""Disks that change what they hold: whatever byte it is, readers get every record, and the replica
+"""Disks that change their bytes: whichever byte changes, readers get every record, and the replica
 on that disk is copied anew from the others."""
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def filled(cluster: LocalCluster, topic: str, *, replicas: int = 3) -> str:
 def flip(data: Path, broker: int, topic: str, segment: int, byte: Where, suffix: str = ".log") -> (
     tuple[int, int]
 ):
-    """Flips a bit in the middle batch of a segment, in the file that the replica has open; returns
+    """Flips a bit in the middle batch of a segment, in the file that the replica has open. Returns
     the batch's offsets."""
     path = sorted((data / f"broker-{broker}" / f"{topic}-0").glob("*.log"))[segment]
     batches = list(split_batches(path.read_bytes()))
@@ -141,7 +141,7 @@ def test_three_replicas_damaged_at_different_places_lose_nothing(
         flip(data, broker, topic, 1 + broker, HEADER["base offset"])
 
     def are_two_sound() -> bool:
-        """Damage is found by reading. Nobody reads the third, which follows by then."""
+        """Damage is found by reading. No reader reads the third replica, which follows by then."""
         assert values(read_all(cluster, topic)) == EVERYTHING
         wait_in_sync(cluster, topic)
         return is_sound(data, topic, at_least=2)

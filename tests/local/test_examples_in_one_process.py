@@ -14,7 +14,7 @@ from rayq.testing import LocalCluster
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 170.0
-"""The longest of them takes 8 s of processor time, beside whatever else the machine does."""
+"""The longest example takes 8 s of processor time, beside all other work of the machine."""
 
 
 def run(*arguments: str) -> str:
@@ -70,7 +70,8 @@ def test_typed_orders_brews_all_orders_and_puts_aside_what_is_none() -> None:
 
 
 def test_in_a_pytest_passes_under_pytest() -> None:
-    # A project of its own: neither our configuration nor our conftest, only the installed plugin.
+    # The test has a project of its own: only the installed plugin, without our configuration and
+    # conftest.
     example = str(ROOT / "examples" / "in_a_pytest.py")
     assert "1 passed" in run("-m", "pytest", "-q", "-c", "/dev/null", "--rootdir=/tmp", example)
 

@@ -128,7 +128,7 @@ def test_a_follower_whose_sync_fails_leaves_and_the_rest_goes_on(
         faults.sync_fails.add(f"broker-{failing}/t-0")
         eventually(lambda: failing not in partition_of(faulty, "t").isr, "it leaves")
         load.wait_for_more()
-        # A new process of the broker trusts its disk again, once it is mended.
+        # A new process of the broker trusts its disk again, once the disk is mended.
         faults.sync_fails.clear()
         faulty.kill_broker(failing)
         faulty.start_broker(failing)
@@ -165,7 +165,7 @@ def test_a_topic_made_anew_is_safe_from_a_checkpoint_of_the_old_one_that_hung(
         faulty.admin.delete_records({place("t"): 20}, timeout_s=0.5)
     assert faults.is_held.wait(10)
     faulty.admin.delete_topic("t")
-    with contextlib.suppress(TimeoutError):  # It waits for the thread that hangs.
+    with contextlib.suppress(TimeoutError):  # The creation waits for the thread that hangs.
         faulty.admin.create_topic("t", timeout_s=1)
     faults.go_on.set()
     with faulty.producer() as producer:

@@ -1,5 +1,5 @@
-"""The first start of a cluster dies on its way, anywhere: a later start finds its way, and nothing
-that a broker has opened is ever formatted again."""
+"""The first start of a cluster dies at any point: a later start completes it, and nothing that a
+broker has opened is ever formatted again."""
 
 from __future__ import annotations
 
@@ -91,11 +91,11 @@ def test_a_start_that_dies_at_any_disk_operation(then: int) -> None:
 
 
 class Died(BaseException):
-    """Nothing that the servers do meets it, as they do not meet a SIGKILL."""
+    """No code of the servers catches it, as with a SIGKILL."""
 
 
 class DyingDisk(LocalDisk):
-    """Whoever wants to write this path dies."""
+    """A disk on which the program that wants to write this path dies."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -151,7 +151,7 @@ class Nodes:
         self._world = world
         self._environments: dict[str, Environment] = {}
         self.jobs_left: int | None = None
-        """After so many jobs the program that starts the cluster dies."""
+        """The program that starts the cluster dies after so many jobs."""
 
     def run(self, node: str, job: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self.jobs_left is not None:
@@ -166,7 +166,7 @@ class Nodes:
         return self._environments[node]
 
     def start(self, names: str, brokers: int | None) -> list[tuple[Disk, Directory]]:
-        """What a start finds or makes, by broker; the nodes are one letter each."""
+        """The directories that a start finds or makes, by broker. The nodes are one letter each."""
         nodes = {name: name for name in names}
         found = {name: self.run(name, find_directories, ROOT) for name in names}
         placed, cluster_id, _ = ray_cluster._open_or_format(nodes, found, ROOT, brokers)
@@ -188,7 +188,8 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
 
 
 JOBS_BEFORE_RECORDS = 3 + 4
-"""Three nodes are looked at, four directories are formatted; then come three voters' records."""
+"""The jobs: three nodes are looked at, four directories formatted, three voters' records
+written."""
 
 
 @pytest.mark.parametrize(
@@ -213,7 +214,7 @@ def test_a_start_that_dies_between_the_jobs_on_the_nodes(
     check_can_start(made)
     assert nodes.start(names, brokers) == made
     names_all = "".join(sorted({*names, *"abc"}))
-    assert nodes.start(names_all, None) == made  # What the first start left is no harm.
+    assert nodes.start(names_all, None) == made  # leftovers of the first start do no harm
 
 
 def test_a_file_in_the_place_of_a_directory_is_named(tmp_path: Path) -> None:
@@ -235,7 +236,7 @@ def test_two_clusters_are_told_apart_from_what_a_start_left(tmp_path: Path) -> N
         of_one_cluster([held, other._replace(is_blank=False)], ROOT)
 
 
-# --- what holds something -----------------------------------------------------------------------
+# --- directories that hold data -------------------------------------------------------------------
 
 
 def _open(path: str) -> None:

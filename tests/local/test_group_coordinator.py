@@ -1,4 +1,4 @@
-"""The coordinator as its messages show it: joining, handing over, committing, listing."""
+"""The coordinator through its messages: joining, handing over, committing, listing."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run(cluster: Cluster, story: Callable[[Coordinator], Awaitable[None]]) -> No
 
 
 async def until(holds: Callable[[], Awaitable[bool]], timeout_s: float = 20.0) -> float:
-    """Waits for a condition; how long that took."""
+    """Waits for a condition. Returns the seconds that it took."""
     started_s = time.monotonic()
     while not await holds():
         assert time.monotonic() < started_s + timeout_s
@@ -115,7 +115,7 @@ def test_held_heartbeats_hear_at_once_what_to_give_up_and_what_to_take(
         await held
         (moving,) = old.owned - old.assigned
         waiting = asyncio.create_task(new.beat(wait_ms=20_000))
-        await old.beat()  # It still owns both.
+        await old.beat()  # the member still owns both
         await asyncio.sleep(0.1)
         assert not waiting.done()
         described = {one.member: one for one in (await coordinator.describe(group)).members}
@@ -144,7 +144,8 @@ def test_a_newer_heartbeat_answers_the_one_that_is_held(cluster: LocalCluster, t
 def test_the_newest_heartbeat_hears_the_news_even_if_it_changed_something_itself(
     cluster: LocalCluster, new_topic: NewTopic
 ) -> None:
-    """The one before it was woken by that change, too, and must not take its place."""
+    """The earlier heartbeat was woken by that change, too, and must not take the newer one's
+    place."""
     topic, group = new_topic(partitions=2), new_group()
 
     async def story(coordinator: Coordinator) -> None:
@@ -155,7 +156,7 @@ def test_the_newest_heartbeat_hears_the_news_even_if_it_changed_something_itself
         older = asyncio.create_task(stays.beat(wait_ms=20_000))
         await asyncio.sleep(0.1)
         stays.obey()
-        newest = asyncio.create_task(stays.beat(wait_ms=20_000))  # It gives one up.
+        newest = asyncio.create_task(stays.beat(wait_ms=20_000))  # the member gives one up
         await asyncio.wait_for(older, 5)
         await leaves.settle()
         await leaves.leave()
@@ -193,7 +194,7 @@ def test_a_member_that_leaves_is_replaced_at_once(cluster: LocalCluster, topic: 
         assert idle.partitions == [0]
         with pytest.raises(UnknownMemberError):
             await owner.beat(epoch=1)
-        await owner.leave()  # Once more: it has left.
+        await owner.leave()  # repeated: the member has left
 
     run(cluster, story)
 
@@ -401,7 +402,7 @@ def test_commits_follow_the_rules(cluster: LocalCluster, new_topic: NewTopic) ->
         epoch = one.epoch
         await settle(one, other)
         (kept,), (moved,) = one.owned, other.owned
-        one.owned = {kept, moved}  # It has not noticed.
+        one.owned = {kept, moved}  # the member has not noticed
         refused = await one.commit(9)
         assert [(*at, code) for *at, code, _ in refused] == [(*moved, "CommitRefusedError")]
         assert await coordinator.committed(group) == {kept: 9, moved: 7}

@@ -1,5 +1,5 @@
-"""Coordinators die and move: members, assignments and positions survive, nobody is rebalanced, and
-what was acknowledged was committed."""
+"""Coordinators die and move: members, assignments and positions survive, no member is rebalanced,
+and acknowledged commits stay."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_rebalance_that_a_coordinator_began_is_ended_by_the_next(groups: Local
             assert len(one.owned) == 6 and len(one.assigned) == 3
             await wait_for_replicas(groups)
             await kill_coordinator(groups)
-            await one.beat()  # It knows, but has not given up yet.
+            await one.beat()  # the member knows, but has not given up yet
             await other.beat()
             assert other.assigned == set()
             await settle(one, other)
@@ -113,7 +113,7 @@ def test_a_member_that_died_with_its_coordinator_is_out_after_its_session(
 def test_what_was_acknowledged_survives_while_the_leadership_moves_under_load(
     groups: LocalCluster,
 ) -> None:
-    """Positions only grow, and none that was acknowledged is lost."""
+    """Positions only grow, and no acknowledged position is lost."""
 
     async def story() -> None:
         async with coordinators(groups, attempt_timeout_s=3.0) as coordinator:
@@ -142,7 +142,7 @@ def test_what_was_acknowledged_survives_while_the_leadership_moves_under_load(
                 await kill_coordinator(groups)
                 await asyncio.sleep(0.5)
                 await wait_for_replicas(groups)
-                if turn != 1:  # Back to the preferred one, while the other lives.
+                if turn != 1:  # back to the preferred leader, while the other lives
                     await asyncio.to_thread(groups.admin.elect_leaders, OFFSETS_TOPIC)
                 await asyncio.sleep(0.3)
             is_over = True

@@ -1,4 +1,4 @@
-"""Consumer groups on a cluster in this process: what each promise of the consumer comes to."""
+"""Consumer groups on a cluster in this process: each promise of the consumer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fill(cluster: LocalCluster, topic: str, partitions: int, each: int, first: i
 
 
 def settle(consumers: Iterable[Consumer], holds: Callable[[], bool], what: str) -> list[Record]:
-    """Polls all in turn until something holds."""
+    """Polls all consumers in turn until a condition holds."""
     records: list[Record] = []
     members = list(consumers)
 
@@ -125,7 +125,7 @@ def test_the_textbook_example_moves_exactly_one_partition(
                     ("C1", "revoked", [one.partition]),
                     ("C3", "assigned", [one.partition]),
                 ]
-                # C2, from whom nothing moved, never touched what it reads.
+                # C2 gave up no partition, so its set of partitions was never touched.
                 assert second._core.subscription.assigned is kept
                 moved.clear()
                 info = cluster.admin.describe_group(group)
@@ -137,7 +137,7 @@ def test_closing_gives_the_partitions_to_the_others_at_once(
     cluster: LocalCluster, new_topic: NewTopic, group: str
 ) -> None:
     topic = new_topic(partitions=4)
-    # Nobody would say so by a heartbeat's answer that comes when its time is up, or after a session.
+    # With these settings the news is late unless it wakes the heartbeat that waits.
     slow: dict[str, Any] = {
         "group_heartbeat_interval_ms": 300_000,
         "group_session_timeout_ms": 900_000,
@@ -360,7 +360,7 @@ def test_iterating_through_rebalances_skips_and_repeats_nothing(
     for thread in threads:
         thread.join(120)
         assert not thread.is_alive()
-    # What is yielded last is not committed before the next one is asked for; `close` commits it.
+    # The record that is yielded last is committed once the next one is asked for, or by `close`.
     assert sorted(seen) == [(number, offset) for number in range(4) for offset in range(300)]
 
 
@@ -426,7 +426,7 @@ def test_who_is_slow_loses_its_partitions_and_cannot_commit(
         settle([slow], lambda: spread(slow) == [1], "it has joined")
         with cluster.consumer(topic, group=group, **EARLIEST) as other:
             records: list[Record] = []
-            while len(records) < 10:  # another took over
+            while len(records) < 10:  # another member took over
                 records += other.poll()
             with pytest.raises(rayq.CommitRefusedError, match="max_poll_records"):
                 slow.commit({place(topic): 3})

@@ -71,7 +71,7 @@ GARBAGE = {
 def endpoint(
     request: pytest.FixtureRequest, cluster: LocalCluster, topic: str
 ) -> Iterator[tuple[str, int]]:
-    """The port of a server, which works afterwards as before."""
+    """The port of a server, which has to work afterwards as before."""
     if request.param == "a replica":
         at = leader_endpoint(cluster, topic)
     else:

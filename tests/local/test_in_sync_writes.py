@@ -1,4 +1,4 @@
-"""acks="all" and `min_insync_replicas`; retries of what was written already."""
+"""acks="all" and `min_insync_replicas`; retries of batches that were written already."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_below_min_insync_a_write_is_refused_before_the_append(fragile: LocalClu
     eventually(lambda: len(partition_of(fragile, "t").isr) == 2, "it left the in-sync set")
     with pytest.raises(NotEnoughReplicasError, match="needs min_insync_replicas = 3"):
         produce_raw(fragile, "t", batch(b"refused"))
-    # acks=1 is not held to it; the record is readable once the follower is back.
+    # acks=1 does not need min_insync_replicas; the record is readable once the follower is back.
     produce_raw(fragile, "t", batch(b"1"), acks=1)
     with fragile.producer(delivery_timeout_ms=700) as producer:
         with pytest.raises(RayqError, match="min_insync_replicas"):
@@ -63,7 +63,7 @@ def test_a_set_that_shrinks_after_the_append_leaves_the_outcome_unknown(
         producer.send("t", b"0").result(10)
         follower = next(one for one in partition_of(fragile, "t").isr if one != _leader(fragile))
         fragile.kill_broker(follower)
-        # Its session has not ended: the leader appends and waits for it.
+        # The follower's session has not ended: the leader appends and waits for it.
         future = producer.send("t", b"1")
         with pytest.raises(NotEnoughReplicasAfterAppendError, match="may or may not"):
             produce_raw(fragile, "t", batch(b"2"))
@@ -97,7 +97,7 @@ def test_the_same_numbered_batch_is_appended_once(cluster: LocalCluster, topic: 
 def test_a_producer_whose_answers_are_lost_appends_once_and_in_order(
     cluster: LocalCluster, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every third answer never comes; the records were appended all the same."""
+    """Every third answer is lost; the records were appended all the same."""
     original = ReplicaHost._handle
     lock = threading.Lock()
     produced = 0
@@ -112,7 +112,7 @@ def test_a_producer_whose_answers_are_lost_appends_once_and_in_order(
                     return asyncio.get_running_loop().create_future()
         return result
 
-    # A server holds the bound method from its start: this acts on the processes of a new topic.
+    # A server binds the method at its start, so this acts on the processes of a new topic.
     monkeypatch.setattr(ReplicaHost, "_handle", lossy)
     lossy_topic = f"{topic}-lossy"
     cluster.create_topic(lossy_topic)

@@ -34,7 +34,7 @@ def value(samples: list[Sample], name: str, **labels: object) -> float:
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """Three brokers whose figures no other file has a part in. Each test has its own topic."""
+    """Three brokers whose figures no other test file changes. Each test has its own topic."""
     with LocalCluster(brokers=3, data_dir=tmp_path_factory.mktemp("metrics")) as cluster:
         yield cluster
 
@@ -104,7 +104,7 @@ def test_a_healthy_cluster_says_so(tmp_path: Path) -> None:
 def test_a_group_s_lag_is_told_in_records_and_in_seconds(own: LocalCluster) -> None:
     own.create_topic("behind")
     with own.producer() as producer:
-        # Their own timestamps are of long ago: what counts is when they were appended.
+        # The records' own timestamps are old: the time of the append counts.
         for number in range(10):
             producer.send("behind", b"%d" % number, timestamp_ms=1000).result(10)
     with own.consumer("behind", group="behind", auto_offset_reset="earliest") as consumer:
@@ -174,7 +174,7 @@ def test_requests_that_are_refused_are_counted_by_their_error(own: LocalCluster)
     with pytest.raises(TopicExistsError):
         own.create_topic("twice")
     failed = select(own.metrics(), "rayq_failed_requests_total", error="TopicExistsError")
-    # The broker that was asked answered it, and the controller before it.
+    # The broker that was asked counted the failure, and the controller before it.
     assert sum(one.value for one in failed if one.labels["broker"] == "controller") == 1
     assert sum(one.value for one in failed if one.labels["broker"] != "controller") == 1
 

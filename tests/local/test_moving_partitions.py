@@ -47,7 +47,7 @@ def faults() -> Iterator[Faults]:
 
 @pytest.fixture(scope="module")
 def four(faults: Faults, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """Four brokers that stay alive; replicas share processes, as where partitions are many."""
+    """Four brokers that stay alive. Replicas share processes, as with many partitions."""
     with LocalCluster(
         BROKERS, data_dir=tmp_path_factory.mktemp("four"), replicas_per_process=2, **FAST
     ) as cluster:
@@ -67,7 +67,7 @@ def replicas_of(cluster: LocalCluster, topic: str, partition: int = 0) -> list[i
 
 
 def outsider(cluster: LocalCluster, topic: str) -> int:
-    """A broker without a replica."""
+    """A broker without a replica of the topic."""
     (broker,) = set(range(BROKERS)) - set(replicas_of(cluster, topic))
     return broker
 
@@ -93,7 +93,7 @@ def test_a_partition_moves_under_load_and_its_old_directory_goes(four: LocalClus
         assert sorted(info.isr) == sorted(target)
         assert info.leader in target and info.target == []
         load.wait_for_more()
-        # And back: what comes again is a new replica.
+        # Back again: the replica that returns is a new replica.
         four.admin.reassign_partitions({TopicPartition("moved", 0): before}, timeout_s=20)
         load.wait_for_more()
     assert load.failures() == []
@@ -110,7 +110,7 @@ def test_a_broker_is_drained_under_load_and_takes_replicas_again(four: LocalClus
     for name, partitions in (("busy", 3), ("quiet", 2)):
         four.create_topic(name, partitions=partitions, replication_factor=3)
     with four.consumer("busy", group="readers", auto_offset_reset="earliest") as consumer:
-        consumer.poll(timeout_s=0.2)  # So that rayq's own topic is there, too.
+        consumer.poll(timeout_s=0.2)  # makes rayq's own topic, too
     victim = leader_of(four, "busy")
     told: list[DrainProgress] = []
     plan = four.admin.plan_drain(victim)
@@ -171,7 +171,7 @@ def test_a_throttled_replica_that_is_in_sync_keeps_no_writer_waiting(four: Local
     leader, *others = replicas_of(four, "hasty")
     with four.producer(compression_type="none", batch_size=512 * 1024) as producer:
         producer.send("hasty", b"." * 400 * 1024).result(10)
-        # One fetch copies all there is, and the throttle wants a pause of five seconds after it.
+        # One fetch copies all records, and the throttle wants a pause of five seconds after it.
         four.admin.reassign_partitions(
             {TopicPartition("hasty", 0): [leader, others[0], outsider(four, "hasty")]},
             throttle_bytes_per_s=1024,
@@ -303,7 +303,7 @@ def test_a_dead_brokers_replicas_are_rebuilt_and_what_it_brings_back_is_removed(
         eventually(
             lambda: not directory(cluster, "t", dead).exists(), "the old directory is removed"
         )
-        # It gets the partition again, and begins from nothing.
+        # The broker gets the partition again, and begins from nothing.
         target = [dead, *(one for one in replicas_of(cluster, "t") if one != spare)]
         cluster.admin.reassign_partitions({TopicPartition("t", 0): target}, timeout_s=20)
         load.wait_for_more()

@@ -1,5 +1,5 @@
-"""What it takes to add a request: one declaration, and one handler where it is answered. The rest
-(numbers, decoding, forwarding to the controller, the type of the answer) follows."""
+"""A new request takes one declaration, and one handler where it is answered. The rest (numbers,
+decoding, forwarding to the controller, the type of the answer) follows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Echo(Response, frozen=True):
 
 
 class Shout(ToController[Echo], frozen=True):
-    api: ClassVar[int] = 39  # Those from 40 on are for servers only.
+    api: ClassVar[int] = 39  # Numbers from 40 on are for servers only.
     what: str
 
 

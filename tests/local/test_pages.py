@@ -1,4 +1,4 @@
-"""What the README and the pages below docs/ tell readers to type, typed in, in order.
+"""Runs what the README and the pages below docs/ tell readers to type, in order.
 
 Fences of `python`, `py` and `bash` are run, those of a page in one namespace and one directory, with a
 `cluster` of three brokers in this process. The title of a fence says what is not so:
@@ -67,7 +67,7 @@ def is_run(fence: Fence) -> bool:
     return (runs or fence.is_file) and not fence.title.startswith("Not run")
 
 
-# --- what pages take for given ---------------------------------------------------------------------
+# --- what pages presuppose ------------------------------------------------------------------------
 
 
 class Enough(BaseException):
@@ -106,7 +106,7 @@ PREPARED: dict[str, Callable[[rayq.Cluster], dict[str, Any]]] = {
 }
 
 
-# --- running ---------------------------------------------------------------------------------------
+# --- running --------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ def place(partition: int) -> TopicPartition:
 
 
 class PlayedConsumer:
-    """Polls go through `steps`; after the last one the member is drained."""
+    """Polls go through `steps`. After the last step the member is drained."""
 
     def __init__(self, steps: list[Step], **callbacks: Any) -> None:
         self.steps = steps
@@ -80,7 +80,7 @@ class PlayedConsumer:
 
     @property
     def committed(self) -> dict[int, int]:
-        """As the group has it in the end; a commit of all positions left out."""
+        """The positions that the group has at the end; a commit of all positions is left out."""
         found: dict[int, int] = {}
         for commit in self.commits:
             found |= {one.partition: offset for one, offset in (commit or {}).items()}
@@ -88,7 +88,7 @@ class PlayedConsumer:
 
 
 class PlayedProducer:
-    """Refuses as often as it is told to."""
+    """Refuses records as often as it is told to."""
 
     def __init__(self, refusals: list[RayqError]) -> None:
         self.refusals = refusals
@@ -389,7 +389,7 @@ class PlayedHandle:
     """A consumer as its pool sees it."""
 
     def __init__(self, report: MemberReport | None) -> None:
-        """None: it does not answer."""
+        """`report` None: the consumer does not answer."""
         self.answer = report
         self.calls: list[str] = []
 
@@ -452,7 +452,7 @@ def test_a_pool_that_looked_for_long_does_not_take_its_consumers_for_silent(
         pool = pool_with(handle, clock, max_poll_interval_ms=5_000)
         await pool._hear_members(those_on_their_way=True)
         handle.answer = None
-        clock.now_s = 20.0  # So long took the look in between.
+        clock.now_s = 20.0  # the look in between took so long
         await pool._hear_members()
         assert handle.calls == []
         clock.now_s = 26.0
@@ -463,7 +463,7 @@ def test_a_pool_that_looked_for_long_does_not_take_its_consumers_for_silent(
 
 
 class Watcher:
-    """Two partitions, all handled."""
+    """A topic of two partitions whose records are all handled."""
 
     def __init__(self) -> None:
         self.offline: set[int] = set()
@@ -512,7 +512,7 @@ def test_a_look_that_missed_a_partition_is_not_counted_as_one() -> None:
         assert pool.status().looks == 1 and pool.status().lag == 0
         watcher.offline.add(1)
         await watcher.look(pool)
-        # Its lag of before may be anything by now: nobody may take the topic for handled.
+        # The lag may be anything by now, so the pool must not take the topic for handled.
         assert pool.status().looks == 1 and "[1]" in (pool.status().problem or "")
         watcher.offline.clear()
         await watcher.look(pool)

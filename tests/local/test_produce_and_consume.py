@@ -1,4 +1,4 @@
-"""Records from `send` to `poll`: nothing of them changes on the way."""
+"""Records from `send` to `poll`: they do not change on the way."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_partition_or_a_partitioner_of_ones_own_decides(
 def test_what_a_single_replica_took_without_the_disk_is_readable_at_once(
     cluster: LocalCluster, new_topic: NewTopic
 ) -> None:
-    """Neither a flush nor a follower comes after the append, which would make it so."""
+    """The record is readable although neither a flush nor a follower comes after the append."""
     topic = new_topic(replication_factor=1, flush="os")
     with cluster.producer(acks=1) as producer:
         producer.send(topic, b"x").result(10)

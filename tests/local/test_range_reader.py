@@ -286,7 +286,7 @@ def test_records_that_expired_after_the_snapshot_are_an_error_or_left_out(
 def test_a_split_past_the_end_is_an_error_or_an_end_and_never_other_records(
     cluster: LocalCluster, topic: str
 ) -> None:
-    """As after an unclean election that cut it off."""
+    """As after an unclean election that cut the range off."""
     fill(cluster, topic, 10)
     (whole,) = snapshot(cluster, topic)
     gone = [whole._replace(start=12, end=20)]
@@ -379,7 +379,7 @@ def test_a_batch_that_nobody_can_read_is_an_exact_error_and_the_rest_can_be_read
 ) -> None:
     topic = new_topic()
     fill(cluster, topic, 5)
-    with monkeypatch.context() as patch:  # As a leader of before this was checked.
+    with monkeypatch.context() as patch:  # as a leader of an older version, which did not check
         patch.setattr(produced_batch, "check_records", lambda *_, **__: None)
         produce_raw(cluster, topic, sealed({}, b"\xc1garbage"))
     fill(cluster, topic, 5, first=5)

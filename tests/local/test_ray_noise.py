@@ -1,4 +1,4 @@
-"""What of Ray's lines comes to a driver: all but those that are no news."""
+"""The lines of Ray that reach a driver: all but those that are no news."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_only_what_is_no_news_is_left_out(
         assert made.skip_re == skipped
         monkeypatch.setattr(ray_logging, name, made)
     leave_out_noise()
-    leave_out_noise()  # Each call of rayq.connect() does.
+    leave_out_noise()  # each call of rayq.connect() does this
     batch: Any = {"ip": "192.0.2.2", "pid": "raylet", "lines": [*NOISE, "spam", *NEWS]}
     for deduplicator in (ray_logging.stdout_deduplicator, ray_logging.stderr_deduplicator):
         said = [line for one in deduplicator.deduplicate(batch) for line in one["lines"]]

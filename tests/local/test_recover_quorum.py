@@ -58,7 +58,7 @@ def test_from_one_of_three_directories_everything_comes_back(tmp_path: Path) -> 
         )
         cluster.admin.elect_leaders("t", unclean=True)
 
-        # New disks under the old ids are filled from what is left, and take part again.
+        # New disks under the old ids are filled from the copy that is left, and take part again.
         secret = read_secret(ENVIRONMENT.disk, done.directory.path)
         for broker in (0, 1):
             format_broker(
@@ -97,7 +97,7 @@ def test_it_is_on_record_that_it_was_not_clean(tmp_path: Path) -> None:
 
 def test_what_older_metadata_does_not_know_is_not_granted_again(tmp_path: Path) -> None:
     """The copy that is left was written before an election and a block of producer ids. The log
-    holds batches of that epoch and that producer: who leads it now must be able to append to it."""
+    holds batches of that epoch and that producer: its present leader must be able to append."""
     metadata, old = tmp_path / "broker-2/metadata", tmp_path / "old"
     with LocalCluster(brokers=3, data_dir=tmp_path, **FAST) as cluster:
         cluster.create_topic("t")
@@ -123,7 +123,8 @@ def test_what_older_metadata_does_not_know_is_not_granted_again(tmp_path: Path) 
 
 
 def test_a_voter_that_was_taken_for_lost_follows_the_recovered_one(tmp_path: Path) -> None:
-    """Two come back after all: though they are a majority of the old voters, they are behind."""
+    """Two voters come back after all: though they are a majority of the old voters, they are
+    behind."""
     with LocalCluster(brokers=3, data_dir=tmp_path, **FAST) as cluster:
         cluster.create_topic("t")
         with cluster.producer() as producer:
@@ -150,7 +151,7 @@ def test_where_a_majority_is_left_nothing_is_touched(tmp_path: Path) -> None:
         cluster.abort()
     shutil.rmtree(tmp_path / "broker-0")
     before = survivors(ENVIRONMENT, str(tmp_path))
-    for path in (tmp_path, tmp_path / "broker-1"):  # Also where only one of the two is named.
+    for path in (tmp_path, tmp_path / "broker-1"):  # also where only one of the two is named
         with pytest.raises(InvalidRequestError, match="2 of the 3 voters"):
             recover_quorum(ENVIRONMENT, str(path))
     assert survivors(ENVIRONMENT, str(tmp_path)) == before
@@ -183,7 +184,7 @@ def test_a_start_on_ray_names_the_voters_that_are_lost(
 
 def test_a_directory_in_use_and_one_that_holds_nothing_are_refused(tmp_path: Path) -> None:
     with LocalCluster(brokers=3, data_dir=tmp_path, **FAST) as cluster:
-        cluster.kill_broker(2)  # The directory of one that is away is idle; the others' are not.
+        cluster.kill_broker(2)  # only its directory is idle now
         for path in (tmp_path, tmp_path / "broker-2"):
             with pytest.raises(DirectoryInUseError, match="stop all brokers first"):
                 recover_quorum(ENVIRONMENT, str(path))

@@ -129,7 +129,7 @@ def test_missing_directories_are_named(tmp_path: Path) -> None:
     (tmp_path / "broker-1").rename(tmp_path / "elsewhere")
     with pytest.raises(RayqError, match="broker-1"):
         start(tmp_path)
-    with start(tmp_path, brokers=None) as cluster:  # Two of three voters are a majority.
+    with start(tmp_path, brokers=None) as cluster:  # two of three voters are a majority
         assert values(read_all(cluster, "t")) == numbers(100)
         fill(cluster, first=100)
     (tmp_path / "elsewhere").rename(tmp_path / "broker-1")

@@ -1,4 +1,4 @@
-"""A change whose answer was lost is asked for again by the client: it happened once, and is no error."""
+"""A client repeats a change whose answer was lost: the change happened once, and is no error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Lose = Callable[..., None]
 
 @pytest.fixture
 def lose(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lose]:
-    """`lose(kind)`: the next such change is carried out, and its answer does not arrive;
+    """`lose(kind)`: the next such change is carried out, and its answer is lost.
     `after(controller)` is called in between."""
     lost: dict[type[AnyRequest], Callable[[Controller], None]] = {}
     handle = Controller.handle

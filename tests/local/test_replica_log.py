@@ -29,7 +29,8 @@ PATIENCE_S = 20.0
 
 
 class HeldDisk(LocalDisk):
-    """Threads wait before they rename a file to one of these names, until `go_on` is set."""
+    """A disk on which threads wait before they rename a file to one of these names, until `go_on`
+    is set."""
 
     def __init__(self) -> None:
         self.held: set[str] = set()
@@ -48,7 +49,7 @@ class HeldDisk(LocalDisk):
 
 
 class PlayedLeader:
-    """A pool and a connection in one: answers the follower's fetches from a list, then never."""
+    """A pool and a connection in one: it answers the follower's fetches from a list, then never."""
 
     closed = False
 
@@ -140,7 +141,7 @@ def test_a_follower_that_restarts_at_its_leaders_first_batch_waits_for_the_check
         follower = Follower(log, cast(Any, leader), assignment())
         follower.start()
         await until(lambda: leader.fetched != [], "it fetches")
-        await asyncio.sleep(0.05)  # Only a wrong one is in time to do harm.
+        await asyncio.sleep(0.05)  # Only a wrong append is in time to do harm.
         disk.go_on.set()
         await checkpoint
         await until(lambda: leader.fetched == [55, 60], "it has appended the batch")

@@ -1,4 +1,4 @@
-"""Brokers restarted one by one under load, and what stands in the way of it."""
+"""Brokers restarted one by one under load, and the reasons to refuse that."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.local.support import FAST, Load, partition_of, wait_in_sync
 def test_every_broker_is_restarted_under_load_and_no_write_fails() -> None:
     with LocalCluster(brokers=3, **FAST) as cluster:
         cluster.create_topic("t", partitions=3)
-        cluster.kill_controller()  # A broker stands in: it is restarted, too.
+        cluster.kill_controller()  # the broker that stands in is restarted, too
         with Load(cluster, "t") as load:
             for broker in range(3):
                 before = {one.broker: one.port for one in partition_of(cluster, "t").replicas}
@@ -38,7 +38,7 @@ def test_a_broker_that_cannot_be_spared_is_left_alone() -> None:
             one.port for one in before.replicas if one.broker == 1
         ]
         cluster.kill_broker(1)
-        for broker in (0, 1):  # They are away: to start them is all that helps.
+        for broker in (0, 1):  # both are away: only starting them helps
             cluster.restart_broker(broker, timeout_s=30)
 
 

@@ -1,4 +1,4 @@
-"""Replicas, brokers and the controller die under load: nothing acknowledged is lost, nothing is
+"""Replicas, brokers and the controller die under load: no acknowledged record is lost, no record is
 there twice, and each key keeps its order."""
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def test_topics_are_created_and_records_flow_while_controllers_die(
         for number in range(3):
             fragile.create_topic(f"new-{number}")
             created.append(f"new-{number}")
-            # A stand-in lives in a broker: it dies with it.
+            # A stand-in lives in a broker and dies with it.
             host = _controllers_broker(fragile)
             if host is not None and number == 1:
                 fragile.kill_broker(host)
@@ -202,7 +202,7 @@ def test_a_delivery_that_cannot_happen_in_time_says_what_it_waited_for(
 def test_without_unclean_election_a_lost_leader_is_waited_for(fragile: LocalCluster) -> None:
     _leave_one_that_lacks_records(fragile, unclean_leader_election=False)
     eventually(lambda: partition_of(fragile, "t").leader is None, "the loss is noticed")
-    time.sleep(1.0)  # Several sessions: nobody is elected meanwhile.
+    time.sleep(1.0)  # several sessions: no leader is elected meanwhile
     assert partition_of(fragile, "t").leader is None
     for broker in {0, 1, 2} - _live(fragile):
         fragile.start_broker(broker)
@@ -224,7 +224,7 @@ def test_with_unclean_election_a_replica_that_lacks_records_may_lead(
         assert [one.value for one in read_all(fragile, "t")] == [b"0"]
         with fragile.producer() as producer:
             producer.send("t", b"other").result(10)
-        # Who has read the record that is gone is told, whatever auto_offset_reset says.
+        # A reader that has read the lost record gets an error, whatever auto_offset_reset says.
         with pytest.raises(LogTruncatedError, match="unclean election"):
             for _ in range(200):
                 assert reader.poll(0.1) == []

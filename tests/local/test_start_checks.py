@@ -23,7 +23,7 @@ from tests.local.test_tls import certificates
 
 @pytest.fixture(autouse=True)
 def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever gets as far as Ray has failed."""
+    """A start that gets as far as Ray has failed the test."""
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("Ray was asked for")
@@ -33,7 +33,7 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def start(path: Path, **options: Any) -> RayqError:
-    """Why `rayq.start` refuses."""
+    """The error with which `rayq.start` refuses."""
     with pytest.raises(RayqError) as refused:
         rayq.start(str(path), **options)
     return refused.value

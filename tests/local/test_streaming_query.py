@@ -42,7 +42,7 @@ Frame = list[Seen]
 
 
 class ListEngine:
-    """Reads a batch at once, in the query's thread."""
+    """An engine that reads a batch at once, in the query's thread."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -98,7 +98,8 @@ def stream(
 
 
 class Sink:
-    """Keeps one result for each batch id, as a sink has to; `runs` counts how often each came."""
+    """Keeps one result for each batch id, as a sink has to. `runs` counts the runs of each
+    batch."""
 
     def __init__(self) -> None:
         self.batches: dict[int, Frame] = {}
@@ -136,7 +137,7 @@ def sink() -> Sink:
 
 @pytest.fixture
 def queries() -> Iterator[list[StreamingQuery]]:
-    """Those to stop when the test is over, however it ends."""
+    """A list of queries that are stopped when the test is over, however it ends."""
     started: list[StreamingQuery] = []
     yield started
     for query in started:
@@ -287,7 +288,8 @@ def test_records_that_expired_end_the_query_or_are_left_out(
 
 
 def at_offset(cluster: LocalCluster, topic: str, checkpoint: Path, position: int) -> None:
-    """The checkpoint of a query that has read so far: the log lost the records behind its end."""
+    """The checkpoint of a query that has read up to `position`, which is beyond the end of the log:
+    the log lost records."""
     topic_id = cluster.admin.describe_topic(topic).topic_id
     start = [Split(topic, topic_id, 0, position, position)]
     made = Checkpoint.open(checkpoint, "made")
@@ -383,7 +385,7 @@ def test_a_query_whose_thread_never_ran_has_ended_and_lets_go_of_the_checkpoint(
         engine=SparkEngine(spark, cluster, min_partitions=None, options={}),
     )
     with monkeypatch.context() as patch:
-        patch.setattr(SparkContext, "_gateway", None)  # Of an earlier test's Spark, which has ended.
+        patch.setattr(SparkContext, "_gateway", None)  # from an earlier Spark, which has ended
         patch.setattr(InheritableThread, "run", the_jvm_is_gone)
         query = on_spark.foreach_batch(sink).start()
         with pytest.raises(StreamingQueryError, match="the JVM does not answer") as caught:

@@ -345,7 +345,7 @@ def test_a_job_that_is_divided_into_fewer_tasks_is_told_at_the_end(
     job = begin_write(cluster, new_topic(partitions=1))
     for task in range(2):
         write_task(cluster, job, task, [to_partition(0)])
-    again = begin_write(cluster, job.topic)  # another job is none of our business
+    again = begin_write(cluster, job.topic)  # another job must not matter
     finish(cluster, again, write_task(cluster, again, 0, [to_partition(0)]))
     with pytest.raises(RewriteMismatchError, match="task 1 of this job"):
         finish(cluster, job, write_task(cluster, job, 0, [to_partition(0)]))

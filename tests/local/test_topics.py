@@ -104,7 +104,7 @@ def test_a_deleted_topic_is_gone_and_its_files_too(
 def test_a_stop_just_after_a_topic_was_deleted_asks_none_of_its_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They were killed; the broker may not have noticed yet that they are gone."""
+    """They were killed, and the broker may not have noticed that yet."""
     was_killed = LocalHostProcess.wait_dead
 
     async def wait_dead_and_notice_late(process: LocalHostProcess) -> str:
@@ -267,7 +267,7 @@ def test_retention_deletes_closed_segments_in_the_background(
 ) -> None:
     topic = new_topic(segment_bytes=10_000, **limit)
     with cluster.producer(compression_type="none", batch_size=2000) as producer:
-        # Timestamps of long ago: retention goes by the time of the append.
+        # The timestamps are old, but retention goes by the time of the append.
         for _ in range(20):
             for _ in range(5):
                 producer.send(topic, b"x" * 1000, timestamp_ms=1)

@@ -11,7 +11,7 @@ import pytest
 import rayq
 
 COMMAND = [sys.executable, "-X", "importtime", "-m", "rayq.cli"]
-"""Tells on stderr of every module as soon as it is imported."""
+"""Prints the name of each module on stderr as soon as it is imported."""
 NOBODY = "127.0.0.1:1"
 
 
@@ -35,7 +35,7 @@ def test_ctrl_c_while_the_command_is_loading_is_quiet(module: str) -> None:
 
 
 def test_ctrl_c_is_ignored_where_it_was_ignored_before() -> None:
-    # As `nohup` and a `&` of a script do.
+    # `nohup`, and a `&` in a script, ignore SIGINT.
     program = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN);"
         "sys.argv = ['rayq', '--version']; from rayq.cli.main import main\n"

@@ -1,4 +1,4 @@
-"""The files that users deploy with: by the schemas of who reads them, and what they say of rayq."""
+"""The files that users deploy with: by the schemas of the programs that read them, and by rayq."""
 
 from __future__ import annotations
 

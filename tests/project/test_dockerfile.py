@@ -1,4 +1,4 @@
-"""The Dockerfile against what it is built from and what runs it; no Docker is needed."""
+"""The Dockerfile against the files that it is built from and that run it; no Docker is needed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_stage_takes_only_from_stages_before_it() -> None:
 
 def test_both_images_run_as_a_user_that_is_not_root_and_kubernetes_can_tell() -> None:
     stages = _stages()
-    assert list(stages)[-1] == "rayq"  # What `docker build` makes where no target is named.
+    assert list(stages)[-1] == "rayq"  # `docker build` makes it where no target is named.
     for name in ("rayq", "spark"):
         *_, last = stages[name]
         assert last == ("USER", "1000:1000")
@@ -60,7 +60,7 @@ def test_both_images_run_as_a_user_that_is_not_root_and_kubernetes_can_tell() ->
 
 def test_its_python_is_one_that_rayq_takes_and_the_packages_are_those_of_the_lock() -> None:
     bases = set(re.findall(r"^FROM (debian:\S+)", TEXT, flags=re.MULTILINE))
-    assert bases == {"debian:bookworm-slim"}  # Its Python is 3.11.
+    assert bases == {"debian:bookworm-slim"}  # the Python of bookworm is 3.11
     assert "Programming Language :: Python :: 3.11" in PROJECT["classifiers"]
     installs = [
         rest for stage in _stages().values() for _, rest in stage if "pip install" in rest

@@ -1,4 +1,4 @@
-"""Who may import whom (pyproject.toml, docs/architecture.md)."""
+"""Which packages may import which (pyproject.toml, docs/architecture.md)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def test_the_contracts_of_pyproject_hold() -> None:
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
-    """Also where only type checkers see it: who reads the one has to read the other."""
+    """Nor where only type checkers see it: a reader of the one file would have to read the
+    other."""
     graph = grimp.build_graph("rayq", "proving", cache_dir=None)
     imported = {
         module: graph.find_modules_directly_imported_by(module) for module in graph.modules

@@ -75,7 +75,7 @@ ERRORS = {
     "TopicExistsError",
     "UnknownTopicError",
 }
-"""Those that programs often catch; all are in `rayq.errors`."""
+"""The errors that programs often catch; all errors are in `rayq.errors`."""
 
 
 def test_the_package_exports_its_face_and_the_errors_that_programs_catch() -> None:
@@ -127,7 +127,7 @@ def test_every_error_is_found_when_only_the_package_was_imported() -> None:
 
 
 def test_what_public_methods_return_is_exported() -> None:
-    inside = {"new_client", "shared_client", "begin_until_end"}  # For rayq's own parts.
+    inside = {"new_client", "shared_client", "begin_until_end"}  # for rayq's own parts
     for face in (getattr(rayq, name) for name in NAMES):
         for name, method in inspect.getmembers(face, inspect.isfunction):
             if name.startswith("_") or name in inside:
@@ -140,7 +140,7 @@ def test_what_public_methods_return_is_exported() -> None:
 
 
 def loaded(program: str, heavy: tuple[str, ...]) -> str:
-    """Which of some modules a program has imported at its end."""
+    """Those of `heavy` that a program has imported at its end."""
     program = f"import sys; {program}; print([name for name in {heavy!r} if name in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     return ran.stdout.strip() + ran.stderr

@@ -1,4 +1,4 @@
-"""A class that carries the cluster's secret hides it from its repr, whoever adds the next one."""
+"""A class that carries the cluster's secret hides it from its repr, also the next such class."""
 
 from __future__ import annotations
 

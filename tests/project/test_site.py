@@ -20,11 +20,12 @@ pytestmark = pytest.mark.thorough
 
 ROOT = Path(__file__).resolve().parents[2]
 LOADED = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src"}
-"""What a browser fetches by itself, by the tag and the attribute that names it."""
+"""The requests that a browser makes by itself, by the tag and the attribute that names the URL."""
 
 
 class Built(HTMLParser):
-    """What one page of the site loads, where its links lead, and what they may lead to."""
+    """One page of the site: the files that it loads, its links, and the places that links may
+    name."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What `make lint` checks, as tests: a submission that breaks it does not pass."""
+"""The checks of `make lint`, as tests: a change that breaks one of them does not pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user gets from `pip install`: the wheel, built here and installed into an empty environment."""
+"""The result of `pip install`: the wheel, built here and installed into an empty environment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXTRAS = {
     "metrics": "import prometheus_client, ray.dashboard.modules.reporter.reporter_agent",
     "demo": "from rayq.demo import load_flights; assert len(load_flights()) == 336_776",
 }
-"""What each brings, and a first use of it."""
+"""Each extra: a package that it brings, and a first use of it."""
 
 START = """
 import os, subprocess, sys, tempfile
@@ -105,7 +105,7 @@ def test_the_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) ->
     python = environment(tmp_path, str(wheel))
     printed = run(python, "-c", ROUND_TRIP, cwd=tmp_path)
     assert "pip install 'rayq[arrow]'" in printed
-    # That works although no package index has rayq: what is installed is taken.
+    # That works although no package index has rayq: pip takes the installed version.
     run(
         *(UV, "pip", "install", "--quiet", "--python", python),
         *("--constraint", ROOT / "requirements.lock", "rayq[arrow]"),
@@ -125,7 +125,7 @@ def test_the_wheel_installs_with_each_extra(wheel: Path, tmp_path: Path, extra: 
 @pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_the_command_starts_a_cluster_with_the_extra_cli_alone(wheel: Path, tmp_path: Path) -> None:
-    """Without what Ray's own extras bring."""
+    """The packages that Ray's own extras bring are not installed."""
     assert "is up: 1 broker" in run(environment(tmp_path, f"{wheel}[cli]"), "-c", START, cwd=tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""What a type checker sees of producers, consumers and records. `make lint` checks it; it never runs."""
+"""The types of producers, consumers and records. `make lint` checks this file; it never runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Assignors: balanced within one, sticky, checked."""
+"""Assignors: their assignments are balanced within one partition, sticky, and checked."""
 
 from __future__ import annotations
 

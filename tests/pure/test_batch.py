@@ -1,4 +1,4 @@
-"""The record batch: what goes in comes out, and nothing else is ever believed."""
+"""The record batch: the records that go in come out, and no other bytes are ever believed."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def test_a_producer_may_not_set_the_attributes_that_are_for_servers(bit: int) ->
 
 
 def check(data: bytes, plain_bytes_max: int = 4 * 2**20) -> None:
-    """As a leader does with the bytes of a producer."""
+    """Checks the bytes of a producer as a leader does."""
     header = read_header(data)
     check_body(data, 0, header)
     check_produced(header)
@@ -357,7 +357,7 @@ def test_any_body_under_right_crcs_is_a_batch_or_a_corrupt_batch(
 def test_of_a_large_body_the_columns_are_looked_at_before_anything_is_built(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Five million headers of four bytes each would be 320 MB of tuples."""
+    """Five million headers of four bytes each would become 320 MB of tuples."""
     monkeypatch.setattr(batch_body, "_decoder", None)
     head = b"\x95\xc0\xc0\xc0\x91\xc0\x91\xdd" + struct.pack(">I", 5_000_000)
     headers = lz4.block.compress(head + b"\x92\xa0\xc4\x00" * 5_000_000)

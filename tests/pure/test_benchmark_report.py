@@ -1,4 +1,4 @@
-"""The benchmark's table: what counts as met."""
+"""The benchmark's table: when a target counts as met."""
 
 from __future__ import annotations
 

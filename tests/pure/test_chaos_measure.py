@@ -1,4 +1,4 @@
-"""How chaos measures what a fault did to writes."""
+"""How chaos measures the effect of a fault on writes."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from proving.chaos import cluster as chaos
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> chaos.ChaosCluster:
-    """By its metadata all is well: the sessions of its three brokers go on."""
+    """A cluster that is well by its metadata: the sessions of its three brokers go on."""
     replicas = [SimpleNamespace(pid=1)] * 3
     admin = SimpleNamespace(
         describe_cluster=lambda **_: SimpleNamespace(

@@ -1,4 +1,4 @@
-"""Verbs that delete or move ask; who cannot be asked has to say --yes."""
+"""Verbs that delete or move ask first; without a terminal they need --yes."""
 
 from __future__ import annotations
 

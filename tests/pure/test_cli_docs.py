@@ -1,4 +1,4 @@
-"""docs/command.md names what there is."""
+"""docs/command.md names the verbs and options that exist."""
 
 from __future__ import annotations
 

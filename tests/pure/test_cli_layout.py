@@ -1,4 +1,4 @@
-"""What `rayq` prints fits a terminal, and no word or number of it is broken."""
+"""The output of `rayq` fits a terminal, and breaks no word and no number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is deleted by age follows a wall clock only once that has been right for long."""
+"""Deletion by age follows a wall clock only once the clock has been right for long."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 
 
 class TwoClocks:
-    """A wall clock beside one that only counts."""
+    """A wall clock beside a clock that only counts."""
 
     def __init__(self) -> None:
         self.true_ms = 1_000 * DAY_MS
@@ -21,7 +21,7 @@ class TwoClocks:
         return self.true_ms + self.off_ms
 
     def watched(self, watch: ClockWatch, passed_ms: int, looks: int = 10) -> int:
-        """What the watch says after so much more time."""
+        """The answer of the watch after so much more time."""
         for _ in range(looks):
             self.true_ms += passed_ms // looks
             watch.look()

@@ -193,7 +193,7 @@ def test_a_second_directory_under_a_live_brokers_id_is_refused() -> None:
 
 @pytest.mark.parametrize("gone", [0, 1, 2])
 def test_after_a_power_loss_everywhere_two_of_three_suffice_whoever_stays_away(gone: int) -> None:
-    # The metadata still shows dead processes as live: nobody may be elected, or dropped, on it.
+    # The metadata still shows dead processes as live: no replica may be elected or dropped on it.
     state = cluster()
     create(state)
     run_replicas(state, 0, 1, 2)
@@ -205,9 +205,9 @@ def test_after_a_power_loss_everywhere_two_of_three_suffice_whoever_stays_away(g
         heard.add(broker)
         again = [report(broker, "b", epoch=1, flushed=5 + broker)]
         apply(state, broker_changes.register_replicas(state, broker, again, heard))
-    assert brokers_of(value(state).isr) == [0, 1, 2]  # It waits for the third to be settled.
+    assert brokers_of(value(state).isr) == [0, 1, 2]  # the third is not settled yet
     apply(state, broker_changes.fence_broker(state, gone, heard))
-    assert value(state).leader == back[-1]  # The one that holds the most.
+    assert value(state).leader == back[-1]  # the replica that holds the most
 
 
 def test_a_replica_process_that_outlived_its_broker_stays_in_sync() -> None:
@@ -310,7 +310,7 @@ def test_voters_change_one_at_a_time_up_to_three() -> None:
 
 
 def test_only_a_broker_that_was_heard_in_this_epoch_becomes_a_voter() -> None:
-    """What the log says of the others may be from before they were lost for good."""
+    """The log's state of the other brokers may be older than the loss of their disks."""
     state = cluster(3)
     apply(state, [VotersChanged((Voter(2, "d2"),))])
     assert broker_changes.next_voters(state, {2}) == []

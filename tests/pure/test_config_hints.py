@@ -54,7 +54,7 @@ KINDS = {
         ("cluster", "num_brokers", "say brokers="),
         ("pool", "group_id", "the group comes second"),
         ("pool", "value_deserializer", "handler gets the bytes"),
-        # What nobody calls so is compared with what there is.
+        # A name that no other system uses is compared with the keys that exist.
         ("topic", "retention_msec", "Did you mean 'retention_ms'?"),
         ("topic", "colour", "Known: min_insync_replicas, "),
     ],
@@ -75,7 +75,7 @@ def test_a_key_that_takes_a_float_takes_a_whole_number_as_type_checkers_allow() 
 
 
 def test_hints_name_what_there_is_and_hide_nothing() -> None:
-    """No hint stands for a key that is known, and each names a key or an argument of the face."""
+    """No hint stands for a known key, and each names a key or an argument of the public face."""
     faces = (rayq.start, rayq.connect, Cluster.consumer, Cluster.consumer_pool, Cluster.create_topic)
     arguments = {name for face in faces for name in inspect.signature(face).parameters}
     keys = {key for kind in KINDS.values() for key in vars(kind)["__dataclass_fields__"]}

@@ -1,4 +1,4 @@
-"""What editors and type checkers know of configs is what there is."""
+"""Editors and type checkers know the configs that exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every config key is explained, to readers of the documentation and to `help`."""
+"""Every config key is explained, in the documentation and by `help`."""
 
 from __future__ import annotations
 

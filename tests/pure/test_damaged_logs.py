@@ -1,4 +1,5 @@
-"""When a damaged log is copied anew: only where nobody counts on it, and two others have all."""
+"""When a damaged log is copied anew: only if no other replica needs it, and two others have all
+records."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def test_two_others_at_least_have_all_of_it(
     [
         ((2, 3), (), (2, 3), True),
         ((2, 3), (4,), (2, 3), True),
-        ((2, 3), (), (1, 2, 3), False),  # Its replica is registered still.
+        ((2, 3), (), (1, 2, 3), False),  # its replica is still registered
         ((1, 2, 3), (), (2, 3), False),
         ((2, 3), (1,), (2, 3), False),
         ((2,), (), (2, 3), False),

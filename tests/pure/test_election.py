@@ -1,4 +1,4 @@
-"""Who leads: rules 1 and 2 of docs/protocol.md on values, one sentence each."""
+"""Which replica leads: rules 1 and 2 of docs/protocol.md on values, one sentence each."""
 
 from __future__ import annotations
 
@@ -259,6 +259,6 @@ def test_whatever_happens_epochs_only_grow_and_every_leader_is_a_live_member_of_
         if value.leader is not None:
             assert live[value.leader].incarnation == value.leader_incarnation
             assert value.leader in brokers(value.isr)
-        # Some holder of every committed record is always remembered.
+        # A holder of every committed record is always remembered.
         assert len(value.isr) + len(value.elr) >= min(min_insync, len(before.isr + before.elr))
         assert not set(brokers(value.isr)) & set(brokers(value.elr))

@@ -1,4 +1,4 @@
-"""A follower asks for less where answers take long, and for more again where they do not."""
+"""A follower fetches less where answers take long, and more again where they do not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rayq.core.fetch_size import FETCH_BYTES_MAX, FETCH_BYTES_MIN, SLOW_S, Fetch
 
 
 def fetches(size: FetchSize, bytes_per_s: float, count: int) -> float:
-    """How long the last of some full answers took on a link of that pace."""
+    """The seconds that the last of `count` full answers took on a link of that rate."""
     took_s = 0.0
     for _ in range(count):
         took_s = size.bytes_max / bytes_per_s

@@ -1,4 +1,4 @@
-"""What becomes of a partition's batches on their way: each event, in each state that matters."""
+"""The batches of a partition on their way: each event, in each state that matters."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ QUEUE = PartitionQueue("t", "id", 0, 1000, False)
 
 
 class CountedBackoff:
-    """20 ms, doubled by each call."""
+    """A backoff of 20 ms, doubled by each call."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -86,7 +86,7 @@ def step(flight: Flight, now: float = NOW, opened_at: float | None = None) -> An
 
 
 def send_next(flight: Flight, now: float = NOW) -> tuple[Shipment, int]:
-    """Sends what waits first."""
+    """Sends the first batch that waits."""
     found = step(flight, now)
     assert isinstance(found, Shipment)
     if found.payload is None:
@@ -103,7 +103,7 @@ def send_new(flight: Flight, number: int = 1) -> list[tuple[Shipment, int]]:
 
 
 def put_in_doubt(flight: Flight, shipment: Shipment, attempt: int) -> None:
-    """The answer is lost, and the wait after it is over."""
+    """The batch's answer is lost, and the wait after that is over."""
     flight.failed(shipment, attempt, DisconnectedError("lost"), NOW)
     assert shipment.in_doubt
     flight.resume_at = 0.0
@@ -309,7 +309,7 @@ def test_what_is_heard_of_an_attempt_that_was_given_up_counts_no_more() -> None:
     flight = a_flight()
     ((shipment, first),) = send_new(flight)
     assert flight.led_by(NEW)
-    for _ in range(2):  # while it waits, and once it is in flight again
+    for _ in range(2):  # while the batch waits, and once it is in flight again
         assert not flight.acknowledged(shipment, first)
         assert flight.failed(shipment, first, RecordTooLargeError("too large"), NOW) == []
         if not flight.in_flight:
@@ -356,7 +356,7 @@ def test_a_batch_that_fails_for_good_has_the_others_numbered_anew() -> None:
     flight = a_flight()
     (one, first), (two, second) = send_new(flight, 2)
     flight.failed(one, first, RecordTooLargeError("too large"), NOW)
-    assert step(flight, opened_at=NOW) is None  # nothing new before the other is resolved
+    assert step(flight, opened_at=NOW) is None  # no new batch before the other is resolved
     flight.failed(two, second, OutOfOrderSequenceError("expected 0"), NOW)
     shipment, _ = send_next(flight, NOW + 1)
     assert shipment is two and two.numbers == Numbers(40, 1, 0)
@@ -370,12 +370,12 @@ def test_a_batch_in_doubt_is_never_sent_under_other_numbers() -> None:
     flight.failed(three, third, NotEnoughReplicasError("too few"), NOW)
     put_in_doubt(flight, two, second)
     assert flight.needs_new_epoch
-    # Both go again as they were; nothing new is taken.
+    # Both batches are sent again as they were, and no new batch is taken.
     shipment, attempt = send_next(flight)
     assert shipment is two and two.numbers == Numbers(40, 0, 10)
     assert send_next(flight)[0] is three and three.numbers == Numbers(40, 0, 20)
     assert step(flight, opened_at=NOW) is None
-    # Only its own answer ends the doubt.
+    # Only the batch's own answer ends the doubt.
     ((batch, error),) = flight.failed(two, attempt, UnknownProducerError("?"), NOW)  # type: ignore[misc]
     assert batch is two.batch and isinstance(error, OutcomeUnknownError)
     assert flight.needs_new_epoch and flight.producer_epoch == 0

@@ -34,7 +34,7 @@ def failing(members: Any, partitions: Any, current: Any) -> Any:
 
 
 class Coordinator:
-    """A state with its clock; every decision is replayed at once."""
+    """A group's state with its clock. Every decision is replayed at once."""
 
     def __init__(self, partitions: int = 3) -> None:
         self.state = GroupState({**load_assignors(None), "failing": failing})
@@ -55,7 +55,8 @@ class Coordinator:
     def beat(
         self, member: str, epoch: int | None = None, owned: Any = None, **changes: Any
     ) -> list[Record]:
-        """Owns what it was told to, unless said otherwise; `epoch` None: the present one."""
+        """A heartbeat. By default it owns the assigned partitions; `epoch` None is the present
+        epoch."""
         known = self.members.get(member)
         values = {
             "member": member, "member_epoch": 0 if known is None else known.member_epoch,
@@ -71,7 +72,7 @@ class Coordinator:
         return self.apply(group_changes.heartbeat(self.state, "g", beat, **self.now))
 
     def join(self, *members: str, **changes: Any) -> None:
-        """They join and everything settles."""
+        """Members join, and everything settles."""
         for member in members:
             self.beat(member, **changes)
         for _ in range(3):
@@ -122,7 +123,7 @@ def test_a_partition_is_given_on_only_when_its_owner_says_it_gave_it_up() -> Non
     one.beat("b")
     (moving,) = one.members["a"].revoking
     one.beat("b")
-    one.beat("a", owned=(P0, P1))  # It knows, but still owns it.
+    one.beat("a", owned=(P0, P1))  # the member knows, but still owns it
     assert not one.members["b"].assigned
     one.beat("a")
     assert one.members["b"].assigned == {moving}
@@ -133,17 +134,17 @@ def test_an_old_heartbeat_gives_nothing_up() -> None:
     one = Coordinator(partitions=2)
     one.beat("a")
     epoch = one.members["a"].member_epoch
-    one.beat("a", epoch, owned=())  # It has not taken them yet.
+    one.beat("a", epoch, owned=())  # the member has not taken them yet
     one.beat("b")
     assert one.members["a"].revoking
-    one.beat("a", epoch, owned=())  # That of before once more, late: it may have taken them since.
+    one.beat("a", epoch, owned=())  # the same again, late: it may have taken them since
     assert one.members["a"].revoking
     one.beat("a", owned=one.members["a"].assigned)
     assert not one.members["a"].revoking
 
 
 def test_an_assignment_stays_until_the_member_knows_it() -> None:
-    """So that each epoch of a member means one assignment."""
+    """Hence each epoch of a member means one assignment."""
     one = Coordinator(partitions=2)
     one.beat("a")
     before = one.members["a"]
@@ -172,7 +173,7 @@ def test_commits_count_under_the_present_and_the_previous_epoch() -> None:
     epoch = one.members["a"].member_epoch
     one.beat("b")
     (moving,) = one.members["a"].revoking
-    assert one.commit("a", epoch, 5, moving) == []  # Being given up, the answer not heard yet.
+    assert one.commit("a", epoch, 5, moving) == []  # given up, answer not heard yet
     assert one.commit("a", one.members["a"].member_epoch, 6, P0, P1, sequence=2) == []
     assert one.offset(moving) == 6
     with pytest.raises(FencedMemberError):
@@ -200,7 +201,7 @@ def test_a_late_commit_of_an_earlier_life_is_refused() -> None:
     epoch = one.members["a"].member_epoch
     one.commit("a", epoch, 5, P0)
     one.pass_time(0.1)
-    one.pass_time(11)  # Its session ends.
+    one.pass_time(11)  # the member's session ends
     one.join("b")
     one.commit("b", one.members["b"].member_epoch, 50, P0)
     one.apply(group_changes.leave(one.state, "g", "b", "", now_ms=0))
@@ -215,7 +216,7 @@ def test_a_late_commit_is_refused_when_the_partition_went_and_came_back_meanwhil
     one.join("a")
     one.beat("b")
     (moving,) = one.members["a"].revoking
-    one.beat("a", owned=(P0, P1))  # Still giving it up.
+    one.beat("a", owned=(P0, P1))  # the member still gives it up
     late = one.members["a"].member_epoch
     one.join("b")
     (kept,) = one.members["a"].assigned
@@ -254,7 +255,7 @@ def test_a_commit_that_was_overtaken_is_dropped() -> None:
     one.commit("a", epoch, 10, P0, sequence=2)
     assert one.commit("a", epoch, 5, P0, sequence=1) == []
     assert one.offset(P0) == 10
-    one.commit("a", epoch, 3, P0, sequence=3)  # It sought back: that is its own affair.
+    one.commit("a", epoch, 3, P0, sequence=3)  # the member sought back, as it may
     assert one.offset(P0) == 3
 
 
@@ -279,7 +280,7 @@ def test_a_broken_connection_gives_a_dynamic_member_a_short_grace() -> None:
     for member in ("a", "b", "s"):
         group_changes.disconnected(one.state, "g", member, now_s=one.now_s)
     one.pass_time(0.9)
-    one.beat("b")  # It is back, on another connection.
+    one.beat("b")  # the member is back, on another connection
     one.pass_time(0.2)
     assert set(one.members) == {"b", "s"}
     assert "connection broke" in one.reason

@@ -1,4 +1,4 @@
-"""The checker of group histories: a clean one passes, each fault is found in one that has it."""
+"""The checker of group histories: a clean history passes, and each fault is found."""
 
 from __future__ import annotations
 

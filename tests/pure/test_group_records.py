@@ -1,4 +1,4 @@
-"""Records of `__consumer_offsets`: what is written is read, and nothing else is."""
+"""Records of `__consumer_offsets`: records that are written are read, and no other bytes are."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_what_is_encoded_is_decoded(record: Record) -> None:
 
 
 @given(st.none() | st.binary(max_size=30), st.none() | st.binary(max_size=30))
-@example(b"\x91\xa3\x00\x00\x80", None)  # No UTF-8.
+@example(b"\x91\xa3\x00\x00\x80", None)  # not UTF-8
 def test_other_bytes_are_an_error_that_says_so(key: bytes | None, value: bytes | None) -> None:
     try:
         decode(key, value)

@@ -68,7 +68,7 @@ class Reader:
 
 @dataclass
 class Answer:
-    """On its way until what it is based on is committed."""
+    """An answer, which is on its way until the records that it is based on are committed."""
 
     decided: int
     reader: Reader
@@ -79,7 +79,8 @@ class Answer:
 
 class Groups(RuleBasedStateMachine):
     """Members and a coordinator whose log is committed bit by bit. A coordinator that dies leaves
-    what is committed, and any part of what is not; what was on its way to it is fenced."""
+    the committed records, and any part of the others; requests that were on their way to it are
+    fenced."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,7 +199,7 @@ class Groups(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 9), turns=st.integers(1, 3))
     def a_member_works(self, which: int, turns: int) -> None:
-        """Heartbeats, answers at once, obeys, reads, commits."""
+        """A member heartbeats, answers at once, obeys, reads, and commits."""
         if name := self.pick(which):
             for _ in range(turns):
                 self.beat(name)
@@ -231,8 +232,9 @@ class Groups(RuleBasedStateMachine):
             self.obey(self.readers[name])
 
     def obey(self, reader: Reader) -> None:
-        """Gives up what it may own no more; takes the rest from what is committed."""
-        self.commit_up_to(len(self.log))  # A position is read with acks=all.
+        """Gives up the partitions that it may own no more; takes the others at their committed
+        positions."""
+        self.commit_up_to(len(self.log))  # only committed positions are read
         for at in reader.assigned - reader.owned:
             offsets = self.state.groups[GROUP].offsets if GROUP in self.state.groups else {}
             found = offsets.get(at)
@@ -299,7 +301,7 @@ class Groups(RuleBasedStateMachine):
 
     @rule()
     def all_settles(self) -> None:
-        """With members that do what they are told, every partition has one owner, fairly."""
+        """Where members do what they are told, every partition has one owner, in fair shares."""
         self.late = []
         newest: dict[str, str] = {}
         for name, reader in sorted(self.readers.items(), key=lambda pair: int(pair[0][1:])):

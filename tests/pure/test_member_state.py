@@ -1,4 +1,4 @@
-"""What a member of a group decides, event by event: heartbeats, losses, partitions taken and given up."""
+"""The decisions of a member, event by event: heartbeats, losses, partitions taken and given up."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def answer(epoch: int, *places: TopicPartition, topic_id: str = "id") -> GroupHe
 
 
 class Member:
-    """A state and what its consumer has taken, with the loop's part played."""
+    """A state and the partitions that its consumer has taken; the test acts for the loop."""
 
     def __init__(self, **given: Any) -> None:
         self.state = MemberState(config(**given), Interest(("t",), None), 0.0)
@@ -76,14 +76,14 @@ class Member:
         return 0.0
 
     def poll(self) -> tuple[set[TopicPartition], set[TopicPartition]]:
-        """Gives up and takes; which partitions."""
+        """Gives up and takes partitions. Returns both sets."""
         gone = dict(self.owned.revoked())
         self.owned.gave_up(gone)
         return set(gone), set(self.owned.take_added())
 
 
 def joined(*places: TopicPartition, **given: Any) -> Member:
-    """A member in epoch 1 that has taken these, heard of at 0 s."""
+    """A member in epoch 1 that has taken these partitions, and heard an answer at 0 s."""
     member = Member(**given)
     member.beat(0.0, answer(1, *places))
     member.poll()
@@ -362,7 +362,7 @@ def test_nothing_is_revoked_or_taken_before_a_loss_is_told() -> None:
 
 
 def test_what_is_taken_while_the_grant_changes_is_put_back() -> None:
-    """The loop runs in another thread, and may come in between any two lines."""
+    """The loop runs in another thread, and may act between any two lines."""
 
     class Interrupted(OwnedPartitions):
         def __setattr__(self, name: str, value: object) -> None:
@@ -393,13 +393,13 @@ def test_two_members_never_read_one_partition(seed: int) -> None:
         one = rng.randrange(2)
         member, other = members[one], given[1 - one]
         match rng.randrange(4):
-            case 0:  # a heartbeat and its answer, which grants what is free
+            case 0:  # a heartbeat and its answer, which grants free partitions
                 listed = set(member.owned.listed) if member.state.epoch else set()
                 wanted = {place for place in (A, B, C) if rng.random() < 0.5} - other
                 given[one] = listed | wanted
                 epoch += 1
                 member.beat(float(now_s), answer(epoch, *wanted))
-            case 1 if rng.random() < 0.2:  # the coordinator has forgotten it, and it hears so
+            case 1 if rng.random() < 0.2:  # the coordinator has forgotten the member, and says so
                 member.beat(float(now_s), UnknownMemberError("who?"))
                 given[one] = reading[one] = set()
             case _:

@@ -118,7 +118,7 @@ def test_samples_of_equal_labels_are_added_up() -> None:
 
 
 def test_what_two_processes_tell_of_one_thing_is_not_added_up() -> None:
-    """For a moment an old leader and a new one both lead, as far as they know."""
+    """For a moment an old leader and a new one both believe that they lead."""
     of_partition = {"cluster": "main", "topic": "orders", "partition": "0"}
     found = merged(
         [
@@ -126,7 +126,7 @@ def test_what_two_processes_tell_of_one_thing_is_not_added_up() -> None:
             Sample("rayq_partition_latest_offset", of_partition, 1010),
             Sample("rayq_active_brokers", {"cluster": "main"}, 3),
             Sample("rayq_active_brokers", {"cluster": "main"}, 3),
-            # Each host of the controller counts what it decided.
+            # Each host of the controller counts its own decisions.
             Sample("rayq_leader_elections_total", {"cluster": "main"}, 4),
             Sample("rayq_leader_elections_total", {"cluster": "main"}, 2),
         ]

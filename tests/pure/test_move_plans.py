@@ -1,4 +1,4 @@
-"""Plans for moves: what empties a broker, and what spreads the load with few moves."""
+"""Plans for moves: those that empty a broker, and those that spread the load with few moves."""
 
 from __future__ import annotations
 
@@ -107,7 +107,8 @@ def test_of_too_many_replicas_the_one_that_is_not_in_sync_goes_first() -> None:
     in_sync = {("t", 0): [2, 0]}
     plan, _ = move_plans.with_factor(nodes_of(0, 1, 2, 3), before, in_sync, 2)
     assert plan == {("t", 0): [0, 2]}
-    # All in sync: that on a broker which takes nothing more, then that where most is carried.
+    # All replicas are in sync. First goes the one on a broker that takes no more, then the one on
+    # the fullest broker.
     in_sync = {("t", 0): [2, 0, 1]}
     plan, _ = move_plans.with_factor(nodes_of(1, 2, 3), before, in_sync, 2)
     assert plan == {("t", 0): [1, 2]}

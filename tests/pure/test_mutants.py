@@ -17,7 +17,7 @@ from proving.mutants.state import State, Verdict, equivalents
 
 
 def mutants(operator: str, source: str) -> list[str]:
-    """What becomes of a snippet, each time as a whole."""
+    """The mutants of a snippet, each as its whole source."""
     return [
         ast.unparse(mutated(mutant, source))
         for mutant in mutants_of("a.py", source)

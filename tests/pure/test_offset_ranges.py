@@ -1,4 +1,4 @@
-"""Cutting and limiting ranges of offsets, and what is wrong with bounds before anybody is asked."""
+"""Cutting and limiting ranges of offsets, and wrong bounds before any broker is asked."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def test_a_refusal_from_before_does_not_decide_the_same_proposal_made_anew() -> 
     fetched(state, 3, 10)
     first = state.proposal(1.0)
     assert first == tuple(ALL)
-    state.committed(8, ALL[:2], ALL, 2)  # Something else about the partition was changed.
+    state.committed(8, ALL[:2], ALL, 2)  # Another part of the partition was changed.
     assert state.proposal(1.0) == first
     state.proposal_refused(first, 7)
     assert state.proposal(1.0) is None  # The second one is still under way.
@@ -193,7 +193,7 @@ def starts_at(state: PartitionState, broker: int, log_start_offset: int) -> None
 def test_a_log_start_is_committed_once_all_in_sync_followers_have_it() -> None:
     state = leader()
     starts_at(state, 2, 4)
-    assert not state.is_log_start_committed(4)  # The third has not been heard.
+    assert not state.is_log_start_committed(4)  # The third replica was not heard yet.
     starts_at(state, 3, 0)
     assert not state.is_log_start_committed(4)
     starts_at(state, 3, 4)
@@ -201,7 +201,7 @@ def test_a_log_start_is_committed_once_all_in_sync_followers_have_it() -> None:
 
 
 def test_a_log_start_is_not_committed_by_fewer_than_min_insync() -> None:
-    state = leader(isr=[(1, "1a")])  # One that left since may be elected.
+    state = leader(isr=[(1, "1a")])  # A replica that left since may be elected.
     starts_at(state, 2, 4)
     assert not state.is_log_start_committed(4)
 
@@ -228,7 +228,8 @@ def test_a_follower_joins_only_with_the_leaders_log_start() -> None:
 
 
 def test_a_fetch_that_was_overtaken_by_a_flush_notice_does_not_take_it_back() -> None:
-    # Seen as 500 ms stalls: notice and fetch arrive in one read, the notice is handled first.
+    # This was seen as 500 ms stalls: notice and fetch arrive in one read, and the notice is handled
+    # first.
     state = leader()
     fetched(state, 2, 10)
     fetched(state, 3, 10)

@@ -107,7 +107,7 @@ def test_a_step_up_is_followed_and_a_step_down_after_the_cool_down() -> None:
     quiet = pool.run(60, 100)
     assert {one.wanted for one in quiet[5:]} == {1}
     loud = pool.run(60, 20_000)
-    # Four could handle it; a quarter on top leaves room to catch up.
+    # Four could handle the load; a quarter on top leaves room to catch up.
     assert loud[-1].wanted == 5
     assert max(one.lag_s for one in loud) < 10
     within = next(n for n, one in enumerate(loud) if all(o.lag_s < 5 for o in loud[n:]))
@@ -196,7 +196,7 @@ def test_noise_seldom_moves_the_count() -> None:
         pool.run(1, 20_000 * random.uniform(0.5, 1.5))
     settled = pool.history[60:]
     changes = sum(a.wanted != b.wanted for a, b in itertools.pairwise(settled))
-    assert changes < 540 / LIMITS.cool_down_s  # Less than once in a cool-down.
+    assert changes < 540 / LIMITS.cool_down_s  # less than once in a cool-down
     assert max(one.lag_s for one in settled) < 1
 
 

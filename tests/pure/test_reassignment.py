@@ -1,4 +1,4 @@
-"""Moving partitions, as the controller decides it: what begins, completes, and may be taken back."""
+"""Moving partitions, as the controller decides it: moves begin, complete, and may be taken back."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def complete(state: ClusterState, heard: Any = EVERYONE) -> None:
 
 @pytest.fixture
 def state() -> ClusterState:
-    """Five brokers; topic t on 0, 1 and 2, led by 0, all in sync."""
+    """Five brokers. Topic t is on 0, 1 and 2, is led by 0, and is all in sync."""
     state = ClusterState()
     for broker in range(3):
         register(state, broker)
@@ -221,7 +221,7 @@ def test_a_replica_that_left_cannot_join_again_by_what_was_known_before(
             partition_epoch=value(state).partition_epoch,
             isr=[(3, "3a"), (1, "1a"), (2, "2a"), (0, "0a")]))
     move(state, 0, 1, 2)
-    run(state, 0, epoch=before)  # On its way since before the move.
+    run(state, 0, epoch=before)  # on its way since before the move
     assert 0 not in state.topics["id-t"].partitions[0].processes
     run(state, 0, incarnation="b")
     assert state.topics["id-t"].partitions[0].processes[0].incarnation == "0b"
@@ -288,7 +288,7 @@ def test_a_move_that_waits_for_a_broker_that_is_down_takes_another_target(
     move(state, 3, 4, 2, throttle=1000)
     run(state, 3, 4)
     in_sync(state, 0, 1, 2, 3)
-    for broker in (0, 1, 4):  # Too few of before are left to cancel it.
+    for broker in (0, 1, 4):  # Too few old replicas are left to cancel the move.
         apply(state, broker_changes.fence_broker(state, broker, EVERYONE))
     with pytest.raises(InvalidReassignmentError, match="give it another"):
         cancel(state)
@@ -379,7 +379,7 @@ def test_a_cordoned_voter_is_replaced_and_the_other_joins_first(state: ClusterSt
     apply(state, reassignment.cordon_broker(state, 0, True))
     assert steps(state) == [[0, 2, 3, 4], [2, 3, 4]]
     apply(state, reassignment.cordon_broker(state, 2, True))
-    assert steps(state) == []  # There is nobody to take its place.
+    assert steps(state) == []  # no broker can take its place
 
 
 def test_a_cluster_that_forms_keeps_voters_that_have_not_registered_yet() -> None:
@@ -404,7 +404,7 @@ def test_a_broker_is_removed_when_it_holds_nothing_and_is_stopped(state: Cluster
     assert sorted(state.brokers) == [0, 1, 2, 3]
     assert voters(state) == [0, 1]
     assert steps(state) == [[0, 1, 2]]
-    register(state, 4, start=2)  # Started again, it joins anew.
+    register(state, 4, start=2)  # the broker started again and joins anew
     assert state.brokers[4].live and not state.brokers[4].cordoned
 
 
@@ -413,7 +413,7 @@ def test_the_replicas_of_a_broker_that_is_gone_are_moved_to_others(state: Cluste
     apply(state, reassignment.rebuild(state, {0}))
     assert (value(state).target, value(state).origin) == ((3, 1, 2), (0, 1, 2))
     assert reassignment.rebuild(state, {0}) == []
-    # The one that was to take them goes, too: the move starts over.
+    # The broker that was to take the replicas goes, too: the move starts over.
     apply(state, broker_changes.fence_broker(state, 3, EVERYONE))
     apply(state, reassignment.rebuild(state, {0, 3}))
     assert (value(state).target, value(state).origin) == ((4, 1, 2), (0, 1, 2))
@@ -450,7 +450,7 @@ def test_a_move_ends_where_the_replicas_of_before_are_all_that_is_left(
 def test_as_many_replicas_are_rebuilt_as_there_are_brokers_for(state: ClusterState) -> None:
     for broker in (0, 1, 4):
         apply(state, broker_changes.fence_broker(state, broker, EVERYONE))
-    assert members(state) == [2]  # Nobody can write, though broker 3 is idle.
+    assert members(state) == [2]  # no record can be written, though broker 3 is idle
     apply(state, reassignment.rebuild(state, {0, 1, 4}))
     assert value(state).target == (3, 1, 2)
     run(state, 3)
@@ -502,7 +502,7 @@ def test_more_replicas_are_added_and_the_majority_is_theirs_once_all_are_in_sync
     now = value(state)
     assert (now.target, now.origin) == ((0, 1, 2, 3, 4), (0, 1, 2))
     assert (now.leader, now.throttle_bytes_per_s) == (0, 1000)
-    # Partitions that are added are of the new factor at once; writes need no more than before.
+    # Added partitions have the new factor at once. Writes need no more replicas than before.
     assert (factor_of(state), min_insync(state)) == (5, 2)
     set_factor(state, 5, throttle=None)
     assert value(state).throttle_bytes_per_s is None

@@ -1,4 +1,5 @@
-"""Which offsets the batches of a streaming query read, whatever the log does and wherever it dies."""
+"""The offsets that the batches of a streaming query read, whatever the log does and wherever the
+query dies."""
 
 from __future__ import annotations
 
@@ -164,7 +165,7 @@ def test_a_commit_that_fits_no_batch_is_damage(written: MicroBatch | None, commi
 
 @dataclass
 class Query:
-    """What a query leaves on disk, and what it did: it dies after any of its steps."""
+    """The state that a query leaves on disk, and what it did. It dies after any of its steps."""
 
     start: list[Split]
     written: MicroBatch | None = None
@@ -172,7 +173,8 @@ class Query:
     runs: list[MicroBatch] = field(default_factory=list)
 
     def run(self, log: dict[int, list[int]], steps: int, offsets_max: int | None) -> None:
-        """One process of it, which ends after so many steps. `log`: partition to [start, end]."""
+        """One process of the query, which ends after so many steps. `log`: partition to [start,
+        end]."""
         found = resume(self.start, self.written, self.committed)
         progress = found.progress
         replay = found.replay

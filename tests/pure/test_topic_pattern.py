@@ -1,4 +1,4 @@
-"""Patterns over topic names: as `re` where both can, and never slow."""
+"""Patterns over topic names: they match as `re` does where both can, and are never slow."""
 
 from __future__ import annotations
 

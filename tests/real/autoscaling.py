@@ -1,6 +1,6 @@
 """A Ray whose autoscaler adds nodes and takes them away, on this machine.
 
-`ray.cluster_utils.AutoscalingCluster`, but it neither begins nor ends with `ray stop --force`, which
+It is `ray.cluster_utils.AutoscalingCluster` without `ray stop --force` at its begin and end, which
 would end every other Ray of the machine too, and it takes any free port.
 """
 
@@ -48,7 +48,8 @@ class AutoscaledRay(AutoscalingCluster):
         autoscaler_v2: bool = False,
         **config: Any,
     ) -> dict[str, Any]:
-        """Without the example file of Ray's repository, which is no part of the installed Ray."""
+        """The configuration, without the example file of Ray's repository, which Ray does not
+        install."""
         return {
             "cluster_name": "autoscaled",
             "max_workers": sum(one["max_workers"] for one in worker_node_types.values()),

@@ -18,7 +18,7 @@ from tests.local.support import STILL_RUNNING
 
 @pytest.fixture(scope="session", autouse=True)
 def no_ray_is_left() -> Iterator[None]:
-    while STILL_RUNNING:  # The floor below is over, and its cluster has many topics to look after.
+    while STILL_RUNNING:  # the shared cluster of the floor below has many topics
         STILL_RUNNING.pop().stop()
     yield
     ray.shutdown()
@@ -26,7 +26,7 @@ def no_ray_is_left() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def ray_here(no_ray_is_left: None) -> None:
-    """A local Ray of this process, for whoever asks first and all who follow."""
+    """A local Ray of this process, started by the first test that asks, and kept for all others."""
     if not ray.is_initialized():
         ray.init(address="local", num_cpus=2, include_dashboard=False)
 
@@ -41,7 +41,7 @@ def cluster(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 SPARK_FILES = ("test_spark_batch", "test_spark_batch_faults", "test_spark_example")
-"""Which share one Spark session: it takes a quarter of a minute to start, and two of Ray's CPUs."""
+"""The files that share one Spark session: it takes 15 s to start, and two of Ray's CPUs."""
 
 
 class _SharedSpark:

@@ -1,8 +1,8 @@
 """The driver of a streaming query, a process of its own, for test_spark_streaming to kill.
 
-`python streaming_driver.py CHECKPOINT TABLE FINISH`: writes each batch of the topic `flights` into a
-directory of Parquet files of its own, until the file FINISH is there and all is processed. Then it
-leaves the session while a batch runs, which cancels its Spark jobs. It says in lines what it does.
+`python streaming_driver.py CHECKPOINT TABLE FINISH` writes each batch of the topic `flights` into a
+directory of Parquet files of its own, until the file FINISH is there and all records are processed.
+Then it leaves the session while a batch runs, which cancels its Spark jobs. It prints what it does.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def leave_a_job_running(spark: SparkSession, checkpoint: str) -> StreamingQuery:
 
     query = rayq.spark.stream(spark, "flights", checkpoint=checkpoint).foreach_batch(wait).start()
     assert running.wait(60)
-    time.sleep(1)  # into the job
+    time.sleep(1)  # the job has begun by then
     return query
 
 

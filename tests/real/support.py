@@ -1,4 +1,4 @@
-"""What the tests on Ray share: the processes behind a cluster's actors."""
+"""Helpers of the tests on Ray: the processes behind a cluster's actors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def actors_of(cluster_name: str) -> list[dict[str, Any]]:
 
 
 def actor_pid(name: str) -> int | None:
-    """Of a running named actor; None while it does not run."""
+    """The pid of a running named actor; None while it does not run."""
     cluster_name = name.split(":")[1]
     pids: list[int] = [one["Pid"] for one in actors_of(cluster_name) if one["Name"] == name]
     return pids[0] if pids else None
@@ -34,7 +34,7 @@ def is_gone(pid: int) -> bool:
 
 
 def kill_all_below(pid: int) -> None:
-    """SIGKILL for a process and all that descends from it, the top first."""
+    """Sends SIGKILL to a process and all its descendants, the process itself first."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():

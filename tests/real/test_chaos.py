@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("kill-leader", "stop-leader", "kill-broker", "kill-controller", "kill-node")
-"""Whether a lost node returns before Ray has noticed its loss, or after, is the seed's choice."""
+"""The seed chooses whether a lost node returns before Ray has noticed its loss, or after."""
 
 
 @pytest.mark.thorough
@@ -21,7 +21,7 @@ KINDS = ("kill-leader", "stop-leader", "kill-broker", "kill-controller", "kill-n
 def test_a_minute_of_chaos_loses_nothing_and_stops_nobody(tmp_path: Path) -> None:
     file = tmp_path / "chaos.json"
     command = ["--minutes", "1", "--seed", "3", "--kinds", ",".join(KINDS), "--json", str(file)]
-    command += ["--leniency", "3"]  # `make chaos` holds the limits, on a machine of its own
+    command += ["--leniency", "3"]  # `make chaos` requires the limits, on a quiet machine
     ran = subprocess.run(
         [sys.executable, "-m", "proving.chaos", *command],
         env=os.environ | {"PYTHONPATH": str(ROOT), "CHAOS_TEST": str(tmp_path)},
@@ -39,7 +39,7 @@ def test_a_minute_of_chaos_loses_nothing_and_stops_nobody(tmp_path: Path) -> Non
 
 
 def processes_started_with(setting: str) -> list[str]:
-    """Everything that inherited an environment variable from the run."""
+    """All processes that inherited an environment variable from the run."""
     left = []
     for entry in Path("/proc").iterdir():
         try:

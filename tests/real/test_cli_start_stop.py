@@ -23,7 +23,7 @@ from rayq.cli.local_ray import processes_of, raylets_of, stop_ray
 from rayq.cli.main import run
 
 OTHERS = ("RAY_ADDRESS", "RAYQ_CLUSTER", "RAYQ_TOKEN")
-"""What could name another cluster."""
+"""The environment variables that could name another cluster."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -37,7 +37,8 @@ class Rayq:
             **rest,
             "RAYQ_HOME": str(home),
             "PYTHONPATH": str(ROOT),
-            # Not beside the Rays of others: its path is short, or sockets there would not fit.
+            # Its path is short, since the paths of Ray's sockets are limited, and apart from other
+            # Rays.
             "RAY_TMPDIR": temporary,
         }
 
@@ -56,7 +57,7 @@ class Rayq:
         )
 
     def python(self, line: str, **variables: str) -> str:
-        """What a script that begins so lists as topics."""
+        """The topics that a script lists which begins with this line."""
         program = f"{line}; print(cluster.admin.list_topics())"
         ran = subprocess.run(
             [sys.executable, "-c", program],
@@ -69,10 +70,11 @@ class Rayq:
         return ran.stdout
 
     def here(self, *arguments: str) -> str:
-        """In this process, for verbs that ask no Ray: they need no second to begin."""
+        """Runs in this process the verbs that need no Ray, to save the second that a program
+        needs."""
         with (
             pytest.MonkeyPatch.context() as patch,
-            unittest.mock.patch.dict(os.environ),  # A verb that does join a Ray sets its token mode.
+            unittest.mock.patch.dict(os.environ),  # A verb that joins a Ray sets its token mode.
             contextlib.redirect_stdout(StringIO()) as out,
         ):
             logger = logging.getLogger("rayq")  # which the command makes quiet
@@ -93,7 +95,7 @@ class Rayq:
         )
 
     def processes_of_ray(self) -> list[str]:
-        """Those that keep their files in the temporary directory of this test."""
+        """The processes that keep their files in the temporary directory of this test."""
         found = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -104,7 +106,8 @@ class Rayq:
 
     @staticmethod
     def in_kernel_session(ray_session: str) -> list[str]:
-        """What runs in the session that `ray start` began, and after which Ray calls its own."""
+        """The processes in the kernel's session that `ray start` began, which Ray's session is
+        named after."""
         found = []
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -139,10 +142,10 @@ def rayq(tmp_path: Path) -> Iterator[Rayq]:
 @pytest.mark.timeout(400)
 def test_a_cluster_from_start_to_stop_and_back(rayq: Rayq, tmp_path: Path) -> None:
     data = str(tmp_path / "data")
-    # Where nobody else reaches it.
+    # The cluster listens where only this machine reaches it.
     start = ("start", data, "--port", "23392", "-c", "bind_host=127.0.0.1")
     said = rayq.well(*start, "--brokers", "3", "--num-cpus", "3")
-    # They start at the same time: any of them may have the first port.
+    # The brokers start at the same time: any of them may have the first port.
     assert "3 brokers at " in said and "127.0.0.1:23392, " in said
     first = rayq.current
     assert (first["path"], first["started_ray"], first["name"]) == (data, True, "default")
@@ -151,7 +154,7 @@ def test_a_cluster_from_start_to_stop_and_back(rayq: Rayq, tmp_path: Path) -> No
     assert len(before) == len(processes_of(first["ray_session"]))
 
     rayq.here("topic", "create", "flights", "-p", "2", "-r", "3")
-    # What was printed, pasted into another shell; by address too, and through Ray.
+    # The printed lines work when pasted into another shell; so do an address, and Ray.
     assert "import rayq; cluster = rayq.connect()" in said
     for connect, variables in (
         ("rayq.connect()", {}),
@@ -177,7 +180,7 @@ def test_a_cluster_from_start_to_stop_and_back(rayq: Rayq, tmp_path: Path) -> No
     assert sorted(rayq.well("topic", "consume", "flights", "-e").split()) == [
         *("one", "three", "two")
     ]
-    # A stop that is broken off is repeated.
+    # A stop that was interrupted is repeated.
     session = rayq.current["ray_session"]
     running = len(rayq.in_kernel_session(session))
     stopping = rayq.popen("stop")

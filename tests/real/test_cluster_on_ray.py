@@ -36,7 +36,8 @@ def topic(cluster: Cluster) -> str:
 
 
 def replica_pid(cluster: Cluster, topic: str, broker: int | None) -> int:
-    """Waits until the replica has started and answers: on a busy machine each may take a while."""
+    """Waits until the replica has started and answers: on a busy machine each step may take a
+    while."""
     pids: list[int] = []
 
     def answers() -> bool:
@@ -122,7 +123,7 @@ def test_a_second_start_is_refused_clearly(cluster: Cluster, tmp_path: Path) -> 
     with pytest.raises(rayq.RayqError, match=r"named 'default' runs in this Ray already"):
         rayq.start(str(tmp_path))
     path = _data_path(cluster)
-    with rayq.start(path, brokers=3, exist_ok=True) as again:  # A notebook's cell, run twice.
+    with rayq.start(path, brokers=3, exist_ok=True) as again:  # a notebook's cell, run twice
         assert again.cluster_id == cluster.cluster_id
     with pytest.raises(rayq.RayqError, match=rf"path {path}, not {tmp_path}; 3 brokers, not 4"):
         rayq.start(str(tmp_path), brokers=4, exist_ok=True)

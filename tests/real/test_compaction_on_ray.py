@@ -25,7 +25,7 @@ from tests.real.support import is_gone
 
 KEYS = 100
 WAIT_S = 60.0
-"""For what helpers do or suffer: they get little time on a busy machine."""
+"""The limit for work of helpers: they get little time on a busy machine."""
 
 
 def helpers() -> dict[int, int]:
@@ -83,7 +83,7 @@ def test_helpers_and_replicas_die_while_a_topic_is_compacted(
         assert {one.key: one.value for one in read_all(cluster, "state", timeout_s=WAIT_S)} == state
 
     def helper() -> tuple[int, int]:
-        """One of a replica of ours, and that replica's process."""
+        """A helper of one of our replicas, and that replica's process."""
         ours: list[tuple[int, int]] = []
 
         def runs() -> bool:
@@ -97,7 +97,7 @@ def test_helpers_and_replicas_die_while_a_topic_is_compacted(
     with cluster.producer(compression_type="none", request_timeout_ms=2000) as producer:
         write(producer, 3000)
         pid, parent = helper()
-        with suppress(ProcessLookupError):  # It may have got done in time.
+        with suppress(ProcessLookupError):  # it may have ended already
             os.kill(pid, signal.SIGKILL)
         eventually(lambda: is_gone(pid), "the helper is gone", WAIT_S)
         assert not is_gone(parent), "its replica is not"
@@ -116,7 +116,7 @@ def test_helpers_and_replicas_die_while_a_topic_is_compacted(
     check()
 
     def is_compacted(broker: int) -> bool:
-        """Of 4000 records, of 60 bytes and more, one of each key is left."""
+        """Whether one record of each key is left, of 4000 records of 60 bytes and more."""
         return log_size(tmp_path / f"broker-{broker}" / "state-0") < 20_000
 
     eventually(lambda: all(map(is_compacted, range(3))), "all replicas are compacted", 2 * WAIT_S)

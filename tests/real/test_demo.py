@@ -19,7 +19,7 @@ def test_the_demo_accounts_for_every_flight_and_cleans_up(tmp_path: Path) -> Non
     ran = subprocess.run(
         [sys.executable, "-m", "rayq.demo"],
         cwd=tmp_path,
-        # A Ray of its own, as the demo of a reader has.
+        # The demo gets a Ray of its own, as on a reader's machine.
         env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
         | {"PYTHONPATH": str(ROOT), "COLUMNS": "120"},
         capture_output=True,

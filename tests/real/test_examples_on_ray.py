@@ -38,7 +38,7 @@ def run(working_dir: Path, ray_address: str, *arguments: str) -> str:
 
 @pytest.fixture
 def running_ray(ray_here: None) -> Iterator[str]:
-    """The address of this process's Ray: not each example has to start one."""
+    """The address of this process's Ray, so that not each example has to start one."""
     yield str(ray.get_runtime_context().gcs_address)
     with contextlib.suppress(rayq.RayqError):  # An example that failed leaves its cluster.
         rayq.connect().stop()

@@ -1,4 +1,4 @@
-"""The first start on Ray died while it formatted: the same command serves, the second time."""
+"""The first start on Ray died while it formatted: the same command works the second time."""
 
 from __future__ import annotations
 

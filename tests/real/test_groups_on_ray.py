@@ -39,7 +39,7 @@ def test_half_a_minute_of_members_that_come_and_go_leaves_nothing_out(
     print(ran.stdout)  # noqa: T201
     assert result["problems"] == [] and result["checker_faults"] == []
     assert result["acknowledged"] > 5_000 and result["changes"] >= 5
-    # Generous: what is measured in earnest is `make bench`'s business.
+    # The limit is generous: `make bench` measures in earnest.
     assert all(took_s < 10 for took_s in result["settling_s"]["kill"])
     assert result["longest_gap_in_rebalances_s"] < result["longest_gap_quiet_s"] + 2
 

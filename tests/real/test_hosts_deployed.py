@@ -1,4 +1,4 @@
-"""`deploy/local.yaml` on hosts with networks and processes of their own, and what befalls them."""
+"""`deploy/local.yaml` on hosts with networks and processes of their own, under faults."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ print(json.dumps(answers))
 sys.stdout.flush()
 os._exit(0)  # Closing the producer would raise what the answers tell.
 """
-"""Writes to a leader from its own host, once that is cut off; says what became of each record."""
+"""Writes to a leader from its own host, once that is cut off. Prints the outcome of each record."""
 
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
     reason = why_not()
     if reason is not None:
-        # Where it should be possible, being left out would go unnoticed.
+        # Where the test is possible, nobody would notice that it was skipped.
         assert os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("sshd")), reason
         pytest.skip(reason)
     with Hosts(tmp_path, 5) as made:
@@ -56,8 +56,8 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 @pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_a_deployed_cluster_outlives_a_cut_off_and_a_killed_host(hosts: Hosts) -> None:
-    """`ray up`, then a real partition with the old leader alive on the other side, a host that
-    dies, a host that is added: nothing acknowledged is lost."""
+    """`ray up`, a real partition with the old leader alive on the other side, a host that dies, a
+    host that is added: no acknowledged record is lost."""
     desk, head, first, second, spare = hosts
     deployment = Deployment(desk, [head, first, second], hosts.key)
     deployment.up()
@@ -93,8 +93,8 @@ def _wait_all_in_sync(cluster: Cluster, brokers: int) -> None:
 
 
 def _cut_off(cluster: Cluster, host: Host, load: Load) -> None:
-    """A real partition: the leader on the host goes on, reaches itself and a producer beside it,
-    and must not get a single record acknowledged by all into the log."""
+    """A real partition: the leader on the host goes on, and reaches itself and a producer beside
+    it. It must not get a single record into the log that all acknowledge."""
     broker = _broker_on(cluster, host)
     partition = next(n for n in range(PARTITIONS) if leader_of(cluster, "t", n) == broker)
     writers = [
@@ -111,7 +111,8 @@ def _cut_off(cluster: Cluster, host: Host, load: Load) -> None:
     load.wait_for_more(200)
     by_one, by_all = (json.loads(writer.communicate(timeout=60)[0]) for writer in writers)
     host.mend()
-    # It could tell that it was alone only after a while, so it took what nobody else was to have.
+    # The leader could tell only after a while that it was alone, so it took records that no other
+    # replica was to get.
     assert any(isinstance(answer, int) for answer in by_one), by_one
     assert all(isinstance(answer, str) for answer in by_all), by_all
     _wait_all_in_sync(cluster, 3)
@@ -120,8 +121,8 @@ def _cut_off(cluster: Cluster, host: Host, load: Load) -> None:
 def _kill_and_add(
     cluster: Cluster, deployment: Deployment, host: Host, spare: Host, load: Load
 ) -> None:
-    """A host dies, and another is added as an operator does: its address in the file, and a `ray
-    up` that restarts nothing."""
+    """A host dies, and another is added as an operator does: its address is added to the file, and
+    `ray up` restarts nothing."""
     dead = _broker_on(cluster, host)
     known = {one.broker for one in cluster.admin.describe_cluster().brokers}
     host.kill()
@@ -134,7 +135,7 @@ def _kill_and_add(
     )
     load.wait_for_more(200)
     eventually(lambda: bool(_live(cluster) - known), "a broker more", 60)
-    # It takes over what the dead one was to hold.
+    # The new host takes over the replicas of the dead one.
     (new,) = _live(cluster) - known
     cluster.admin.reassign_partitions(
         {TopicPartition("t", one): sorted(_live(cluster)) for one in range(PARTITIONS)},

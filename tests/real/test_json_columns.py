@@ -1,4 +1,5 @@
-"""JSON objects as typed columns: what parses, what does not and why, each record for itself."""
+"""JSON objects as typed columns: which objects parse, which do not and why, each record by
+itself."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ VALUES = NUMBERS | st.booleans() | st.text() | st.lists(st.integers()) | st.just
 
 
 def parse_one(kind: pa.DataType, text: str) -> tuple[Any, str | None]:
-    """What the field `x` becomes, and what is wrong."""
+    """The value of the field `x`, and its error."""
     (column,), (error,) = JsonColumns(pa.schema([("x", kind)])).parse([f'{{"x":{text}}}'.encode()])
     assert column.type == kind
     return (column.to_pylist() or [None])[0], error

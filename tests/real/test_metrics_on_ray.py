@@ -1,4 +1,4 @@
-"""What Ray's Prometheus endpoint really shows, against the catalogue, the dashboard and the alerts."""
+"""The output of Ray's Prometheus endpoint against the catalogue, the dashboard and the alerts."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from tests.local.support import eventually, partition_of, wait_in_sync
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 NAME = "metered"
 SCRAPED_TIMEOUT_S = 40.0
-"""How long until the agent has been told them all; see `ray_here` for how often it is."""
+"""How long it takes until the agent has all figures; `ray_here` sets how often it gets them."""
 ONLY_ASKED = {"rayq_process_up"}
-"""Made by who asks all processes; Prometheus has its own `up`."""
+"""The metrics of the program that asks all processes; Prometheus has its own `up`."""
 EXPORTED = {
     name: set(labels)
     for metric in CATALOGUE.values()
@@ -44,7 +44,7 @@ Scrape = dict[str, list[tuple[dict[str, str], float]]]
 
 @pytest.fixture(scope="module")
 def metered(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two brokers that have been through everything there is a figure for."""
+    """Two brokers in which everything has happened that has a figure."""
     path = str(tmp_path_factory.mktemp("metered"))
     cluster = rayq.start(path, brokers=2, name=NAME, port=19692, metrics_interval_ms=500)
     try:
@@ -58,7 +58,7 @@ def metered(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             while seen < 400:
                 seen += len(consumer.poll(timeout_s=1.0, max_records=400 - seen))
             consumer.commit()
-        # Nothing comes for it, so that it starts no consumers.
+        # No records come for this pool, so it starts no consumers.
         cluster.consumer_pool("orders", "idle", print, auto_offset_reset="latest")
         kill_follower(cluster)
         yield cluster

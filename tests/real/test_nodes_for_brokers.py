@@ -1,4 +1,4 @@
-"""Several nodes of Ray, played on this machine: brokers spread, join and leave with their node."""
+"""Several nodes of Ray on this machine: brokers spread, join and leave with their node."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from tests.real.support import actor_pid, actors_of
 pytestmark = pytest.mark.timeout(600)
 
 WAIT_S = 120.0
-"""For processes that Ray starts, each of which may take half a minute on a busy machine."""
+"""The limit for starts of Ray's processes, each of which may take 30 s on a busy machine."""
 OFFER = {"num_cpus": 1, "resources": {"rayq_broker": 1}}
 NOTICES_SOON = {
     "health_check_initial_delay_ms": 1000,
     "health_check_period_ms": 500,
     "health_check_failure_threshold": 3,
 }
-"""A node whose process is gone is noticed in 2 s, not 12; one that is slow is not taken for it."""
+"""A node whose process is gone is noticed in 2 s, not 12; a slow node does not count as gone."""
 
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[RayNodes]:
-    """The head and two more, one of which offers what brokers may ask for."""
+    """The head and two more nodes, one of which offers the resource that brokers may ask for."""
     ray.shutdown()
     cluster = RayNodes(
         initialize_head=True,
@@ -111,7 +111,7 @@ def test_brokers_follow_the_nodes(nodes: RayNodes, tmp_path: Path) -> None:
         one.node_id for one in cluster.admin.describe_cluster().brokers
     }
 
-    # A controller that starts anew sees nodes that joined since: their brokers are left alone.
+    # A controller that starts anew sees nodes that joined since, and leaves their brokers alone.
     before = {one["Name"]: one["Pid"] for one in actors_of("spread") if "broker" in one["Name"]}
     controller = actor_pid("rayq:spread:controller")
     assert controller is not None

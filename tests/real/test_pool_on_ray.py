@@ -23,15 +23,15 @@ from tests.real.support import actor_pid, actors_of, is_gone
 
 @pytest.fixture(scope="module")
 def cluster(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One broker: what dies here is none."""
+    """One broker: no broker dies here."""
     made = rayq.start(str(tmp_path_factory.mktemp("cluster")), brokers=1, port=19392)
     yield made
     made.stop()
 
 
 def keeping_accounts(directory: Path, *, record_s: float = 0.0) -> Callable[[list[Record]], None]:
-    """A handler that writes the values it was given to a file of its process; self-contained, as
-    the processes that run it do not have this module."""
+    """A handler that writes its values to a file of its process. It is self-contained, as the
+    processes that run it do not have this module."""
     path = str(directory)
 
     def handler(records: list[Record]) -> None:
@@ -50,7 +50,7 @@ def handled(directory: Path) -> Counter[int]:
 
 
 class Producing:
-    """Numbered records at a rate that can be changed, from a thread."""
+    """Produces numbered records from a thread, at a rate that can be changed."""
 
     def __init__(self, cluster: Cluster, topic: str) -> None:
         self.rate_per_s = 0
@@ -122,7 +122,7 @@ def test_a_pool_grows_and_shrinks_with_its_load_and_survives_kills_and_leaves_no
         assert pool.wait_idle(30).problem is None
         found = handled(tmp_path)
         assert set(found) == set(range(producing.sent))
-        # At-least-once: what the one that died had not committed yet came again, and no more.
+        # At-least-once: exactly the records that the dead consumer had not committed came again.
         assert sum(found.values()) - len(found) <= 400
 
     # Any process of this Ray can find it and stop it; nothing is left.

@@ -1,4 +1,4 @@
-"""Ray Data over the log: what is read and written is exact, also when processes die meanwhile."""
+"""Ray Data over the log: reads and writes are exact, also when processes die meanwhile."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def new_topic(cluster: Cluster) -> Callable[..., str]:
 
 
 def fill(cluster: Cluster, topic: str, count: int, *, padding: bytes = b"") -> None:
-    """Numbered records, in runs over all partitions."""
+    """Writes numbered records, in runs over all partitions."""
     with cluster.producer() as producer:
         producer.send_many(topic, [b"%d" % number + padding for number in range(count)])
 
@@ -295,7 +295,7 @@ def test_a_task_whose_worker_is_killed_is_repeated_without_doubles(
 ) -> None:
     topic = new_topic(partitions=2)
     marker = tmp_path / "killed"
-    # Else the write gets its first block when the task has made all rows.
+    # Otherwise the write gets its first block when the task has made all rows.
     monkeypatch.setattr(ray.data.DataContext.get_current(), "target_max_block_size", 2**20)
 
     def die_once(batch: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The data outlives the cluster: after a stop, and after kill -9 of everything."""
+"""The data outlives the cluster: after a stop, and after kill -9 of all processes."""
 
 from __future__ import annotations
 

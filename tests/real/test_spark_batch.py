@@ -36,13 +36,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # starting Spark coun
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """In this process: Spark's workers reach it over sockets like any other."""
+    """A cluster in this process: Spark's workers reach it over sockets like any other."""
     with LocalCluster(brokers=1, data_dir=str(tmp_path_factory.mktemp("local")), **FAST) as made:
         yield made
 
 
 def fill(cluster: Cluster, topic: str, partitions: int = 2, records: int = 10) -> None:
-    """Values 0, 1, ... one after another over the partitions; timestamps 1,000 ms apart."""
+    """Writes the values 0, 1, ... one after another over the partitions, with timestamps 1,000 ms
+    apart."""
     cluster.create_topic(topic, partitions)
     with cluster.producer() as producer:
         for number in range(records):
@@ -61,7 +62,7 @@ def numbers(df: Any) -> list[int]:
 
 
 def task_error(action: Any) -> str:
-    """What an action fails with, as the user reads it."""
+    """The error of an action, as the user reads it."""
     from pyspark.errors import PySparkException
 
     with pytest.raises(PySparkException) as caught:

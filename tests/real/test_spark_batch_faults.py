@@ -27,7 +27,7 @@ CHUNK = 2_000
 
 @pytest.fixture(scope="module")
 def cluster(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three brokers on Ray, with few processes: the killed ones lead several partitions."""
+    """Three brokers on Ray, with few processes: a killed process leads several partitions."""
     path = tmp_path_factory.mktemp("faults")
     made = rayq.start(str(path), brokers=3, port=19892, name="faults", replicas_per_process=4)
     yield made
@@ -36,7 +36,7 @@ def cluster(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="module")
 def filled(cluster: Cluster) -> str:
-    """48 MB that do not compress in one partition: more than a reader fetches ahead."""
+    """A topic of 48 MB that do not compress in one partition: more than a reader fetches ahead."""
     cluster.create_topic("filled", 1, 3)
     with cluster.producer(batch_size=256 * 1024) as producer:
         for start in range(0, RECORDS, CHUNK):
@@ -56,7 +56,8 @@ def leader_pid(cluster: Cluster, topic: str, partition: int = 0) -> int:
 
 @contextmanager
 def once(happens: Callable[[], bool], act: Callable[[], None]) -> Iterator[None]:
-    """Acts in another thread as soon as something happens; it has to, before the block ends."""
+    """Calls `act` in another thread as soon as `happens()`, which has to come before the block
+    ends."""
     acted, given_up = threading.Event(), threading.Event()
 
     def watch() -> None:
@@ -103,7 +104,7 @@ def watched(df: Any, marker: Path, pause_s: float = 0.2) -> Any:
 
 
 def source(spark: Any, rows: int, tasks: int) -> Any:
-    """Numbers as values that take some room, many Arrow batches to a task."""
+    """Rows of numbers whose values take some room, with many Arrow batches to a task."""
     from pyspark.sql import functions as fn
 
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", CHUNK)
@@ -209,7 +210,7 @@ def test_an_executor_killed_during_a_write_costs_and_doubles_no_record(
     from rayq.spark import write
 
     cluster.create_topic("executor", 2, 3)
-    # Behind a shuffle, whose files die with the executor: all is computed anew.
+    # The rows come from a shuffle, whose files die with the executor: all are computed anew.
     df = watched(source(spark, 120_000, 4), tmp_path, pause_s=0.0).distinct()
 
     def kill_the_executor() -> None:

@@ -1,4 +1,4 @@
-"""What a program that uses Spark prints beside its results: nothing that is no news."""
+"""The stderr of a program that uses Spark: nothing beside its results but news."""
 
 from __future__ import annotations
 

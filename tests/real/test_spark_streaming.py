@@ -30,11 +30,11 @@ pytestmark = [
 
 DRIVER = Path(__file__).with_name("streaming_driver.py")
 COUNT = int(os.environ.get("RAYQ_STREAMED_FLIGHTS", "20000"))
-"""A part of the flights; 336776 are all."""
+"""A part of the flights; all flights are 336776."""
 SEED = int(os.environ.get("RAYQ_STREAMING_SEED", random.randrange(10_000)))
 PARTITIONS = 3
 START_TIMEOUT_S = 240.0
-"""A driver is up in a quarter of a minute, where it has the machine to itself."""
+"""A driver starts in 15 s where no other work uses the machine."""
 FINISH_TIMEOUT_S = 240.0 + COUNT / 500
 
 
@@ -49,7 +49,7 @@ def cluster(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 class Driver:
-    """A driver process and what it said."""
+    """A driver process and the lines that it printed."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self._log = folder / f"driver-{number}.log"
@@ -75,7 +75,7 @@ class Driver:
 
     @property
     def committed(self) -> int:
-        """How many batches are, by all drivers so far."""
+        """How many batches all drivers so far have committed."""
         names = os.listdir(self._folder / "checkpoint/commits")
         return max((int(name) + 1 for name in names if name.isdecimal()), default=0)
 
@@ -92,7 +92,7 @@ class Driver:
             time.sleep(0.02)
 
     def kill(self) -> None:
-        """The driver alone: its JVM and executors have to notice by themselves."""
+        """Kills the driver alone: its JVM and executors have to notice by themselves."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
@@ -108,8 +108,8 @@ class Driver:
 
 
 class Stream:
-    """Produces the flights from a thread, a few every moment, until they are all sent: in a time
-    that `hurry` cuts short."""
+    """Produces the flights from a thread, a few every moment, until all are sent; `hurry` shortens
+    the time."""
 
     def __init__(self, cluster: Cluster, flights: list[FlightRecord]) -> None:
         self.sent: dict[tuple[int, int], FlightRecord] = {}
@@ -190,7 +190,7 @@ def test_every_flight_is_there_once_although_the_driver_was_killed_twice(
     assert [int(one.name[-5:]) for one in batches] == list(range(committed))
     assert len(ids) == 1, "one query, whatever the process"
 
-    # What the group shows, the query has processed.
+    # The query has processed the records that the group shows.
     progress = cluster.admin.describe_group(GROUP)
     assert progress.lag == 0 and len(progress.partitions) == PARTITIONS
     ends = {place: one.offset for place, one in progress.partitions.items()}

@@ -1,4 +1,4 @@
-"""One situation, played by hand in the simulated world: a cluster, a client, and what tests ask."""
+"""One situation in the simulated world: a cluster, a client, and questions that tests ask."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rayq.core.metadata_records import PartitionValue
 
 
 class Stage:
-    """The cluster that runs, and a client on a host of its own. Its calls are for partition 0."""
+    """A running cluster, and a client on a host of its own. Its calls are for partition 0."""
 
     def __init__(self, world: World, cluster: SimulatedCluster) -> None:
         self.world = world
@@ -38,7 +38,7 @@ class Stage:
         self.admin = AsyncAdmin(self.client)
 
     async def send(self, topic: str, values: Iterable[bytes]) -> None:
-        """Returns once all are acknowledged (acks=all)."""
+        """Returns once all records are acknowledged (acks=all)."""
 
         async def send() -> None:
             producer = AsyncProducer(self.client, ProducerConfig())
@@ -49,7 +49,7 @@ class Stage:
         await self.process.run(send())
 
     def value(self, topic: str) -> PartitionValue:
-        """As the broker with the newest metadata knows it."""
+        """The partition as the broker with the newest metadata knows it."""
         newest = max(self.cluster.brokers.values(), key=lambda broker: broker.metadata.version)
         state = newest.metadata.state
         return state.topics[state.topic_ids[topic]].partitions[0].value
@@ -92,8 +92,8 @@ def play(
     keeps_invariants: bool = True,
     limit_s: float = 300,
 ) -> None:
-    """Runs `script` on a fresh cluster. `keeps_invariants`: not where acknowledged records may be
-    lost on purpose."""
+    """Runs `script` on a fresh cluster. `keeps_invariants` is False where acknowledged records may
+    be lost on purpose."""
     with World(seed) as world:
         cluster = SimulatedCluster(world, brokers=brokers, config=config)
         stage = Stage(world, cluster)

@@ -28,7 +28,8 @@ def test_a_broker_that_was_away_for_long_does_not_drop_a_tombstone_too_soon() ->
         await stage.process.run(write(stage))
         [broker] = stage.in_sync("t")
         assert has_tombstone(stage, broker)
-        # It is away before a pass of the cleaner is due, and for longer than tombstones stay.
+        # The broker is away before a pass of the cleaner is due, and for longer than tombstones
+        # stay.
         stage.hosts[broker].power_loss()
         await stage.pause(AWAY_S)
         stage.cluster.start_broker(broker)

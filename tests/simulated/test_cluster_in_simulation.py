@@ -1,4 +1,4 @@
-"""Controller, three brokers, replicas and a producer in the simulated world: the seams are real."""
+"""Controller, three brokers, replicas and a producer run together in the simulated world."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_nothing_acknowledged_is_lost_when_leader_controller_and_power_go(seed: 
 
 
 def test_a_broker_that_answers_the_first_controller_late_is_told_of_it() -> None:
-    """It knows of nobody: nothing but the controller can tell it."""
+    """The broker knows no other broker: only the controller can tell it."""
     with World(1) as world:
         cluster = SimulatedCluster(world)
         cluster.peers = []

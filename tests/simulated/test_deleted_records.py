@@ -1,4 +1,4 @@
-"""What delete_records has answered for does not come back, whoever leads."""
+"""Records whose deletion was acknowledged do not come back, whichever replica leads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_deleted_records_do_not_come_back_with_a_leader_that_was_away() -> None:
         stage.hosts[3].power_loss()
         stage.hosts[4].power_loss()
         await stage.until(lambda: stage.in_sync("t") == {2}, "one to go on")
-        # The one that left last may lead without it, and has all the records.
+        # The replica that left last may lead without it, and has all the records.
         with pytest.raises(TimeoutError, match="min_insync_replicas = 2"):
             await run(admin.delete_records({PLACE: 40}, timeout_s=5))
         stage.cluster.start_broker(3)
@@ -41,8 +41,8 @@ def test_deleted_records_do_not_come_back_with_a_leader_that_was_away() -> None:
 
 
 def test_they_do_not_come_back_with_a_member_that_joined_after_they_were_deleted() -> None:
-    """One that was away lacks nothing but the news that records were deleted: it may join at its
-    first fetch, and be all that is left right after."""
+    """A replica that was away lacks only the news that records were deleted: it may join at its
+    first fetch, and be the only one left right after that."""
 
     async def script(stage: Stage) -> None:
         run, admin = stage.process.run, stage.admin

@@ -24,7 +24,7 @@ WAIT_S = 5.0
 
 
 class PlayedLeader:
-    """A pool and a connection in one: answers with what stands in a list, then never."""
+    """A pool and a connection in one: it gives the answers in a list, then none."""
 
     closed = False
 
@@ -64,7 +64,7 @@ def follow(
     last_unclean_epoch: int | None = None,
     prepare: Callable[[ReplicaLog], Awaitable[None]] | None = None,
 ) -> tuple[ReplicaLog, PlayedLeader]:
-    """A log of 30 records in three epochs, and what became of it after these answers."""
+    """A log of 30 records in three epochs, and its state after these answers."""
     leader = PlayedLeader(answers)
 
     async def script(process: Process) -> ReplicaLog:

@@ -16,7 +16,7 @@ def test_voters_whose_disks_were_full_elect_a_controller_once_there_is_room() ->
         full = [
             host.disk.fail("write", "create", error=errno.ENOSPC) for host in stage.hosts[:2]
         ]
-        # Its epoch ends, and nobody can promise another one.
+        # The controller's epoch ends, and no voter can promise another one.
         cluster.kill_controller()
         stage.hosts[2].power_loss()
         await asyncio.sleep(10)

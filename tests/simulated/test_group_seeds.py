@@ -1,4 +1,4 @@
-"""Groups and compaction under faults: some seeds, and those that once found a bug."""
+"""Groups and compaction under faults: some seeds, and seeds that once found a bug."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.simulated.support import found_by, passing
 
 GROUPS = ("--scenario", "groups")
 FOUND_BUGS = "6,33"
-"""Seeds that failed once; docs/history.md tells what each found."""
+"""Seeds that failed once; docs/history.md tells which bug each found."""
 QUICK_HUNTS = ("assigned_before_it_was_given_up", "served_before_the_replay")
 """Planted bugs that the first seeds find; `make hunt` plants the others."""
 

@@ -1,5 +1,5 @@
-"""A leader alone, its followers played: whom it answers, when, and what it tells a follower whose
-log differs."""
+"""A leader alone, with its followers acted by the test: which requests it answers, when, and what
+it tells a follower whose log differs."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ def test_a_reader_that_waits_gets_a_record_as_soon_as_it_is_committed() -> None:
         (20, 4, None),
         (21, 4, LogTruncatedError),
         (5, 3, LogTruncatedError),
-        (25, 9, NotLeaderError),  # It was read from a leader of after this one.
+        (25, 9, NotLeaderError),  # The position was read from a later leader.
         (37, 9, NotLeaderError),
         (30, None, None),
         (31, None, OffsetOutOfRangeError),
@@ -408,7 +408,8 @@ def test_only_a_proposal_that_was_refused_for_certain_is_forgotten(refusal: Exce
         await led.fetched(2, 31, LEADER_EPOCH)
         is_refused = isinstance(refusal, StalePartitionError)
         await asyncio.sleep(WAIT_S)
-        # One that may have been accepted holds the high watermark until its third member has all.
+        # A proposal that may have been accepted holds the high watermark until its third member has
+        # all.
         assert led.log.high_watermark == (31 if is_refused else 30)
 
     leading(work)

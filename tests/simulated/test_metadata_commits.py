@@ -1,5 +1,5 @@
-"""When a controller takes a metadata record for committed, and whose log it takes over (Raft's
-rules, docs/protocol.md, rule 3): a quorum against voters that a test plays."""
+"""When a controller takes a metadata record for committed, and which voter's log it takes over
+(Raft's rules, docs/protocol.md, rule 3): a quorum against voters that a test plays."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PlayedVoter:
         self.heard_ms_ago: int | None = None
         self.is_up = True
         self.takes_up_to: int | None = None
-        """The last index that reaches its disk; None: all."""
+        """The last index that reaches the voter's disk; None: all do."""
         self.commit_index = 0
 
     def answer(self, request: Any, payload: bytes, voters: list[tuple[int, str]]) -> Any:
@@ -144,7 +144,7 @@ def test_a_record_of_an_earlier_epoch_is_committed_only_by_one_of_this_epoch_aft
     brokers[0].is_up = False
 
     async def work(quorum: Quorum, at: list[tuple[str, int]]) -> None:
-        # All have two records of epoch 1, and nobody takes what begins epoch 2.
+        # All have two records of epoch 1, and no voter takes the record that begins epoch 2.
         for broker in brokers:
             broker.takes_up_to = 2
         taking = asyncio.ensure_future(quorum.take_over(at, silent_s_min=0))

@@ -1,4 +1,5 @@
-"""The disk fails under a broker's copy of the metadata: it does not go on with what it knew before."""
+"""The disk fails under a broker's copy of the metadata: the broker does not go on with old
+metadata."""
 
 from __future__ import annotations
 

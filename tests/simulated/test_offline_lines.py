@@ -1,4 +1,4 @@
-"""Whoever looks at the warnings hears of partitions that nobody leads, but not while a start gets on."""
+"""The log warns of partitions without a leader, but not while a start gets on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_partition_that_stays_offline_after_a_start_is_a_warning(
         await stage.pause(OFFLINE_PATIENCE_S)
         assert levels() == [logging.INFO, logging.WARNING]
         assert f"waits for broker {leader}" in caplog.text
-        # From now on at once, and once.
+        # From now on the warning comes at once, and once.
         cluster.start_broker(leader)
         await stage.until(lambda: stage.value("t").leader == leader, "it to lead", limit_s=30)
         cluster.kill_broker(leader)

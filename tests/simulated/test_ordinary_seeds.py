@@ -1,4 +1,4 @@
-"""The ordinary workload under faults: some seeds, and those that once found a bug."""
+"""The ordinary workload under faults: some seeds, and seeds that once found a bug."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import pytest
 
 from tests.simulated.support import passing, simulate
 
-pytestmark = pytest.mark.timeout(600)  # They have little of the CPU.
+pytestmark = pytest.mark.timeout(600)  # seeds run at low priority
 
 FOUND_BUGS = "53,61,62,249,413"
-"""Seeds from 50 on that failed once; docs/history.md tells what each found."""
+"""Seeds from 50 on that failed once; docs/history.md tells which bug each found."""
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ FIRST_SEEDS = {
     "directory_removed_by_old_metadata": 2,
     "refusal_of_an_older_proposal_believed": 61,
 }
-"""Where to begin, so that a hunt need not look for long; where it stands does not matter."""
+"""The first seed of each hunt, so that a hunt need not look for long; other seeds would do, too."""
 
 EASY = (
     "high_watermark_without_followers",

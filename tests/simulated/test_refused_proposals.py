@@ -34,7 +34,7 @@ def test_a_refused_proposal_is_repeated_after_a_pause_and_accepted_at_last() -> 
         leader._propose = refuse
         cluster.start_broker(away)
         await stage.until(lambda: len(refused) > 0, "a proposal to take it in again")
-        for _ in range(int(REFUSED_FOR_S * 100)):  # Each has a fetch of the follower follow.
+        for _ in range(int(REFUSED_FOR_S * 100)):  # A fetch of the follower follows each record.
             await stage.send("t", [b"more"])
             await stage.pause(0.01)
         assert 3 <= len(refused) <= 1 + 2 * REFUSED_FOR_S / PROPOSAL_PAUSE_S

@@ -1,7 +1,7 @@
 """A replica leaves a broker and comes back, and its leader hears of both at once.
 
 The process that hosted it lives on, because it hosts another replica. If it hosted this one again,
-in a new directory, the leader would count what it had flushed before.
+in a new directory, the leader would count what the old replica had flushed.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ async def _script(world: World, cluster: SimulatedCluster, moves: MoveInvariants
         return state.topics[state.topic_ids["t"]].partitions[0].value
 
     async def begin() -> None:
-        await admin.create_topic("other", 1, 4)  # It keeps each broker's one process alive.
+        await admin.create_topic("other", 1, 4)  # its replicas keep each broker's one process alive
         await admin.create_topic("t", 1, 3)
         producer = AsyncProducer(client, ProducerConfig())
         for number in range(RECORDS):
@@ -106,14 +106,14 @@ async def _script(world: World, cluster: SimulatedCluster, moves: MoveInvariants
     await process.run(move([leader, stays, joins]))
     await cluster.wait_until(known_to_leader, "the leader to hear of the new replica", limit_s=5)
     # From now on the leader is heard, and proposes that the new replica joins, but does not hear
-    # what becomes of it.
+    # the answer.
     network.cut([cluster.controller_host], [hosts[leader]], both_ways=False)
     network.heal([hosts[joins]], [hosts[leader]])
     await cluster.wait_until(lambda: not value().target, "the move to be over", limit_s=3)
     await cluster.wait_until(
         lambda: disk.find(directory) is None, "the directory to be removed", limit_s=3
     )
-    network.cut([hosts[leaves]], [hosts[leader]])  # So that it comes back empty.
+    network.cut([hosts[leaves]], [hosts[leader]])  # so that the replica comes back empty
     await process.run(move([leader, stays, leaves]))
     await cluster.wait_until(
         lambda: leaves in moves.state.topics[moves.state.topic_ids["t"]].partitions[0].processes,
@@ -133,8 +133,8 @@ async def _script(world: World, cluster: SimulatedCluster, moves: MoveInvariants
 
 @contextlib.contextmanager
 def followers_kept_over_moves() -> Iterator[None]:
-    """A process hosts a partition again, in a new directory, and its leader has not forgotten it:
-    what keeps the two apart is taken out."""
+    """Takes out the code that keeps two replicas of one process apart: the process hosts a
+    partition again, in a new directory, and its leader has not forgotten the first."""
     committed = PartitionState.committed
     register = broker_changes.register_replicas
 

@@ -1,4 +1,4 @@
-"""A voter's metadata log on the simulated disk: what a call did is there after any crash."""
+"""A voter's metadata log on the simulated disk: the effect of a call is there after any crash."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ State = tuple[int, tuple[int | None, int | None, bytes | None], list[Entry]]
 
 
 class Voter:
-    """Random use of one metadata log through crashes. `state` is what it must hold; while a call is
-    under way, `changed` is what it may hold instead."""
+    """Random use of one metadata log through crashes. `state` is the content that it must hold;
+    while a call is under way, it may hold `changed` instead."""
 
     def __init__(self, seed: int, traps: bool = False) -> None:
-        """`traps`: crashes at any disk operation."""
+        """With `traps` the process crashes at any disk operation."""
         self.traps = traps
         self.world = World(seed)
         self.rng = self.world.random
@@ -97,7 +97,7 @@ class Voter:
         self.change((epoch, snapshot, entries), lambda: self.log.promise(epoch))
 
     def append(self) -> None:
-        """Some new entries; now and then of a new epoch and in place of old ones."""
+        """Appends some entries; now and then they have a new epoch and replace old ones."""
         promised, snapshot, entries = self.state
         first, last = self.log.first_index, self.log.last_index
         start, epoch = last + 1, max(self.log.last_epoch, 1)
@@ -122,7 +122,8 @@ class Voter:
             )
 
     def install(self) -> None:
-        """Another voter's snapshot: of what is held here, of what is not, or of other records."""
+        """Installs another voter's snapshot: of records held here, of missing ones, or of other
+        records."""
         promised, _, entries = self.state
         index = self.log.last_index + self.rng.randint(-3, 5)
         if index <= (self.log.snapshot_index or 0):

@@ -1,7 +1,7 @@
 """The real log on the simulated disk: crashes at any disk operation, power losses, faults.
 
 A model remembers what was appended, what `flushed_offset` promised, and what was cut. After each
-crash the log is opened anew and compared with it, byte for byte.
+crash the log is opened anew and compared with the model, byte for byte.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ PRODUCERS = 3
 
 
 class Model:
-    """What the log has to be: `batches` from the first ever appended, by base offset."""
+    """The expected state of the log: `batches` from the first ever appended, by base offset."""
 
     def __init__(self) -> None:
         self.batches: list[tuple[BatchHeader, bytes]] = []
         self.start = 0
         self.start_asked = 0
-        """How far the log start was ever moved; a crash may take it back."""
+        """The furthest offset that the log start was ever moved to; a crash may take that back."""
         self.start_min = 0
         """No crash brings the log start below this."""
         self.sure = 0
-        """Nothing below this may be lost to a power loss."""
+        """The offset below which no record may be lost to a power loss."""
         self.origin = 0
-        """Where the log began, or was reset to."""
+        """The offset where the log began, or was reset to."""
         self.high_watermark = 0
         self.in_doubt: tuple[BatchHeader, bytes] | None = None
-        """A batch whose append the process died in."""
+        """The batch in whose append the process died."""
         self.reset_in_doubt: int | None = None
 
     @property
@@ -76,7 +76,7 @@ class Workload:
     """Random use of one log, through crashes, on one host."""
 
     def __init__(self, seed: int, flush: str = "disk", traps: bool = False) -> None:
-        """`traps`: crashes at any disk operation."""
+        """With `traps` the process crashes at any disk operation."""
         self.world = World(seed)
         self.traps = traps
         self.rng = self.world.random
@@ -97,7 +97,7 @@ class Workload:
     # --- life and death ---------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Opens the log; a crash may meet it on the way."""
+        """Opens the log. A crash may interrupt that."""
         while True:
             self.process = self.host.process("storage")
             self.disk = self.process.environment.disk
@@ -170,8 +170,8 @@ class Workload:
     # --- steps ------------------------------------------------------------------------------------
 
     def new_batch(self) -> bytearray:
-        """The next batch of some producer; one that retention made the log forget takes a new
-        epoch, as a client does."""
+        """The next batch of some producer. A producer that retention made the log forget takes a
+        new epoch, as a client does."""
         producer = self.rng.randrange(PRODUCERS)
         last = self.last_of_producers().get(producer)
         count = self.rng.randint(1, 5)
@@ -216,7 +216,7 @@ class Workload:
         self.model.batches.append((stamped, bytes(data)))
 
     def append_as_follower(self) -> None:
-        """Batches as another log stamped them, several at once."""
+        """Appends several batches at once, as another log stamped them."""
         other_world = World(self.rng.getrandbits(32))
         disk = other_world.host().process("leader").environment.disk
         leader = Log.open(disk, "/l", TopicConfig(), checkpoint_bytes=1 << 30, now_ms=self.now_ms)
@@ -238,7 +238,8 @@ class Workload:
         try:
             end = self.log.append_as_follower(payload)
         except ProcessDied:
-            # Any number of them may be there: they are "in doubt" like an append, one by one.
+            # Any number of the batches may be there: each is "in doubt" like the batch of an
+            # append.
             self.model.batches += batches
             self.model.in_doubt = batches[0]
             raise
@@ -290,7 +291,7 @@ class Workload:
             )
 
     def truncate(self) -> None:
-        """To any offset: the batch that holds it goes too."""
+        """Cuts the log at any offset: the batch that holds the offset goes too."""
         if not self.model.batches:
             return
         recent = [
@@ -328,7 +329,7 @@ class Workload:
         self.model.reset(offset)
 
     def reopen(self) -> None:
-        """A clean stop and a start."""
+        """Stops cleanly and starts again."""
         high_watermark = self.model.high_watermark
         self.log.close(high_watermark)
         self.model.sure = self.model.end
@@ -389,7 +390,7 @@ class Workload:
             assert log.last_epoch == self.model.epoch
 
     def verify_producers(self) -> None:
-        """Every batch of which a retry may still come is known as a duplicate."""
+        """Each batch that a producer may still send again is known as a duplicate."""
         by_producer: dict[int | None, list[BatchHeader]] = defaultdict(list)
         for header, _ in self.model.batches:
             known = by_producer[header.producer_id]

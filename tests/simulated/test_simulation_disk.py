@@ -1,4 +1,4 @@
-"""The crashable disk: what was synced survives everything; what was not may come out in any way."""
+"""The disk that crashes: synced bytes survive everything; others may come out in any way."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def disk() -> Iterator[Disk]:
 
 
 def outcomes(write: object, seeds: int = 60, path: str = "/d/f") -> set[bytes | None]:
-    """What `path` holds after `write(disk)` and a power loss, for many seeds."""
+    """The contents that `path` has after `write(disk)` and a power loss, for many seeds."""
     assert callable(write)
     found: set[bytes | None] = set()
     for seed in range(seeds):
@@ -269,7 +269,7 @@ def test_a_failed_sync_loses_its_pages_for_good() -> None:
             file.sync_data()
         assert caught.value.errno == errno.EIO
         assert fault.times_left == 0
-        file.sync_data()  # says nothing: the pages count as clean
+        file.sync_data()  # raises nothing: the pages count as clean
         host.power_loss()
         lost |= host.disk.read("/f") != b"a" * 9000
         world.close()
@@ -379,8 +379,8 @@ def test_a_copy_of_a_disk_is_what_was_there_then() -> None:
 def test_an_append_only_file_keeps_its_synced_part(
     seed: int, steps: list[tuple[str, int | None]]
 ) -> None:
-    """Whatever is appended, synced and cut: a power loss leaves all that was synced, and never a
-    byte of neither the file nor zero."""
+    """Whatever is appended, synced and cut: a power loss leaves all synced bytes, and any other
+    byte is zero or from the file."""
     world, host, process, _ = new(seed)
     disk = process.environment.disk
     disk.open("/f", create=True).close()

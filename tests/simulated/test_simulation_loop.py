@@ -1,4 +1,4 @@
-"""The virtual-time loop: time, order, limits, and what it says when it is stuck."""
+"""The virtual-time loop: time, order, limits, and its message when it is stuck."""
 
 from __future__ import annotations
 

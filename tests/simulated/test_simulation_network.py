@@ -17,7 +17,7 @@ PORT = 9392
 
 
 class Recorder(asyncio.Protocol):
-    """Keeps what it gets; `echo` sends it back."""
+    """Keeps the bytes that it gets; with `echo` it sends them back."""
 
     def __init__(self, echo: bool = False) -> None:
         self.echo = echo
@@ -60,7 +60,7 @@ class Recorder(asyncio.Protocol):
 
 
 class BufferedEcho(asyncio.BufferedProtocol):
-    """Reads into 100 bytes of its own, and echoes."""
+    """Reads into a buffer of 100 bytes, and echoes."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport: Any = transport
@@ -159,7 +159,7 @@ def test_names_loopback_and_free_ports() -> None:
     sizes=st.lists(st.integers(1, 50_000), min_size=1, max_size=30),
 )
 def test_bytes_arrive_once_and_in_order_for_any_seed(seed: int, sizes: list[int]) -> None:
-    """Also through a protocol of small buffers, cut links, slow links, and pauses of both."""
+    """This holds also with small buffers, cut links, slow links, and pauses of both processes."""
     sent = random.Random(seed).randbytes(sum(sizes))
 
     async def script(pair: Pair) -> None:

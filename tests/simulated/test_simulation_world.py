@@ -1,4 +1,4 @@
-"""Hosts and processes: what dies with a process, what a pause holds, clocks, threads, traces."""
+"""Hosts and processes: deaths, pauses, clocks, threads, traces."""
 
 from __future__ import annotations
 

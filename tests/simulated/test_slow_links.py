@@ -1,4 +1,4 @@
-"""A follower behind a slow link catches up: answers that take long are not given up."""
+"""A follower behind a slow link catches up: it waits for answers that take long."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def catches_up(partitions: int, batches: int, batch_bytes: int) -> None:
             await stage.process.run(stage.admin.create_topic(topic, 1, 3))
             if stage.value(topic).leader != 2:
                 topics.append(topic)
-        noise = Random(1)  # It cannot be compressed.
+        noise = Random(1)  # noise cannot be compressed
         behind = stage.hosts[2]
         others = [host for host in stage.hosts if host is not behind]
         stage.network.cut([behind], others)

@@ -1,4 +1,4 @@
-"""Whoever stops the whole cluster dies on the way: the brokers that were not stopped go on."""
+"""The command that stops the whole cluster dies on the way: brokers that were not stopped go on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_partitions_of_a_stopped_broker_get_leaders_after_a_stop_that_died() -> 
         controller = cluster.controller.controller_host.controller
         assert controller is not None
         await cluster.controller_process.run(controller.handle(PrepareStop()))
-        # And that was all: the command that wanted to stop the brokers was killed.
+        # The command that was to stop the other brokers was killed after this.
         await cluster.broker_processes[0].run(cluster.brokers[0].stop())
         cluster.kill_broker(0)
         await stage.until(

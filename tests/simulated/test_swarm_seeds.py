@@ -1,4 +1,4 @@
-"""Seeds that draw a small selection of clients, faults and sizes, and what they say of it."""
+"""Seeds that draw a small selection of clients, faults and sizes, and how they describe it."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def make_batch(
     producer_epoch: int = 0,
     base_sequence: int | None = None,
 ) -> bytearray:
-    """A batch whose values say which records they are; not compressed, so that sizes are known."""
+    """A batch whose values name their records. It is not compressed, so that sizes are known."""
     return encode_batch(
         [value_of(number, size) for number in range(first, first + count)],
         timestamps_ms=timestamp_ms,
@@ -53,7 +53,7 @@ def append(
     producer_id: int | None = None,
     base_sequence: int | None = None,
 ) -> BatchHeader:
-    """Appends one batch of `count` records whose values are those of their offsets."""
+    """Appends one batch of `count` records whose values name their offsets."""
     batch = make_batch(
         log.end_offset,
         count,
@@ -72,7 +72,7 @@ def flush(log: Log, *, checkpoint: bool = False, high_watermark: int = 0) -> Non
 
 
 def learn(log: Log, cleaned_offset: int, tombstone_horizon: int = 0) -> None:
-    """What a leader says of the records that come next."""
+    """Tells the log a leader's statement about the records that come next."""
     state = log.plan_learning(log.end_offset, cleaned_offset, tombstone_horizon)
     if state is not None:
         write_clean_state(LocalDisk(), log.directory, state)
@@ -80,7 +80,7 @@ def learn(log: Log, cleaned_offset: int, tombstone_horizon: int = 0) -> None:
 
 
 def read_bytes(log: Log, start: int | None = None, bytes_max: int = 1 << 20) -> bytes:
-    """All of the log from `start` on, by as many reads as it takes."""
+    """All bytes of the log from `start` on, by as many reads as it takes."""
     offset, data = log.start_offset if start is None else start, b""
     while offset < log.end_offset:
         result = log.plan_read(offset, log.end_offset, bytes_max).run()
@@ -118,8 +118,8 @@ class CountingFile(LocalFile):
 
 
 class CountingDisk(LocalDisk):
-    """Counts the bytes that are read, and the syncs, which it leaves out: these tests kill processes
-    (the simulated disk is for power losses)."""
+    """Counts the bytes that are read, and the syncs. It does not sync: these tests kill processes,
+    and the simulated disk is for power losses."""
 
     def __init__(self) -> None:
         self.bytes_read = 0
@@ -194,7 +194,8 @@ class FaultyDisk(LocalDisk):
 
 @dataclass
 class Place:
-    """Where a test keeps its log. `open` opens it, again and again if need be."""
+    """The directory where a test keeps its log. `open` opens the log, again and again if need
+    be."""
 
     path: Path
     disk: LocalDisk = field(default_factory=CountingDisk)

@@ -1,4 +1,4 @@
-"""Compaction of one log: what stays, what goes, what readers and restarts see of it."""
+"""Compaction of one log: which records stay and go, and what readers and restarts see of it."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def write(
 
 
 def commit(log: Log) -> None:
-    """All of it is on disk and committed, and a checkpoint says so."""
+    """Makes all records durable and committed, with a checkpoint."""
     flush(log, checkpoint=True, high_watermark=log.end_offset)
 
 
@@ -99,7 +99,7 @@ def roll(log: Log) -> None:
 
 
 def run_pass(log: Log, now_ms: int = NOW_MS, memory_bytes: int = MIB) -> CleaningResult | None:
-    """One pass, if one is due."""
+    """Runs one pass, if one is due."""
     cleaning = log.plan_cleaning(now_ms, memory_bytes=memory_bytes, bytes_per_s=MIB)
     if cleaning is None:
         return None
@@ -518,7 +518,7 @@ def test_compact_alone_keeps_what_retention_would_delete(compacted: Place) -> No
 def test_retention_deletes_old_keys_of_a_compacted_log_that_goes_on_growing(
     compacted: Place,
 ) -> None:
-    """Each pass merges what is old with what is new: the result must not be new for ever."""
+    """Each pass merges old records with new ones: the result must not count as new for ever."""
     retention_ms, step_ms = 1000, 100
     compacted.config = TopicConfig(
         **{  # type: ignore[arg-type]
@@ -594,7 +594,7 @@ def test_a_pass_that_runs_out_of_room_leaves_nothing_behind(compacted: Place) ->
 
     class FillingDisk(FaultyDisk):
         def free_bytes(self, path: str) -> int:
-            """A disk on which others write as well."""
+            """The free bytes of a disk to which others write as well."""
             made.update(self.list(path))
             return GIB if len(made) < 6 else 64 * MIB
 

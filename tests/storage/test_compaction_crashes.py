@@ -42,7 +42,7 @@ def commit(log: Log) -> None:
 
 
 def fill(log: Log, first: int = 0) -> None:
-    """Segments of all kinds: some become one, one is emptied, one stays as it is."""
+    """Makes segments of all kinds: some are merged, one is emptied, one stays as it is."""
     for number in range(first, first + 45):
         if number % 15 < 5:
             records = [(b"a", b"%d" % number), (b"k%d" % (number % 4), b"x" * 30)]
@@ -95,9 +95,9 @@ def crash_everywhere(
     work: Callable[[Log, Disk], None],
     check: Callable[[list[Record], Log], None],
 ) -> int:
-    """Runs `work` on a prepared log with a crash at its first disk operation, then at its second and
-    so on until it gets through, as a kill of the process and as a loss of power; `check` sees the
-    records of before and the log opened anew. Returns how many operations there are."""
+    """Runs `work` on a prepared log with a crash at its first disk operation, then at its second,
+    and so on until it gets through: once as a kill of the process, once as a loss of power. `check`
+    gets the earlier records and the log opened anew. Returns how many operations there are."""
     count = 0
     is_through = False
     while not is_through:

@@ -1,4 +1,4 @@
-"""Who a directory belongs to, and who holds it."""
+"""The broker that a directory belongs to, and the process that holds it."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_one_partition_that_cannot_be_read_hides_none_of_the_others(path: str) -
     Path(newer, "partition.json").write_text('{"format_version": 99}')
     assert [at for _, at in directory.partitions()] == [good]
     assert DataDirectory.partition_topic_id(LocalDisk(), bad) is None
-    with pytest.raises(StorageError, match=r"partition\.json is damaged"):  # Its replica says so.
+    with pytest.raises(StorageError, match=r"partition\.json is damaged"):  # its replica raises it
         open_partition(bad)
     directory.close()
 

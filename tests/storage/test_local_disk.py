@@ -37,7 +37,7 @@ def test_a_cached_read_gives_the_bytes_or_none(tmp_path: Path) -> None:
     file.pwrite(b"x" * 10_000, 0)
     for length, position in ((10_000, 0), (20_000, 5000), (10, 10_000), (10, 50_000)):
         assert file.pread_cached(length, position) in (file.pread(length, position), None)
-    # Drop it from the cache: no matter what the kernel does, the answer is right or None.
+    # The file is dropped from the cache: whatever the kernel does, the answer is right or None.
     file.sync_data()
     os.posix_fadvise(file.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     assert file.pread_cached(10_000, 0) in (b"x" * 10_000, None)

@@ -199,7 +199,8 @@ def test_tail_reads_need_no_index_and_long_ones_fill_what_was_asked_for(place: P
 
 @pytest.mark.parametrize("bytes_max", [20_000, 1 << 30])
 def test_a_read_of_many_small_batches_looks_at_few_of_them(place: Place, bytes_max: int) -> None:
-    """Those that no checkpoint has brought to the index file, too; of a limit below the end."""
+    """This holds also for batches that no checkpoint has brought to the index file, and for a limit
+    below the end."""
     disk = place.disk = CountingDisk()
     log = place.open()
     for _ in range(3 * segment_list.RECENT_BATCHES):
@@ -286,7 +287,7 @@ def test_a_read_planned_before_its_segment_was_deleted_still_runs(place: Place) 
 
 
 def leader_bytes(place: Place, counts: list[int], *, epoch: int = 0, start: int = 0) -> bytearray:
-    """Batches as a leader stamped them."""
+    """The bytes of batches as a leader stamped them."""
     data = bytearray()
     for count in counts:
         batch = make_batch(start, count)

@@ -318,7 +318,7 @@ def test_a_snapshot_that_no_checkpoint_covers_does_not_count(place: Place) -> No
     assert [int(path.name[:20]) for path in place.files(".snapshot")] == [6]
 
 
-# --- what a start costs -----------------------------------------------------------------------------
+# --- what a start costs ---------------------------------------------------------------------------
 
 
 def test_a_start_reads_the_unsynced_tail_and_not_the_log(place: Place) -> None:
@@ -347,7 +347,7 @@ def test_a_start_reads_the_unsynced_tail_and_not_the_log(place: Place) -> None:
         append(log, 10, size=6400)
     tail = 32 * 10 * 6400
     flush(log)
-    # Once to check it, once to write it again.
+    # The tail is read once to check it, and once to write it again.
     assert tail < bytes_read_at_open() < 2 * tail + 512 * 1024
     assert bytes_read_at_open() < 256 * 1024, "the recovery has written a checkpoint"
 

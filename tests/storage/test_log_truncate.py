@@ -1,4 +1,4 @@
-"""The end of a log moves back, or all of it goes; the start moves on."""
+"""The end of a log moves back, or the whole log goes; the start moves on."""
 
 from __future__ import annotations
 
@@ -142,7 +142,8 @@ def test_a_reset_log_begins_where_it_is_told_with_the_leaders_state(
 
 
 def test_a_reset_leaves_the_files_of_its_new_segment_on_disk(place: Place) -> None:
-    # Their names are synced with the reset: the flush of a first record does not see to that.
+    # The names of the files are synced with the reset: the flush of a first record does not do
+    # that.
     log = place.open()
     append(log, 10)
     log.reset(500, [(3, 0)], b"")
@@ -187,7 +188,7 @@ def test_a_torn_first_batch_leaves_a_reset_log_at_its_start(place: Place) -> Non
     assert again.append_as_follower(payload) == 510
 
 
-# --- retention --------------------------------------------------------------------------------------
+# --- retention ------------------------------------------------------------------------------------
 
 
 def test_retention_goes_by_append_time_not_by_record_time(place: Place) -> None:

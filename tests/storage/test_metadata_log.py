@@ -1,4 +1,4 @@
-"""A voter's copy of the metadata log: durable, cut only where it was never answered for."""
+"""A voter's copy of the metadata log: durable, and cut only where no answer was based on it."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def test_a_disk_that_fails_ends_the_voter(path: str, operation: str) -> None:
 def random_change(
     state: State, log: MetadataLog, rng: random.Random
 ) -> tuple[State, Callable[[], None]]:
-    """The state after some change, and the change."""
+    """The state after a change, and the change."""
     promised, index, epoch, data, held = state
     first = 1 if index is None else index + 1
     last = held[-1][0] if held else first - 1

@@ -71,7 +71,7 @@ def test_a_read_without_a_descriptor_harms_nothing(
     for _ in range(40):
         append(log)
     flush(log)
-    log = place.open()  # Its closed segments are not open.
+    log = place.open()  # The files of closed segments are not open.
     faulty.faults["open"] = error
     with pytest.raises(OpenFilesLimitError):
         log.plan_read(0, 40, 10_000).run()
@@ -81,7 +81,7 @@ def test_a_read_without_a_descriptor_harms_nothing(
 
 @pytest.fixture
 def no_descriptors() -> Iterator[None]:
-    """The process may open nothing more."""
+    """The process cannot open any more files."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     probe = os.open(os.devnull, os.O_RDONLY)
     os.close(probe)

@@ -1,4 +1,4 @@
-"""Producer state for a log that begins at an offset: nothing of what may yet be cut off."""
+"""Producer state for a log that begins at an offset: nothing of batches that may yet be cut off."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def produced(sequence: int) -> bytes:
 
 
 def test_a_batch_above_the_offset_is_not_known_and_one_below_still_is() -> None:
-    # A follower that restarts at its leader's log start once got the leader's end of producer
-    # state: as leader it then took a batch for a duplicate that nobody had.
+    # A follower that restarted at its leader's log start once got the producer state of the
+    # leader's end: as leader it then took a batch for a duplicate that no replica had.
     state = ProducerState()
     for number in range(4):
         appended(state, 5 * number, 10 + 5 * number)

@@ -1,4 +1,5 @@
-"""A segment is rolled on a disk that fails: the running log and the next start agree on what is."""
+"""A segment is rolled on a disk that fails: the running log and the next start agree on the
+records."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ CONFIG = TopicConfig(segment_bytes=1024, index_interval_bytes=100)
 
 
 class FailingDisk(FaultyDisk):
-    """Fails one of the operations to come, by its number."""
+    """Fails one of the next operations, by its number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +75,7 @@ def test_a_log_that_found_no_room_for_a_new_segment_can_be_opened_again(
     with pytest.raises(DiskFullError):
         append(log, 5, size=100)
     disk.faults.clear()
-    append(log)  # It fits the old segment, and lies where the new one would have begun.
+    append(log)  # the batch fits the old segment, where the new one would begin
     for _ in range(20):
         append(log)
     flush(log, checkpoint=True)
@@ -102,7 +103,7 @@ def test_whatever_fails_while_segments_are_rolled_nothing_that_was_flushed_is_lo
                 if log.failure is not None:
                     break
             except OSError:
-                break  # Of a sync: the replica ends.
+                break  # the error of a sync: the replica ends
             flushed = log.flushed_offset
             written = log.failure or read_bytes(log)
         was_met, disk.fails_after = disk.fails_after is None, None

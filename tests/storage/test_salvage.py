@@ -1,4 +1,4 @@
-"""Reads around damage: all that is left is answered, and what is not is named."""
+"""Reads around damage: all records that are left are answered, and lost ones are named."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_whatever_byte_is_damaged_the_rest_is_read_and_the_gap_is_named(
     sound = path.read_bytes()
     batches = list(split_batches(sound))
     first, last = batches[0][1].base_offset, batches[-1][1].next_offset
-    # Every byte of two batches: one inside the segment, and its last.
+    # Two whole batches are damaged: one inside the segment, and its last.
     positions = [
         position
         for at, header in (batches[2], batches[-1])

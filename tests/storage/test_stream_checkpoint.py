@@ -42,7 +42,8 @@ HOLDER = CheckpointHolder("host", 1, 1, "run")
 
 
 def batch_of(number: int, variant: int = 0) -> MicroBatch:
-    """Batch `number`, as one process decides it; another finds more in the log."""
+    """Batch `number`, as one process decides it; another `variant` finds more records in the
+    log."""
     start = 3 + 10 * number
     ranges = [Split("flights", TOPIC_ID, 0, start, start + 10), START[1]]
     return MicroBatch(number, variant, ranges)
@@ -58,7 +59,8 @@ def start(checkpoint: Checkpoint) -> Resumption:
 
 
 def run(checkpoint: Checkpoint, count: int, variant: int, ran: list[MicroBatch]) -> None:
-    """A query's work up to the batch `count`; `ran` are the batches in the order they ran."""
+    """Runs a query up to the batch `count`. `ran` gets the batches in the order in which they
+    ran."""
     found = start(checkpoint)
     progress = found.progress
     if found.replay is not None:
@@ -278,7 +280,8 @@ time.sleep(60)
 
 @pytest.mark.parametrize("kind", ["local", "lease"])
 def test_the_lock_of_a_killed_process_blocks_nobody(tmp_path: Path, kind: str) -> None:
-    # As URL of an fsspec file system that is no plain directory to us, but shared by processes.
+    # The URL names an fsspec file system that we do not take for a plain directory, but that
+    # processes share.
     url = str(tmp_path) if kind == "local" else f"dir::file://{tmp_path}"
     with subprocess.Popen([sys.executable, "-c", HOLD, url], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == b"locked\n"
@@ -326,7 +329,7 @@ def test_a_url_with_one_slash_is_no_local_directory(
     with pytest.raises(CheckpointError, match="://"):
         Checkpoint.open(url, "run")
     assert list(tmp_path.iterdir()) == []
-    Checkpoint.open(f"./{url}", "run").close()  # so it is one
+    Checkpoint.open(f"./{url}", "run").close()  # as a path it is accepted
 
 
 ELSEWHERE = CheckpointHolder("elsewhere", 7, 7, "first")
@@ -344,7 +347,7 @@ def test_a_lease_that_is_renewed_is_in_use() -> None:
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
-        if len(slept) == 3:  # its holder, meanwhile
+        if len(slept) == 3:  # the holder renews it meanwhile
             first._beat += 1
             first._write()
 
@@ -374,7 +377,7 @@ def test_a_lease_that_stands_still_is_over_and_its_holder_may_write_no_more() ->
 def test_a_lease_is_waited_for_unless_its_holder_is_of_this_boot_and_these_pids() -> None:
     me = this_process("first")
     assert me.boot_id is not None and me.pid_namespace is not None
-    ended = msgspec.structs.replace(me, pid=2**22 + 1, started=1)  # above pid_max: nobody's
+    ended = msgspec.structs.replace(me, pid=2**22 + 1, started=1)  # above pid_max
 
     def waited_for(holder: CheckpointHolder) -> bool:
         store = in_memory(str(uuid.uuid4()), holder)

@@ -43,7 +43,7 @@ Scenario = Callable[[], Coroutine[Any, Any, None]]
 
 @dataclass
 class Wire:
-    """What a test needs to put both ends of the wire together; closed at the end of `run`."""
+    """Makes both ends of the wire for a test, and closes them at the end of `run`."""
 
     secret: bytes = SECRET
     opened: list[Any] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Wire:
         return echo(peer, request, payload)
 
     def keep(self, one: Any) -> Any:
-        """Closes it at the end of the test."""
+        """Closes `one` at the end of the test."""
         self.opened.append(one)
         return one
 
@@ -146,7 +146,7 @@ class RawClient:
         return Frame(flags, api, correlation, body[:header_bytes], payload)
 
     async def read_to_end(self) -> bytes:
-        """What came until the server closed."""
+        """The bytes that came until the server closed."""
         try:
             return await self.reader.read()
         except ConnectionError:

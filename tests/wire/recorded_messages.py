@@ -1,7 +1,7 @@
 """One example of each message, and their bytes as earlier versions wrote them.
 
-`python -m tests.wire.recorded_messages` adds the messages that are new to `recorded_messages.json`.
-What stands there is never changed: it is what servers and clients of those versions send.
+`python -m tests.wire.recorded_messages` adds new messages to `recorded_messages.json`. Its entries
+are never changed: servers and clients of those versions send these bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def kinds() -> dict[str, type[Any]]:
 
 
 def example_of(kind: type[Any]) -> Any:
-    """With another value in each field that takes a number."""
+    """An example with another value in each field that takes a number."""
     numbers = itertools.count(1)
 
     def value_of(of: inspect.Type) -> Any:

@@ -1,4 +1,4 @@
-"""What a server holds for its clients is bounded, whatever they ask for and do not read."""
+"""A server holds a bounded amount for its clients, whatever they ask for and do not read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def assert_served(wire: Any, server: Server) -> None:
 
 
 class Leader:
-    """Answers fetches by a mebibyte each, once it may; everything else at once."""
+    """Answers each fetch with a mebibyte, once it may; other requests at once."""
 
     def __init__(self, *, takes_room: bool = True) -> None:
         self.made = 0
@@ -123,7 +123,7 @@ def test_a_client_that_takes_nothing_for_long_is_disconnected(
 def test_a_client_for_which_too_much_is_unsent_is_disconnected(
     run: Any, wire: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
 ) -> None:
-    """Where handlers do not ask for room: many answers of middling size."""
+    """Here handlers do not ask for room: there are many answers of middling size."""
     monkeypatch.setattr(server_module, "UNSENT_BYTES_MAX", 20 * MIB)
 
     async def scenario() -> None:
@@ -222,7 +222,7 @@ def test_the_requests_of_one_client_do_not_keep_others_waiting(run: Any, wire: A
             PREFIX.pack(12 + len(one), 1, 0, 20, 7, len(one)) + one
             for one in [ENCODER.encode(Produce("t", 1, 0, 1, 10))] * 1500
         )
-        busy.write(frames)  # They arrive at once.
+        busy.write(frames)  # all frames arrive at once
         await client.request(Produce("t", 2, 0, 1, 10), timeout_s=5)
         assert served.index(2) < 1400
         for _ in range(1500):

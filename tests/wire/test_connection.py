@@ -167,7 +167,7 @@ def test_a_one_way_request_is_carried_out_and_answered_only_by_an_error(
 
         client = await wire.connect(await wire.serve(handler))
         refused: list[RayqError] = []
-        client.send(make_produce(1), b"zero")  # nobody listens
+        client.send(make_produce(1), b"zero")  # no caller waits for it
         await client.request(make_produce(2), b"one", timeout_s=5)
         client.on_refused = lambda _connection, error: refused.append(error)
         client.send(make_produce(0), b"two")
@@ -254,7 +254,7 @@ def test_requests_time_out_each_at_its_own_deadline(run: Any, wire: Any, make_pr
             ended[number] = loop.time() - began
         assert order == [1, 2, 0]
         assert all(ended[n] >= waits_ms[n] / 1000 - 0.005 for n in ended)
-        answers[1].set_result(ProduceResponse(1, 0, 0))  # a late answer harms nobody
+        answers[1].set_result(ProduceResponse(1, 0, 0))  # a late answer does no harm
         answers[3].set_result(ProduceResponse(3, 0, 0))
         assert (await futures[3])[0].base_offset == 3
         assert not client.closed

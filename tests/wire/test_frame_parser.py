@@ -30,7 +30,7 @@ def resident_bytes() -> int:
 
 
 def feed(parser: FrameParser, data: bytes, chunk_sizes: list[int]) -> list[Plain]:
-    """All frames in `data`, handed over in chunks of these sizes, in turn and again."""
+    """All frames in `data`, handed over in chunks of these sizes, again and again."""
     frames: list[Plain] = []
     position = turn = 0
     while position < len(data):

@@ -1,4 +1,4 @@
-"""Whoever reaches the port can open sockets and say nothing; the others are served all the while."""
+"""Clients that open sockets and say nothing: other clients are served all the while."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HONEST = 20
 
 
 async def open_silent(server: Server, count: int, source: str = "127.0.0.1") -> list[socket.socket]:
-    """Sockets that connect and never say a word."""
+    """Opens sockets that connect and never send a byte."""
     loop = asyncio.get_running_loop()
     opened = []
     for _ in range(count):
@@ -37,7 +37,7 @@ async def open_silent(server: Server, count: int, source: str = "127.0.0.1") -> 
 
 
 def count_open(sockets: list[socket.socket]) -> int:
-    """How many the server has not closed."""
+    """How many of the sockets the server has not closed."""
 
     def is_open(one: socket.socket) -> bool:
         try:
@@ -113,7 +113,7 @@ def test_unfinished_handshakes_are_bounded_and_the_oldest_goes_first(
     few: None,
     eventually: Callable[..., Any],
 ) -> None:
-    """Also those that never begin TLS."""
+    """This holds also for sockets that never begin TLS."""
 
     async def scenario() -> None:
         server = await wire.serve(config=tls if is_encrypted else None)
@@ -173,7 +173,7 @@ def test_a_full_house_is_shared_out_by_address() -> None:
     assert handshakes.add("b1", "B") is None
     assert handshakes.add("c1", "C") == "a1"
     assert handshakes.add("d1", "D") == "a2"
-    assert handshakes.add("e1", "E") == "a3"  # all have one: the oldest of all
+    assert handshakes.add("e1", "E") == "a3"  # all addresses have one: the oldest of all goes
     assert handshakes.remove("b1")
     assert not handshakes.remove("b1")
     assert sorted(handshakes) == ["c1", "d1", "e1"]
@@ -201,7 +201,7 @@ def test_clients_are_told_before_the_descriptors_of_files_and_servers_are_touche
     async def scenario() -> None:
         server = await wire.serve()
         with pytest.raises(OverloadedError, match="ulimit"):
-            for _ in range(100):  # Each takes two: both ends are here.
+            for _ in range(100):  # each takes two descriptors, since both ends are here
                 await wire.connect(server)
         broker = await wire.connect(server, wire.server_identity(broker=2))
         await broker.request(Produce("topic", 1, 0, 1, 10), timeout_s=5)
@@ -227,7 +227,7 @@ def test_a_flood_of_sockets_leaves_descriptors_for_files(
             while True:
                 silent += await open_silent(server, 1)
         except OSError:
-            pass  # This end has none left; the server's end runs in the same process.
+            pass  # no descriptor is left here; the server runs in this process
         await client.request(Produce("topic", 1, 0, 1, 10), timeout_s=5)
         close(silent)
         await eventually(lambda: len(server._unauthenticated) == 0)

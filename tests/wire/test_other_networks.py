@@ -15,7 +15,8 @@ from rayq.wire.server import Server
 
 
 class MemoryTransport:
-    """One direction's sender: hands bytes to the peer's protocol on later turns, in odd pieces."""
+    """The sender of one direction: it hands bytes to the peer's protocol on later turns, in odd
+    pieces."""
 
     def __init__(self, protocol: Any) -> None:
         self._loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Messages of earlier versions are read, and those of later ones: fields of tomorrow are passed over."""
+"""Messages of earlier and of later versions are read: unknown fields are passed over."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ def test_fields_of_tomorrow_are_passed_over(name: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Lists for tuples."""
+    """The value with lists in place of tuples."""
     return msgspec.msgpack.decode(msgspec.msgpack.encode(value))

@@ -57,7 +57,7 @@ def test_a_failed_attempt_fails_all_who_waited_and_the_next_tries_again(
         assert [type(outcome) for outcome in outcomes] == [DisconnectedError] * 5
         causes = [
             type(outcome.__cause__) for outcome in outcomes
-        ]  # a probe tells by it who is dead
+        ]  # a probe learns from the cause that the server is dead
         assert causes == [ConnectionRefusedError] * 5
         await server.start("127.0.0.1", port)
         assert not (await pool.get("127.0.0.1", port)).closed

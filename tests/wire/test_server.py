@@ -80,7 +80,7 @@ def test_a_client_cannot_call_what_is_for_servers(run: Any, wire: Any) -> None:
 
 
 def test_refused_requests_are_timed_as_answered_ones_are(run: Any, wire: Any) -> None:
-    """Else a cluster whose every write runs into a timeout would look fast."""
+    """Otherwise a cluster whose every write runs into a timeout would look fast."""
 
     async def scenario() -> None:
         def handler(peer: Any, request: Any, payload: memoryview) -> Any:
@@ -302,7 +302,7 @@ def test_random_bytes_never_stop_the_server(
         for _ in range(3):
             peer = await (wire.raw_authenticated if authenticated else wire.raw)(server)
             data = random_bytes()
-            with contextlib.suppress(OSError, RuntimeError):  # closed already
+            with contextlib.suppress(OSError, RuntimeError):  # the server has closed it already
                 for start in range(0, len(data), 300):
                     peer.write(data[start : start + 300])
                     await asyncio.sleep(0)
@@ -347,7 +347,7 @@ def test_connections_above_the_limit_are_told_so(run: Any, wire: Any, eventually
         await wire.connect(server)
         with pytest.raises(OverloadedError, match="max_connections"):
             await wire.connect(server)
-        broker = await wire.connect(server, wire.server_identity(broker=2))  # It is let in.
+        broker = await wire.connect(server, wire.server_identity(broker=2))  # a broker is let in
         broker.close()
         first.close()
         await eventually(lambda: len(server._authenticated) == 1)

@@ -94,9 +94,9 @@ def test_a_client_of_another_ca_is_refused(
     async def scenario() -> None:
         server = await wire.serve(config=config)
         with pytest.raises(AuthenticationError, match="TLS"):
-            await wire.connect(server, config=foreign)  # it does not trust the server
+            await wire.connect(server, config=foreign)  # this client does not trust the server
         with pytest.raises((AuthenticationError, DisconnectedError)):
-            await wire.connect(server, config=trusting)  # the server does not trust it
+            await wire.connect(server, config=trusting)  # the server does not trust this client
         await wire.connect(server, config=config)
 
     run(scenario)
