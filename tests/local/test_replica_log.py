@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -179,6 +180,31 @@ def test_a_directory_is_held_until_no_thread_works_in_it(tmp_path: Path) -> None
             return True
 
         await until(is_free, "the directory is free")
+
+    run(work)
+
+
+def test_the_error_of_a_flush_that_the_replica_has_abandoned_is_no_news(tmp_path: Path) -> None:
+    async def work(environment: Environment, disk: HeldDisk) -> None:
+        told: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        log = await opened(environment, tmp_path / "t-0")
+        go_on = threading.Event()
+
+        def flush() -> None:
+            assert go_on.wait(PATIENCE_S)
+            raise OSError("Input/output error")
+
+        flushing = asyncio.ensure_future(log._run(flush))
+        await asyncio.sleep(0)
+        log.abandon()
+        flushing.cancel()
+        await asyncio.wait((flushing,))
+        go_on.set()
+        await until(lambda: not log._jobs, "the flush has ended")
+        del flushing
+        gc.collect()
+        assert told == []
 
     run(work)
 

@@ -491,8 +491,15 @@ class ReplicaLog:
         done: the next process that opens or renames the directory must find no thread at work."""
         step = asyncio.ensure_future(self.environment.threads.run(job))
         self._jobs.add(step)
-        step.add_done_callback(self._jobs.discard)
+        step.add_done_callback(self._ended)
         return step
+
+    def _ended(self, step: asyncio.Future[Any]) -> None:
+        self._jobs.discard(step)
+        if not step.cancelled():
+            # The caller hears of an error, unless it was cancelled: then the log is being
+            # abandoned, and its disk stays as it is.
+            step.exception()
 
     async def learn(self, offset: int, cleaned_offset: int, tombstone_horizon: int) -> None:
         """Keeps what the leader says of the records from `offset` on, durable before they are
