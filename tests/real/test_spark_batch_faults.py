@@ -167,8 +167,6 @@ def test_a_task_that_fails_half_way_is_repeated_without_a_duplicate(
 ) -> None:
     from rayq.spark import write
 
-    cluster.create_topic("half", 2, 3)
-
     def fails_once(batches: Any) -> Any:
         from pyspark import TaskContext
 
@@ -180,10 +178,16 @@ def test_a_task_that_fails_half_way_is_repeated_without_a_duplicate(
             yield batch
 
     df = source(spark, 60_000, 3)
-    written = write(df.mapInArrow(fails_once, df.schema), "half", key="key", cluster=cluster)
-    assert written.records == 60_000
-    assert written.repeated > 0, "the first attempt had written something"
-    assert_each_once(spark, cluster, "half", 60_000)
+    for attempt in range(10):
+        topic = f"half-{attempt}"
+        cluster.create_topic(topic, 2, 3)
+        written = write(df.mapInArrow(fails_once, df.schema), topic, key="key", cluster=cluster)
+        assert written.records == 60_000
+        assert_each_once(spark, cluster, topic, 60_000)
+        # On a busy machine the task can fail before its first batch is acknowledged.
+        if written.repeated:
+            return
+    pytest.fail("no first attempt had written anything")
 
 
 def test_two_attempts_at_the_same_time_write_nothing_twice(spark: Any, cluster: Cluster) -> None:
