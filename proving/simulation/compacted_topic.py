@@ -67,6 +67,19 @@ class _Key:
         )
 
 
+def new_producer(client: Client, rng: random.Random) -> AsyncProducer:
+    """A producer that is patient or not, and sends large batches or small ones."""
+    return AsyncProducer(
+        client,
+        ProducerConfig(
+            delivery_timeout_ms=rng.choice((4_000, 15_000)),
+            request_timeout_ms=2_000,
+            batch_size=rng.choice((512, 65_536)),
+            linger_ms=rng.choice((0, 20)),
+        ),
+    )
+
+
 class CompactedTopic:
     """See the module."""
 
@@ -90,15 +103,7 @@ class CompactedTopic:
 
     async def write(self, name: str, client: Client, rng: random.Random, is_on: Any) -> None:
         """Writes while `is_on()`; returns once every record has an outcome."""
-        producer = AsyncProducer(
-            client,
-            ProducerConfig(
-                delivery_timeout_ms=rng.choice((4_000, 15_000)),
-                request_timeout_ms=2_000,
-                batch_size=rng.choice((512, 65_536)),
-                linger_ms=rng.choice((0, 20)),
-            ),
-        )
+        producer = new_producer(client, rng)
         count = 0
         while is_on():
             for _ in range(rng.randint(1, ROUND_RECORDS_MAX)):

@@ -16,11 +16,11 @@ from functools import partial
 from typing import Any
 
 from proving.simulation.cluster import SimulatedCluster
+from proving.simulation.compacted_topic import new_producer
 from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.client import Client
 from rayq.client.consuming.consumer import AsyncConsumer
-from rayq.client.producing.producer import AsyncProducer
-from rayq.config import ConsumerConfig, ProducerConfig
+from rayq.config import ConsumerConfig
 from rayq.errors import DeliveryError, RayqError
 from rayq.records import Record, RecordMetadata, TopicPartition
 
@@ -71,15 +71,7 @@ class TrimmedTopic:
         self, name: str, client: Client, rng: random.Random, is_on: Callable[[], bool]
     ) -> None:
         """Writes while `is_on()`; returns once every record has an outcome."""
-        producer = AsyncProducer(
-            client,
-            ProducerConfig(
-                delivery_timeout_ms=rng.choice((4_000, 15_000)),
-                request_timeout_ms=2_000,
-                batch_size=rng.choice((512, 65_536)),
-                linger_ms=rng.choice((0, 20)),
-            ),
-        )
+        producer = new_producer(client, rng)
         count = 0
         while is_on():
             for _ in range(rng.randint(1, ROUND_RECORDS_MAX)):

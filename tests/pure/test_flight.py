@@ -35,6 +35,7 @@ from rayq.errors import (
     OverloadedError,
     PartitionOfflineError,
     ProducerFencedError,
+    ProtocolError,
     RayqError,
     RecordTooLargeError,
     StorageError,
@@ -224,6 +225,7 @@ AGAIN, FAILS, UNKNOWN = "sent again", "fails", "fails, the outcome is unknown"
         (ProducerFencedError, FAILS, UNKNOWN, False, False),
         (RecordTooLargeError, FAILS, UNKNOWN, False, False),
         (UnknownServerError, UNKNOWN, UNKNOWN, True, False),
+        (ProtocolError, UNKNOWN, UNKNOWN, True, False),
     ],
 )
 @pytest.mark.parametrize("in_doubt", [False, True])

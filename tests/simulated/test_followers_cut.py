@@ -182,3 +182,25 @@ def test_a_follower_that_ends_below_its_own_start_begins_anew_as_its_leader_says
     assert (log.log.start_offset, log.log.end_offset, log.high_watermark) == (9, 9, 9)
     assert (leader.fetches[1].offset, leader.fetches[1].last_epoch) == (9, 7)
     assert log.log.producers.ids_from(0, 10) == []
+
+
+def test_a_log_that_is_compacted_while_the_cut_waits_begins_anew() -> None:
+    """What the records to be cut had superseded went with the pass of the cleaner."""
+
+    async def compact_meanwhile(log: ReplicaLog) -> None:
+        await log.files_lock.acquire()
+
+        async def swap() -> None:
+            await asyncio.sleep(1.0)
+            log.log.learned(log.log._clean.learned(20, 0))
+            log.files_lock.release()
+
+        log.environment.tasks.spawn(swap(), "swap")
+
+    snapshot = messages.ReplicaSnapshotResponse(0, []), ProducerState().snapshot()
+    log, leader = follow(
+        [diverging(4, 12), snapshot], last_unclean_epoch=7, prepare=compact_meanwhile
+    )
+    assert log.failure is None
+    assert (log.log.start_offset, log.log.end_offset) == (0, 0)
+    assert leader.fetches[1].offset == 0
