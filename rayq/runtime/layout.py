@@ -10,6 +10,7 @@ start, or blank directories, and the next start formats these anew.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
 from typing import Any, NamedTuple
 
 from rayq.core.broker_changes import VOTERS_MAX
@@ -175,5 +176,5 @@ def format_broker(
 
 def write_first_record(environment: Environment, path: str, voters: tuple[Voter, ...]) -> None:
     """Makes a directory a voter of a new cluster."""
-    log = MetadataLog.open(environment.disk, metadata_path(path))
-    log.append([(1, 0, encode_record(VotersChanged(voters)))])
+    with closing(MetadataLog.open(environment.disk, metadata_path(path))) as log:
+        log.append([(1, 0, encode_record(VotersChanged(voters)))])

@@ -269,8 +269,7 @@ class AsyncAdmin:
             timeout_s=timeout_s,
             attempt_timeout_s=timeout_s,
         )
-        start: int = response.log_start_offset
-        return start
+        return response.log_start_offset
 
     # --- moving partitions ----------------------------------------------------------------------
 

@@ -22,7 +22,6 @@ from rayq.errors import (
     LogTruncatedError,
     OffsetOutOfRangeError,
     RayqError,
-    StorageError,
     TimeoutError,
     UnknownServerError,
     UnknownTopicError,
@@ -358,7 +357,7 @@ class Fetcher:
             )
         logger.info("fetching %s again: %s", stream.partition, error)
         stream.trouble = error
-        if error.stale_metadata or isinstance(error, StorageError):
+        if error.stale_metadata:
             self._client.suspect(*self._place(stream, topic_id), epoch_of(leader))
         await self._client.wait_for_leader(*self._place(stream, topic_id), leader, wait_s)
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rayq.client.backoff import Backoff
-from rayq.client.client import LEADER_PATIENCE_S
+from rayq.client.client import LEADER_PATIENCE_S, may_retry
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.producing.accumulator import ProducerBatch
 from rayq.config import ProducerConfig
@@ -243,7 +243,7 @@ class Flight:
         if shipment.attempt != attempt:
             return []
         self.last_error = error
-        may_retry = error.retriable or error.stale_metadata
+        goes_again = may_retry(error)
         if shipment.numbers is not None and error.breaks_sequence:
             if error.retriable and not self._is_first(shipment):
                 # The leader lacks a predecessor. Where an earlier attempt is unanswered, both may
@@ -254,10 +254,10 @@ class Flight:
                 return []
             # What the leader lacks was acknowledged once, or has failed for good.
             self.needs_new_epoch = True
-            may_retry = not shipment.in_doubt
-        elif error.outcome_unknown or (may_retry and not error.not_written):
+            goes_again = not shipment.in_doubt
+        elif error.outcome_unknown or (goes_again and not error.not_written):
             shipment.in_doubt = True
-        if may_retry:
+        if goes_again:
             self._wait_again(shipment)
             return self.stalled(error, now)
         if shipment.numbers is not None and isinstance(error, ProducerFencedError):
