@@ -51,9 +51,17 @@ def decode(kind: str, version: int, data: bytes, path: str) -> bytes:
     return content
 
 
-def write(disk: Disk, path: str, kind: str, version: int, content: bytes) -> None:
-    """Replaces a checked file, durably. Raises OSError."""
-    replace(disk, path, encode(kind, version, content))
+def write(
+    disk: Disk,
+    path: str,
+    kind: str,
+    version: int,
+    content: bytes,
+    *,
+    syncs_directory: bool = True,
+) -> None:
+    """As `replace`, for a checked file."""
+    replace(disk, path, encode(kind, version, content), syncs_directory=syncs_directory)
 
 
 def read(disk: Disk, path: str, kind: str, version: int) -> bytes | None:
@@ -62,15 +70,17 @@ def read(disk: Disk, path: str, kind: str, version: int) -> bytes | None:
     return None if data is None else decode(kind, version, data, path)
 
 
-def replace(disk: Disk, path: str, data: bytes) -> None:
-    """Replaces a whole file, durably and atomically. Raises OSError."""
+def replace(disk: Disk, path: str, data: bytes, *, syncs_directory: bool = True) -> None:
+    """Replaces a whole file, atomically, and durably once its directory is synced: a caller that
+    makes several files does that itself. Raises OSError."""
     temporary = path + TEMPORARY_SUFFIX
     with closing(disk.open(temporary, create=True)) as file:
         file.truncate(0)
         write_all(file, data, 0)
         file.sync_data()
     disk.rename(temporary, path)
-    disk.sync_dir(os.path.dirname(path))
+    if syncs_directory:
+        disk.sync_dir(os.path.dirname(path))
 
 
 def make_directory(disk: Disk, path: str) -> None:

@@ -36,10 +36,14 @@ class LogCheckpoint:
         ).encode()
 
 
-def write_checkpoint(disk: Disk, directory: str, checkpoint: LogCheckpoint) -> None:
-    """Replaces the checkpoint, durably. Raises OSError."""
+def write_checkpoint(
+    disk: Disk, directory: str, checkpoint: LogCheckpoint, *, syncs_directory: bool = True
+) -> None:
+    """Replaces the checkpoint, durably once the directory is synced. Raises OSError."""
     path = f"{directory}/{CHECKPOINT}"
-    checked_file.write(disk, path, _KIND, _VERSION, checkpoint.encode())
+    checked_file.write(
+        disk, path, _KIND, _VERSION, checkpoint.encode(), syncs_directory=syncs_directory
+    )
 
 
 def read_checkpoint(disk: Disk, directory: str) -> LogCheckpoint | None:

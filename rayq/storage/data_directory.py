@@ -165,8 +165,11 @@ def _partition_meta(disk: Disk, path: str) -> PartitionMeta | None:
         return None
 
 
-def _write_json(disk: Disk, path: str, value: Meta | PartitionMeta) -> None:
-    checked_file.replace(disk, path, msgspec.json.format(msgspec.json.encode(value)) + b"\n")
+def _write_json(
+    disk: Disk, path: str, value: Meta | PartitionMeta, *, syncs_directory: bool = True
+) -> None:
+    data = msgspec.json.format(msgspec.json.encode(value)) + b"\n"
+    checked_file.replace(disk, path, data, syncs_directory=syncs_directory)
 
 
 # --- locks --------------------------------------------------------------------------------------
@@ -390,7 +393,8 @@ class PartitionDirectory:
         incarnation: str,
         pid_start_time: int,
     ) -> PartitionDirectory:
-        """Makes the directory, or checks that it holds this partition, and locks it.
+        """Makes the directory, or checks that it holds this partition, and locks it. What is made
+        here is durable once a log was opened in it (`Log.open`).
 
         Raises `DirectoryInUseError` with `holder_pid` and `holder_start_time` when another process
         holds it (a killed process takes a moment to end: try again), `WrongClusterError` when it
@@ -407,13 +411,13 @@ class PartitionDirectory:
             format_version=FORMAT_VERSION, topic=topic, topic_id=topic_id, partition=partition
         )
         try:
-            checked_file.make_directory(disk, path)
+            disk.make_dirs(path)
             lock = disk.open(f"{path}/{PARTITION_LOCK}", create=True)
             _lock(path, lock, holder)
             try:
                 meta = _read_json(disk, f"{path}/{PARTITION_META}", PartitionMeta)
                 if meta is None:
-                    _write_json(disk, f"{path}/{PARTITION_META}", wanted)
+                    _write_json(disk, f"{path}/{PARTITION_META}", wanted, syncs_directory=False)
                 elif meta != wanted:
                     raise WrongClusterError(
                         f"{path} holds partition {meta.partition} of topic {meta.topic} "

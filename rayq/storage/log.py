@@ -13,7 +13,6 @@ from rayq.errors import (
     OffsetOutOfRangeError,
     StorageError,
 )
-from rayq.storage import checked_file
 from rayq.storage.appending import Room, check_order, count_fitting, is_full, open_failed
 from rayq.storage.batch import (
     BatchHeader,
@@ -112,7 +111,7 @@ class Log:
         self._directory_changes = 1 if recovered.is_changed else 0
         self._directory_synced = 0
         self._directory_checkpointed = 0
-        self._written_epoch_changes: int | None = None
+        self._written_epoch_changes = recovered.written_epoch_changes
         self._bytes_since_checkpoint = 0
         self._room = Room(disk, directory)
         self._last_append_time_ms = max(
@@ -126,13 +125,16 @@ class Log:
     ) -> Log:
         """Opens the log in `directory`, and recovers it after a crash. A missing directory is made.
 
-        After each `checkpoint_bytes` of appended bytes the recovery point moves. All that was found
+        The directory that holds it is on disk already. After each `checkpoint_bytes` of appended
+        bytes the recovery point moves. All that was found
         is synced: `flushed_offset` equals `end_offset`. Raises `StorageError` when the disk fails,
         or when batches that had been synced are damaged, `UnsupportedFormatError` for a newer
         format.
         """
         try:
-            checked_file.make_directory(disk, directory)
+            disk.make_dirs(directory)
+            # The process that made it may have died before its sync.
+            disk.sync_dir(os.path.dirname(directory))
             recovered = recover(disk, directory, config)
             log = Log(disk, directory, config, checkpoint_bytes, recovered)
             if log._end < log._start:
@@ -140,7 +142,7 @@ class Log:
             elif recovered.is_changed:
                 plan = log._flush_plan(recovered.checkpoint.high_watermark, checkpoint=True)
                 log.apply_flush(plan, has_checkpoint=plan.run())
-            else:
+            elif not recovered.is_new:
                 # A process that died may have cut the file without a sync.
                 log._segments.active.file.sync_data()
         except OSError as error:
@@ -797,7 +799,9 @@ class Log:
         if self.failure is not None:
             return
         plan = self._flush_plan(high_watermark, checkpoint=True)
-        self._guarded(lambda: self.apply_flush(plan, has_checkpoint=plan.run()))
+        assert plan.checkpoint is not None
+        if plan.is_dirty or plan.checkpoint.is_news(self._checkpoint):
+            self._guarded(lambda: self.apply_flush(plan, has_checkpoint=plan.run()))
         self.failure = f"{self.directory}: the log is closed."
         for segment in self._segments:
             segment.release()

@@ -43,6 +43,10 @@ class CheckpointJob:
     epoch_changes: int
     producer_snapshot: bytes
 
+    def is_news(self, checkpoint: LogCheckpoint) -> bool:
+        """Whether it would write anything that is not there since `checkpoint` was written."""
+        return self.state != checkpoint or bool(self.index_writes) or self.epochs is not None
+
     def run(self, disk: Disk, directory: str) -> None:
         for _, write in self.index_writes:
             checked_file.write_all(write.file, write.data, write.position)
@@ -73,6 +77,11 @@ class FlushPlan:
     directory_changes: int
     bytes_since_checkpoint: int
     """Both are as they were when the plan was made. Only `Log.apply_flush` looks at them."""
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether batches or names of files are not on disk yet."""
+        return self.active is not None or bool(self.files)
 
     def run(self) -> bool:
         """In a thread. Returns whether the plan had a checkpoint and wrote it. A checkpoint that

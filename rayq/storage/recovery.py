@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import closing
 from itertools import zip_longest
 
 import msgspec
@@ -65,6 +66,10 @@ class RecoveredLog(msgspec.Struct):
     epochs: EpochCache
     producers: ProducerState
     clean_state: CleanState
+    written_epoch_changes: int | None
+    """`epochs.changes` as the file `leader-epochs` has them. None: the file has others."""
+    is_new: bool
+    """Whether there was no log yet."""
     is_changed: bool
     """Whether recovery found batches above the recovery point, cut batches, or made files anew:
     then sync, and write a checkpoint."""
@@ -79,15 +84,17 @@ def recover(disk: Disk, directory: str, config: TopicConfig) -> RecoveredLog:
     finish_swap(disk, directory)
     checkpoint = read_checkpoint(disk, directory)
     bases = base_offsets(disk.list(directory), LOG_SUFFIX)
+    is_new = checkpoint is None
     if checkpoint is None:
-        if bases:
+        # A power loss while a log is made may leave its empty segment without the checkpoint.
+        if bases and (bases != [0] or _has_bytes(disk, segment_path(directory, 0, LOG_SUFFIX))):
             raise StorageError(
                 f"{directory}/checkpoint is missing beside {len(bases)} segment files: what was on "
                 "disk cannot be told from a torn tail. Nothing was deleted. Put the file back; "
                 "without this partition's directory the log is copied from its leader."
             )
         checkpoint = LogCheckpoint(recovery_point=0, high_watermark=0, log_start=0)
-        write_checkpoint(disk, directory, checkpoint)
+        write_checkpoint(disk, directory, checkpoint, syncs_directory=False)
     _remove_leftovers(disk, directory, checkpoint)
     bases = base_offsets(disk.list(directory), LOG_SUFFIX)
     log_start = _log_start(directory, bases, checkpoint)
@@ -96,7 +103,12 @@ def recover(disk: Disk, directory: str, config: TopicConfig) -> RecoveredLog:
         bases = [log_start]
     # A process that died may have made files whose names are not on disk yet.
     disk.sync_dir(directory)
-    return _Recovery(disk, directory, config, checkpoint, log_start).run(bases)
+    return _Recovery(disk, directory, config, checkpoint, log_start).run(bases, is_new=is_new)
+
+
+def _has_bytes(disk: Disk, path: str) -> bool:
+    with closing(disk.open(path, writable=False)) as file:
+        return file.size() > 0
 
 
 def _log_start(directory: str, bases: list[int], checkpoint: LogCheckpoint) -> int:
@@ -166,10 +178,11 @@ class _Recovery:
         self._segments: list[Segment] = []
         self._unsynced: list[Segment] = []
         self._epochs = EpochCache()
+        self._has_epochs_file = False
         self._clean_state = read_clean_state(disk, directory)
         self._is_changed = False
 
-    def run(self, bases: list[int]) -> RecoveredLog:
+    def run(self, bases: list[int], *, is_new: bool) -> RecoveredLog:
         beyond = self._load_known(bases)
         try:
             self._epochs = self._load_epochs()
@@ -180,6 +193,7 @@ class _Recovery:
             raise StorageError(
                 f"{error} The batches there were on disk; nothing was deleted."
             ) from error
+        written = self._epochs.changes if self._has_epochs_file or is_new else None
         self._read_tail(beyond)
         return RecoveredLog(
             checkpoint=self._checkpoint,
@@ -187,6 +201,8 @@ class _Recovery:
             segments=self._segments,
             unsynced=self._unsynced,
             epochs=self._epochs,
+            written_epoch_changes=written,
+            is_new=is_new,
             producers=self._producers,
             clean_state=self._clean_state.cut(self._segments[-1].next_offset),
             is_changed=self._is_changed or self._start != self._checkpoint.log_start,
@@ -215,6 +231,7 @@ class _Recovery:
         except StorageError as error:
             logger.warning("%s It is made anew from the log.", error)
             epochs = None
+        has_file = epochs is not None
         if epochs is None:
             epochs = EpochCache()
             end_offset = first = self._segments[0].base_offset
@@ -223,7 +240,9 @@ class _Recovery:
                 # have removed the first.
                 epochs.assign(header.leader_epoch, end_offset)
                 end_offset = header.next_offset
+        known = epochs.changes
         epochs.truncate_to_end(self._recovery_point)
+        self._has_epochs_file = has_file and epochs.changes == known
         return epochs
 
     def _read_tail(self, beyond: list[int]) -> None:

@@ -15,6 +15,7 @@ import pytest
 from proving.simulation import ProcessDied, World
 from rayq.config import TopicConfig
 from rayq.errors import DiskFullError, StorageError
+from rayq.storage import checked_file
 from rayq.storage.batch import BatchHeader, check_body, encode_batch, read_header, split_batches
 from rayq.storage.log import Log
 from rayq.storage.producer_state import DuplicateBatch
@@ -92,6 +93,8 @@ class Workload:
             index_interval_bytes=self.rng.choice((100, 500, 4096)),
         )
         self.crashes = 0
+        broker = self.host.process("broker")  # A log is made where a directory is on disk already.
+        broker.call(checked_file.make_directory, broker.environment.disk, os.path.dirname(DIRECTORY))
         self.open()
 
     # --- life and death ---------------------------------------------------------------------------
