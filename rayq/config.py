@@ -266,7 +266,8 @@ class ClusterConfig:
     """Connections one server process accepts."""
 
     max_requests_in_flight: Positive = 1024
-    """Requests one connection may have unanswered; the server reads no more until some are."""
+    """Requests one client's connection may have unanswered; the server reads no more until some
+    are."""
 
     idle_connection_ms: Positive = 600_000
     """A client connection without a request for so long is closed."""

@@ -86,7 +86,12 @@ class PartitionState:
             self._in_flight = False
         self._advance()
 
-    def appended(self, end_offset: int) -> None:
+    def appended(self, end_offset: int, *, now_s: float) -> None:
+        """The leader's log grew. A follower that had all of it was caught up until now, however
+        long ago it was heard: its fetch waits here."""
+        for follower in self._followers.values():
+            if self._is_at_the_end(follower):
+                follower.caught_up_s = now_s
         self.end_offset = end_offset
 
     def flushed(self, flushed_offset: int) -> None:
@@ -154,7 +159,9 @@ class PartitionState:
             # A follower that lags leaves, and joins again only once it does not lag: otherwise a
             # silent follower would leave and join as fast as the controller answers.
             keeps = now_s - follower.caught_up_s <= self.lag_time_max_s
-            if members.get(broker) != follower.incarnation:
+            if members.get(broker) == follower.incarnation:
+                keeps = keeps or self._is_at_the_end(follower)
+            else:
                 keeps = (
                     keeps
                     and follower.is_heard
@@ -204,6 +211,9 @@ class PartitionState:
         assert self.high_watermark <= self.end_offset
 
     # --- inside -----------------------------------------------------------------------------
+
+    def _is_at_the_end(self, follower: _Follower) -> bool:
+        return follower.is_heard and follower.flushed >= self.end_offset
 
     def _current(self, broker: int, incarnation: str) -> _Follower:
         follower = self._followers.get(broker)

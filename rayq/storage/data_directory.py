@@ -12,7 +12,8 @@ A broker's directory (`<root>/broker-<id>`)::
     <topic>-<n>/    a partition: partition.json, lock, and the log's files
 
 A lock file is held by flock, which ends with its process, and names the process in one JSON line.
-All other files are replaced as a whole: a crash leaves the old file or the new file.
+All other files are replaced as a whole: a crash leaves the old file or the new file. A
+partition.json is written once; a crash may leave a part of it, and no checkpoint beside it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from rayq.errors import (
 )
 from rayq.storage import checked_file
 from rayq.storage.appending import open_failed
+from rayq.storage.checkpoint import CHECKPOINT
 
 FORMAT_VERSION = 1
 """The format of a broker's directory. A change that older versions cannot read raises it."""
@@ -165,11 +167,25 @@ def _partition_meta(disk: Disk, path: str) -> PartitionMeta | None:
         return None
 
 
-def _write_json(
-    disk: Disk, path: str, value: Meta | PartitionMeta, *, syncs_directory: bool = True
-) -> None:
-    data = msgspec.json.format(msgspec.json.encode(value)) + b"\n"
-    checked_file.replace(disk, path, data, syncs_directory=syncs_directory)
+def _whole_partition_meta(disk: Disk, path: str) -> PartitionMeta | None:
+    """The `partition.json` of a directory. None where there is none, or a part of one that a power
+    loss has left: a log that was ever opened there has a checkpoint. Raises as `_read_json`."""
+    try:
+        return _read_json(disk, f"{path}/{PARTITION_META}", PartitionMeta)
+    except UnsupportedFormatError:
+        raise
+    except StorageError:
+        if disk.exists(f"{path}/{CHECKPOINT}"):
+            raise
+        return None
+
+
+def _write_json(disk: Disk, path: str, value: Meta) -> None:
+    checked_file.replace(disk, path, _json(value))
+
+
+def _json(value: Meta | PartitionMeta) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value)) + b"\n"
 
 
 # --- locks --------------------------------------------------------------------------------------
@@ -376,9 +392,10 @@ class DataDirectory:
 class PartitionDirectory:
     """A partition's directory, held by this process until `close`."""
 
-    def __init__(self, path: str, meta: PartitionMeta, lock: File) -> None:
+    def __init__(self, path: str, meta: PartitionMeta, lock: File, *, is_new: bool) -> None:
         """Use `PartitionDirectory.open`."""
         self.path = path
+        self._is_new = is_new
         self.meta = meta
         self._lock = lock
 
@@ -393,8 +410,8 @@ class PartitionDirectory:
         incarnation: str,
         pid_start_time: int,
     ) -> PartitionDirectory:
-        """Makes the directory, or checks that it holds this partition, and locks it. What is made
-        here is durable once a log was opened in it (`Log.open`).
+        """Makes the directory, or checks that it holds this partition, and locks it. It waits for
+        no sync: `sync` before a log is opened here.
 
         Raises `DirectoryInUseError` with `holder_pid` and `holder_start_time` when another process
         holds it (a killed process takes a moment to end: try again), `WrongClusterError` when it
@@ -415,20 +432,34 @@ class PartitionDirectory:
             lock = disk.open(f"{path}/{PARTITION_LOCK}", create=True)
             _lock(path, lock, holder)
             try:
-                meta = _read_json(disk, f"{path}/{PARTITION_META}", PartitionMeta)
+                meta = _whole_partition_meta(disk, path)
                 if meta is None:
-                    _write_json(disk, f"{path}/{PARTITION_META}", wanted, syncs_directory=False)
+                    with closing(disk.open(f"{path}/{PARTITION_META}", create=True)) as file:
+                        file.truncate(0)
+                        checked_file.write_all(file, _json(wanted), 0)
                 elif meta != wanted:
                     raise WrongClusterError(
                         f"{path} holds partition {meta.partition} of topic {meta.topic} "
                         f"({meta.topic_id}), not {partition} of {topic} ({topic_id})."
                     )
+                # A process that died before its sync may have made it.
+                is_new = not disk.exists(f"{path}/{CHECKPOINT}")
             except BaseException:
                 lock.close()
                 raise
         except OSError as error:
             raise open_failed(path, error) from error
-        return PartitionDirectory(path, wanted, lock)
+        return PartitionDirectory(path, wanted, lock, is_new=is_new)
+
+    def sync(self, disk: Disk) -> None:
+        """In a thread: what `open` has made is durable once the directory is synced. Raises
+        StorageError."""
+        if self._is_new:
+            try:
+                with closing(disk.open(f"{self.path}/{PARTITION_META}")) as file:
+                    file.sync_data()
+            except OSError as error:
+                raise open_failed(self.path, error) from error
 
     def close(self) -> None:
         """Lets go of the lock."""

@@ -28,7 +28,7 @@ from rayq.wire.authentication import (
 )
 from rayq.wire.codec import DECODERS, decode, decode_error, encode_request
 from rayq.wire.frames import FLAG_ERROR, FLAG_ONE_WAY, HANDSHAKE_API, Frame
-from rayq.wire.messages import AnyRequest, Request, ResponseT
+from rayq.wire.messages import AnyRequest, Ping, Request, ResponseT
 from rayq.wire.stream import FrameStream
 
 OPEN_TIMEOUT_S = 5.0
@@ -40,6 +40,12 @@ PENDING_REQUESTS_MAX = 65_536
 SILENT_PEER_S = 5.0
 """When a request times out after at least this long, and no byte came from the peer since it was
 sent, the connection counts as dead."""
+
+PING_AFTER_S = 1.0
+"""See `Connection.keep_alive`: how long the peer may be silent before it is asked."""
+
+PING_TIMEOUT_S = 3.0
+"""How long it may take to answer that."""
 
 TIMER_SLACK_S = 0.001
 """The timers of uvloop have a resolution of a millisecond, and may fire that much too early."""
@@ -95,6 +101,7 @@ class Connection(FrameStream):
         # One timer for all requests, at the earliest of their deadlines or before it.
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
+        self._ping_timer: asyncio.TimerHandle | None = None
 
     @classmethod
     async def open(
@@ -204,6 +211,30 @@ class Connection(FrameStream):
             raise _again(self._closed_because)
         self.write_frame(FLAG_ONE_WAY, request.api, 0, encode_request(request), payload)
 
+    def keep_alive(self) -> None:
+        """From now on the connection ends within some seconds when the peer is gone without a word,
+        also while all its requests may wait for long: one question a second asks for a sign of
+        life, where nothing else came. Only servers may ask it."""
+        self._ping_timer = self._loop.call_later(PING_AFTER_S, self._ping)
+
+    def _ping(self) -> None:
+        self._ping_timer = None
+        if self.closed:
+            return
+        silent_s = self._loop.time() - self.received_at
+        if self._pending and silent_s >= PING_AFTER_S - TIMER_SLACK_S:
+            self.request(Ping(), timeout_s=PING_TIMEOUT_S).add_done_callback(self._pinged)
+        else:
+            self.keep_alive()
+
+    def _pinged(self, answer: asyncio.Future[Any]) -> None:
+        if answer.cancelled() or self.closed:
+            return
+        if isinstance(answer.exception(), TimeoutError):
+            self.end(DisconnectedError(f"no sign of life came within {PING_TIMEOUT_S:g} s"))
+        else:
+            self.keep_alive()
+
     def close(self) -> None:
         """Closes once all is sent. Pending requests fail with DisconnectedError."""
         if not self.closed:
@@ -274,6 +305,8 @@ class Connection(FrameStream):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._ping_timer is not None:
+            self._ping_timer.cancel()
         pending, self._pending = self._pending, {}
         for request in pending.values():
             if not request.future.done():

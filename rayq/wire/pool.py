@@ -23,11 +23,15 @@ class ConnectionPool:
         identity: Identity,
         config: ClusterConfig | None = None,
         on_refused: Callable[[Connection, RayqError], None] | None = None,
+        *,
+        keeps_alive: bool = False,
     ) -> None:
-        """`on_refused`: see `Connection`."""
+        """`on_refused`: see `Connection`. `keeps_alive`: see `Connection.keep_alive`; only servers
+        may."""
         self.identity = identity
         """The identity of the connections that are opened from now on."""
         self._on_refused = on_refused
+        self._keeps_alive = keeps_alive
         self._environment = environment
         self._config = config or ClusterConfig()
         self._connections: dict[Address, Connection] = {}
@@ -124,6 +128,8 @@ class ConnectionPool:
             connection.close()
             return
         connection.on_refused = self._on_refused
+        if self._keeps_alive:
+            connection.keep_alive()
         self._connections[address] = connection
 
         def forget() -> None:

@@ -37,7 +37,7 @@ from rayq.wire.codec import DECODERS, ENCODER, decode, encode_error
 from rayq.wire.frames import FLAG_ERROR, FLAG_ONE_WAY, FLAGS_KNOWN, HANDSHAKE_API, Frame
 from rayq.wire.handshakes import UnfinishedHandshakes
 from rayq.wire.held_bytes import HeldBytes
-from rayq.wire.messages import REQUESTS, AnyRequest, Response
+from rayq.wire.messages import REQUESTS, AnyRequest, Done, Ping, Response
 from rayq.wire.stream import FrameStream
 
 logger = logging.getLogger(__name__)
@@ -364,7 +364,9 @@ class _ServerStream(FrameStream):
         arrived_s = self._clock.monotonic()
         try:
             request = self._read_request(peer, api, header)
-            result = self._handler(peer, request, payload)
+            result: Result | Awaitable[Result] = (
+                Done() if isinstance(request, Ping) else self._handler(peer, request, payload)
+            )
         except Exception as error:
             if not isinstance(error, RayqError):
                 logger.exception("%s from %s failed", REQUESTS[api].__name__, peer)
@@ -488,7 +490,7 @@ class _ServerStream(FrameStream):
     @property
     def _is_full(self) -> bool:
         return (
-            self._requests >= self._requests_max
+            (self._requests >= self._requests_max and self.is_client)
             or self._request_bytes >= REQUEST_BYTES_IN_FLIGHT_MAX
             or self.is_write_paused
         )

@@ -77,7 +77,7 @@ def test_the_high_watermark_waits_for_a_proposed_member_until_the_proposal_is_de
     fetched(state, 3, 10)
     proposed = state.proposal(1.0)
     assert proposed is not None
-    state.appended(20)
+    state.appended(20, now_s=1.0)
     state.flushed(20)
     fetched(state, 2, 20)
     assert state.high_watermark == 10
@@ -92,7 +92,7 @@ def test_a_lost_answer_leaves_the_proposal_undecided_until_a_newer_partition_epo
     proposed = state.proposal(1.0)
     assert proposed is not None
     state.proposal_unknown(proposed, 7)
-    state.appended(20)
+    state.appended(20, now_s=1.0)
     state.flushed(20)
     fetched(state, 2, 20)
     again = state.proposal(1.5)
@@ -113,7 +113,7 @@ def test_a_refusal_from_before_does_not_decide_the_same_proposal_made_anew() -> 
     assert state.proposal(1.0) == first
     state.proposal_refused(first, 7)
     assert state.proposal(1.0) is None  # The second one is still under way.
-    state.appended(12)
+    state.appended(12, now_s=1.0)
     state.flushed(12)
     state.follower_flushed(2, "2a", flushed=12, now_s=1.0)
     assert state.high_watermark == 10
@@ -135,17 +135,35 @@ def test_a_follower_that_is_not_caught_up_for_too_long_is_proposed_out() -> None
     state = leader()
     fetched(state, 2, 10, 1.0)
     fetched(state, 3, 10, 1.0)
-    state.appended(20)
+    state.appended(20, now_s=1.0)
     fetched(state, 2, 20, 9.0)
     fetched(state, 3, 12, 9.0)
     assert state.proposal(10.5) is None
     assert state.proposal(11.5) == tuple(ALL[:2])
 
 
+def test_a_member_that_has_all_stays_however_long_ago_it_was_heard() -> None:
+    state = leader()
+    fetched(state, 2, 10, 1.0)
+    fetched(state, 3, 10, 1.0)
+    assert state.proposal(100.0) is None  # Their fetches wait here.
+    state.appended(20, now_s=100.0)
+    assert state.proposal(109.0) is None
+    fetched(state, 2, 20, 110.5)
+    assert state.proposal(110.5) == tuple(ALL[:2])
+
+
+def test_a_member_that_was_never_heard_in_this_epoch_does_not_count_as_having_all() -> None:
+    state = leader(end=0, hw=0)
+    fetched(state, 2, 0, 1.0)
+    assert state.proposal(9.0) is None
+    assert state.proposal(10.5) == tuple(ALL[:2])
+
+
 def test_a_follower_that_keeps_up_with_a_moving_end_stays() -> None:
     state = leader()
     for second in range(1, 30):
-        state.appended(10 * second)
+        state.appended(10 * second, now_s=1.0)
         fetched(state, 2, 10 * (second - 1), float(second))
         fetched(state, 3, 10 * (second - 1), float(second))
         assert state.proposal(float(second)) is None
@@ -166,7 +184,7 @@ def test_a_new_process_of_a_member_is_not_counted_for_the_old_one() -> None:
     state = leader()
     fetched(state, 2, 10)
     fetched(state, 3, 10)
-    state.appended(20)
+    state.appended(20, now_s=1.0)
     state.flushed(20)
     state.committed(7, ALL, [(1, "1a"), (2, "2b"), (3, "3a")], 2)
     fetched(state, 3, 20)
@@ -233,12 +251,12 @@ def test_a_fetch_that_was_overtaken_by_a_flush_notice_does_not_take_it_back() ->
     state = leader()
     fetched(state, 2, 10)
     fetched(state, 3, 10)
-    state.appended(20)
+    state.appended(20, now_s=1.0)
     state.flushed(20)
     fetched(state, 2, 20)
     state.follower_flushed(3, "3a", flushed=20, now_s=1.0)
     fetched(state, 3, 10)
-    state.appended(30)
+    state.appended(30, now_s=1.0)
     state.flushed(30)
     fetched(state, 2, 30)
     assert state.high_watermark == 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import stat
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -187,12 +188,22 @@ def test_one_partition_that_cannot_be_read_hides_none_of_the_others(path: str) -
     for at in (good, bad, newer):
         open_partition(at).close()
     Path(bad, "partition.json").write_text("{garbage")
+    Path(bad, "checkpoint").touch()  # There was a log.
     Path(newer, "partition.json").write_text('{"format_version": 99}')
     assert [at for _, at in directory.partitions()] == [good]
     assert DataDirectory.partition_topic_id(LocalDisk(), bad) is None
     with pytest.raises(StorageError, match=r"partition\.json is damaged"):  # its replica raises it
         open_partition(bad)
     directory.close()
+
+
+def test_a_part_of_a_partitions_name_that_a_power_loss_left_is_written_anew(path: str) -> None:
+    with closing(DataDirectory.open(environment(), path)) as directory:
+        at = directory.partition_path("flights", 0)
+        open_partition(at).close()
+        Path(at, "partition.json").write_bytes(Path(at, "partition.json").read_bytes()[:20])
+        open_partition(at).close()
+        assert [found for _, found in directory.partitions()] == [at]
 
 
 def test_what_is_to_be_removed_is_found_again_and_what_is_put_aside_is_left_alone(

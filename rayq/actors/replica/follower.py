@@ -28,8 +28,14 @@ from rayq.wire.pool import ConnectionPool
 logger = logging.getLogger(__name__)
 
 FETCH_WAIT_MS = 500
+"""How long the leader may hold a fetch after one that told something new. A high watermark that
+moves ends no fetch: the next one tells it."""
+IDLE_FETCH_WAIT_MS = 30_000
+"""How long it may hold one of a replica in sync, after a fetch that told nothing new. A partition
+to which nobody writes costs next to nothing; its fetch is held, so a record that comes is sent at
+once."""
 FETCH_TIMEOUT_S = 3.0
-"""How long nothing may come from the leader."""
+"""How long nothing may come from the leader after that."""
 FETCH_PATIENCE_S = 300.0
 """How long an answer may take while bytes come: many partitions may share a slow link."""
 RETRY_S = 0.02
@@ -66,6 +72,8 @@ class Follower:
         self._task: asyncio.Task[None] | None = None
         self._is_stopped = False
         self._is_known_whole = False
+        self._is_idle = False
+        """Whether the last fetch told a replica that is in sync nothing new."""
         self._copied_horizon = 0
         """See `messages.ReplicaFetch`. Not kept over a restart, or a change of leader: then a log
         that was half copied is copied from its start again."""
@@ -161,10 +169,12 @@ class Follower:
     @property
     def _throttle(self) -> int | None:
         """Bytes per second while a move has this replica copy the log; None: no limit."""
-        replica, assignment = self._replica_log, self._assignment
-        if (replica.broker, replica.incarnation) in assignment.isr:
-            return None
-        return assignment.throttle_bytes_per_s
+        return None if self._is_in_sync else self._assignment.throttle_bytes_per_s
+
+    @property
+    def _is_in_sync(self) -> bool:
+        replica = self._replica_log
+        return (replica.broker, replica.incarnation) in self._assignment.isr
 
     @property
     def _fetch_bytes_max(self) -> int:
@@ -187,6 +197,8 @@ class Follower:
             await self._begin_anew_unless_whole()
             self._is_known_whole = True
         was_empty = log.end_offset == log.start_offset
+        wait_ms = IDLE_FETCH_WAIT_MS if self._is_idle else FETCH_WAIT_MS
+        self._is_idle = False
         request = messages.ReplicaFetch(
             topic_id=assignment.topic_id,
             partition=assignment.partition,
@@ -198,19 +210,20 @@ class Follower:
             log_start_offset=log.start_offset,
             last_epoch=log.last_epoch,
             bytes_max=self._fetch_bytes_max,
-            wait_ms=FETCH_WAIT_MS,
+            wait_ms=wait_ms,
             copied_horizon=0 if was_empty else self._copied_horizon,
         )
         clock = replica.environment.clock
         sent_s = clock.monotonic()
         try:
             answer, payload = await connection.request(
-                request, timeout_s=FETCH_TIMEOUT_S, patience_s=FETCH_PATIENCE_S
+                request, timeout_s=wait_ms / 1000 + FETCH_TIMEOUT_S, patience_s=FETCH_PATIENCE_S
             )
         except TimeoutError:
             self._fetch_size.timed_out()
             raise
-        self._fetch_size.answered(len(payload), clock.monotonic() - sent_s)
+        if len(payload):
+            self._fetch_size.answered(len(payload), clock.monotonic() - sent_s)
         if answer.diverging_end is not None:
             await self._truncate(answer.diverging_epoch, answer.diverging_end)
             return 0
@@ -219,6 +232,12 @@ class Follower:
             return 0
         self._agrees = True
         self._leader_high_watermark = answer.high_watermark
+        self._is_idle = (
+            self._is_in_sync
+            and not len(payload)
+            and answer.high_watermark == replica.high_watermark == log.end_offset
+            and answer.log_start_offset == log.start_offset
+        )
         if len(payload):
             if was_empty:
                 self._copied_horizon = answer.tombstone_horizon

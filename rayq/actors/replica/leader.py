@@ -190,7 +190,7 @@ class Leader:
             base_offset, append_time_ms = stamped.base_offset, stamped.append_time_ms
             next_offset = stamped.next_offset
             self._metrics.appended(header)
-            leader.appended(log.end_offset)
+            leader.appended(log.end_offset, now_s=self._environment.clock.monotonic())
             if leader.flushed_offset != log.flushed_offset:
                 self.flushed(log.flushed_offset)  # flush="os": no flusher tells it later.
             self._replica_log.wake_flusher()

@@ -35,8 +35,6 @@ from rayq.wire.pool import ConnectionPool
 
 logger = logging.getLogger(__name__)
 
-TICK_S = 0.1
-
 
 class Replica:
     """See the module. `open` first, then `apply` each newer assignment, at last `close` or
@@ -84,7 +82,8 @@ class Replica:
         self.where = self._replica_log.where
         self._role: Leader | Follower | None = None
         self._coordinator: GroupCoordinator | None = None
-        self._ticker: asyncio.Task[None] | None = None
+        self._look_s = self._retention_s = environment.clock.monotonic()
+        self._retention: asyncio.Task[None] | None = None
         self._clock_watch = ClockWatch(environment.clock)
         self._forget_source = environment.metrics.add_source(self._measure)
         self._compactor = Compactor(
@@ -102,9 +101,6 @@ class Replica:
         newest_ms = self._replica_log.log.last_append_time_ms
         if newest_ms is not None:
             self._clock_watch.doubt(newest_ms)
-        self._ticker = self._environment.tasks.spawn(
-            self._replica_log.guard(self._tick_for_ever), f"tick {self.where}"
-        )
 
     def status(self) -> messages.ReplicaStatus:
         last_epoch, flushed = self._replica_log.ends()
@@ -144,8 +140,8 @@ class Replica:
         )
         self._end_role(reason)
         self._compactor.stop()
-        if self._ticker is not None:
-            self._ticker.cancel()
+        if self._retention is not None:
+            self._retention.cancel()
 
     def _is_alone(self) -> bool:
         return isinstance(self._role, Leader) and len(self._role.state.isr) == 1
@@ -301,40 +297,58 @@ class Replica:
         if self._role is not None:
             self._role.flushed(flushed_offset)
 
-    async def _tick_for_ever(self) -> None:
-        clock = self._environment.clock
-        isr_s = retention_s = clock.monotonic()
-        while True:
-            await asyncio.sleep(TICK_S)
-            role, now_s = self._role, clock.monotonic()
-            self._clock_watch.look()
-            self._compactor.tick(now_s)
-            if not isinstance(role, Leader) or not self._replica_log.is_open:
-                continue
-            role.expire_waiters(now_s)
-            if now_s - isr_s >= self._config.heartbeat_interval_ms / 1000:
-                isr_s = now_s
-                role.propose_isr()
-            if now_s - retention_s >= self._config.retention_check_interval_ms / 1000:
-                retention_s = now_s
-                await self._keep_retention()
+    def tick(self, now_s: float) -> None:
+        """Does what is due by time; its process calls it for each replica in turn. An error ends
+        the replica, as in `ReplicaLog.guard`."""
+        try:
+            self._tick(now_s)
+        except Exception as error:
+            logger.exception("a background task of %s failed", self.where)
+            self._replica_log.fail(error)
 
-    async def _keep_retention(self) -> None:
+    def _tick(self, now_s: float) -> None:
+        role = self._role
+        if isinstance(role, Leader):
+            role.expire_waiters(now_s)
+        if now_s < self._look_s or not self._replica_log.is_open:
+            return
+        self._look_s = now_s + self._config.heartbeat_interval_ms / 1000
+        self._clock_watch.look()
+        self._compactor.tick(now_s)
+        if isinstance(role, Leader):
+            role.propose_isr()
+            self._keep_retention(now_s)
+
+    def _keep_retention(self, now_s: float) -> None:
+        if now_s < self._retention_s or self._is_retention_running:
+            return
+        self._retention_s = now_s + self._config.retention_check_interval_ms / 1000
         replica_log = self._replica_log
         log = replica_log.log
         start = log.retention_start(self._clock_watch.now_ms(), replica_log.high_watermark)
-        if start > log.start_offset:
-            log_event(
-                logger,
-                logging.INFO,
-                "retention",
-                topic=self.assignment.topic,
-                partition=self.assignment.partition,
-                epoch=self.assignment.leader_epoch,
-                log_start_offset=start,
-            )
+        if start <= log.start_offset:
+            return
+        log_event(
+            logger,
+            logging.INFO,
+            "retention",
+            topic=self.assignment.topic,
+            partition=self.assignment.partition,
+            epoch=self.assignment.leader_epoch,
+            log_start_offset=start,
+        )
+
+        async def advance() -> None:
             try:
                 await replica_log.advance_log_start(start)
             except DiskFullError as error:
                 logger.warning("%s", error)
             replica_log.appended.notify()  # Followers hear of it with their next fetch.
+
+        self._retention = self._environment.tasks.spawn(
+            replica_log.guard(advance), f"retention of {self.where}"
+        )
+
+    @property
+    def _is_retention_running(self) -> bool:
+        return self._retention is not None and not self._retention.done()

@@ -45,6 +45,7 @@ RETRY_S = 0.05
 DISK_FULL_RETRY_S = 1.0
 FAILURE_RETRY_S = 0.5
 STOP_GRACE_S = 0.2
+TICK_S = 0.1
 BROKER_TIMEOUT_S = 5.0
 """The timeout of a question that the broker may hold for a while."""
 
@@ -75,11 +76,10 @@ class ReplicaHost:
         identity = Identity(
             role="server", key=secret, cluster_id=meta.cluster_id, broker=spec.broker
         )
-        self._pool = ConnectionPool(environment, identity, config)
+        self._pool = ConnectionPool(environment, identity, config, keeps_alive=True)
         self._server = Server(environment, identity, self._handle, config)
         self._host = host
         self._replicas: dict[TopicIdPartition, Replica] = {}
-        self._opening: set[TopicIdPartition] = set()
         self._let_go: set[TopicIdPartition] = set()
         """The partitions closed because the broker said so: their directories may be removed and
         made anew, and this incarnation stands for what was in them."""
@@ -91,8 +91,10 @@ class ReplicaHost:
     async def run(self) -> None:
         await self._server.start(self._host, 0)
         heartbeats = self._environment.tasks.spawn(self._heartbeat_for_ever(), "replica-heartbeat")
+        ticks = self._environment.tasks.spawn(self._tick_for_ever(), "replica-ticks")
         await self._stopped
         heartbeats.cancel()
+        ticks.cancel()
         await asyncio.sleep(STOP_GRACE_S)  # The answer to the stop request leaves first.
         self._server.close()
         self._pool.close()
@@ -200,6 +202,15 @@ class ReplicaHost:
         return [replica.status() for replica in self._replicas.values()]
 
     # --- replicas ---------------------------------------------------------------------------
+
+    async def _tick_for_ever(self) -> None:
+        """One timer for all replicas: with one for each, many idle ones keep a core busy."""
+        clock = self._environment.clock
+        while True:
+            await asyncio.sleep(TICK_S)
+            now_s = clock.monotonic()
+            for replica in list(self._replicas.values()):
+                replica.tick(now_s)
 
     def _apply(self, assignment: messages.PartitionAssignment) -> None:
         key = (assignment.topic_id, assignment.partition)

@@ -113,7 +113,7 @@ class ReplicaLog:
             self.environment.threads.run(
                 _open_log,
                 self.environment,
-                directory.path,
+                directory,
                 self.topic_config,
                 self.config.flush_checkpoint_bytes,
             )
@@ -520,11 +520,15 @@ class ReplicaLog:
 
 
 def _open_log(
-    environment: Environment, path: str, config: TopicConfig, checkpoint_bytes: int
+    environment: Environment,
+    directory: PartitionDirectory,
+    config: TopicConfig,
+    checkpoint_bytes: int,
 ) -> Log:
+    directory.sync(environment.disk)
     return Log.open(
         environment.disk,
-        path,
+        directory.path,
         config,
         checkpoint_bytes=checkpoint_bytes,
         now_ms=environment.clock.wall_ms(),

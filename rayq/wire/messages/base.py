@@ -87,3 +87,9 @@ class ToCoordinator(ToLeader[ResponseT_co], frozen=True):
 
 class Done(Response, frozen=True):
     """An answer that carries nothing."""
+
+
+class Ping(Request[Done], frozen=True):
+    """A sign of life, from any server to a server. No handler sees it."""
+
+    api: ClassVar[int] = 53
