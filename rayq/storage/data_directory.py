@@ -18,7 +18,7 @@ partition.json is written once; a crash may leave a part of it, and no checkpoin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import closing
 from typing import TypeVar
 
@@ -337,11 +337,15 @@ class DataDirectory:
         """The replica process that holds a partition's directory, or None when no process does."""
         return lock_holder(disk, f"{path}/{PARTITION_LOCK}")
 
-    def partitions(self) -> list[tuple[PartitionMeta, str]]:
-        """`(partition, path)` of each partition directory here that can be read."""
+    def partitions(
+        self, except_for: Collection[tuple[str, int]] = ()
+    ) -> list[tuple[PartitionMeta, str]]:
+        """`(partition, path)` of each partition directory here that can be read. Those of
+        `except_for`, each a topic's name and a partition, are not looked at."""
+        known = {f"{topic}-{partition}" for topic, partition in except_for}
         found = []
         for name in self._environment.disk.list(self.path):
-            if not name.rpartition("-")[2].isdecimal():
+            if name in known or not name.rpartition("-")[2].isdecimal():
                 continue
             path = f"{self.path}/{name}"
             meta = _partition_meta(self._environment.disk, path)

@@ -30,9 +30,9 @@ logger = logging.getLogger(__name__)
 
 STARTS_AT_ONCE_PER_NODE = 2
 REPORT_INTERVAL_S = 0.1
-TIDY_INTERVAL_S = 1.0
-"""Looking through all directories costs too much to do at each report. It is done when something
-happened after which a directory may go, and also this often."""
+LOOK_INTERVAL_S = 1.0
+"""Everything is looked at when something happened, and also this often. While something is still to
+be started or reported, it is looked at in each report interval."""
 
 
 class ReplicaSupervisor:
@@ -79,6 +79,8 @@ class ReplicaSupervisor:
         log: when to look again whether they have."""
         self._tidy_from_s = environment.clock.monotonic()
         self._wake = Signal()
+        self._has_news = True
+        """Something happened since everything was looked at last."""
         self._is_stopping = False
         self._started_s = environment.clock.monotonic()
 
@@ -87,16 +89,17 @@ class ReplicaSupervisor:
         for path in self._directory.leftovers():
             self._environment.tasks.spawn(self._remove(path), f"remove {path}")
         last_s = self._environment.clock.monotonic()
+        looked_s = -LOOK_INTERVAL_S
         while not self._is_stopping:
             try:
                 now_s = self._environment.clock.monotonic()
                 late_s, last_s = now_s - last_s - REPORT_INTERVAL_S, now_s
                 self._hosts.check_sessions(late_s if late_s > REPORT_INTERVAL_S else 0.0)
-                if self._metadata.version > 0:
-                    self._remove_unplaced()
-                    self._start_missing()
-                    await self._report()
-                    await self._start_damaged_again()
+                is_due = self._has_news or now_s - looked_s >= LOOK_INTERVAL_S
+                if is_due and self._metadata.version > 0:
+                    looked_s = now_s
+                    self._has_news = False
+                    self._has_news = not await self._look()
             except RayqError as error:
                 logger.debug("broker %d: %s", self._broker, error)
             except OSError as error:
@@ -104,7 +107,22 @@ class ReplicaSupervisor:
                 logger.warning("broker %d cannot look at its disk: %s", self._broker, error)
             await self._wake.wait(REPORT_INTERVAL_S)
 
+    async def _look(self) -> bool:
+        """Looks at everything, and does what can be done now. Returns whether nothing is left to
+        do. Raises RayqError, OSError."""
+        try:
+            self._remove_unplaced()
+            is_missing = self._start_missing()
+            is_told = await self._report()
+            await self._start_damaged_again()
+        except BaseException:
+            self._has_news = True
+            raise
+        is_settled = not (is_missing or is_told or self._damaged or self._copy_anew_from_s)
+        return is_settled and not self._has_news
+
     def wake(self) -> None:
+        self._has_news = True
         self._wake.notify()
 
     @property
@@ -119,11 +137,12 @@ class ReplicaSupervisor:
         for host in self._hosts:
             if host.keys & touched:
                 host.changed.notify()
-        self._look_again()
+        if not touched or any(key in hosted or self._placed.find(key) for key in touched):
+            self._look_again()
 
     def _look_again(self) -> None:
         self._tidy_soon()
-        self._wake.notify()
+        self.wake()
 
     def _tidy_soon(self) -> None:
         self._tidy_from_s = self._environment.clock.monotonic()
@@ -143,7 +162,7 @@ class ReplicaSupervisor:
         """A replica process presents itself. Raises StaleBrokerError."""
         host = self._hosts.attach(request)
         self._note(host, request.replicas)
-        self._wake.notify()
+        self.wake()
         return messages.AttachReplicaHostResponse(self._directory.meta.cluster_id)
 
     async def heartbeat(
@@ -156,7 +175,7 @@ class ReplicaSupervisor:
         if host is None or host.endpoint is None:
             raise StaleBrokerError("This broker process does not know you: present yourself.")
         if self._note(host, request.replicas):
-            self._wake.notify()
+            self.wake()
         known = {(status.topic_id, status.partition) for status in request.replicas}
         deadline_s = self._environment.clock.monotonic() + request.wait_ms / 1000
         while True:
@@ -211,7 +230,10 @@ class ReplicaSupervisor:
 
     # --- metadata against processes ---------------------------------------------------------
 
-    def _start_missing(self) -> None:
+    def _start_missing(self) -> bool:
+        """Starts what is missing, as far as it may be started now. Returns whether anything was
+        missing."""
+        is_missing = False
         now_s = self._environment.clock.monotonic()
         hosted = {key for host in self._hosts for key in host.keys}
         nodes = {
@@ -222,9 +244,10 @@ class ReplicaSupervisor:
         neighbours = sum(node == nodes.get(self._broker) for node in nodes.values())
         starts_max = max(1, STARTS_AT_ONCE_PER_NODE // max(1, neighbours))
         for key in self._placed:
-            if key in hosted or key in self._failed or not self._hosts.may_start(key, now_s):
+            if key in hosted or key in self._failed:
                 continue
-            if not self._is_free(key, now_s):
+            is_missing = True
+            if not self._hosts.may_start(key, now_s) or not self._is_free(key, now_s):
                 continue
             shared = self._hosts.with_room(key)
             if shared is not None:
@@ -232,8 +255,9 @@ class ReplicaSupervisor:
                 shared.changed.notify()
                 continue
             if self._hosts.starting >= starts_max:
-                return
+                break
             self._start_host(key)
+        return is_missing
 
     def _is_free(self, key: TopicIdPartition, now_s: float) -> bool:
         """Whether no process holds the partition's directory. A process that an earlier broker
@@ -280,8 +304,14 @@ class ReplicaSupervisor:
         now_s = self._environment.clock.monotonic()
         if now_s < self._tidy_from_s or not self._placed.is_current:
             return
-        self._tidy_from_s = now_s + TIDY_INTERVAL_S
-        for meta, path in self._directory.partitions():
+        self._tidy_from_s = now_s + LOOK_INTERVAL_S
+        in_use = []
+        for host in self._hosts:
+            for key in host.keys:
+                found = self._placed.find(key)
+                if found is not None:
+                    in_use.append((found[0].name, key[1]))
+        for meta, path in self._directory.partitions(except_for=in_use):
             key = (meta.topic_id, meta.partition)
             if self._placed.find(key) is not None or self._hosts.is_hosted(key):
                 continue
@@ -306,10 +336,11 @@ class ReplicaSupervisor:
 
     # --- processes against metadata ---------------------------------------------------------
 
-    async def _report(self) -> None:
-        """Tells the controller what the metadata does not show yet."""
+    async def _report(self) -> bool:
+        """Tells the controller what the metadata does not show yet. Returns whether there was
+        anything to tell."""
         if not self._placed.is_current:
-            return
+            return True
         register: list[messages.ReplicaRegistration] = []
         failed: list[tuple[str, int, str]] = []
         by_key = {
@@ -346,6 +377,7 @@ class ReplicaSupervisor:
             await self._tell(
                 messages.RegisterReplicas(self._broker, self._incarnation, register)
             )
+        return bool(failed or register)
 
     def _is_gone(self, key: TopicIdPartition, incarnation: str) -> bool:
         """Whether a registered process is known not to serve this partition any more."""
