@@ -228,9 +228,10 @@ class Connection(FrameStream):
             self.keep_alive()
 
     def _pinged(self, answer: asyncio.Future[Any]) -> None:
-        if answer.cancelled() or self.closed:
+        error = None if answer.cancelled() else answer.exception()
+        if self.closed:
             return
-        if isinstance(answer.exception(), TimeoutError):
+        if isinstance(error, TimeoutError):
             self.end(DisconnectedError(f"no sign of life came within {PING_TIMEOUT_S:g} s"))
         else:
             self.keep_alive()
