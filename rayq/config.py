@@ -216,16 +216,18 @@ class ClusterConfig:
     """A follower not caught up for so long leaves the in-sync set."""
 
     max_replicas_per_broker: NotNegative | None = None
-    """How many replicas a broker may carry. None: by memory, one for each 100 MiB of it."""
+    """How many replicas a broker may carry. None: by its share of the node's memory, 100 MiB for
+    each process and one for each replica, and by how many files its processes may open."""
 
     replica_rebuild_delay_ms: Positive | None = None
     """The replicas of a broker whose session has been over for so long are built anew on others.
     None: never; at least `session_timeout_ms`. Longer than any restart takes, or a restart copies
     what it would have found."""
 
-    replicas_per_process: Positive = 1
-    """Replicas that share a process. More: less memory for many partitions, but one crash takes
-    more of them."""
+    replicas_per_process: Positive | None = None
+    """Replicas that share a process. None: each has its own until a node has two processes for each
+    core, then they share, spread by topic. 1: each always has its own; that takes 70 MB and most of
+    a second for each to start."""
 
     metadata_snapshot_records: Positive = 10_000
     """The metadata log is cut down to a snapshot after so many records."""

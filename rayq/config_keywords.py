@@ -45,7 +45,7 @@ class ClusterKeywords(TypedDict, total=False):
     replica_lag_time_max_ms: int
     max_replicas_per_broker: int | None
     replica_rebuild_delay_ms: int | None
-    replicas_per_process: int
+    replicas_per_process: int | None
     metadata_snapshot_records: int
     flush_checkpoint_bytes: int
     retention_check_interval_ms: int

@@ -45,6 +45,8 @@ class SimulatedHostProcess:
 class SimulatedRuntime:
     """`Runtime` of one host."""
 
+    processes_max = 2
+
     def __init__(
         self, host: Host, config: ClusterConfig, running: dict[Process, ReplicaHost]
     ) -> None:

@@ -37,6 +37,9 @@ class HostProcess(Protocol):
 class Runtime(Protocol):
     """Starts and finds replica processes on this node."""
 
+    processes_max: int
+    """How many replica processes a broker starts, where `replicas_per_process` is not given."""
+
     async def start_replica_host(self, spec: ReplicaHostSpec) -> HostProcess:
         """Returns once the process is on its way; it presents itself to its broker. Raises
         RayqError when it could not be started."""

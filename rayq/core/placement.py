@@ -64,6 +64,6 @@ def check_replica_limits(state: ClusterState, added: Mapping[int, int], what: st
             raise ReplicaLimitError(
                 f"{what} would give broker {broker} {carried[broker]} + {added[broker]} = {count} "
                 f"replicas, above max_replicas_per_broker = {limit} (where it is not set: what the "
-                "memory of the node, or the files that the process may open, ulimit -n, allow). "
-                "Add brokers, raise the limit, or set replicas_per_process."
+                "memory of the node, or the files that its processes may open, ulimit -n, allow, "
+                "with replicas_per_process). Add brokers, or raise the limit."
             )

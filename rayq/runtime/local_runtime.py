@@ -45,12 +45,9 @@ NewEnvironment = Callable[[str], Environment]
 class LocalHostProcess:
     """A replica "process": `kill` drops it at once, its page cache stays."""
 
-    def __init__(
-        self, host: ReplicaHost, environment: Environment, names: tuple[str, ...]
-    ) -> None:
+    def __init__(self, host: ReplicaHost, environment: Environment) -> None:
         self._host = host
         self._environment = environment
-        self.names = names
         self._dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
@@ -68,6 +65,10 @@ class LocalHostProcess:
     def is_running(self) -> bool:
         return not self._dead.done()
 
+    def has_replica(self, name: str) -> bool:
+        """Whether it hosts that replica, `topic-partition`."""
+        return any(replica.where == name for replica in self._host.replicas)
+
     async def wait_dead(self) -> str:
         return await asyncio.shield(self._dead)
 
@@ -78,6 +79,8 @@ class LocalHostProcess:
 
 class LocalRuntime:
     """Starts replica processes for one broker, on this loop."""
+
+    processes_max = 8
 
     def __init__(self, new_environment: NewEnvironment, config: ClusterConfig, host: str) -> None:
         self._new_environment = new_environment
@@ -96,7 +99,7 @@ class LocalRuntime:
             pid_start_time=number,
             run_cleaner=run_cleaner_process,
         )
-        process = LocalHostProcess(host, environment, spec.names)
+        process = LocalHostProcess(host, environment)
         self.processes[number] = process
         environment.tasks.spawn(process.run(), f"replica host {spec.names[0]}")
         return process
@@ -219,7 +222,7 @@ class LocalServers:
     def kill_replica(self, number: int, name: str) -> None:
         """The process of one replica (`topic-partition`) on a broker dies."""
         for process in list(self.runtimes[number].processes.values()):
-            if name in process.names and process.is_running:
+            if process.is_running and process.has_replica(name):
                 process.kill()
 
     async def stop(self) -> None:

@@ -58,6 +58,10 @@ from rayq.storage.data_directory import BROKER_LOCK, lock_holder
 
 logger = logging.getLogger(__name__)
 
+PROCESSES_PER_CORE = 2
+"""Replica processes of a node, all its brokers together: a few more than cores, since they wait for
+disks now and then."""
+
 NODE_CHECK_S = 2.0
 LOCK_PATIENCE_S = 2.0
 """How long a broker waits for its directory's lock. The process that served the directory before
@@ -102,9 +106,11 @@ class ReplicaHostActor:
 class RayRuntime:
     """Starts replica processes on this node as Ray actors."""
 
-    def __init__(self, config: ClusterConfig, node_id: str) -> None:
+    def __init__(self, config: ClusterConfig, node_id: str, brokers_on_node: int) -> None:
         self._config = config
         self._node_id = node_id
+        cores = len(os.sched_getaffinity(0))
+        self.processes_max = max(2, PROCESSES_PER_CORE * cores // max(1, brokers_on_node))
 
     async def start_replica_host(self, spec: ReplicaHostSpec) -> HostProcess:
         """Raises RayqError."""
@@ -165,16 +171,21 @@ class BrokerActor:
 
     async def _start(self) -> Address:
         spec, config = self._spec, self._spec.config
+        runtime = RayRuntime(config, spec.node_id, spec.brokers_on_node)
         broker = Broker(
             self._environment,
             config,
-            RayRuntime(config, spec.node_id),
+            runtime,
             cluster_name=spec.cluster_name,
             data_path=directory_path(spec.root, spec.broker),
             host=bind_host(config),
             port=spec.port,
             node_id=spec.node_id,
-            replicas_max=replicas_max_of(config, memory_bytes(), spec.brokers_on_node),
+            replicas_max=replicas_max_of(
+                config,
+                memory_bytes() // max(1, spec.brokers_on_node),
+                processes_max=runtime.processes_max,
+            ),
             peers=spec.peers,
         )
         give_up_s = time.monotonic() + LOCK_PATIENCE_S

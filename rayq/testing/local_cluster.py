@@ -140,7 +140,8 @@ class LocalCluster(Cluster):
         self._have_servers(lambda servers: servers.kill_controller())
 
     def kill_replica(self, topic: str, partition: int, broker: int) -> None:
-        """Ends one replica without warning; its broker starts it again."""
+        """Ends the process of one replica without warning; its broker starts another. Of up to
+        eight replicas each has a process of its own, unless `replicas_per_process` says more."""
         self._have_servers(lambda servers: servers.kill_replica(broker, f"{topic}-{partition}"))
 
     def _have_servers(self, act: Callable[[LocalServers], object]) -> None:

@@ -127,7 +127,7 @@ def test_a_second_start_is_refused_clearly(cluster: Cluster, tmp_path: Path) -> 
         assert again.cluster_id == cluster.cluster_id
     with pytest.raises(rayq.RayqError, match=rf"path {path}, not {tmp_path}; 3 brokers, not 4"):
         rayq.start(str(tmp_path), brokers=4, exist_ok=True)
-    with pytest.raises(rayq.RayqError, match=r"It has replicas_per_process 1, not 7\."):
+    with pytest.raises(rayq.RayqError, match=r"It has replicas_per_process None, not 7\."):
         rayq.start(path, exist_ok=True, **{"replicas.per.process": 7})
     with pytest.raises(rayq.errors.DirectoryInUseError, match=r"broker-\d is in use by process \d+"):
         rayq.start(path, name="second")

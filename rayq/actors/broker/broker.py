@@ -19,10 +19,11 @@ from rayq.actors.broker.replica_supervisor import ReplicaSupervisor
 from rayq.actors.controller.controller_host import ControllerHost
 from rayq.actors.hosting import Runtime
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
-from rayq.config import ClusterConfig
+from rayq.config import MIB, ClusterConfig
 from rayq.core.cluster_state import Topic
 from rayq.core.metadata_records import MetadataRecord
 from rayq.core.topic_changes import offline_reason
+from rayq.descriptors import shares
 from rayq.environment import Address, Environment
 from rayq.errors import (
     ControllerUnavailableError,
@@ -46,6 +47,8 @@ logger = logging.getLogger(__name__)
 RETRY_S = 0.1
 FORWARD_TIMEOUT_S = 5.0
 STOP_GRACE_S = 0.2
+BYTES_PER_PROCESS = 100 * MIB
+BYTES_PER_REPLICA = MIB
 
 
 class Broker:
@@ -495,11 +498,15 @@ class Broker:
         )
 
 
-def replicas_max(config: ClusterConfig, memory_bytes: int, brokers_on_node: int) -> int:
-    """How many replicas a broker may carry: as configured, else by the node's memory."""
+def replicas_max(config: ClusterConfig, memory_bytes: int, *, processes_max: int) -> int:
+    """How many replicas a broker may carry: as configured, else by its share of the node's memory,
+    and by how many files its processes may open."""
     if config.max_replicas_per_broker is not None:
         return config.max_replicas_per_broker
-    bytes_per_process = 100 * 1024**2
-    processes = max(1, memory_bytes // bytes_per_process // max(1, brokers_on_node))
-    return processes * config.replicas_per_process
+    per_process = shares().replicas_max
+    if config.replicas_per_process is not None:
+        processes = max(1, memory_bytes // BYTES_PER_PROCESS)
+        return processes * min(per_process, config.replicas_per_process)
+    free_bytes = memory_bytes - processes_max * BYTES_PER_PROCESS
+    return max(processes_max, min(free_bytes // BYTES_PER_REPLICA, processes_max * per_process))
 

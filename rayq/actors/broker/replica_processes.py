@@ -33,11 +33,13 @@ STOP_TIMEOUT_S = 15.0
 
 @dataclass(slots=True)
 class ReplicaProcess:
-    """A replica process, from its start until it is known to be gone."""
+    """A replica process, from the moment it is wanted until it is known to be gone."""
 
     incarnation: str
-    keys: set[TopicIdPartition]
     started_s: float
+    keys: set[TopicIdPartition] = field(default_factory=set)
+    names: list[str] = field(default_factory=list)
+    """The partitions that it begins with, for operators that look at the processes."""
     process: HostProcess | None = None
     endpoint: Address | None = None
     """None until it has presented itself."""
@@ -88,6 +90,8 @@ class ReplicaProcesses:
         self._data_path = data_path
         self._on_gone = on_gone
         self._hosts: dict[str, ReplicaProcess] = {}
+        self._waiting: list[ReplicaProcess] = []
+        """Those of them that are not being started yet."""
         self._not_before_s: dict[TopicIdPartition, float] = {}
         self._backoff_s: dict[TopicIdPartition, float] = {}
         self.starting = 0
@@ -108,29 +112,55 @@ class ReplicaProcesses:
         be about to open the directory."""
         return any(key in host.keys for host in self._hosts.values())
 
-    def with_room(self, key: TopicIdPartition) -> ReplicaProcess | None:
-        """A process that may host one partition more, and never hosted this one."""
-        for host in self._hosts.values():
-            if len(host.keys) < self._config.replicas_per_process and key not in host.let_go:
-                return host
-        return None
-
     # --- starting ---------------------------------------------------------------------------
 
-    def start(self, key: TopicIdPartition, name: str) -> None:
-        """Starts a process for a partition; `name` is for operators that look at the processes."""
-        spec = ReplicaHostSpec(
-            cluster_name=self._cluster_name,
-            broker=self._broker,
-            incarnation=self._environment.new_id(),
-            data_path=self._data_path,
-            names=(name,),
+    def assign(self, key: TopicIdPartition, name: str) -> None:
+        """Gives a partition to a process that has room for it, or else to a new one, which
+        `start_waiting` starts. `name` is for operators that look at the processes."""
+        host = self._with_room(key)
+        if host is None:
+            now_s = self._environment.clock.monotonic()
+            host = ReplicaProcess(self._environment.new_id(), now_s, heard_s=now_s)
+            self._hosts[host.incarnation] = host
+            self._waiting.append(host)
+        host.keys.add(key)
+        if host.endpoint is None:
+            host.names.append(name)
+        host.changed.notify()
+
+    def _with_room(self, key: TopicIdPartition) -> ReplicaProcess | None:
+        """A process that may host one partition more, and never hosted this one. Where the config
+        leaves it open, each of the first partitions gets its own, and a further one joins the
+        process that has fewest of its topic, and fewest in all: one process that dies shall take
+        few leaders of a topic along."""
+        hosts = [host for host in self._hosts.values() if key not in host.let_go]
+        per_process = self._config.replicas_per_process
+        if per_process is not None:
+            return next((host for host in hosts if len(host.keys) < per_process), None)
+        if len(hosts) < self._runtime.processes_max:
+            return None
+        return min(
+            hosts,
+            key=lambda host: (sum(one[0] == key[0] for one in host.keys), len(host.keys)),
         )
-        now_s = self._environment.clock.monotonic()
-        host = ReplicaProcess(spec.incarnation, {key}, now_s, heard_s=now_s)
-        self._hosts[spec.incarnation] = host
-        self.starting += 1
-        self._environment.tasks.spawn(self._start(host, spec), f"start {name}")
+
+    def start_waiting(self, starting_max: int) -> None:
+        """Starts the processes that are wanted, `starting_max` at a time."""
+        while self._waiting and self.starting < starting_max:
+            host = self._waiting.pop(0)
+            if not host.keys:  # Its topic was deleted meanwhile.
+                del self._hosts[host.incarnation]
+                continue
+            spec = ReplicaHostSpec(
+                cluster_name=self._cluster_name,
+                broker=self._broker,
+                incarnation=host.incarnation,
+                data_path=self._data_path,
+                names=tuple(host.names),
+            )
+            host.started_s = host.heard_s = self._environment.clock.monotonic()
+            self.starting += 1
+            self._environment.tasks.spawn(self._start(host, spec), f"start {spec.names[0]}")
 
     async def _start(self, host: ReplicaProcess, spec: ReplicaHostSpec) -> None:
         try:
@@ -154,7 +184,7 @@ class ReplicaProcesses:
                 process.kill()  # It held no directory when the other process was started.
                 raise StaleBrokerError("Another process was started for these partitions.")
             now_s = self._environment.clock.monotonic()
-            host = ReplicaProcess(request.incarnation, keys, now_s, process)
+            host = ReplicaProcess(request.incarnation, now_s, keys, process=process)
             self._hosts[request.incarnation] = host
             self._watch(host)
         elif host.process is None:

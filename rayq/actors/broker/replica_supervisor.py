@@ -249,15 +249,11 @@ class ReplicaSupervisor:
             is_missing = True
             if not self._hosts.may_start(key, now_s) or not self._is_free(key, now_s):
                 continue
-            shared = self._hosts.with_room(key)
-            if shared is not None:
-                shared.keys.add(key)
-                shared.changed.notify()
-                continue
-            if self._hosts.starting >= starts_max:
-                break
-            self._start_host(key)
-        return is_missing
+            found = self._placed.find(key)
+            assert found is not None
+            self._hosts.assign(key, f"{found[0].name}-{key[1]}")
+        self._hosts.start_waiting(starts_max)
+        return is_missing or self._hosts.starting > 0
 
     def _is_free(self, key: TopicIdPartition, now_s: float) -> bool:
         """Whether no process holds the partition's directory. A process that an earlier broker
@@ -282,11 +278,6 @@ class ReplicaSupervisor:
             if self._hosts.kill_holder(key, holder.pid, holder.start_time, now_s):
                 logger.warning("process %d held %s and was silent: killed", holder.pid, path)
         return False
-
-    def _start_host(self, key: TopicIdPartition) -> None:
-        found = self._placed.find(key)
-        assert found is not None
-        self._hosts.start(key, f"{found[0].name}-{key[1]}")
 
     def _remove_unplaced(self) -> None:
         """Lets go of the replicas of deleted topics and of those that were moved away, then removes

@@ -101,10 +101,14 @@ class ReplicaHost:
 
     def abort(self) -> None:
         """Drops everything as it is, as the end of the process would."""
-        for replica in self._replicas.values():
+        for replica in self.replicas:
             replica.abandon()
         self._server.close()
         self._pool.close()
+
+    @property
+    def replicas(self) -> list[Replica]:
+        return list(self._replicas.values())
 
     def has_lease(self) -> bool:
         return self._environment.clock.monotonic() < self._lease_until_s
@@ -209,7 +213,7 @@ class ReplicaHost:
         while True:
             await asyncio.sleep(TICK_S)
             now_s = clock.monotonic()
-            for replica in list(self._replicas.values()):
+            for replica in self.replicas:
                 replica.tick(now_s)
 
     def _apply(self, assignment: messages.PartitionAssignment) -> None:
@@ -369,7 +373,7 @@ class ReplicaHost:
         return replica
 
     async def _stop(self) -> messages.StopReplicaHostResponse:
-        statuses = [await replica.close() for replica in list(self._replicas.values())]
+        statuses = [await replica.close() for replica in self.replicas]
         if not self._stopped.done():
             self._stopped.set_result(None)
         return messages.StopReplicaHostResponse(statuses)
