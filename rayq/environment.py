@@ -77,8 +77,9 @@ class Disk(Protocol):
         """The names in a directory, sorted. [] when there is no such directory."""
         ...
 
-    def make_dirs(self, path: str) -> None:
-        """Makes a directory and its parents, and syncs each parent that changed."""
+    def make_dirs(self, path: str, *, syncs: bool = True) -> None:
+        """Makes a directory and its parents, and syncs each parent that changed, unless the caller
+        does that."""
         ...
 
     def rename(self, source: str, target: str) -> None:

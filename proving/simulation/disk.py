@@ -328,7 +328,7 @@ class ProcessDisk:
         node = self.look().find(path)
         return sorted(node.entries) if isinstance(node, Directory) else []
 
-    def make_dirs(self, path: str) -> None:
+    def make_dirs(self, path: str, *, syncs: bool = True) -> None:
         disk = self.look()
         above = ""
         for name in _parts(path):
@@ -336,7 +336,8 @@ class ProcessDisk:
             if disk.find(below) is None:
                 change = (disk.find_directory(above or "/"), name, Directory())
                 self.operate("make_dirs", path, lambda change=change: disk.change(change))  # type: ignore[misc]
-                self.sync_dir(above or "/")
+                if syncs:
+                    self.sync_dir(above or "/")
             above = below
         disk.find_directory(path)
 

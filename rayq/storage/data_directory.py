@@ -432,7 +432,7 @@ class PartitionDirectory:
             format_version=FORMAT_VERSION, topic=topic, topic_id=topic_id, partition=partition
         )
         try:
-            disk.make_dirs(path)
+            disk.make_dirs(path, syncs=False)
             lock = disk.open(f"{path}/{PARTITION_LOCK}", create=True)
             _lock(path, lock, holder)
             try:

@@ -129,17 +129,18 @@ class LocalDisk:
         except FileNotFoundError:
             return []
 
-    def make_dirs(self, path: str) -> None:
+    def make_dirs(self, path: str, *, syncs: bool = True) -> None:
         if os.path.isdir(path):
             return
         parent = os.path.dirname(path)
         if parent != path:
-            self.make_dirs(parent)
+            self.make_dirs(parent, syncs=syncs)
         try:
             os.mkdir(path, DIRECTORY_MODE)
         except FileExistsError:
             return
-        self.sync_dir(parent)
+        if syncs:
+            self.sync_dir(parent)
 
     def rename(self, source: str, target: str) -> None:
         os.rename(source, target)

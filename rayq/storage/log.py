@@ -132,7 +132,7 @@ class Log:
         format.
         """
         try:
-            disk.make_dirs(directory)
+            disk.make_dirs(directory, syncs=False)
             # The process that made it may have died before its sync.
             disk.sync_dir(os.path.dirname(directory))
             recovered = recover(disk, directory, config)
@@ -380,6 +380,8 @@ class Log:
     def _checkpoint_job(self, high_watermark: int) -> CheckpointJob:
         writes = []
         for segment in self._segments:
+            if not segment.size:
+                continue  # Without batches it needs no index.
             for index in (segment.offsets, segment.times):
                 write = index.write()
                 if write is not None:

@@ -9,6 +9,7 @@ import pytest
 from proving.simulation import World
 from proving.simulation.process import Process
 from rayq.config import TopicConfig
+from rayq.storage import checked_file
 from rayq.storage.batch import encode_batch, read_header
 from rayq.storage.log import Log
 from rayq.storage.metadata_log import MetadataLog
@@ -35,6 +36,7 @@ def test_what_the_next_process_takes_for_written_survives_a_power_loss(seed: int
     with World(seed) as world:
         host = world.host()
         process = host.process("first")
+        process.call(checked_file.make_directory, process.environment.disk, "/data")
         log = opened(process)
         process.call(append, log, 60)
         fault = host.disk.fail("sync", path_part=".log", error=errno.EIO)
