@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
+from functools import cache, lru_cache
 from types import UnionType
 from typing import (
     Annotated,
@@ -27,6 +27,8 @@ from typing import (
     get_origin,
     get_type_hints,
 )
+
+import msgspec
 
 from rayq.errors import ConfigError
 from rayq.kafka_names import said_here
@@ -617,12 +619,20 @@ def parse(kind: type[Config], options: Mapping[str, Any]) -> Config:
 def parse_stored(kind: type[Config], options: Mapping[str, Any]) -> Config:
     """A config of `kind` as it came over the wire or from disk. Keys that this version does not
     know are passed over: a newer one wrote them. Raises `ConfigError` for other mistakes."""
-    return parse(kind, only_known(kind, options))
+    any_kind: Any = kind  # mypy takes no class with a __hash__ of its own for hashable.
+    parsed: Config = _parsed(any_kind, msgspec.msgpack.encode(options))
+    return parsed
+
+
+@lru_cache(256)
+def _parsed(kind: Any, encoded: bytes) -> Any:
+    """A broker with many partitions is told few configs many times."""
+    return parse(kind, only_known(kind, msgspec.msgpack.decode(encoded)))
 
 
 def only_known(kind: type, options: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a stored config that this version knows."""
-    names = {field.name for field in dataclasses.fields(kind)}
+    names = types_of(kind)
     return {name: value for name, value in options.items() if name in names}
 
 
@@ -649,7 +659,7 @@ def check_group_keys(config: ConsumerConfig) -> None:
 
 def as_dict(config: TopicConfig) -> dict[str, Any]:
     """The whole config as plain values, defaults included; `parse` takes it back."""
-    return dataclasses.asdict(config)
+    return {name: getattr(config, name) for name in types_of(TopicConfig)}
 
 
 def _title(kind: type) -> str:

@@ -34,6 +34,10 @@ class Purgatory(Generic[T]):
         waiters.insert(place, _Waiter(offset, deadline_s, answer, future))
         return future
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._waiters
+
     def reached(self, offset: int) -> None:
         """Answers the requests that wait for `offset`, or for less."""
         waiters = self._waiters

@@ -220,6 +220,8 @@ class Leader:
 
     def expire_waiters(self, now_s: float) -> None:
         """Fails the requests that waited for too long."""
+        if self._delayed.is_empty:
+            return
         self._delayed.expire(
             now_s,
             TimeoutError(

@@ -45,7 +45,6 @@ RETRY_S = 0.05
 DISK_FULL_RETRY_S = 1.0
 FAILURE_RETRY_S = 0.5
 STOP_GRACE_S = 0.2
-TICK_S = 0.1
 BROKER_TIMEOUT_S = 5.0
 """The timeout of a question that the broker may hold for a while."""
 
@@ -211,7 +210,7 @@ class ReplicaHost:
         """One timer for all replicas: with one for each, many idle ones keep a core busy."""
         clock = self._environment.clock
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(self._config.heartbeat_interval_ms / 1000 / 2)
             now_s = clock.monotonic()
             for replica in self.replicas:
                 replica.tick(now_s)
