@@ -95,6 +95,8 @@ class ReplicaLog:
         self._log: Log | None = None
         self._directory: PartitionDirectory | None = None
         self._dirty = Signal()
+        self._is_dirty = False
+        """Whether `_dirty` came after the last flush began."""
         self._flushed = Signal()
         self._checkpoints_wanted = 0
         self._checkpoints_made = 0
@@ -334,6 +336,7 @@ class ReplicaLog:
 
     def wake_flusher(self) -> None:
         """Tells the flusher that something was appended."""
+        self._is_dirty = True
         self._dirty.notify()
 
     async def checkpoint(self) -> None:
@@ -341,7 +344,7 @@ class ReplicaLog:
         StorageError; DiskFullError when it found no room."""
         self._checkpoints_wanted += 1
         wanted = self._checkpoints_wanted
-        self._dirty.notify()
+        self.wake_flusher()
         while self._checkpoints_made < wanted:
             await self._flushed.wait(FLUSH_WAIT_S)
             if not self.is_open:
@@ -356,20 +359,19 @@ class ReplicaLog:
         """One flush at a time covers all that was appended meanwhile. Only this task flushes, so
         that no cancelled caller leaves a flush behind that no task waits for."""
         while True:
-            wanted = self._checkpoints_wanted
-            had_work = await self._flush_once(checkpoint=wanted > self._checkpoints_made)
+            wanted, self._is_dirty = self._checkpoints_wanted, False
+            await self._flush_once(checkpoint=wanted > self._checkpoints_made)
             found_room = self._checkpoint_from_s == 0.0
             if found_room:
                 self._checkpoints_made = wanted
             self._flushed.notify()
-            if not had_work and self._checkpoints_wanted == wanted:
+            if not self._is_dirty:
                 await self._dirty.wait(FLUSH_WAIT_S if found_room else CHECKPOINT_RETRY_S)
 
-    async def _flush_once(self, *, checkpoint: bool) -> bool:
-        """Flushes once. Returns whether there was something to do."""
+    async def _flush_once(self, *, checkpoint: bool) -> None:
         async with self.flush_lock:
             if not self.is_open:
-                return False
+                return
             log, clock = self.log, self.environment.clock
             began_s = clock.monotonic()
             try:
@@ -379,19 +381,18 @@ class ReplicaLog:
                     may_checkpoint=began_s >= self._checkpoint_from_s,
                 )
                 if plan is None:
-                    return False
+                    return
                 has_checkpoint = await self._run(plan.run)
                 self._flush_seconds.observe(clock.monotonic() - began_s)
             except (OSError, StorageError) as error:
                 # The kernel may have dropped the pages: never retry, never trust them.
                 self.fail(StorageError(f"Flushing the log of {self.where} failed: {error}"))
-                return False
+                return
             if plan.checkpoint is not None:
                 retry_s = clock.monotonic() + CHECKPOINT_RETRY_S
                 self._checkpoint_from_s = 0.0 if has_checkpoint else retry_s
             log.apply_flush(plan, has_checkpoint=has_checkpoint)
         self._on_flushed(log.flushed_offset)
-        return True
 
     # --- the log start ----------------------------------------------------------------------
 
