@@ -228,54 +228,80 @@ def _read_on_demand(cluster: rayq.Cluster, topic: str, requests: Connection) -> 
 # --- one record at a time -------------------------------------------------------------------------
 
 SINGLE_PER_S = 1000
-SINGLE_S = 4
+SINGLE_S = 2
 
 
 def single_latency(cluster: rayq.Cluster, directory: Path) -> list[Row]:
     """Sends 1,000 records of 1 KB a second, open loop: each latency begins when the record was
-    due."""
+    due. With it the processor time that each process takes for a record."""
     del directory
     cluster.create_topic("single", partitions=1, replication_factor=3)
-    value = os.urandom(1024)
-    p50_ms, p99_ms = [], []
+    pids = _pids_of(cluster.admin.describe_topic("single").partitions[0])
+    pids["producer"] = os.getpid()
+    rows = []
+    with cluster.producer(linger_ms=0) as producer:
+        rows += _single_rows(producer, pids, "linger_ms=0", p50_target_ms=1.2, p99_target_ms=4.0)
     with cluster.producer() as producer:
-        for repetition in range(REPETITIONS + 1):
-            count = SINGLE_PER_S * (SINGLE_S if repetition else 1)
-            done_s = [0.0] * count
-            futures = []
-            started_s = time.monotonic() + 0.01
-            for index in range(count):
-                _sleep_until(started_s + index / SINGLE_PER_S)
-                stamp = _Stamp(done_s, index)
-                futures.append(producer.send("single", value, on_delivery=stamp))
-            for future in futures:
-                future.result(timeout=RESULT_TIMEOUT_S)
-            if repetition:  # the first repetition warms up
-                latencies_ms = [
-                    (at_s - started_s - index / SINGLE_PER_S) * 1000
-                    for index, at_s in enumerate(done_s)
-                ]
-                p50_ms.append(quantile(latencies_ms, 0.5))
-                p99_ms.append(quantile(latencies_ms, 0.99))
+        rows += _single_rows(producer, {}, "default settings")
     cluster.admin.delete_topic("single")
-    note = "open loop at 1,000/s, default settings"
+    return rows
+
+
+def _single_rows(
+    producer: rayq.Producer,
+    pids: dict[str, int],
+    settings: str,
+    p50_target_ms: float | None = None,
+    p99_target_ms: float | None = None,
+) -> list[Row]:
+    p50_ms: list[float] = []
+    p99_ms: list[float] = []
+    cpu_us: dict[str, list[float]] = {name: [] for name in pids}
+    for repetition in range(REPETITIONS + 1):
+        count = SINGLE_PER_S * (SINGLE_S if repetition else 1)
+        before_s = {name: profiles.cpu_s(pid) for name, pid in pids.items()}
+        latencies_ms = _single_latencies_ms(producer, count)
+        if repetition:  # the first repetition warms up
+            p50_ms.append(quantile(latencies_ms, 0.5))
+            p99_ms.append(quantile(latencies_ms, 0.99))
+            for name, pid in pids.items():
+                cpu_us[name].append((profiles.cpu_s(pid) - before_s[name]) / count * 1e6)
     return [
         Row(
-            name="single 1 KB, acks=all, p50",
+            name=f"single 1 KB, acks=all, {settings}: p50",
             unit="ms",
             samples=p50_ms,
-            target=2.0,
+            target=p50_target_ms,
             better="lower",
-            note=note,
+            note=f"open loop at {SINGLE_PER_S:,}/s",
         ),
         Row(
-            name="single 1 KB, acks=all, p99",
+            name=f"single 1 KB, acks=all, {settings}: p99",
             unit="ms",
             samples=p99_ms,
-            target=10.0,
+            target=p99_target_ms,
             better="lower",
-            note=note,
         ),
+        *(
+            Row(name=f"  CPU per record: {name}", unit="us", samples=samples, better="lower")
+            for name, samples in cpu_us.items()
+        ),
+    ]
+
+
+def _single_latencies_ms(producer: rayq.Producer, count: int) -> list[float]:
+    value = os.urandom(1024)
+    done_s = [0.0] * count
+    futures = []
+    started_s = time.monotonic() + 0.01
+    for index in range(count):
+        _sleep_until(started_s + index / SINGLE_PER_S)
+        stamp = _Stamp(done_s, index)
+        futures.append(producer.send("single", value, on_delivery=stamp))
+    for future in futures:
+        future.result(timeout=RESULT_TIMEOUT_S)
+    return [
+        (at_s - started_s - index / SINGLE_PER_S) * 1000 for index, at_s in enumerate(done_s)
     ]
 
 

@@ -46,11 +46,11 @@ def while_running(
             stderr=subprocess.PIPE,
             text=True,
         )
-    before_s = {name: _cpu_s(pid) for name, pid in pids.items()}
+    before_s = {name: cpu_s(pid) for name, pid in pids.items()}
     started_s = time.monotonic()
     work()
     took_s = time.monotonic() - started_s
-    busy = {name: (_cpu_s(pid) - before_s[name]) / took_s for name, pid in pids.items()}
+    busy = {name: (cpu_s(pid) - before_s[name]) / took_s for name, pid in pids.items()}
     lines = []
     for name, recorder in recorders.items():
         _, complaint = recorder.communicate(timeout=seconds + 30)
@@ -79,7 +79,7 @@ def top_functions(folded: str) -> str:
     return ", ".join(f"{name} {100 * count / total:.0f} %" for name, count in top)
 
 
-def _cpu_s(pid: int) -> float:
+def cpu_s(pid: int) -> float:
     """User and system time of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

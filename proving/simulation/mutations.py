@@ -7,7 +7,6 @@ finds it.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from proving.simulation.planting import MUTATIONS, Patch, plants
 from rayq.actors.controller.controller_host import ControllerHost
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.actors.metadata.quorum import Quorum
+from rayq.actors.replica.flush_lock import FlushLock
 from rayq.actors.replica.follower import Follower
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.leader_reads import LeaderReads
@@ -241,7 +241,7 @@ def flush_result_from_before_a_truncation() -> list[Patch]:
 
     async def mutated(self: Any, epoch: int | None, end_offset: int) -> None:
         held = self._replica_log.flush_lock
-        self._replica_log.flush_lock = asyncio.Lock()
+        self._replica_log.flush_lock = FlushLock(lambda: None)
         try:
             await truncate(self, epoch, end_offset)
         finally:

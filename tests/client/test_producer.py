@@ -710,6 +710,47 @@ def test_many_partitions_share_a_buffer_smaller_than_their_batches(
     assert [len(fake.values("t", partition)) for partition in range(50)] == [40] * 50
 
 
+def test_open_batches_of_many_partitions_reserve_little_of_the_buffer(
+    fake: FakeCluster, cluster: Cluster
+) -> None:
+    fake.create_topic("t", partitions=50)
+    for partition in range(50):
+        fake.move_leader("t", partition, None)
+    with cluster.producer(buffer_memory=MIB, batch_size=256 * KIB, max_block_ms=200) as producer:
+        for number in range(500):
+            producer.send("t", b"x" * 100, partition=number % 50)
+        for partition in range(50):
+            fake.move_leader("t", partition, 1)
+        producer.flush(timeout_s=10)
+        assert producer._core.accumulator.buffered_bytes == 0
+    for partition in fake.topics["t"].partitions:
+        assert [header.record_count for header, _ in partition.batches] == [10]
+
+
+@pytest.mark.parametrize("is_many", [False, True])
+def test_a_batch_grows_up_to_its_size(fake: FakeCluster, cluster: Cluster, is_many: bool) -> None:
+    fake.create_topic("t", partitions=2)
+    for partition in range(2):
+        fake.move_leader("t", partition, None)
+    values = [b"x" * 1000] * 400
+    with cluster.producer(batch_size=100 * KIB, compression_type="none") as producer:
+        if is_many:
+            producer.send_many("t", values)
+        else:
+            for value in values:
+                producer.send("t", value)
+        for partition in range(2):
+            fake.move_leader("t", partition, 1)
+        producer.flush(timeout_s=10)
+        assert producer._core.accumulator.buffered_bytes == 0
+    counts = [
+        header.record_count
+        for partition in fake.topics["t"].partitions
+        for header, _ in partition.batches
+    ]
+    assert sorted(counts) == [100, 100, 100, 100]
+
+
 def test_a_record_larger_than_a_batch_or_the_buffer_goes_alone(
     fake: FakeCluster, cluster: Cluster
 ) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
+from rayq.actors.replica.flush_lock import FlushLock
 from rayq.actors.signal import Signal
 from rayq.config import ClusterConfig, TopicConfig, parse_stored
 from rayq.environment import Environment
@@ -27,6 +28,7 @@ from rayq.storage.clean_state import write_clean_state
 from rayq.storage.cleaner import CleaningResult
 from rayq.storage.data_directory import PartitionDirectory
 from rayq.storage.log import Log
+from rayq.storage.plans import FlushPlan
 from rayq.storage.swap import Cleaning
 from rayq.wire import messages
 
@@ -76,7 +78,7 @@ class ReplicaLog:
         """The log grew, or its start moved."""
         self.committed = Signal()
         """The high watermark moved, or the role ended."""
-        self.flush_lock = asyncio.Lock()
+        self.flush_lock = FlushLock(self._flush)
         """Held while a flush runs; a truncation holds it too."""
         self.files_lock = asyncio.Lock()
         """Held while compacted segments are put in place. A truncation, a reset and a move of the
@@ -94,13 +96,16 @@ class ReplicaLog:
         """Whether that error was damage: then reads go around it."""
         self._log: Log | None = None
         self._directory: PartitionDirectory | None = None
-        self._dirty = Signal()
+        self._is_dirty = False
+        """Whether there may be something to flush that no flush has begun with."""
         self._flushed = Signal()
         self._checkpoints_wanted = 0
         self._checkpoints_made = 0
         self._checkpoint_from_s = 0.0
+        """From when on a checkpoint may be tried that found no room; 0.0 where the last had it."""
+        self._checkpoint_retry: asyncio.TimerHandle | None = None
         self._is_closed = False
-        self._flusher: asyncio.Task[None] | None = None
+        self._is_abandoned = False
         self._jobs: set[asyncio.Future[Any]] = set()
         """The jobs of threads that work in the directory."""
 
@@ -130,9 +135,7 @@ class ReplicaLog:
         log.config = self.topic_config  # It may have changed meanwhile.
         self._log = log
         self.high_watermark = log.persisted_high_watermark
-        self._flusher = self.environment.tasks.spawn(
-            self.guard(self._flush_for_ever), f"flush {self.where}"
-        )
+        self.wake_flusher()
 
     @property
     def is_open(self) -> bool:
@@ -167,7 +170,7 @@ class ReplicaLog:
         self._is_closed = True
         # No swap and no flush is under way now, and none begins.
         async with self.files_lock, self.flush_lock:
-            self._stop_flusher()
+            self._stop_flushing()
             if log is not None and self.failure is None:
                 try:
                     await self.environment.threads.run(log.close, self.high_watermark)
@@ -178,8 +181,8 @@ class ReplicaLog:
     def abandon(self) -> None:
         """Leaves the disk as it is: the topic was deleted, or the process ends."""
         is_opening = self._log is None and self._directory is not None
-        self._is_closed = True
-        self._stop_flusher()
+        self._is_closed = self._is_abandoned = True
+        self._stop_flushing()
         if is_opening and self.failure is None:
             return  # A thread works in the directory: `open` lets go of it.
         self._release_when_idle()
@@ -191,9 +194,9 @@ class ReplicaLog:
             return
         self._release()
 
-    def _stop_flusher(self) -> None:
-        if self._flusher is not None:
-            self._flusher.cancel()
+    def _stop_flushing(self) -> None:
+        if self._checkpoint_retry is not None:
+            self._checkpoint_retry.cancel()
         self._flushed.notify()
 
     def _release(self) -> None:
@@ -333,15 +336,16 @@ class ReplicaLog:
     # --- group commit -----------------------------------------------------------------------
 
     def wake_flusher(self) -> None:
-        """Tells the flusher that something was appended."""
-        self._dirty.notify()
+        """Has all that was appended flushed: now, or after the flush that is under way."""
+        self._is_dirty = True
+        self._flush()
 
     async def checkpoint(self) -> None:
         """Returns when all that is here now, the log start included, is durable. Raises
         StorageError; DiskFullError when it found no room."""
         self._checkpoints_wanted += 1
         wanted = self._checkpoints_wanted
-        self._dirty.notify()
+        self.wake_flusher()
         while self._checkpoints_made < wanted:
             await self._flushed.wait(FLUSH_WAIT_S)
             if not self.is_open:
@@ -352,46 +356,70 @@ class ReplicaLog:
                     "is tried again."
                 )
 
-    async def _flush_for_ever(self) -> None:
-        """One flush at a time covers all that was appended meanwhile. Only this task flushes, so
-        that no cancelled caller leaves a flush behind that no task waits for."""
-        while True:
-            wanted = self._checkpoints_wanted
-            had_work = await self._flush_once(checkpoint=wanted > self._checkpoints_made)
-            found_room = self._checkpoint_from_s == 0.0
-            if found_room:
-                self._checkpoints_made = wanted
-            self._flushed.notify()
-            if not had_work and self._checkpoints_wanted == wanted:
-                await self._dirty.wait(FLUSH_WAIT_S if found_room else CHECKPOINT_RETRY_S)
+    def _flush(self) -> None:
+        """Begins a flush where there may be something to flush and none is under way. It covers all
+        that was appended until now. It runs by callbacks: each record waits for a flush of each
+        replica, and a task would give away several turns of the loop."""
+        if not self._is_dirty or not self.is_open or not self.flush_lock.begin_flush():
+            return
+        self._is_dirty = False
+        wanted, began_s = self._checkpoints_wanted, self.environment.clock.monotonic()
+        try:
+            plan = self.log.plan_flush(
+                self.high_watermark,
+                checkpoint=wanted > self._checkpoints_made,
+                may_checkpoint=began_s >= self._checkpoint_from_s,
+            )
+            step = None if plan is None else self._begin(plan.run)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it ends the replica
+            # Later: the caller may be in the middle of an append.
+            asyncio.get_running_loop().call_soon(self._flush_failed, error)
+            self.flush_lock.end_flush()
+            return
+        if plan is None or step is None:
+            self._flushed_until(wanted)
+        else:
+            step.add_done_callback(partial(self._flush_done, plan, wanted, began_s))
 
-    async def _flush_once(self, *, checkpoint: bool) -> bool:
-        """Flushes once. Returns whether there was something to do."""
-        async with self.flush_lock:
-            if not self.is_open:
-                return False
-            log, clock = self.log, self.environment.clock
-            began_s = clock.monotonic()
-            try:
-                plan = log.plan_flush(
-                    self.high_watermark,
-                    checkpoint=checkpoint,
-                    may_checkpoint=began_s >= self._checkpoint_from_s,
-                )
-                if plan is None:
-                    return False
-                has_checkpoint = await self._run(plan.run)
-                self._flush_seconds.observe(clock.monotonic() - began_s)
-            except (OSError, StorageError) as error:
-                # The kernel may have dropped the pages: never retry, never trust them.
-                self.fail(StorageError(f"Flushing the log of {self.where} failed: {error}"))
-                return False
+    def _flush_done(
+        self, plan: FlushPlan, wanted: int, began_s: float, step: asyncio.Future[bool]
+    ) -> None:
+        if step.cancelled() or self._is_abandoned:
+            self.flush_lock.end_flush()
+            return
+        log, now_s = self._log, self.environment.clock.monotonic()
+        assert log is not None
+        try:
+            has_checkpoint = step.result()
+            self._flush_seconds.observe(now_s - began_s)
             if plan.checkpoint is not None:
-                retry_s = clock.monotonic() + CHECKPOINT_RETRY_S
-                self._checkpoint_from_s = 0.0 if has_checkpoint else retry_s
+                self._checkpoint_from_s = 0.0 if has_checkpoint else now_s + CHECKPOINT_RETRY_S
             log.apply_flush(plan, has_checkpoint=has_checkpoint)
-        self._on_flushed(log.flushed_offset)
-        return True
+            self._on_flushed(log.flushed_offset)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it ends the replica
+            self._flush_failed(error)
+        self._flushed_until(wanted)
+
+    def _flush_failed(self, error: Exception) -> None:
+        if not isinstance(error, OSError | StorageError):
+            logger.error("flushing the log of %s failed", self.where, exc_info=error)
+        # The kernel may have dropped the pages: never retry, never trust them.
+        self.fail(StorageError(f"Flushing the log of {self.where} failed: {error}"))
+
+    def _flushed_until(self, wanted: int) -> None:
+        """A flush ended that was to make so many checkpoints, and the next one begins."""
+        if self._checkpoint_from_s == 0.0:
+            self._checkpoints_made = wanted
+        elif self._checkpoint_retry is None and self.is_open:
+            self._checkpoint_retry = asyncio.get_running_loop().call_later(
+                CHECKPOINT_RETRY_S, self._retry_checkpoint
+            )
+        self._flushed.notify()
+        self.flush_lock.end_flush()
+
+    def _retry_checkpoint(self) -> None:
+        self._checkpoint_retry = None
+        self.wake_flusher()
 
     # --- the log start ----------------------------------------------------------------------
 

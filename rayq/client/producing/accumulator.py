@@ -6,8 +6,9 @@ very end: at a call Python lets signal handlers and finalizers run, which may se
 what they sent. (Some version of Python may interrupt elsewhere. So the holder may take the lock
 again, and the sender does not wait for a holder that stands still.)
 
-Memory: a batch reserves its full size when it is opened and gives back what it did not use when it
-is closed, so that `send` counts nothing but the batch. When the buffer is exhausted, `append`
+Memory: a batch reserves a little when it is opened, twice as much each time that is full, up to the
+size at which it is closed, and gives back then what it did not use. So `send` counts nothing but
+the batch, and batches of many partitions are open at once. When the buffer is exhausted, `append`
 answers None, open batches become due at once, and each waiter is called when there is room again.
 """
 
@@ -22,7 +23,7 @@ from operator import add
 from typing import cast
 
 from rayq.client.producing.futures import DeliveryFuture, Outcome, Part
-from rayq.config import ProducerConfig
+from rayq.config import KIB, ProducerConfig
 from rayq.errors import ClosedError
 from rayq.records import Headers
 
@@ -33,6 +34,9 @@ HEADER_OVERHEAD_BYTES = 12
 """Most that a header takes in a batch beside its name and value."""
 BATCH_OVERHEAD_BYTES = 256
 """Most that a batch takes beside its records: its header and the lengths of its columns."""
+
+FIRST_RESERVE_BYTES = 16 * KIB
+"""What an open batch reserves of the buffer at first."""
 
 LOCK_PATIENCE_S = 0.002
 """How long the sender waits for a thread that sends. The sender does not wait again for one that
@@ -187,7 +191,7 @@ class Accumulator:
                     batch.size_bytes += size_bytes
                     batch.rows.append(row)
                     break
-            if not self._open(queue, batch, size_bytes):
+            if not self._make_room(queue, batch, size_bytes, size_bytes):
                 return None
         if not batch.is_announced:
             self._announce(batch)
@@ -216,7 +220,8 @@ class Accumulator:
                 count = _fitting(ends, start, batch.reserved_bytes - batch.size_bytes)
             if batch is None or count == 0:
                 size_bytes = ends[start + 1] - ends[start] + RECORD_OVERHEAD_BYTES
-                if not self._open(queue, batch, size_bytes):
+                all_bytes = ends[total] - ends[start] + (total - start) * RECORD_OVERHEAD_BYTES
+                if not self._make_room(queue, batch, size_bytes, all_bytes):
                     break
                 continue
             stop = start + count
@@ -244,7 +249,7 @@ class Accumulator:
             if not batch.is_announced:
                 self._announce(batch)
             start = stop
-            if one_batch:
+            if one_batch and _fitting(ends, start, queue.limit_bytes - batch.size_bytes) == 0:
                 break
         return start
 
@@ -293,11 +298,21 @@ class Accumulator:
         need_bytes = max(size_bytes, self._config.batch_size)
         return used_bytes == 0 or used_bytes + need_bytes <= max(limit_bytes // 2, need_bytes)
 
-    def _open(self, queue: PartitionQueue, full: ProducerBatch | None, size_bytes: int) -> bool:
-        """Closes the open batch, which is `full`, and opens one for `size_bytes` or more, unless
-        another thread did. Returns False where there is no room. Raises ClosedError."""
+    def _make_room(
+        self,
+        queue: PartitionQueue,
+        full: ProducerBatch | None,
+        size_bytes: int,
+        wanted_bytes: int,
+    ) -> bool:
+        """Makes room for `size_bytes` at least, and `wanted_bytes` where they fit: in the open
+        batch, which is `full`, or in a new one, unless another thread did. Returns False where
+        there is none. Raises ClosedError."""
+        if full is not None and self._grow(queue, full, size_bytes, wanted_bytes):
+            return True
         self._close_open(queue, full)
-        reserve_bytes = max(queue.limit_bytes, size_bytes)
+        reserve_bytes = min(max(wanted_bytes, FIRST_RESERVE_BYTES), queue.limit_bytes)
+        reserve_bytes = max(reserve_bytes, size_bytes)
         batch = ProducerBatch(queue, reserve_bytes, self._now(), self._loop_thread)
         limit_bytes = self._config.buffer_memory
         with self._lock:
@@ -315,6 +330,27 @@ class Accumulator:
         if not has_room:
             self._on_work(queue)
         return has_room
+
+    def _grow(
+        self, queue: PartitionQueue, full: ProducerBatch, size_bytes: int, wanted_bytes: int
+    ) -> bool:
+        """Has the open batch reserve more, if it still is `full`. Returns False where it is as
+        large as it may be, or the buffer has no room."""
+        if full.size_bytes + size_bytes > queue.limit_bytes:
+            return False
+        reserve_bytes = max(2 * full.reserved_bytes, full.size_bytes + wanted_bytes)
+        reserve_bytes = min(reserve_bytes, queue.limit_bytes)
+        limit_bytes = self._config.buffer_memory
+        with self._lock:
+            if queue.open is not full:
+                return False
+            more_bytes = reserve_bytes - full.reserved_bytes
+            if self._reserved_bytes - self._released_bytes + more_bytes > limit_bytes:
+                return False
+            if more_bytes > 0:
+                self._reserved_bytes += more_bytes
+                full.reserved_bytes = reserve_bytes
+        return True
 
     def _close_open(self, queue: PartitionQueue, known: ProducerBatch | None) -> None:
         """Closes the open batch of the queue, if it still is `known`."""

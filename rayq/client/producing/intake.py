@@ -168,7 +168,7 @@ class Intake:
         else:
             queue = known.sticky
             batch = queue.open
-            if batch is None or batch.size_bytes + size_bytes > batch.reserved_bytes:
+            if batch is None or batch.size_bytes + size_bytes > queue.limit_bytes:
                 queue = self._next_sticky(known)
         if size_bytes > known.limit_bytes:
             self._check_size(known, value, key, checked, size_bytes)
