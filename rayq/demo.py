@@ -65,9 +65,9 @@ TOPIC = "flights"
 PARTITIONS = 6
 BROKERS = 3
 REPLICAS = 3
-REPLICAS_PER_PROCESS = 3
-"""By default each replica has a process of its own. Ray needs about a second of a core to start a
-process, and here all processes share a machine."""
+REPLICAS_PER_PROCESS = PARTITIONS
+"""One process for all replicas of a broker. Ray needs half a second of a core to start a process,
+and here all processes share a machine."""
 VICTIM = 0
 """The partition whose leader dies."""
 

@@ -38,7 +38,7 @@ from rayq.runtime.ray_lookup import (
     checked_endpoint,
     controller_actor,
 )
-from rayq.runtime.ray_nodes import result_of, run_on_node, wait_for_nodes
+from rayq.runtime.ray_nodes import on_node, on_nodes, own_node, wait_for_nodes
 from rayq.runtime.ray_specs import ClusterSpec
 from rayq.runtime.recover_quorum import lost_voters, survivors
 from rayq.runtime.start_checks import check_start
@@ -62,9 +62,9 @@ def start_cluster(
     """Formats or reopens the directories and starts the actors; returns when every broker has
     registered. Raises the errors that `rayq.start` documents."""
     nodes = wait_for_nodes(nodes_min, config.broker_resource)
-    if list(nodes) == [ray.get_runtime_context().get_node_id()]:
+    if list(nodes) == [own_node()]:
         check_start(root, brokers, config, patience_s=LOCK_PATIENCE_S)
-    found = {node: result_of(run_on_node(node, find_directories, root)) for node in nodes}
+    found = on_nodes(nodes, find_directories, root)
     placed, cluster_id, secret = _open_or_format(nodes, found, root, brokers)
     spec = ClusterSpec(
         cluster_name=cluster_name,
@@ -149,13 +149,13 @@ def _open_or_format(
             system_environment(None),
             root,
             len(nodes) if brokers is None else brokers,
-            lambda broker, job, *args, **kwargs: result_of(
-                run_on_node(names[broker % len(names)], job, *args, **kwargs)
+            lambda broker, job, *args, **kwargs: on_node(
+                names[broker % len(names)], job, *args, **kwargs
             ),
         )
         placed = {one.broker: names[one.broker % len(names)] for one in directories}
     first = min(directories)
-    secret = result_of(run_on_node(placed[first.broker], _read_secret, first.path))
+    secret = on_node(placed[first.broker], _read_secret, first.path)
     return placed, first.cluster_id, secret
 
 
@@ -204,7 +204,7 @@ def _why_no_quorum(root: str, found: dict[str, list[Directory]]) -> str | None:
         survivor
         for node, directories in found.items()
         if any(not one.is_blank for one in directories)
-        for survivor in result_of(run_on_node(node, survivors, root))
+        for survivor in on_node(node, survivors, root)
     ]
     if not left:
         return None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
 from ray import ObjectRef
+from ray._private import worker
 from ray.exceptions import RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -53,6 +55,43 @@ def wait_for_nodes(count: int | None, resource: str | None) -> dict[str, str]:
                 "for those that do not come, or start with fewer."
             )
         time.sleep(NODES_POLL_S)
+
+
+def own_node() -> str | None:
+    """The node on which this process runs, as the same user as the node's actors: what this process
+    does to files there, they could do. None where it is another user, or not on a node."""
+    node = worker.global_worker.node
+    if node is None or os.stat(node.raylet_socket_name).st_uid != os.geteuid():
+        return None
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def on_nodes(
+    nodes: Iterable[str],
+    job: Callable[Concatenate[Environment, P], Result],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> dict[str, Result]:
+    """The result of a small job on each node. This process does what is to be done on its own node:
+    Ray would start a process for it, which takes half a second of a core. Raises as `result_of`."""
+    own, nodes = own_node(), list(nodes)
+    started = {node: run_on_node(node, job, *args, **kwargs) for node in nodes if node != own}
+    return {
+        node: result_of(started[node])
+        if node in started
+        else job(system_environment(None), *args, **kwargs)
+        for node in nodes
+    }
+
+
+def on_node(
+    node_id: str,
+    job: Callable[Concatenate[Environment, P], Result],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> Result:
+    """See `on_nodes`."""
+    return on_nodes([node_id], job, *args, **kwargs)[node_id]
 
 
 def run_on_node(

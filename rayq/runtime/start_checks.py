@@ -1,7 +1,7 @@
 """Checks that refuse a start on this machine before anything is started.
 
-The brokers check it all again, on whichever node they are. But it takes Ray half a minute to start
-them, and a typing error should be reported sooner.
+The brokers check it all again, on whichever node they are. But it takes Ray several seconds to
+start them, half a minute on a busy machine, and a typing error should be reported sooner.
 """
 
 from __future__ import annotations

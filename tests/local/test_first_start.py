@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 
 from proving.simulation import ProcessDied, World
 from rayq.client.environment import system_environment
@@ -182,8 +181,7 @@ class Nodes:
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
     with World(1) as world:
         nodes = Nodes(world)
-        monkeypatch.setattr(ray_cluster, "run_on_node", nodes.run)
-        monkeypatch.setattr(ray, "get", lambda answer, timeout: answer)
+        monkeypatch.setattr(ray_cluster, "on_node", nodes.run)
         yield nodes
 
 

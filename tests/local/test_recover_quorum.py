@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import ray
 
 from rayq.client.environment import system_environment
 from rayq.core.metadata_records import VotersChanged, decode_record
@@ -164,9 +163,8 @@ def test_a_start_on_ray_names_the_voters_that_are_lost(
         cluster.abort()
     root = str(tmp_path)
     monkeypatch.setattr(
-        ray_cluster, "run_on_node", lambda _node, job, *given: job(ENVIRONMENT, *given)
+        ray_cluster, "on_node", lambda _node, job, *given: job(ENVIRONMENT, *given)
     )
-    monkeypatch.setattr(ray, "get", lambda answer, timeout: answer)
     shutil.rmtree(tmp_path / "broker-0")
     found = {"empty": [], "node": find_directories(ENVIRONMENT, root)}
     assert ray_cluster._why_no_quorum(root, found) is None

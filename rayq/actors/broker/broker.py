@@ -275,7 +275,8 @@ class Broker:
                 else:  # A bug or a failing disk: said loudly, but the session must be kept.
                     logger.exception("broker %d could not renew its session", broker)
                 await self._find_controller()
-                await asyncio.sleep(RETRY_S)
+                # A controller that takes over is heard by what it writes.
+                await self.metadata.changed.wait(RETRY_S)
                 continue
             await asyncio.sleep(interval_s)
 
