@@ -7,8 +7,9 @@ from itertools import pairwise
 
 import pytest
 
+from proving.simulation import Process
 from rayq.client.producing.producer import AsyncProducer
-from rayq.config import ProducerConfig
+from rayq.config import ClusterConfig, ProducerConfig
 from rayq.records import RecordMetadata
 from tests.simulated.staged import Stage, play
 
@@ -114,9 +115,58 @@ def test_brokers_that_wait_for_a_hung_controller_keep_their_sessions_with_the_ne
     play(script)
 
 
+def test_time_in_which_the_whole_machine_stands_still_comes_on_top() -> None:
+    async def script(stage: Stage) -> None:
+        cluster = stage.cluster
+        writes = Writes(stage)
+        await writes.start()
+        await stage.pause(5)
+        lost_s = stage.world.now_s
+        for host in (cluster.hosts[0], cluster.controller_host):
+            for process in list(host.processes):
+                process.kill()
+        await stage.until(lambda: _stand_in(stage) is not None, "a broker to stand in")
+        everything = [process for host in stage.world.hosts for process in host.processes]
+        await _stand_still(stage, everything, 3)
+        await stage.pause(FAULT_S)
+        assert 9 < writes.longest_pause_s(lost_s) < CONTROLLER_NODE_LIMIT_S + 3
+        assert stage.in_sync("t") == {1, 2}
+
+    play(script)
+
+
+def test_a_controller_that_stood_still_does_not_take_itself_for_cut_off() -> None:
+    """The voters answer it a moment later than it hears of its own standstill."""
+
+    async def script(stage: Stage) -> None:
+        cluster = stage.cluster
+        controller = cluster.controller_process
+        assert controller is not None
+        await stage.pause(5)
+        voters = list(cluster.broker_processes.values())
+        standstill = asyncio.ensure_future(_stand_still(stage, voters, 3.5))
+        await _stand_still(stage, [controller], 3)
+        await standstill
+        await stage.pause(5)
+        assert cluster.controller is not None
+        hosted = cluster.controller.controller_host.controller
+        assert hosted is not None and hosted.epoch == 1
+
+    # The voters would stand in for it by themselves sooner.
+    play(script, config=ClusterConfig(controller_patience_ms=10_000))
+
+
 async def _start_again(stage: Stage, broker: int) -> None:
     await stage.pause(RESTART_S)
     stage.cluster.start_broker(broker)
+
+
+async def _stand_still(stage: Stage, processes: list[Process], seconds: float) -> None:
+    for process in processes:
+        process.pause()
+    await stage.pause(seconds)
+    for process in processes:
+        process.resume()
 
 
 def _stand_in(stage: Stage) -> int | None:
