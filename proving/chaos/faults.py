@@ -93,6 +93,8 @@ class Injected:
     """The end of the fault phase."""
     settled_s: float = 0.0
     """The time when all replicas were in sync again."""
+    stood_still_s: float = 0.0
+    """How long the machine stood still in the fault phase."""
 
 
 def choose(cluster: ChaosCluster, kind: Kind, rng: random.Random) -> Target | None:

@@ -85,13 +85,16 @@ def longest_pause_s(at_s: array[float], from_s: float, until_s: float) -> float:
 
 
 def violations(measured: Iterable[Measured], leniency: float = 1.0) -> list[str]:
-    """The partitions whose writes paused for longer than `leniency` times the fault's limit."""
+    """The partitions whose writes paused for longer than `leniency` times the fault's limit, and
+    the time in which the machine stood still."""
     return [
         f"{one.fault.target.kind} of {one.fault.target.what}: partition {one.partition} made no "
         f"progress for {max(one.next_write_s, one.pause_s):.2f} s, more than "
-        f"{one.fault.target.kind.limit_s:g} s."
+        f"{one.fault.target.kind.limit_s:g} s; the machine stood still for "
+        f"{one.fault.stood_still_s:.2f} s meanwhile."
         for one in measured
-        if max(one.next_write_s, one.pause_s) > leniency * one.fault.target.kind.limit_s
+        if max(one.next_write_s, one.pause_s) - one.fault.stood_still_s
+        > leniency * one.fault.target.kind.limit_s
     ]
 
 

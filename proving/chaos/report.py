@@ -54,6 +54,7 @@ def as_json(result: Result) -> dict[str, Any]:
                 "pause_s": round(one.pause_s, 4),
                 "recovery_pause_s": round(one.recovery_pause_s, 4),
                 "recovery_s": round(one.fault.settled_s - one.fault.healed_s, 1),
+                "stood_still_s": round(one.fault.stood_still_s, 2),
             }
             for one in result.measured
         ],

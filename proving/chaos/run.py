@@ -25,6 +25,7 @@ from proving.chaos.guard import Guard
 from proving.chaos.load import Load, LoadSpec, read_all
 from proving.chaos.measure import Measured, measure, violations
 from proving.chaos.processes import MARK
+from proving.chaos.standstill import Standstill
 from rayq.errors import RayqError
 from rayq.testing.checker import Verdict, check, read_history
 from rayq.testing.checker.writes import DUPLICATE, LOST, UNSEEN
@@ -129,8 +130,8 @@ def _run(plan: Plan, directory: Path, result: Result, say: Callable[[str], None]
         load = Load(spec)
         load.start()
         started_s = time.monotonic()
-        with Injector(cluster) as injector:
-            _break(plan, cluster, injector, result, say, started_s)
+        with Injector(cluster) as injector, Standstill() as standstill:
+            _break(plan, cluster, injector, standstill, result, say, started_s)
         say("stopping the clients; reading everything")
         finished = load.finish()
         result.load_s = time.monotonic() - started_s
@@ -153,6 +154,7 @@ def _break(
     plan: Plan,
     cluster: ChaosCluster,
     injector: Injector,
+    standstill: Standstill,
     result: Result,
     say: Callable[[str], None],
     started_s: float,
@@ -174,6 +176,9 @@ def _break(
         say(f"{at_s:6.1f} s  {target.kind}: {target.what}, for {target.lasts_s:g} s")
         time.sleep(target.lasts_s)
         injected.healed_s = injected.settled_s = time.monotonic()
+        injected.stood_still_s = standstill.between_s(injected.started_s, injected.healed_s)
+        if injected.stood_still_s:
+            say(f"          the machine stood still for {injected.stood_still_s:.1f} s of them")
         injector.heal(injected)
         cluster.wait_settled(plan.leniency * SETTLE_TIMEOUT_S)
         injected.settled_s = time.monotonic()

@@ -17,6 +17,7 @@ from proving.chaos.measure import (
     times_of,
     violations,
 )
+from proving.chaos.standstill import Standstill
 
 
 def acknowledged(*times_s: tuple[float, float]) -> Acknowledged:
@@ -51,6 +52,10 @@ def test_no_progress_within_the_limit_is_a_violation_on_any_partition() -> None:
     (violation,) = violations(measured)
     assert "partition 1 made no progress for 2.10 s, more than 1 s" in violation
     assert not violations(measured, leniency=3)
+    fault.stood_still_s = 1.05
+    assert len(violations(measured)) == 1
+    fault.stood_still_s = 1.15  # That comes on top of the limit.
+    assert not violations(measured)
     longer = injected(Kind.STOP_LEADER, [1], 1.0, 4.0, 5.0)
     assert not violations(measure([longer], [steady, stuck]))
 
@@ -74,3 +79,11 @@ def test_percentiles_are_values_that_occurred() -> None:
 @pytest.mark.parametrize("kind", list(Kind))
 def test_a_fault_lasts_longer_than_its_limit(kind: Kind) -> None:
     assert kind.lasts_s > kind.limit_s
+
+
+def test_the_machine_stood_still_while_no_thread_woke_up() -> None:
+    standstill = Standstill()
+    standstill._late = [(5.0, 2.0), (9.0, 1.0)]
+    assert standstill.between_s(0.0, 10.0) == 3.0
+    assert standstill.between_s(4.0, 8.5) == 1.5
+    assert standstill.between_s(5.0, 8.0) == 0.0

@@ -245,6 +245,9 @@ class Broker:
     # --- the session with the controller ----------------------------------------------------
 
     async def _keep_session(self) -> None:
+        """Renews the session for ever. Half of a session is the longest wait for any one answer: a
+        controller that is gone may hold this broker up for no longer, since the next controller
+        ends the sessions of all whom it has not heard for a session."""
         interval_s = self._config.heartbeat_interval_ms / 1000
         broker = self._directory.meta.broker
         is_told = False
@@ -262,10 +265,13 @@ class Broker:
                 await asyncio.sleep(interval_s)
                 continue
             is_told = False
+            epoch = self.metadata.controller_epoch
             try:
                 if self._registered_epoch is None:
                     await self._register()
-                await self._ask_controller(messages.BrokerHeartbeat(broker, self._incarnation))
+                await self._ask_controller(
+                    messages.BrokerHeartbeat(broker, self._incarnation), self._session_s / 2
+                )
                 self.metadata.note_heard()
             except StaleBrokerError:
                 self._registered_epoch = None
@@ -274,7 +280,7 @@ class Broker:
                     logger.debug("broker %d: %s", broker, error)
                 else:  # A bug or a failing disk: said loudly, but the session must be kept.
                     logger.exception("broker %d could not renew its session", broker)
-                await self._find_controller()
+                await self._find_controller(epoch)
                 # A controller that takes over is heard by what it writes.
                 await self.metadata.changed.wait(RETRY_S)
                 continue
@@ -296,7 +302,7 @@ class Broker:
             held=self._replicas.held(),
         )
         try:
-            answer = await self._ask_controller(request)
+            answer = await self._ask_controller(request, self._session_s / 2)
         except StaleBrokerError as error:
             # This directory is an old copy: what it promised and accepted may be forgotten. Under a
             # new id it counts as empty, and has no vote until it has caught up.
@@ -305,9 +311,12 @@ class Broker:
             return
         self._registered_epoch = answer.controller_epoch
 
-    async def _find_controller(self) -> None:
-        """Asks the other brokers who the controller is, where no controller has told this one."""
+    async def _find_controller(self, epoch: int) -> None:
+        """Asks the other brokers who the controller is, until one of a later epoch than `epoch` is
+        known here."""
         for at in self._known_brokers():
+            if self.metadata.controller_epoch > epoch:
+                return  # It gives this broker one session to be heard.
             if at == self.endpoint:
                 continue
             try:
@@ -320,7 +329,9 @@ class Broker:
                 self.metadata.note_controller(answer.epoch, (answer.host, answer.port))
 
     async def _ask_controller(
-        self, request: messages.Request[messages.ResponseT]
+        self,
+        request: messages.Request[messages.ResponseT],
+        timeout_s: float = FORWARD_TIMEOUT_S,
     ) -> messages.ResponseT:
         """Asks the controller. Raises ControllerUnavailableError where no controller is known, else
         the error that the controller answers."""
@@ -332,7 +343,7 @@ class Broker:
             raise ControllerUnavailableError(
                 "No controller is known at present; the voters elect one within seconds."
             )
-        answer, _ = await self._pool.request(*controller, request, timeout_s=FORWARD_TIMEOUT_S)
+        answer, _ = await self._pool.request(*controller, request, timeout_s=timeout_s)
         return answer
 
     # --- requests ---------------------------------------------------------------------------

@@ -419,7 +419,8 @@ class Controller:
                     self._stop_expected_until_s += late_s
                 self._gone_since_s = {one: at + late_s for one, at in self._gone_since_s.items()}
                 self._heard_s = {one: at_s + late_s for one, at_s in self._heard_s.items()}
-            elif not self._quorum.has_majority() and now_s > self._started_s + self._session_s:
+                self._quorum.excuse(late_s)
+            if not self._quorum.has_majority() and now_s > self._started_s + self._session_s:
                 self.end("no majority of the voters answered for a session")
                 return
             for number, broker in list(self.state.brokers.items()):

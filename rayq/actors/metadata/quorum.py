@@ -348,6 +348,11 @@ class Quorum:
         )
         return heard > len(self.voters) // 2
 
+    def excuse(self, late_s: float) -> None:
+        """This process stood still for so long, and could hear no voter meanwhile."""
+        for peer in self._peers.values():
+            peer.acknowledged_s += late_s
+
     def end(self, reason: str) -> None:
         """Stops sending; each request that waits for a commit gets NotControllerError."""
         if self._ended is not None:
