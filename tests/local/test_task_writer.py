@@ -301,7 +301,7 @@ def test_a_partition_that_stays_offline_is_an_error_and_the_task_can_be_run_agai
     with pytest.raises(PartitionOfflineError, match="t-0"):
         write_task(fragile, job, 0, [numbered(100)], timeout_s=0.5)
     fragile.start_broker(leader)
-    write_task(fragile, job, 0, [numbered(100)], timeout_s=20.0)
+    write_task(fragile, job, 0, [numbered(100)], timeout_s=60.0)
     assert numbers(fragile, "t") == list(range(100))
 
 
