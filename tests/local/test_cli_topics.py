@@ -15,7 +15,7 @@ from rayq.runtime import current_cluster
 from rayq.testing import LocalCluster
 from tests.local.cli_support import Command
 from tests.local.conftest import NewTopic
-from tests.local.support import eventually, wait_until_all_brokers_know
+from tests.local.support import eventually, wait_in_sync, wait_until_all_brokers_know
 
 # --- topics ---------------------------------------------------------------------------------------
 
@@ -278,7 +278,8 @@ def test_status_and_health_of_a_cluster_that_is_well(rayq_command: Command, topi
     assert "3 of 3 brokers live" in text and text.endswith("Healthy.\n")
     assert "__" not in rayq_command.well("topic", "list").out
     with rayq_command.cluster.consumer(topic, group="makes-offsets") as consumer:
-        consumer.poll(0.1)
+        eventually(lambda: not consumer.poll(0.1) and bool(consumer.assignment()), "it has joined")
+    wait_in_sync(rayq_command.cluster, "__consumer_offsets")
     assert "__consumer_offsets" in rayq_command.well("topic", "list", "-i").out
     again, whole = (
         rayq_command.well("status", *flags, "--json").json for flags in ((), ("--internal",))

@@ -367,9 +367,9 @@ def test_a_partition_that_stays_offline_is_an_error_and_never_a_short_read(
         "the partition is offline",
     )
     with pytest.raises(PartitionOfflineError, match="t-0"):
-        snapshot(fragile, "t", timeout_s=0.5)
-    with pytest.raises(PartitionOfflineError, match=r"no progress for 0\.5 s"):
-        table_of(fragile, taken, timeout_s=0.5)
+        snapshot(fragile, "t", timeout_s=3)
+    with pytest.raises(PartitionOfflineError, match="no progress for 3 s"):
+        table_of(fragile, taken, timeout_s=3)
     fragile.start_broker(leader)
     assert values(table_of(fragile, taken)) == list(range(100)), "it heals"
 

@@ -34,7 +34,7 @@ from rayq.spark.topic_source import TopicSource
 from rayq.spark.trigger import parse_trigger
 from rayq.testing import LocalCluster
 from tests.local.conftest import NewTopic
-from tests.local.support import eventually
+from tests.local.support import eventually, partition_of
 
 Seen = tuple[str, int, int]
 """Topic, partition and offset of a record."""
@@ -453,6 +453,7 @@ def test_a_partition_that_is_offline_is_waited_for_then_named(
     )
     waiting.processAllAvailable()
     fragile.kill_broker(leader)
+    eventually(lambda: partition_of(fragile, "flights").leader is None, "the partition is offline")
     impatient = stream(fragile, "flights", tmp_path / "b", retry_timeout_s=3)
     with pytest.raises(RayqError, match="retried for 3 s") as caught:
         impatient.foreach_batch(sink).start()
@@ -613,7 +614,7 @@ def test_a_group_shows_how_far_the_query_is(
     assert query.lastProgress["group"] == {"name": "dashboards", "error": None}
 
     with cluster.consumer(topic, group="dashboards") as consumer:
-        consumer.poll(timeout_s=0.1)
+        eventually(lambda: not consumer.poll(0.1) and bool(consumer.assignment()), "it has joined")
         with pytest.raises(GroupNotEmptyError):
             limited.foreach_batch(sink).start()
 
