@@ -21,8 +21,11 @@ from xdist.scheduler import LoadScopeScheduling
 # would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The time of an example depends on the load of the machine, so no test fails for it.
-settings.register_profile("rayq", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The time of an example depends on the load of the machine, so no test fails for it. Each run tries
+# the same examples: otherwise one run in many would fail by chance.
+settings.register_profile(
+    "rayq", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("rayq")
 
 FLOORS = ("pure", "storage", "wire", "client", "simulated", "local", "real", "project")

@@ -38,10 +38,10 @@ def cluster(fake: FakeCluster) -> Iterator[Cluster]:
 
 @pytest.fixture
 def eventually() -> Callable[[Callable[[], bool]], None]:
-    """Waits for a condition, for at most 5 s."""
+    """Waits for a condition, for at most 30 s."""
 
     def wait(holds: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         while not holds():
             assert time.monotonic() < deadline, "it never came true"
             time.sleep(0.002)

@@ -73,6 +73,9 @@ class Fault:
     disconnect: bool = False
     delay_s: float = 0.0
     """The delay of the answer, in seconds."""
+    is_held: bool = False
+    """No answer comes before `FakeCluster.release`."""
+    released: asyncio.Event = field(default_factory=asyncio.Event)
     change: Callable[[Any, bytes], tuple[Any, bytes]] | None = None
     """Alters the answer and its payload."""
     matches: Callable[[Any, int], bool] = lambda _request, _broker: True
@@ -151,6 +154,8 @@ class FakeBroker:
             result = await result
         if fault.delay_s:
             await asyncio.sleep(fault.delay_s)
+        if fault.is_held:
+            await fault.released.wait()
         if fault.disconnect:
             self.drop_connections()
         if fault.is_lost or fault.disconnect:
@@ -225,7 +230,7 @@ class FakeCluster:
         self._loop.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     def call(self, function: Callable[[], T]) -> T:
         async def work() -> T:
@@ -287,6 +292,10 @@ class FakeCluster:
         fault = Fault(kind, times, **what)
         self.call(lambda: self._faults.append(fault))
         return fault
+
+    def release(self, fault: Fault) -> None:
+        """Sends the answers that `fault` holds, and holds no more."""
+        self.call(fault.released.set)
 
     def clear_faults(self) -> None:
         self.call(self._faults.clear)

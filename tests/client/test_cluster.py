@@ -11,7 +11,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection as Pipe
 
 import pytest
@@ -33,6 +33,8 @@ from rayq.errors import (
 from rayq.wire.authentication import client_key
 from rayq.wire.messages import Metadata, Produce, TopicMetadata
 from tests.client.fake_broker import SECRET, FakeCluster
+
+Eventually = Callable[[Callable[[], bool]], None]
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +84,7 @@ def test_a_cluster_pickles_and_knows_all_brokers(fake3: FakeCluster) -> None:
         fake3.stop_broker(1)
         fake3.move_leader("t", 0, 2)
         with copied, copied.producer() as producer:
-            producer.send("t", b"v").result(5)
+            producer.send("t", b"v").result(30)
     assert "secret" not in repr(one)
 
 
@@ -104,10 +106,10 @@ def test_a_shared_client_learns_where_the_brokers_went(fake: FakeCluster) -> Non
     new = Cluster(fake.cluster().addresses, client_key(SECRET), cluster_id=fake.cluster_id)
     with old, new:
         assert old.shared_client()[0] is new.shared_client()[0]
-        assert old.admin.list_topics(timeout_s=5) == []
+        assert old.admin.list_topics(timeout_s=30) == []
 
 
-def test_connections_end_with_the_last_user(fake: FakeCluster) -> None:
+def test_connections_end_with_the_last_user(fake: FakeCluster, eventually: Eventually) -> None:
     fake.create_topic("t")
     server = fake.brokers[1].server
     assert server is not None
@@ -121,7 +123,7 @@ def test_connections_end_with_the_last_user(fake: FakeCluster) -> None:
 
         asyncio.run(scenario())
         gc.collect()
-        assert fake.call(lambda: len(server._authenticated)) == 0
+        eventually(lambda: fake.call(lambda: len(server._authenticated)) == 0)
 
 
 def test_the_current_cluster_is_the_last_one_made_so(fake: FakeCluster) -> None:
@@ -163,7 +165,7 @@ def test_reprs_say_topics_group_and_state(fake: FakeCluster) -> None:
         assert repr(cluster) == f"<Cluster 'orders' at 127.0.0.1:{fake.brokers[1].port}, open>"
         producer, consumer = cluster.producer(), cluster.consumer("t")
         assert repr(producer) == "<Producer to no topic yet, open>"
-        producer.send("t", b"v").result(10)
+        producer.send("t", b"v").result(30)
         assert repr(producer) == "<Producer to 't', open>"
         assert repr(consumer) == "<Consumer 't', 2 partitions assigned, open>"
         member = cluster.consumer("t", group="g")
@@ -201,7 +203,7 @@ def test_a_wrong_key_and_a_wrong_cluster_are_told_at_once(fake: FakeCluster) -> 
         pytest.raises(WrongClusterError),
     ):
         cluster.admin.list_topics()
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 15
 
 
 def _in_child(cluster: Cluster, producer: Producer, pipe: Pipe) -> None:
@@ -215,7 +217,7 @@ def _in_child(cluster: Cluster, producer: Producer, pipe: Pipe) -> None:
     except ClosedError as error:
         told.append(type(error).__name__)
     with cluster.producer() as mine:
-        told.append(str(mine.send("t", b"child").result(5).offset))
+        told.append(str(mine.send("t", b"child").result(30).offset))
     pipe.send(told)
     os._exit(0)
 
@@ -223,7 +225,7 @@ def _in_child(cluster: Cluster, producer: Producer, pipe: Pipe) -> None:
 def test_after_a_fork_the_cluster_works_and_old_producers_say_so(fake: FakeCluster) -> None:
     fake.create_topic("t")
     with fake.cluster() as cluster, cluster.producer() as producer:
-        producer.send("t", b"parent").result(5)
+        producer.send("t", b"parent").result(30)
         near, far = multiprocessing.Pipe()
         pid = os.fork()
         if pid == 0:
@@ -231,10 +233,10 @@ def test_after_a_fork_the_cluster_works_and_old_producers_say_so(fake: FakeClust
                 _in_child(cluster, producer, far)
             finally:
                 os._exit(1)
-        assert near.poll(10)
+        assert near.poll(30)
         assert near.recv() == ["ClosedError", "ClosedError", "1"]
         os.waitpid(pid, 0)
-        assert producer.send("t", b"parent").result(5).offset == 2
+        assert producer.send("t", b"parent").result(30).offset == 2
 
 
 @pytest.fixture
@@ -248,17 +250,20 @@ def interruptible() -> Iterator[None]:
 
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("what", ["result", "poll", "flush", "send", "end_offsets"])
-def test_an_interrupt_ends_every_wait(fake: FakeCluster, what: str) -> None:
+def test_an_interrupt_ends_every_wait(
+    fake: FakeCluster, what: str, eventually: Eventually
+) -> None:
     fake.create_topic("t")
     with fake.cluster() as cluster:
         consumer = cluster.consumer("t")
         fake.fault(Produce, times=1000, is_lost=True)
         producer = cluster.producer(batch_size=1000, buffer_memory=2000)
         future = producer.send("t", b"x")
+        eventually(lambda: bool(fake.asked(Produce)))
         waits = {
-            "result": lambda: future.result(30),
-            "poll": lambda: consumer.poll(timeout_s=30),
-            "flush": lambda: producer.flush(timeout_s=30),
+            "result": lambda: future.result(60),
+            "poll": lambda: consumer.poll(timeout_s=60),
+            "flush": lambda: producer.flush(timeout_s=60),
             "send": lambda: [producer.send("t", bytes(900)) for _ in range(10)],
             "end_offsets": lambda: consumer.end_offsets([("t", 0)]),  # type: ignore[list-item]
         }
@@ -267,11 +272,11 @@ def test_an_interrupt_ends_every_wait(fake: FakeCluster, what: str) -> None:
         timer = threading.Timer(
             0.2, lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         )
-        timer.start()
         start = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
+            timer.start()
             waits[what]()
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 25
         timer.join()
         fake.clear_faults()
         with pytest.raises(Exception, match=r"under way|not delivered"):
@@ -285,12 +290,12 @@ def test_an_interrupted_poll_loses_nothing(fake: FakeCluster) -> None:
         timer = threading.Timer(
             0.1, lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         )
-        timer.start()
         with pytest.raises(KeyboardInterrupt):
-            consumer.poll(timeout_s=10)
+            timer.start()
+            consumer.poll(timeout_s=60)
         timer.join()
         fake.write("t", [b"v"])
-        assert [one.value for one in consumer.poll(timeout_s=5)] == [b"v"]
+        assert [one.value for one in consumer.poll(timeout_s=30)] == [b"v"]
 
 
 def test_a_client_needs_bootstrap_addresses(fake: FakeCluster) -> None:

@@ -47,7 +47,7 @@ def numbers(first: int, last: int) -> list[bytes]:
 def read(consumer: Consumer, count: int, **options: Any) -> list[Record]:
     """Polls until that many records have come."""
     found: list[Record] = []
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while len(found) < count and time.monotonic() < deadline:
         found += consumer.poll(timeout_s=0.2, **options)
     assert len(found) == count
@@ -56,7 +56,7 @@ def read(consumer: Consumer, count: int, **options: Any) -> list[Record]:
 
 def poll_for_ever(consumer: Consumer) -> None:
     """Polls until a poll raises."""
-    for _ in range(100):
+    for _ in range(1000):
         consumer.poll(timeout_s=0.05)
 
 
@@ -98,8 +98,8 @@ def test_poll_returns_as_soon_as_there_is_one_record(fake: FakeCluster, cluster:
         timer = threading.Timer(0.1, lambda: fake.write("t", [b"v"]))
         timer.start()
         start = time.monotonic()
-        assert [record.value for record in consumer.poll(timeout_s=5)] == [b"v"]
-        assert time.monotonic() - start < 2
+        assert [record.value for record in consumer.poll(timeout_s=30)] == [b"v"]
+        assert time.monotonic() - start < 15
         timer.join()
 
 
@@ -117,7 +117,8 @@ def test_max_records_cuts_inside_a_batch_and_the_rest_is_kept(
     fake.create_topic("t")
     fake.write("t", numbers(0, 10))
     fake.write("t", numbers(10, 20))
-    with cluster.consumer("t", auto_offset_reset="earliest", max_poll_records=3) as consumer:
+    options: dict[str, Any] = {"max_poll_records": 3, "fetch_max_wait_ms": 30_000}
+    with cluster.consumer("t", auto_offset_reset="earliest", **options) as consumer:
         sizes = []
         found: list[bytes | None] = []
         while len(found) < 20:
@@ -171,7 +172,7 @@ def test_seek_goes_anywhere_even_while_a_fetch_is_under_way(
 ) -> None:
     fake.create_topic("t")
     fake.write("t", numbers(0, 100))
-    with cluster.consumer("t", auto_offset_reset="earliest", fetch_max_wait_ms=3000) as consumer:
+    with cluster.consumer("t", auto_offset_reset="earliest", fetch_max_wait_ms=30_000) as consumer:
         read(consumer, 100)
         time.sleep(0.05)  # now the fetch waits at the end
         start = time.monotonic()
@@ -179,7 +180,7 @@ def test_seek_goes_anywhere_even_while_a_fetch_is_under_way(
             consumer.seek(T0, offset)
             assert consumer.position(T0) == offset
             assert read(consumer, 1, max_records=1)[0].offset == offset
-        assert time.monotonic() - start < 1
+        assert time.monotonic() - start < 15
         consumer.seek_to_end(T0)
         assert consumer.position(T0) == 100
         consumer.seek_to_beginning()
@@ -219,7 +220,9 @@ def test_bad_seeks_are_refused(fake: FakeCluster, cluster: Cluster) -> None:
             consumer.assign([TopicPartition("nowhere", 0)])
 
 
-def test_a_position_below_the_log_start_is_reset(fake: FakeCluster, cluster: Cluster) -> None:
+def test_a_position_below_the_log_start_is_reset(
+    fake: FakeCluster, cluster: Cluster, eventually: Eventually
+) -> None:
     fake.create_topic("t")
     for first in range(0, 30, 10):
         fake.write("t", numbers(first, first + 10))
@@ -230,7 +233,7 @@ def test_a_position_below_the_log_start_is_reset(fake: FakeCluster, cluster: Clu
         assert consumer.position(T0) == 30
     with cluster.consumer("t", auto_offset_reset="latest") as consumer:
         consumer.seek(T0, 5)
-        assert consumer.poll(timeout_s=0.1) == []
+        eventually(lambda: consumer.poll(timeout_s=0.1) == [] and consumer.position(T0) == 30)
         fake.write("t", [b"new"])
         assert [one.offset for one in read(consumer, 1)] == [30]
 
@@ -243,13 +246,13 @@ def test_without_a_reset_policy_a_missing_offset_is_an_error(
     fake.write("t", numbers(10, 20))
     fake.delete_before("t", 0, 10)
     with cluster.consumer("t", auto_offset_reset="none") as consumer:
-        for timeout_s in (1.0, 0.05):
+        for timeout_s in (30.0, 0.05):
             with pytest.raises(OffsetOutOfRangeError, match="seek"):
                 consumer.poll(timeout_s)
         with pytest.raises(OffsetOutOfRangeError):
             consumer.position(T0)
         consumer.seek(T0, 5)
-        for timeout_s in (1.0, 0.05):
+        for timeout_s in (30.0, 0.05):
             with pytest.raises(OffsetOutOfRangeError, match="starts at 10"):
                 consumer.poll(timeout_s)
         consumer.seek(T0, 12)
@@ -257,7 +260,7 @@ def test_without_a_reset_policy_a_missing_offset_is_an_error(
 
 
 def test_a_position_past_the_end_follows_the_reset_policy(
-    fake: FakeCluster, cluster: Cluster
+    fake: FakeCluster, cluster: Cluster, eventually: Eventually
 ) -> None:
     fake.create_topic("t")
     fake.write("t", numbers(0, 10))
@@ -267,14 +270,13 @@ def test_a_position_past_the_end_follows_the_reset_policy(
         assert consumer.position(T0) == 10
     with cluster.consumer("t", auto_offset_reset="latest") as consumer:
         consumer.seek(T0, 1000)
-        assert consumer.poll(timeout_s=0.2) == []
-        assert consumer.position(T0) == 10
+        eventually(lambda: consumer.poll(timeout_s=0.1) == [] and consumer.position(T0) == 10)
         fake.write("t", numbers(10, 11))
         assert [one.offset for one in read(consumer, 1)] == [10]
     with cluster.consumer("t", auto_offset_reset="none") as consumer:
         consumer.seek(T0, 12)
         with pytest.raises(OffsetOutOfRangeError, match="ends at 11"):
-            consumer.poll()
+            consumer.poll(30)
         assert consumer.position(T0) == 12
         consumer.seek(T0, 10)
         assert len(read(consumer, 1)) == 1
@@ -307,7 +309,7 @@ def test_records_before_an_error_are_handed_out_first(fake: FakeCluster, cluster
         time.sleep(0.1)
         assert len(read(consumer, 10)) == 10
         with pytest.raises(LogTruncatedError, match="branched off"):
-            consumer.poll()
+            consumer.poll(30)
 
 
 def test_a_fetch_names_the_epoch_of_the_last_batch_read(
@@ -392,20 +394,23 @@ def test_partitions_added_later_are_read_from_their_beginning(
         assert consumer.assignment() == {T0, T1}
 
 
-def test_a_paused_partition_keeps_what_was_fetched(fake: FakeCluster, cluster: Cluster) -> None:
+def test_a_paused_partition_keeps_what_was_fetched(
+    fake: FakeCluster, cluster: Cluster, eventually: Eventually
+) -> None:
     fake.create_topic("t", partitions=2)
     fake.write("t", numbers(0, 10), 0)
     fake.write("t", numbers(0, 10), 1)
     with cluster.consumer("t", auto_offset_reset="earliest") as consumer:
-        read(consumer, 2, max_records=2)
-        time.sleep(0.1)
+        first = read(consumer, 2, max_records=2)
+        eventually(lambda: {one.partition for one in fake.asked(Fetch)} == {0, 1})
         consumer.pause(T0)
-        mine = [consumer.poll(timeout_s=0.1) for _ in range(3)]
-        assert {one.partition for records in mine for one in records} <= {1}
+        mine = read(consumer, 10 - sum(one.partition for one in first))
+        assert {one.partition for one in mine} <= {1}
+        assert consumer.poll(timeout_s=0.2) == []
         asked = [one for one in fake.asked(Fetch) if one.partition == 0]
         consumer.resume(T0)
-        rest = read(consumer, 18 - sum(map(len, mine)))
-        assert {one.partition for one in rest} == {0}
+        rest = read(consumer, 18 - len(mine))
+        assert {one.partition for one in rest} <= {0}
         assert [one.offset for one in asked].count(0) == 1
         fake.write("t", [b"more"], 0)
         assert len(read(consumer, 1)) == 1
@@ -416,10 +421,12 @@ def test_a_paused_partition_is_not_fetched(fake: FakeCluster, cluster: Cluster) 
     with cluster.consumer(auto_offset_reset="earliest", fetch_max_wait_ms=50) as consumer:
         consumer.assign([T0])
         consumer.pause(T0)
-        time.sleep(0.15)
-        before = len(fake.asked(Fetch))
-        time.sleep(0.15)
-        assert len(fake.asked(Fetch)) == before
+        # The pause may have come after a first fetch. Without it each would last 50 ms.
+        before = -1
+        while before != len(fake.asked(Fetch)):
+            before = len(fake.asked(Fetch))
+            assert before <= 1
+            time.sleep(0.2)
         fake.write("t", [b"v"])
         assert consumer.poll(timeout_s=0.05) == []
         consumer.resume(T0)
@@ -467,7 +474,7 @@ def test_gaps_between_offsets_are_legal(fake: FakeCluster, cluster: Cluster) -> 
     fake.replace_batch("t", 2, None)  # now the last batch: the end is emptied
     with cluster.consumer("t", auto_offset_reset="earliest") as consumer:
         assert [one.offset for one in read(consumer, 20)] == [*range(10), *range(20, 30)]
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         while consumer.position(T0) != 50 and time.monotonic() < deadline:
             assert consumer.poll(timeout_s=0.05) == []
         assert consumer.position(T0) == 50
@@ -534,14 +541,14 @@ def test_reading_follows_the_leader(fake3: FakeCluster) -> None:
 
 def test_a_leader_that_dies_or_hangs_is_replaced_quickly(fake3: FakeCluster) -> None:
     fake3.create_topic("t")
-    with fake3.cluster() as cluster, cluster.consumer("t") as consumer:
+    # A request to a leader that hangs would be waited for this long.
+    patience: dict[str, Any] = {"fetch_max_wait_ms": 500, "request_timeout_ms": 60_000}
+    with fake3.cluster() as cluster, cluster.consumer("t", **patience) as consumer:
         fake3.stop_broker(1)
         timer = threading.Timer(0.2, lambda: fake3.move_leader("t", 0, 2))
         timer.start()
         fake3.write("t", [b"v"])
-        start = time.monotonic()
         assert len(read(consumer, 1)) == 1
-        assert time.monotonic() - start < 1
         timer.join()
         while fake3.asked(Fetch)[-1].offset != 1:
             time.sleep(0.01)  # until a fetch waits at the end
@@ -554,9 +561,7 @@ def test_a_leader_that_dies_or_hangs_is_replaced_quickly(fake3: FakeCluster) -> 
             time.sleep(0.01)
         fake3.write("t", [b"x"])
         fake3.move_leader("t", 0, 3)
-        start = time.monotonic()
         assert len(read(consumer, 1)) == 1
-        assert time.monotonic() - start < 3
 
 
 @pytest.mark.parametrize(
@@ -632,7 +637,7 @@ def test_poll_arrow_cuts_and_keeps_as_poll_does(fake: FakeCluster, cluster: Clus
     fake.create_topic("t")
     fake.write("t", numbers(0, 10))
     with cluster.consumer("t", auto_offset_reset="earliest") as consumer:
-        table = consumer.poll_arrow(timeout_s=1, max_records=4)
+        table = consumer.poll_arrow(timeout_s=30, max_records=4)
         assert table["offset"].to_pylist() == [0, 1, 2, 3]
         assert [one.offset for one in read(consumer, 6)] == [4, 5, 6, 7, 8, 9]
 
@@ -697,11 +702,11 @@ def test_the_async_consumer_has_the_same_methods(fake: FakeCluster, cluster: Clu
     async def scenario() -> None:
         async with cluster.async_consumer("t", auto_offset_reset="earliest") as consumer:
             assert await consumer.assignment() == {T0, T1}
-            records = await consumer.poll(timeout_s=5, max_records=4)
+            records = await consumer.poll(timeout_s=30, max_records=4)
             assert [one.offset for one in records] == [0, 1, 2, 3]
             assert (await anext(consumer)).offset == 4
             assert await consumer.position(T0) == 5
-            table = await consumer.poll_arrow(timeout_s=5)
+            table = await consumer.poll_arrow(timeout_s=30)
             assert table["offset"].to_pylist() == [5, 6, 7, 8, 9]
             await consumer.seek(T0, 8)
             async for record in consumer:
@@ -711,7 +716,7 @@ def test_the_async_consumer_has_the_same_methods(fake: FakeCluster, cluster: Clu
             await consumer.pause(T0)
             assert await consumer.poll(timeout_s=0.05) == []
             await consumer.resume(T0)
-            assert len(await consumer.poll(timeout_s=5)) == 1
+            assert len(await consumer.poll(timeout_s=30)) == 1
             await consumer.seek_to_beginning(T0)
             await consumer.seek_to_end(T0)
             assert await consumer.position(T0) == 10
@@ -735,9 +740,9 @@ def test_a_cancelled_poll_loses_nothing(fake: FakeCluster, cluster: Cluster) -> 
     async def scenario() -> None:
         async with cluster.async_consumer("t", auto_offset_reset="earliest") as consumer:
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(consumer.poll(timeout_s=5), 0.1)
+                await asyncio.wait_for(consumer.poll(timeout_s=30), 0.1)
             await asyncio.to_thread(fake.write, "t", [b"v"])
-            assert [one.value for one in await consumer.poll(timeout_s=5)] == [b"v"]
+            assert [one.value for one in await consumer.poll(timeout_s=30)] == [b"v"]
 
     asyncio.run(scenario())
 
@@ -764,14 +769,14 @@ def test_two_threads_at_once_are_refused(
         thread = threading.Thread(target=lambda: taken.extend(consumer.poll(20)))
         thread.start()
         uses: dict[str, Callable[[], object]] = {
-            "poll": lambda: consumer.poll(5),
-            "poll_arrow": lambda: consumer.poll_arrow(5),
+            "poll": lambda: consumer.poll(30),
+            "poll_arrow": lambda: consumer.poll_arrow(30),
             "iterate": lambda: next(consumer),
             "seek": lambda: consumer.seek(place, 0),
             "commit": lambda: consumer.commit({place: 1}),
             "close": consumer.close,
         }
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         while not consumer._is_polling:
             assert time.monotonic() < deadline
             time.sleep(0.001)
@@ -852,12 +857,12 @@ def test_a_cluster_closes_consumers_that_other_threads_poll(fake: FakeCluster) -
 
     thread = threading.Thread(target=read)
     thread.start()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while not consumer._is_polling:
         assert time.monotonic() < deadline
         time.sleep(0.001)
     cluster.close()
-    thread.join(5)
+    thread.join(30)
     assert len(told) == 1
 
 

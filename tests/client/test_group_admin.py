@@ -135,6 +135,6 @@ def test_a_compacted_topic_takes_no_record_without_a_key(
                 producer.send_many(topic, [b"v"])
             with pytest.raises(NullKeyError):
                 producer.send_many(topic, [b"v", b"w"], keys=[b"k", None])
-            producer.send(topic, None, key=b"k").result(5)
-            producer.send_many(topic, [b"v"], keys=[b"k"]).result(5)
+            producer.send(topic, None, key=b"k").result(30)
+            producer.send_many(topic, [b"v"], keys=[b"k"]).result(30)
     assert len(fake.asked(Produce)) == 4

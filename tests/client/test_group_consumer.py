@@ -41,7 +41,7 @@ T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 FAST: dict[str, Any] = {
     "auto_offset_reset": "earliest",
     "group_heartbeat_interval_ms": 100,
-    "group_session_timeout_ms": 1000,
+    "group_session_timeout_ms": 20_000,
 }
 
 
@@ -51,7 +51,7 @@ def numbers(first: int, last: int) -> list[bytes]:
 
 def read(consumer: Consumer, count: int, **options: Any) -> list[Record]:
     found: list[Record] = []
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while len(found) < count and time.monotonic() < deadline:
         found += consumer.poll(timeout_s=0.2, **options)
     assert len(found) == count
@@ -60,7 +60,7 @@ def read(consumer: Consumer, count: int, **options: Any) -> list[Record]:
 
 def poll_until(consumer: Consumer, holds: Callable[[], bool]) -> list[Record]:
     found: list[Record] = []
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while not holds():
         assert time.monotonic() < deadline, "it never came true"
         found += consumer.poll(timeout_s=0.02)
@@ -140,7 +140,7 @@ def test_a_commit_below_the_log_start_follows_auto_offset_reset(
         cluster.consumer("t", group="g", **options) as consumer,
         pytest.raises(OffsetOutOfRangeError),
     ):
-        for _ in range(100):
+        for _ in range(1000):
             consumer.poll(timeout_s=0.05)
 
 
@@ -155,7 +155,7 @@ def test_a_commit_on_a_branch_that_was_cut_off_is_noticed(
         cluster.consumer("t", group="g", **FAST) as consumer,
         pytest.raises(LogTruncatedError),
     ):
-        for _ in range(100):
+        for _ in range(1000):
             consumer.poll(timeout_s=0.05)
     assert {one.last_epoch for one in fake.asked(Fetch)} == {1}
 
@@ -245,12 +245,12 @@ def test_a_blocked_poll_wakes_up_when_the_assignment_changes(
     with cluster.consumer("t", group="g", **FAST) as consumer:
         read(consumer, 20)
         two.groups.grant(("t", 0))
+        poll_until(consumer, lambda: consumer.assignment() == {T0})
         timer = threading.Timer(0.2, lambda: two.groups.grant(("t", 0), ("t", 1)))
         timer.start()
         started = time.monotonic()
-        consumer.poll(timeout_s=0.05)
-        assert len(consumer.poll(timeout_s=5)) == 10  # partition 1 again: nothing was committed
-        assert time.monotonic() - started < 2
+        assert len(consumer.poll(timeout_s=60)) == 10  # partition 1 again: nothing was committed
+        assert time.monotonic() - started < 25
         timer.join()
 
 
@@ -303,16 +303,16 @@ def test_a_callback_that_takes_too_long_costs_the_partitions(
     two: FakeCluster, cluster: Cluster
 ) -> None:
     told = Told()
-    waits = [0.6]
+    waits = [1.6]
 
     def restore(_partitions: set[TopicPartition]) -> None:
         if waits:
             time.sleep(waits.pop())
 
     callbacks = told.callbacks() | {"on_assigned": restore}
-    options = FAST | {"max_poll_interval_ms": 300}
+    options = FAST | {"max_poll_interval_ms": 1000}
     with cluster.consumer("t", group="g", **callbacks, **options) as consumer:
-        with pytest.raises(MaxPollIntervalError, match=r"(0\.[6-9]|[1-9]\.\d) s passed"):
+        with pytest.raises(MaxPollIntervalError, match=r"(1\.[6-9]|[2-9]\.\d) s passed"):
             poll_until(consumer, lambda: False)
         assert told.calls == [("on_lost", [T0, T1])]
         assert len(read(consumer, 20)) == 20
@@ -472,12 +472,13 @@ def test_a_member_that_hears_nothing_for_a_session_gives_up_by_its_own_clock(
     two: FakeCluster, cluster: Cluster
 ) -> None:
     told = Told()
-    with cluster.consumer("t", group="g", **told.callbacks(), **FAST) as consumer:
+    options = FAST | {"group_session_timeout_ms": 2000}
+    with cluster.consumer("t", group="g", **told.callbacks(), **options) as consumer:
         read(consumer, 20)
-        two.fault(GroupHeartbeat, times=10_000, error=CoordinatorLoadingError("not yet"))
         started = time.monotonic()
+        two.fault(GroupHeartbeat, times=10_000, error=CoordinatorLoadingError("not yet"))
         poll_until(consumer, lambda: len(told.calls) == 2)
-        assert 0.5 < time.monotonic() - started < 3
+        assert time.monotonic() - started > 0.5
         assert told.calls[1] == ("on_lost", [T0, T1])
         assert consumer.assignment() == set()
         two.clear_faults()
@@ -488,7 +489,7 @@ def test_who_does_not_poll_loses_its_partitions_and_is_told_so_once(
     two: FakeCluster, cluster: Cluster, eventually: Eventually
 ) -> None:
     told = Told()
-    options = FAST | {"max_poll_interval_ms": 300}
+    options = FAST | {"max_poll_interval_ms": 1000}
     with cluster.consumer("t", group="g", **told.callbacks(), **options) as consumer:
         read(consumer, 20)
         eventually(lambda: len(two.groups.group().left) == 1)
@@ -497,7 +498,7 @@ def test_who_does_not_poll_loses_its_partitions_and_is_told_so_once(
             consumer.commit()
         with pytest.raises(CommitRefusedError):
             consumer.commit({T0: 5})
-        with pytest.raises(MaxPollIntervalError, match=r"(0\.[3-9]|[1-9]\.\d) s passed .*\(300 ms\)"):
+        with pytest.raises(MaxPollIntervalError, match=r"[1-9]\d*\.\d s passed .*\(1000 ms\)"):
             consumer.poll()
         assert told.calls[-1] == ("on_lost", [T0, T1])
         assert len(read(consumer, 20)) == 20
@@ -507,7 +508,7 @@ def test_who_is_closed_before_it_could_say_that_it_is_out_says_so_all_the_same(
     two: FakeCluster, cluster: Cluster, caplog: pytest.LogCaptureFixture, eventually: Eventually
 ) -> None:
     """Otherwise its partitions would have no owner until its session ends."""
-    consumer = cluster.consumer("t", group="g", **FAST | {"max_poll_interval_ms": 300})
+    consumer = cluster.consumer("t", group="g", **FAST | {"max_poll_interval_ms": 1000})
     read(consumer, 20)
     two.fault(GroupHeartbeat, times=10_000, error=CoordinatorLoadingError("the coordinator moves"))
     eventually(lambda: "did not poll" in caplog.text)
@@ -519,10 +520,10 @@ def test_who_is_closed_before_it_could_say_that_it_is_out_says_so_all_the_same(
 
 
 def test_waiting_in_a_poll_is_not_lateness(two: FakeCluster, cluster: Cluster) -> None:
-    options = FAST | {"max_poll_interval_ms": 200}
+    options = FAST | {"max_poll_interval_ms": 1000}
     with cluster.consumer("t", group="g", **options) as consumer:
         read(consumer, 20)
-        assert consumer.poll(timeout_s=0.7) == []
+        assert consumer.poll(timeout_s=2.2) == []
         assert consumer.assignment() == {T0, T1}
 
 
@@ -666,7 +667,7 @@ def test_a_commit_still_under_way_when_its_partition_goes_is_not_made_when_it_co
         poll_until(consumer, lambda: consumer.assignment() == {T0, T1})
         fault.times = 0
         with pytest.raises(CommitRefusedError, match="t-1: this member gave it up before"):
-            future.result(5)
+            future.result(30)
         assert (two.groups.committed("t", 0), two.groups.committed("t", 1)) == (4, 10)
 
 
@@ -685,7 +686,7 @@ def test_a_commit_in_doubt_is_not_tried_again_by_a_member_that_was_out_meanwhile
         two.groups.commit("t", 1, 10)  # by the member that owned it meanwhile
         fault.times = 0
         with pytest.raises(CommitRefusedError, match="t-0, t-1"):
-            future.result(5)
+            future.result(30)
         assert (two.groups.committed("t", 0), two.groups.committed("t", 1)) == (None, 10)
 
 
@@ -726,14 +727,15 @@ def test_async_commits_keep_their_order_and_go_together(
     fake.create_topic("t")
     fake.write("t", numbers(0, 100))
     with cluster.consumer("t", group="g", max_poll_records=10, **FAST) as consumer:
-        fake.fault(CommitOffsets, times=1, delay_s=0.2)
+        slow = fake.fault(CommitOffsets, times=1, is_held=True)
         futures = []
         for _ in range(10):
             read(consumer, 10, max_records=10)
             futures.append(consumer.commit_async())
+        fake.release(slow)
         consumer.commit({T0: 50})
         for future in futures:
-            assert future.result(5) is None
+            assert future.result(30) is None
         assert fake.groups.committed("t", 0) == 50
         sequences = [one.sequence for one in fake.asked(CommitOffsets)]
         assert sequences == sorted(sequences) and len(sequences) < 11
@@ -760,11 +762,16 @@ def test_auto_commit_takes_what_earlier_polls_returned(
         read(consumer, 20)
         time.sleep(0.1)
         assert two.groups.committed("t") in (None, 0)  # the user is still busy with these
-        timer = threading.Timer(0.3, lambda: two.write("t", [b"v"]))
-        timer.start()
-        assert len(consumer.poll(timeout_s=5)) == 1  # while it waited, it committed
+
+        def write_once_it_has_committed() -> None:
+            eventually(lambda: two.groups.committed("t") == 10)
+            two.write("t", [b"v"])
+
+        writer = threading.Thread(target=write_once_it_has_committed)
+        writer.start()
+        assert len(consumer.poll(timeout_s=30)) == 1  # while it waited, it committed
         assert two.groups.committed("t") == 10
-        timer.join()
+        writer.join()
     assert two.groups.committed("t") == 11
 
 
@@ -792,7 +799,7 @@ def test_close_waits_for_its_commit_no_longer_than_it_may(
     two.fault(CommitOffsets, times=1000, error=CoordinatorLoadingError("not yet"))
     started = time.monotonic()
     consumer.close(timeout_s=0.2)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 15
 
 
 def test_leaving_that_takes_longer_than_close_may_is_said_all_the_same(
@@ -924,13 +931,14 @@ def test_a_cancelled_poll_begins_its_rebalance_anew(two: FakeCluster, cluster: C
             count = 0
             while count < 20:
                 count += len(await consumer.poll(timeout_s=1))
-            two.fault(CommitOffsets, times=1, delay_s=1.0)
+            slow = two.fault(CommitOffsets, times=1, is_held=True)
             await asyncio.to_thread(two.groups.grant, ("t", 1))
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.4):
                     while True:
                         await consumer.poll(timeout_s=0.02)
             assert await consumer.assignment() == {T0, T1}
+            two.release(slow)
             while await consumer.assignment() != {T1}:
                 await consumer.poll(timeout_s=0.02)
             assert told.calls == [("on_assigned", [T0, T1]), ("on_revoked", [T0])]

@@ -52,7 +52,7 @@ def test_a_record_arrives_with_all_that_it_carries(fake: FakeCluster, cluster: C
         future = producer.send(
             "t", b"value", key=b"key", headers=[("a", b"1"), ("a", b"2")], timestamp_ms=77
         )
-        assert future.result(timeout=5) == RecordMetadata("t", 0, 0, 77)
+        assert future.result(timeout=30) == RecordMetadata("t", 0, 0, 77)
     ((header, data),) = fake.topics["t"].partitions[0].batches
     columns = decode_columns(data, 0, header)
     assert columns.values == [b"value"]
@@ -66,7 +66,7 @@ def test_records_of_one_partition_keep_their_order(fake: FakeCluster, cluster: C
     values = [str(number).encode() for number in range(5000)]
     with cluster.producer(batch_size=KIB) as producer:
         futures = [producer.send("t", value) for value in values]
-        offsets = [future.result(5).offset for future in futures]
+        offsets = [future.result(30).offset for future in futures]
     assert fake.values("t") == values
     assert offsets == list(range(5000))
     assert all(header.producer_id is not None for header in fake.headers("t"))
@@ -76,36 +76,36 @@ def test_a_lone_record_does_not_wait_for_linger(fake: FakeCluster, cluster: Clus
     fake.create_topic("t")
     with cluster.producer(linger_ms=60_000) as producer:
         for _ in range(3):
-            producer.send("t", b"x").result(timeout=5)
+            producer.send("t", b"x").result(timeout=30)
     assert len(fake.headers("t")) == 3
 
 
 def test_records_gather_while_a_batch_is_in_flight(fake: FakeCluster, cluster: Cluster) -> None:
     fake.create_topic("t")
     with cluster.producer(linger_ms=60_000) as producer:
-        producer.send("t", b"warm").result(timeout=5)
-        fake.fault(Produce, delay_s=0.1)
+        producer.send("t", b"warm").result(timeout=30)
+        slow = fake.fault(Produce, is_held=True)
         futures = [producer.send("t", b"first")]
         while not fake.asked(Produce)[1:]:
             time.sleep(0.001)
         futures += [producer.send("t", str(n).encode()) for n in range(100)]
+        fake.release(slow)
         for future in futures:
-            future.result(timeout=5)
+            future.result(timeout=30)
     assert [header.record_count for header in fake.headers("t")] == [1, 1, 100]
 
 
 def test_linger_bounds_the_wait_behind_a_slow_batch(fake: FakeCluster, cluster: Cluster) -> None:
     fake.create_topic("t")
     with cluster.producer(linger_ms=20) as producer:
-        producer.send("t", b"warm").result(timeout=5)
-        fake.fault(Produce, delay_s=1.0)
+        producer.send("t", b"warm").result(timeout=30)
+        held = fake.fault(Produce, is_held=True)
         slow = producer.send("t", b"slow")
         while not fake.asked(Produce)[1:]:
             time.sleep(0.001)
-        start = time.monotonic()
-        producer.send("t", b"after").result(timeout=5)
-        assert time.monotonic() - start < 0.9
+        producer.send("t", b"after").result(timeout=30)
         assert not slow.done()
+        fake.release(held)
 
 
 # --- partitions -----------------------------------------------------------------------------------
@@ -115,8 +115,8 @@ def test_a_key_chooses_the_partition_by_crc32(fake: FakeCluster, cluster: Cluste
     fake.create_topic("t", partitions=5)
     keys = [f"key-{n}".encode() for n in range(50)]
     with cluster.producer() as producer:
-        placed = [producer.send("t", b"v", key=key).result(5).partition for key in keys]
-        many = producer.send_many("t", [b"v"] * 50, keys=keys).result(5)
+        placed = [producer.send("t", b"v", key=key).result(30).partition for key in keys]
+        many = producer.send_many("t", [b"v"] * 50, keys=keys).result(30)
     assert placed == [zlib.crc32(key) % 5 for key in keys]
     assert {one.partition: one.end - one.start for one in many} == {
         partition: placed.count(partition) for partition in set(placed)
@@ -137,7 +137,7 @@ def test_records_without_a_key_spread_batch_by_batch(fake: FakeCluster, cluster:
 def test_send_many_without_keys_spreads_too(fake: FakeCluster, cluster: Cluster) -> None:
     fake.create_topic("t", partitions=4)
     with cluster.producer(batch_size=KIB) as producer:
-        ranges = producer.send_many("t", [b"x" * 100] * 2000).result(5)
+        ranges = producer.send_many("t", [b"x" * 100] * 2000).result(30)
     assert sum(one.end - one.start for one in ranges) == 2000
     assert {one.partition for one in ranges} == {0, 1, 2, 3}
 
@@ -145,8 +145,8 @@ def test_send_many_without_keys_spreads_too(fake: FakeCluster, cluster: Cluster)
 def test_an_explicit_partition_wins(fake: FakeCluster, cluster: Cluster) -> None:
     fake.create_topic("t", partitions=3)
     with cluster.producer() as producer:
-        assert producer.send("t", b"v", key=b"k", partition=2).result(5).partition == 2
-        assert producer.send_many("t", [b"v"], keys=[b"k"], partition=1).result(5) == [
+        assert producer.send("t", b"v", key=b"k", partition=2).result(30).partition == 2
+        assert producer.send_many("t", [b"v"], keys=[b"k"], partition=1).result(30) == [
             OffsetRange("t", 1, 0, 1)
         ]
         for wrong in (3, -1):
@@ -157,9 +157,9 @@ def test_an_explicit_partition_wins(fake: FakeCluster, cluster: Cluster) -> None
 def test_a_users_own_partitioner_decides(fake: FakeCluster, cluster: Cluster) -> None:
     fake.create_topic("t", partitions=3)
     with cluster.producer(partitioner=lambda key, count: len(key or b"") % count) as producer:
-        assert producer.send("t", b"v", key=b"four").result(5).partition == 1
-        assert producer.send("t", b"v").result(5).partition == 0
-        assert producer.send_many("t", [b"a", b"b"], keys=[b"12", None]).result(5) == [
+        assert producer.send("t", b"v", key=b"four").result(30).partition == 1
+        assert producer.send("t", b"v").result(30).partition == 0
+        assert producer.send_many("t", [b"a", b"b"], keys=[b"12", None]).result(30) == [
             OffsetRange("t", 2, 0, 1),
             OffsetRange("t", 0, 1, 2),
         ]
@@ -177,8 +177,8 @@ def test_send_many_takes_any_number_and_answers_with_ranges(
     values = [str(number).encode() * 20 for number in range(20_000)]
     with cluster.producer() as producer:
         producer.send("t", b"before")
-        assert producer.send_many("t", values).result(10) == [OffsetRange("t", 0, 1, 20_001)]
-        assert producer.send_many("t", []).result(10) == []
+        assert producer.send_many("t", values).result(30) == [OffsetRange("t", 0, 1, 20_001)]
+        assert producer.send_many("t", []).result(30) == []
     assert fake.values("t") == [b"before", *values]
 
 
@@ -199,9 +199,9 @@ def test_new_partitions_are_used_once_they_are_known(
 ) -> None:
     fake.create_topic("t")
     with cluster.producer() as producer:
-        producer.send("t", b"v").result(5)
+        producer.send("t", b"v").result(30)
         cluster.admin.create_partitions("t", 3)
-        assert producer.send("t", b"v", partition=2).result(5).partition == 2
+        assert producer.send("t", b"v", partition=2).result(30).partition == 2
 
 
 # --- futures --------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def test_a_future_has_the_methods_of_concurrent_futures(
     fake: FakeCluster, cluster: Cluster
 ) -> None:
     fake.create_topic("t")
-    fake.fault(Produce, delay_s=0.2)
+    slow = fake.fault(Produce, is_held=True)
     with cluster.producer() as producer:
         future = producer.send("t", b"v")
         called: list[Any] = []
@@ -222,7 +222,8 @@ def test_a_future_has_the_methods_of_concurrent_futures(
         assert not future.cancelled()
         with pytest.raises(TimeoutError):
             future.result(timeout=0.01)
-        assert future.exception(timeout=5) is None
+        fake.release(slow)
+        assert future.exception(timeout=30) is None
         assert future.done()
         assert not future.running()
         assert called == [future]
@@ -239,10 +240,10 @@ def test_on_delivery_hears_of_success_and_of_failure(fake: FakeCluster, cluster:
 
     with cluster.producer() as producer:
         good = producer.send("t", b"v", timestamp_ms=5, on_delivery=on_delivery)
-        good.result(5)
+        good.result(30)
         fake.fault(Produce, error=RecordTooLargeError("too large"))
         bad = producer.send("t", b"v", on_delivery=on_delivery)
-        assert isinstance(bad.exception(5), RecordTooLargeError)
+        assert isinstance(bad.exception(30), RecordTooLargeError)
         with pytest.raises(DeliveryError, match=r"1 records.*RecordTooLargeError"):
             producer.flush()
         producer.flush()  # told once
@@ -260,7 +261,7 @@ def test_a_callback_that_raises_harms_nobody(
         producer.send("t", b"warm")
         futures = [producer.send("t", b"v", on_delivery=_explode) for _ in range(2)]
         for future in futures:
-            assert future.result(5).offset is not None
+            assert future.result(30).offset is not None
         producer.flush()
     assert "a delivery callback failed" in caplog.text
 
@@ -277,7 +278,7 @@ def test_a_callback_that_closes_the_producer_changes_no_other_outcome(
 
     async def run() -> list[type[BaseException]]:
         producer = cluster.async_producer(
-            linger_ms=0, batch_size=KIB, delivery_timeout_ms=600, request_timeout_ms=500
+            linger_ms=0, batch_size=KIB, delivery_timeout_ms=3000, request_timeout_ms=2500
         )
         await (await producer.send("t", b"warm"))
         fake.fault(Produce, times=100, is_lost=True, carry_out=True)
@@ -311,8 +312,8 @@ def test_a_callback_may_send_but_not_wait(fake: FakeCluster, cluster: Cluster) -
             done.set()
 
         producer.send("t", b"first", on_delivery=again)
-        assert done.wait(5)
-        assert seen[0].result(5).offset == 1
+        assert done.wait(30)
+        assert seen[0].result(30).offset == 1
         assert isinstance(seen[1], InvalidRequestError)
 
 
@@ -321,7 +322,7 @@ def test_futures_can_be_waited_for_by_many_threads(fake: FakeCluster, cluster: C
     fake.fault(Produce, delay_s=0.1)
     with cluster.producer() as producer, concurrent.futures.ThreadPoolExecutor(8) as threads:
         futures = [producer.send("t", b"v") for _ in range(8)]
-        results = list(threads.map(lambda future: future.result(5).offset, futures))
+        results = list(threads.map(lambda future: future.result(30).offset, futures))
     assert results == list(range(8))
 
 
@@ -330,7 +331,7 @@ def test_topics_with_append_time_report_the_leaders_time(
 ) -> None:
     fake.create_topic("t", message_timestamp_type="append")
     with cluster.producer() as producer:
-        metadata = producer.send("t", b"v", timestamp_ms=1).result(5)
+        metadata = producer.send("t", b"v", timestamp_ms=1).result(30)
     assert metadata.timestamp_ms == fake.append_time_ms
     assert fake.headers("t")[0].has_append_time
 
@@ -359,7 +360,7 @@ def test_retries_append_once_and_in_order(
     values = [str(number).encode() for number in range(3000)]
     with cluster.producer(batch_size=KIB) as producer:
         futures = [producer.send("t", value) for value in values]
-        offsets = [future.result(10).offset for future in futures]
+        offsets = [future.result(30).offset for future in futures]
     assert fake.values("t") == values
     assert offsets == list(range(3000))
     assert {header.producer_epoch for header in fake.headers("t")} == {0}
@@ -378,19 +379,19 @@ def _every(nth: int) -> Callable[[Any, int], bool]:
 
 def test_a_lost_answer_is_asked_for_again(fake: FakeCluster, cluster: Cluster) -> None:
     fake.create_topic("t")
-    with cluster.producer(request_timeout_ms=200) as producer:
-        producer.send("t", b"warm").result(5)
+    with cluster.producer(request_timeout_ms=1000) as producer:
+        producer.send("t", b"warm").result(30)
         fake.fault(Produce, is_lost=True, carry_out=True)
-        assert producer.send("t", b"v").result(5).offset == 1
+        assert producer.send("t", b"v").result(30).offset == 1
     assert fake.values("t") == [b"warm", b"v"]
-    assert len(fake.asked(Produce)) == 3
+    assert len(fake.asked(Produce)) >= 3
 
 
 def test_without_idempotence_a_retry_may_append_twice(fake: FakeCluster, cluster: Cluster) -> None:
     fake.create_topic("t")
     fake.fault(Produce, error=NotLeaderError("moved"), carry_out=True)
     with cluster.producer(acks=1) as producer:
-        assert producer.send("t", b"v").result(5).offset == 1
+        assert producer.send("t", b"v").result(30).offset == 1
     assert fake.values("t") == [b"v", b"v"]
     assert not fake.asked(AllocateProducerId)
     assert fake.asked(Produce)[0].acks == 1
@@ -401,9 +402,9 @@ def test_acks_0_waits_for_nothing(
 ) -> None:
     fake.create_topic("t")
     with cluster.producer(acks=0) as producer:
-        metadata = producer.send("t", b"v", timestamp_ms=3).result(5)
+        metadata = producer.send("t", b"v", timestamp_ms=3).result(30)
         assert metadata == RecordMetadata("t", 0, None, 3)
-        assert producer.send_many("t", [b"a", b"b"]).result(5) == []
+        assert producer.send_many("t", [b"a", b"b"]).result(30) == []
     eventually(lambda: len(fake.values("t")) == 3)
 
 
@@ -417,7 +418,7 @@ def test_acks_0_finds_a_new_leader_although_the_old_one_lives(
         fake3.move_leader("t", 0, 2)
 
         def arrives() -> bool:
-            producer.send("t", b"v").result(5)
+            producer.send("t", b"v").result(30)
             return len(fake3.values("t")) > 1
 
         eventually(arrives)
@@ -429,9 +430,9 @@ def test_what_acks_0_sent_and_a_leader_refused_is_told(
     fake.create_topic("t")
     fake.fault(Produce, error=RecordTooLargeError("above the limit"))
     with cluster.producer(acks=0) as producer:
-        producer.send("t", b"v").result(5)
+        producer.send("t", b"v").result(30)
         eventually(lambda: "are lost: above the limit" in caplog.text)
-        producer.send("t", b"w").result(5)
+        producer.send("t", b"w").result(30)
         eventually(lambda: fake.values("t") == [b"w"])
 
 
@@ -440,7 +441,7 @@ def test_a_record_of_a_deleted_topic_fails_although_its_thread_stood_still(
 ) -> None:
     fake.create_topic("t")
     with cluster.producer(delivery_timeout_ms=60_000) as producer:
-        producer.send("t", b"first").result(5)
+        producer.send("t", b"first").result(30)
         is_held, go_on = threading.Event(), threading.Event()
         futures: list[DeliveryFuture] = []
 
@@ -448,19 +449,19 @@ def test_a_record_of_a_deleted_topic_fails_although_its_thread_stood_still(
             with producer._core.accumulator._lock:
                 futures.append(producer.send("t", b"v"))
                 is_held.set()
-                go_on.wait(20)
+                go_on.wait(30)
 
         thread = threading.Thread(target=stand_still)
         thread.start()
-        assert is_held.wait(5)
+        assert is_held.wait(30)
         fake.delete_topic("t")
         client, background = cluster.shared_client()
-        background.run(client.refresh(["t"], timeout_s=5))
+        background.run(client.refresh(["t"], timeout_s=30))
         go_on.set()
         thread.join()
-        assert isinstance(futures[0].exception(5), UnknownTopicError)
+        assert isinstance(futures[0].exception(30), UnknownTopicError)
         with pytest.raises(DeliveryError):
-            producer.flush(5)
+            producer.flush(30)
 
 
 def test_the_cluster_stops_only_once_producers_have_delivered(fake: FakeCluster) -> None:
@@ -490,7 +491,7 @@ def test_the_cluster_stops_only_once_producers_have_delivered(fake: FakeCluster)
         producer.send("t", b"v")
     cluster.stop()
     for thread in threads:
-        thread.join(10)
+        thread.join(30)
         assert not thread.is_alive()
     assert found_at_stop == [[b"v"] * 3]
 
@@ -505,13 +506,13 @@ def test_callbacks_of_others_are_not_called_by_who_adds_one() -> None:
 
     def block() -> None:
         is_called.set()
-        go_on.wait(20)
+        go_on.wait(30)
 
     outcome.when_done(block)
     outcome.when_done(note("before"))
     sender = threading.Thread(target=outcome.succeed, args=(0, None))
     sender.start()
-    assert is_called.wait(5)
+    assert is_called.wait(30)
     outcome.when_done(note("late"))
     assert called == [("late", False)]
     go_on.set()
@@ -525,7 +526,7 @@ def test_a_batch_that_fails_for_good_does_not_hold_up_the_others(
 ) -> None:
     fake.create_topic("t")
     with cluster.producer(linger_ms=0) as producer:
-        producer.send("t", b"warm").result(5)
+        producer.send("t", b"warm").result(30)
         count = 0
 
         def matches(_request: Any, _broker: int) -> bool:
@@ -538,12 +539,12 @@ def test_a_batch_that_fails_for_good_does_not_hold_up_the_others(
         for number in range(8):  # one batch each, up to five in flight
             futures.append(producer.send_many("t", [str(number).encode()] * 10, partition=0))
             time.sleep(0.002)
-        failed = [one for one in futures if one.exception(5) is not None]
+        failed = [one for one in futures if one.exception(30) is not None]
         assert all(isinstance(one.exception(), RecordTooLargeError) for one in failed)
         assert failed
         with pytest.raises(DeliveryError):
             producer.flush()
-        producer.send("t", b"last").result(5)
+        producer.send("t", b"last").result(30)
     values = fake.values("t")
     delivered = [str(n).encode() for n, one in enumerate(futures) if one.exception() is None]
     assert list(dict.fromkeys(values)) == [b"warm", *delivered, b"last"]
@@ -556,9 +557,9 @@ def test_a_leader_that_lost_the_producers_state_gets_a_new_epoch(
 ) -> None:
     fake.create_topic("t")
     with cluster.producer() as producer:
-        producer.send("t", b"a").result(5)
+        producer.send("t", b"a").result(30)
         fake.forget_producers("t")
-        assert producer.send("t", b"b").result(5).offset == 1
+        assert producer.send("t", b"b").result(30).offset == 1
     epochs = [(header.producer_epoch, header.base_sequence) for header in fake.headers("t")]
     assert epochs == [(0, 0), (1, 0)]
 
@@ -568,12 +569,12 @@ def test_lost_producer_state_and_a_batch_in_doubt_is_an_unknown_outcome(
 ) -> None:
     fake.create_topic("t")
     with cluster.producer() as producer:
-        producer.send("t", b"a").result(5)
+        producer.send("t", b"a").result(30)
         fake.fault(Produce, error=NotLeaderError("moved"))
         fake.forget_producers("t")
-        error = producer.send("t", b"b").exception(5)
+        error = producer.send("t", b"b").exception(30)
         assert isinstance(error, OutcomeUnknownError)
-        assert producer.send("t", b"c").result(5).offset == 1
+        assert producer.send("t", b"c").result(30).offset == 1
         with pytest.raises(DeliveryError):
             producer.flush()
     assert fake.values("t") == [b"a", b"c"]
@@ -585,9 +586,9 @@ def test_an_unclean_election_that_cut_the_log_does_not_stop_the_producer(
     fake.create_topic("t")
     with cluster.producer() as producer:
         for number in range(3):
-            producer.send("t", str(number).encode()).result(5)
+            producer.send("t", str(number).encode()).result(30)
         fake.truncate("t", 0, 1)
-        assert producer.send("t", b"after").result(5).offset == 1
+        assert producer.send("t", b"after").result(30).offset == 1
     assert fake.values("t") == [b"0", b"after"]
 
 
@@ -597,26 +598,26 @@ def test_an_unclean_election_that_cut_the_log_does_not_stop_the_producer(
 def test_a_record_never_sent_fails_as_not_written(fake: FakeCluster, cluster: Cluster) -> None:
     fake.create_topic("t")
     fake.move_leader("t", 0, None)
-    with cluster.producer(delivery_timeout_ms=300) as producer:
-        error = producer.send("t", b"v").exception(5)
+    with cluster.producer(delivery_timeout_ms=2000) as producer:
+        error = producer.send("t", b"v").exception(30)
         assert isinstance(error, DeliveryTimeoutError)
         assert "waiting for broker 9" in str(error)
         with pytest.raises(DeliveryError):
             producer.flush()
         fake.move_leader("t", 0, 1)
-        assert producer.send("t", b"w").result(5).offset == 0
+        assert producer.send("t", b"w").result(30).offset == 0
     assert fake.values("t") == [b"w"]
 
 
 def test_a_refused_record_fails_as_not_written(fake: FakeCluster, cluster: Cluster) -> None:
     fake.create_topic("t")
     fake.fault(Produce, times=1000, error=NotEnoughReplicasError("2 of 3 are away"))
-    with cluster.producer(delivery_timeout_ms=400, retry_backoff_ms=900) as producer:
-        error = producer.send("t", b"v").exception(5)
+    with cluster.producer(delivery_timeout_ms=2000, retry_backoff_ms=4500) as producer:
+        error = producer.send("t", b"v").exception(30)
         assert isinstance(error, DeliveryTimeoutError)
         assert "2 of 3 are away" in str(error)
         fake.clear_faults()
-        assert producer.send("t", b"w").result(5).offset == 0
+        assert producer.send("t", b"w").result(30).offset == 0
         with pytest.raises(DeliveryError):
             producer.flush()
 
@@ -625,14 +626,14 @@ def test_a_record_sent_without_an_answer_fails_as_unknown(
     fake: FakeCluster, cluster: Cluster
 ) -> None:
     fake.create_topic("t")
-    with cluster.producer(delivery_timeout_ms=400) as producer:
-        producer.send("t", b"warm").result(5)
+    with cluster.producer(delivery_timeout_ms=2000) as producer:
+        producer.send("t", b"warm").result(30)
         fake.fault(Produce, times=1000, is_lost=True, carry_out=True)
-        error = producer.send("t", b"v").exception(5)
+        error = producer.send("t", b"v").exception(30)
         assert isinstance(error, OutcomeUnknownError)
         assert error.outcome_unknown
         fake.clear_faults()
-        assert producer.send("t", b"w").result(5).offset == 2
+        assert producer.send("t", b"w").result(30).offset == 2
         with pytest.raises(DeliveryError):
             producer.flush()
     assert fake.values("t") == [b"warm", b"v", b"w"]
@@ -643,12 +644,13 @@ def test_flush_gives_up_after_its_own_timeout_and_can_be_repeated(
     fake: FakeCluster, cluster: Cluster
 ) -> None:
     fake.create_topic("t")
-    fake.fault(Produce, delay_s=0.3)
+    slow = fake.fault(Produce, is_held=True)
     with cluster.producer() as producer:
         future = producer.send("t", b"v")
         with pytest.raises(TimeoutError, match="1 batches"):
             producer.flush(timeout_s=0.05)
-        producer.flush(timeout_s=5)
+        fake.release(slow)
+        producer.flush(timeout_s=30)
         assert future.done()
 
 
@@ -657,7 +659,7 @@ def test_flush_sends_what_lingers(fake: FakeCluster, cluster: Cluster) -> None:
     with cluster.producer(linger_ms=60_000) as producer:
         fake.fault(Produce, delay_s=0.1)
         futures = [producer.send("t", str(n).encode()) for n in range(10)]
-        producer.flush(timeout_s=5)
+        producer.flush(timeout_s=30)
         assert all(future.done() for future in futures)
 
 
@@ -668,14 +670,14 @@ def test_a_full_buffer_blocks_and_then_raises(fake: FakeCluster, cluster: Cluste
     fake.create_topic("t")
     fake.move_leader("t", 0, None)
     with cluster.producer(
-        buffer_memory=64 * KIB, batch_size=16 * KIB, max_block_ms=200, compression_type="none"
+        buffer_memory=64 * KIB, batch_size=16 * KIB, max_block_ms=2000, compression_type="none"
     ) as producer:
         start = time.monotonic()
         with pytest.raises(BufferFullError, match="buffer_memory"):
             _send_many_times(producer, b"x" * KIB)
-        assert time.monotonic() - start >= 0.2
+        assert time.monotonic() - start >= 2
         fake.move_leader("t", 0, 1)
-        producer.flush(timeout_s=5)
+        producer.flush(timeout_s=30)
         assert producer._core.accumulator.buffered_bytes == 0
         for _ in range(1000):  # far more than the buffer holds: it waits for room again and again
             producer.send("t", b"y" * KIB)
@@ -758,8 +760,8 @@ def test_a_record_larger_than_a_batch_or_the_buffer_goes_alone(
     big = bytes(range(256)) * 2048
     with cluster.producer(batch_size=KIB, buffer_memory=64 * KIB) as producer:
         futures = [producer.send("t", value) for value in (b"small", big, b"small", big)]
-        assert [future.result(5).offset for future in futures] == [0, 1, 2, 3]
-        producer.send_many("t", [b"small", big, b"small"]).result(5)
+        assert [future.result(30).offset for future in futures] == [0, 1, 2, 3]
+        producer.send_many("t", [b"small", big, b"small"]).result(30)
     assert fake.values("t")[1] == big
 
 
@@ -767,9 +769,9 @@ def test_acks_0_waits_while_a_server_reads_nothing(fake: FakeCluster, cluster: C
     fake.create_topic("t")
     value = os.urandom(100 * KIB)
     with cluster.producer(
-        acks=0, buffer_memory=MIB, max_block_ms=300, delivery_timeout_ms=1000
+        acks=0, buffer_memory=MIB, max_block_ms=1000, delivery_timeout_ms=3000
     ) as producer:
-        producer.send("t", value).result(5)
+        producer.send("t", value).result(30)
         (client, _) = cluster.shared_client()
         (connection,) = client.pool._connections.values()
         transport = connection._transport
@@ -782,13 +784,13 @@ def test_acks_0_waits_while_a_server_reads_nothing(fake: FakeCluster, cluster: C
                 futures.append(producer.send("t", value))
         held_bytes = producer._core.accumulator.buffered_bytes + transport.get_write_buffer_size()
         assert held_bytes < 4 * MIB
-        assert isinstance(futures[-1].exception(5), DeliveryTimeoutError)
+        assert isinstance(futures[-1].exception(30), DeliveryTimeoutError)
         go_on.set()
-        producer.send("t", b"after").result(5)
+        producer.send("t", b"after").result(30)
         with pytest.raises(DeliveryError):
-            producer.flush(5)
+            producer.flush(30)
     delivered = sum(future.exception(0) is None for future in futures)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while len(fake.values("t")) < delivered + 2:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -814,7 +816,7 @@ def test_what_is_not_bytes_is_a_type_error(fake: FakeCluster, cluster: Cluster) 
         for headers in ([("name", "text")], [(b"name", b"value")], {"name": b"value"}):
             with pytest.raises(TypeError, match=r"[Hh]eader"):
                 producer.send("t", b"v", headers=headers)  # type: ignore[arg-type]
-        producer.send("t", None, key=b"tombstone").result(5)
+        producer.send("t", None, key=b"tombstone").result(30)
     assert fake.values("t") == [None]
 
 
@@ -835,11 +837,11 @@ def test_subclasses_of_bytes_are_sent_as_what_they_are(
     with cluster.producer() as producer:
         for made in (numpy.bytes_, Bytes):
             headers = [(Text("name"), made(b"h"))]
-            producer.send("t", made(b"v"), key=made(b"k"), headers=headers).result(5)
-            producer.send_many("t", [made(b"v"), None], keys=[b"k", made(b"l")]).result(5)
-        producer.flush(5)
+            producer.send("t", made(b"v"), key=made(b"k"), headers=headers).result(30)
+            producer.send_many("t", [made(b"v"), None], keys=[b"k", made(b"l")]).result(30)
+        producer.flush(30)
     with cluster.consumer("t", auto_offset_reset="earliest") as consumer:
-        records = consumer.poll(5)
+        records = consumer.poll(30)
     assert [record.value for record in records] == [b"v", b"v", None] * 2
     assert [record.key for record in records] == [b"k", b"k", b"l"] * 2
     assert records[0].headers == records[3].headers == [("name", b"h")]
@@ -858,13 +860,13 @@ def test_what_cannot_be_packed_fails_and_nothing_else_does(
 
     monkeypatch.setattr(sender_module, "encode_batch", encode)
     with cluster.producer(linger_ms=0) as producer:
-        producer.send("t", b"before").result(5)
+        producer.send("t", b"before").result(30)
         bad = [producer.send("t", b"bad") for _ in range(3)]
         for future in bad:
-            assert isinstance(future.exception(5), InvalidRequestError)
+            assert isinstance(future.exception(30), InvalidRequestError)
         with pytest.raises(DeliveryError, match="no room"):
-            producer.flush(5)
-        producer.send("t", b"after").result(5)
+            producer.flush(30)
+        producer.send("t", b"after").result(30)
     assert fake.values("t") == [b"before", b"after"]
     assert {header.producer_epoch for header in fake.headers("t")} == {0}, "no number was used up"
 
@@ -879,9 +881,9 @@ def test_values_over_max_message_bytes_are_refused_at_once(
             producer.send("t", noise)
         with pytest.raises(RecordTooLargeError, match="max_message_bytes"):
             producer.send_many("t", [b"ok", noise])
-        producer.send("t", noise[: 9 * KIB]).result(5)
+        producer.send("t", noise[: 9 * KIB]).result(30)
     with cluster.producer() as producer:  # the limit is on the stored size
-        producer.send("t", bytes(MIB)).result(5)
+        producer.send("t", bytes(MIB)).result(30)
     assert len(fake.values("t")) == 2
 
 
@@ -891,7 +893,7 @@ def test_batches_stay_below_max_message_bytes(fake: FakeCluster, cluster: Cluste
         futures = [producer.send("t", b"", key=b"", timestamp_ms=n * 10**9) for n in range(1000)]
         futures += [producer.send("t", b"x", headers=[("é" * 5, b"y")] * 3) for _ in range(500)]
         for future in futures:
-            future.result(5)
+            future.result(30)
 
 
 def test_bad_timestamps_and_configs_are_refused(fake: FakeCluster, cluster: Cluster) -> None:
@@ -916,7 +918,7 @@ def test_an_unknown_topic_is_an_error_of_send(fake: FakeCluster, cluster: Cluste
         with pytest.raises(UnknownTopicError):
             producer.send_many("nowhere", [b"v"])
         fake.create_topic("nowhere")
-        producer.send("nowhere", b"v").result(5)
+        producer.send("nowhere", b"v").result(30)
 
 
 def test_a_topic_deleted_meanwhile_fails_what_waits_for_it(
@@ -924,11 +926,11 @@ def test_a_topic_deleted_meanwhile_fails_what_waits_for_it(
 ) -> None:
     fake.create_topic("t")
     with cluster.producer() as producer:
-        producer.send("t", b"v").result(5)
+        producer.send("t", b"v").result(30)
         fake.delete_topic("t")
-        assert isinstance(producer.send("t", b"w").exception(5), UnknownTopicError)
+        assert isinstance(producer.send("t", b"w").exception(30), UnknownTopicError)
         fake.create_topic("t")
-        assert producer.send("t", b"x").result(5).offset == 0
+        assert producer.send("t", b"x").result(30).offset == 0
         with pytest.raises(DeliveryError):
             producer.flush()
     assert fake.values("t") == [b"x"]
@@ -950,15 +952,18 @@ def test_close_delivers_and_is_idempotent(fake: FakeCluster, cluster: Cluster) -
             use()
 
 
-def test_close_says_what_was_not_delivered(fake: FakeCluster, cluster: Cluster) -> None:
+def test_close_says_what_was_not_delivered(
+    fake: FakeCluster, cluster: Cluster, eventually: Eventually
+) -> None:
     fake.create_topic("t")
     producer = cluster.producer()
-    producer.send("t", b"warm").result(5)
+    producer.send("t", b"warm").result(30)
     fake.fault(Produce, times=1000, is_lost=True)
     future = producer.send("t", b"v")
+    eventually(lambda: len(fake.asked(Produce)) == 2)
     with pytest.raises(TimeoutError):
         producer.close(timeout_s=0.2)
-    assert isinstance(future.exception(5), OutcomeUnknownError)
+    assert isinstance(future.exception(30), OutcomeUnknownError)
 
 
 def test_the_error_of_a_with_block_is_not_hidden(fake: FakeCluster, cluster: Cluster) -> None:
@@ -999,7 +1004,7 @@ def test_the_async_producer_has_the_same_methods(fake: FakeCluster, cluster: Clu
             assert [one.offset for one in results] == list(range(100))
             many = await producer.send_many("t", [b"v"] * 10, partition=1)
             assert await many == [OffsetRange("t", 1, 0, 10)]
-            await producer.flush(timeout_s=5)
+            await producer.flush(timeout_s=30)
             with pytest.raises(UnknownTopicError):
                 await producer.send("nowhere", b"v")
         with pytest.raises(ClosedError):
@@ -1013,7 +1018,7 @@ def test_the_async_producer_waits_for_room(fake: FakeCluster, cluster: Cluster) 
 
     async def scenario() -> None:
         async with cluster.async_producer(
-            buffer_memory=16 * KIB, batch_size=4 * KIB, max_block_ms=200
+            buffer_memory=16 * KIB, batch_size=4 * KIB, max_block_ms=2000
         ) as producer:
             for _ in range(500):
                 await producer.send("t", b"x" * 500)

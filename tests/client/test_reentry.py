@@ -50,13 +50,13 @@ def told_by_a_callback(producer: Producer, act: Callable[[], object]) -> BaseExc
             over.set()
 
     producer.send("t", b"v", on_delivery=on_delivery)
-    assert over.wait(10), "the callback never came back"
+    assert over.wait(30), "the callback never came back"
     return told[0]
 
 
 def works(cluster: Cluster, producer: Producer) -> None:
-    assert cluster.admin.list_topics(timeout_s=5) == ["t"]
-    producer.send("t", b"after").result(5)
+    assert cluster.admin.list_topics(timeout_s=30) == ["t"]
+    producer.send("t", b"after").result(30)
 
 
 # --- delivery callbacks ---------------------------------------------------------------------------
@@ -93,9 +93,9 @@ def test_a_call_that_waits_is_refused_in_a_delivery_callback(
             "make a producer": cluster.producer,
             "make a cluster": lambda: fake.cluster().producer(),
             "result": lambda: producer.send("t", b"w").result(),
-            "result of many": lambda: producer.send_many("t", [b"w"] * 5).result(5),
+            "result of many": lambda: producer.send_many("t", [b"w"] * 5).result(30),
             "send and wait": lambda: producer.send_and_wait("t", b"w"),
-            "poll": lambda: consumer.poll(5),
+            "poll": lambda: consumer.poll(30),
             "iterate": lambda: next(consumer),
             "end_offsets": lambda: consumer.end_offsets([("t", 0)]),  # type: ignore[list-item]
             "close the consumer": consumer.close,
@@ -112,7 +112,7 @@ def test_a_delivery_callback_may_send_but_not_wait_for_room(
     fake.create_topic("t")
     with cluster.producer(batch_size=1000, buffer_memory=2000) as producer:
         assert told_by_a_callback(producer, lambda: producer.send("t", b"from it")) is None
-        producer.flush(5)
+        producer.flush(30)
         assert b"from it" in fake.values("t")
         fake.fault(Produce, times=1000, delay_s=0.3)
 
@@ -141,7 +141,7 @@ def test_a_callback_cannot_end_the_clients_loop(
         future = producer.send("t", b"v")
         future.add_done_callback(end)
         future.add_done_callback(others.append)
-        future.result(5)
+        future.result(30)
         works(cluster, producer)
         assert others == [future]
         _, background = cluster.shared_client()
@@ -192,7 +192,7 @@ def test_a_signal_handler_may_send_in_the_middle_of_a_send(
         with alarms(lambda: send("handler"), 0.0003):
             for _ in range(20_000):
                 send("main")
-        producer.flush(20)
+        producer.flush(100)
         at = {
             (partition, offset): value
             for partition in (0, 1)
@@ -212,12 +212,12 @@ def test_a_signal_handler_may_wait_in_the_middle_of_a_send(
 ) -> None:
     fake.create_topic("t")
     with cluster.producer(batch_size=300, linger_ms=60_000) as producer:
-        producer.send("t", b"first").result(5)
+        producer.send("t", b"first").result(30)
         other = cluster.producer()
         acts: dict[str, Callable[[], object]] = {
-            "flush": lambda: producer.flush(5),
-            "result": lambda: producer.send("t", b"handler").result(5),
-            "admin": lambda: cluster.admin.list_topics(timeout_s=5),
+            "flush": lambda: producer.flush(30),
+            "result": lambda: producer.send("t", b"handler").result(30),
+            "admin": lambda: cluster.admin.list_topics(timeout_s=30),
             "close": lambda: other.close(),
         }
         calls = 0
@@ -231,7 +231,7 @@ def test_a_signal_handler_may_wait_in_the_middle_of_a_send(
         with alarms(act, 0.002):
             while calls < 40:
                 producer.send("t", b"main")
-                assert time.monotonic() - started < 20
+                assert time.monotonic() - started < 100
         other.close()
 
 
@@ -246,11 +246,11 @@ def test_a_signal_in_the_middle_of_a_send_may_send_and_wait(
 ) -> None:
     fake.create_topic("t")
     with cluster.producer(linger_ms=60_000) as producer:
-        producer.send("t", b"first").result(5)
+        producer.send("t", b"first").result(30)
         acts: dict[str, Callable[[], object]] = {
             "send": lambda: producer.send("t", b"handler"),
-            "flush": lambda: (producer.send("t", b"handler"), producer.flush(5)),
-            "result": lambda: producer.send("t", b"handler").result(5),
+            "flush": lambda: (producer.send("t", b"handler"), producer.flush(30)),
+            "result": lambda: producer.send("t", b"handler").result(30),
         }
         before = signal.signal(signal.SIGUSR1, lambda *_: acts[what]())
         accumulator = producer._core.accumulator
@@ -269,7 +269,7 @@ def test_a_signal_in_the_middle_of_a_send_may_send_and_wait(
             producer.send("t", b"main")
         finally:
             signal.signal(signal.SIGUSR1, before)
-        producer.flush(5)
+        producer.flush(30)
     assert sorted(filter(None, fake.values("t"))) == [b"first", b"handler", b"main"]
 
 
@@ -279,12 +279,12 @@ def test_a_handler_that_stops_the_holder_of_the_lock_does_not_stop_the_loop(
     """As if Python interrupted the thread while it holds the lock."""
     fake.create_topic("t", partitions=2)
     with cluster.producer() as producer:
-        producer.send("t", b"warm", partition=0).result(5)
+        producer.send("t", b"warm", partition=0).result(30)
         future = producer.send("t", b"other")
         with producer._core.accumulator._lock:
             producer.send("t", b"open", partition=0)
-            assert cluster.admin.list_topics(timeout_s=5) == ["t"]
-            producer.flush(5)
+            assert cluster.admin.list_topics(timeout_s=30) == ["t"]
+            producer.flush(30)
             assert future.done()
 
 
@@ -299,17 +299,17 @@ def test_a_signal_handler_may_wait_in_the_middle_of_a_poll(
         def act() -> None:
             nonlocal calls
             calls += 1
-            producer.send("t", b"%d" % calls).result(5)
+            producer.send("t", b"%d" % calls).result(30)
 
         seen: list[bytes | None] = []
         started = time.monotonic()
         with alarms(act, 0.002):
             while calls < 60:
                 seen += [record.value for record in consumer.poll(0.001)]
-                assert time.monotonic() - started < 20
+                assert time.monotonic() - started < 100
         if group is None:
             while len(seen) < calls:
-                seen += [record.value for record in consumer.poll(5)]
+                seen += [record.value for record in consumer.poll(30)]
             assert seen == [b"%d" % number for number in range(1, calls + 1)]
 
 
@@ -325,7 +325,7 @@ def test_a_signal_in_the_middle_of_a_rebalance_may_subscribe_and_wait(
 
         def act() -> None:
             consumer.subscribe("u")
-            producer.send("u", b"v").result(5)
+            producer.send("u", b"v").result(30)
             asked.append(where)
 
         def interrupted(owned: OwnedPartitions, *arguments: Any) -> Any:
@@ -343,11 +343,11 @@ def test_a_signal_in_the_middle_of_a_rebalance_may_subscribe_and_wait(
             started = time.monotonic()
             while not (asked and consumer.assignment() == {TopicPartition("u", 0)}):
                 consumer.poll(0.05)
-                assert time.monotonic() - started < 10
+                assert time.monotonic() - started < 60
         finally:
             signal.signal(signal.SIGUSR1, before)
         assert fake.groups.member().request.topics == ["u"]
-        assert cluster.admin.list_topics(timeout_s=5) == ["t", "u"]
+        assert cluster.admin.list_topics(timeout_s=30) == ["t", "u"]
 
 
 def test_a_signal_handler_cannot_poll_in_the_middle_of_a_poll(
@@ -356,9 +356,9 @@ def test_a_signal_handler_cannot_poll_in_the_middle_of_a_poll(
     fake.create_topic("t")
     with cluster.consumer("t") as consumer:
         with alarms(lambda: consumer.poll(0), 0.1), pytest.raises(InvalidRequestError):
-            consumer.poll(5)
+            consumer.poll(30)
         fake.write("t", [b"v"])
-        assert [record.value for record in consumer.poll(5)] == [b"v"]
+        assert [record.value for record in consumer.poll(30)] == [b"v"]
 
 
 def test_a_finalizer_may_send_wherever_the_collector_runs(
@@ -367,7 +367,7 @@ def test_a_finalizer_may_send_wherever_the_collector_runs(
     fake.create_topic("t")
     sent = 0
     with cluster.producer(batch_size=300) as producer:
-        producer.send("t", b"first").result(5)
+        producer.send("t", b"first").result(30)
 
         class Told:
             def __init__(self) -> None:
@@ -388,7 +388,7 @@ def test_a_finalizer_may_send_wherever_the_collector_runs(
             gc.set_threshold(*before)
         # While another thread is in the middle of a collection, this one does nothing.
         eventually(lambda: gc.collect() >= 0 and sent == 3000)
-        producer.flush(20)
+        producer.flush(100)
     values = fake.values("t")
     assert sent == 3000 == values.count(b"finalizer") == values.count(b"main")
 
@@ -396,7 +396,7 @@ def test_a_finalizer_may_send_wherever_the_collector_runs(
 # --- forks and the end of the program -------------------------------------------------------------
 
 
-def _exit_code(pid: int, timeout_s: float = 10.0) -> int | None:
+def _exit_code(pid: int, timeout_s: float = 60.0) -> int | None:
     """The exit code; None where the process hangs."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -447,7 +447,7 @@ def test_a_child_forked_while_another_thread_sends_neither_hangs_nor_waits(
     def hold() -> None:
         with producer._core.accumulator._lock:
             held.set()
-            go_on.wait(20)
+            go_on.wait(30)
 
     thread = threading.Thread(target=hold)
     thread.start()
@@ -477,7 +477,7 @@ def test_a_child_forked_by_a_handler_while_its_thread_waits_is_told(
 
     try:
         with alarms(fork, 0.1), pytest.raises((ClosedError, TimeoutError)) as told:
-            producer.flush(1)
+            producer.flush(4)
     finally:
         if pids == [0]:
             os._exit(7 if "fork" in str(told.value) else 1)
@@ -508,7 +508,7 @@ class Holder:
             write(f"refused: {{error}}")
 
 sys.modules["kept"] = Holder()
-sys.modules["kept"].producer.send("t", b"v").result(5)
+sys.modules["kept"].producer.send("t", b"v").result(30)
 """
 
 
@@ -518,7 +518,7 @@ def test_a_finalizer_at_the_end_of_the_interpreter_is_refused(close: str) -> Non
         [sys.executable, "-c", AT_THE_END.format(close=close)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=30,
+        timeout=120,
         capture_output=True,
         check=False,
     )

@@ -51,12 +51,12 @@ def test_it_does_not_linger_behind_a_batch_that_is_under_way(
 ) -> None:
     fake.create_topic("t")
     producer = cluster.producer(linger_ms=60_000)
-    producer.send("t", b"warm").result(timeout=5)
+    producer.send("t", b"warm").result(timeout=30)
     fake.fault(Produce, is_lost=True, carry_out=True)
     slow = producer.send("t", b"slow")
     eventually(lambda: len(fake.asked(Produce)) == 2)
     lingers = producer.send("t", b"lingers")
-    assert producer.send_and_wait("t", b"at once", timeout_s=5).offset == 3
+    assert producer.send_and_wait("t", b"at once", timeout_s=30).offset == 3
     assert lingers.done() and not slow.done()
     with pytest.raises(TimeoutError):
         producer.close(timeout_s=0.01)
@@ -67,7 +67,7 @@ def test_those_who_wait_at_the_same_time_share_batches(
     fake: FakeCluster, cluster: Cluster
 ) -> None:
     fake.create_topic("t")
-    fake.fault(Produce, times=1000, delay_s=0.05, carry_out=True)
+    fake.fault(Produce, times=1000, delay_s=0.2, carry_out=True)
     with cluster.producer(linger_ms=60_000, max_in_flight_requests_per_connection=1) as producer:
         with ThreadPoolExecutor(50) as threads:
             sent = list(threads.map(lambda n: producer.send_and_wait("t", b"%d" % n), range(50)))
@@ -101,7 +101,7 @@ def test_it_raises_what_send_raises(fake: FakeCluster, cluster: Cluster) -> None
 
 def test_it_raises_what_the_delivery_fails_with(fake: FakeCluster, cluster: Cluster) -> None:
     fake.create_topic("t")
-    producer = cluster.producer(delivery_timeout_ms=300, request_timeout_ms=100)
+    producer = cluster.producer(delivery_timeout_ms=2000, request_timeout_ms=1000)
     fake.fault(Produce, error=RecordTooLargeError("too large"))
     with pytest.raises(RecordTooLargeError, match="too large"):
         producer.send_and_wait("t", b"v")
@@ -129,18 +129,21 @@ def test_after_its_timeout_the_record_is_still_on_its_way(
 
     async def scenario() -> None:
         async with cluster.async_producer() as producer:
+            await producer.send_and_wait("t", b"warm")
+            slow = fake.fault(Produce, is_held=True, carry_out=True)
             with pytest.raises(TimeoutError, match=r"within 0.05 s.*may be written"):
                 await producer.send_and_wait("t", b"b", timeout_s=0.05)
+            fake.release(slow)
 
     with cluster.producer() as producer:
         producer.send_and_wait("t", b"warm")
-        fake.fault(Produce, delay_s=0.3, carry_out=True)
+        slow = fake.fault(Produce, is_held=True, carry_out=True)
         with pytest.raises(TimeoutError, match=r"within 0.05 s.*may be written"):
             producer.send_and_wait("t", b"a", timeout_s=0.05)
-        producer.flush(5)
-    fake.fault(Produce, delay_s=0.3, carry_out=True)
+        fake.release(slow)
+        producer.flush(30)
     asyncio.run(scenario())
-    assert fake.values("t") == [b"warm", b"a", b"b"]
+    assert fake.values("t") == [b"warm", b"a", b"warm", b"b"]
 
 
 def test_its_timeout_counts_from_the_call_also_before_the_record_is_accepted(
@@ -153,21 +156,23 @@ def test_its_timeout_counts_from_the_call_also_before_the_record_is_accepted(
         began_s = time.monotonic()
         with pytest.raises(TimeoutError):
             producer.send_and_wait("t", b"v", timeout_s=0.2)
-        assert time.monotonic() - began_s < 5
+        assert time.monotonic() - began_s < 25
         fake.clear_faults()
         producer.send_and_wait("t", b"v")
-        fake.fault(Produce, times=2, delay_s=0.3, carry_out=True)
+        slow = fake.fault(Produce, is_held=True, carry_out=True)
         producer.send("t", bytes(3 * KIB))
         with pytest.raises(BufferFullError, match=r"stayed full for timeout_s \(0.05 s\)"):
             producer.send_and_wait("t", bytes(3 * KIB), timeout_s=0.05)
+        fake.release(slow)
 
     async def scenario() -> None:
         async with cluster.async_producer(**options) as producer:
             await producer.send_and_wait("t", b"v")
-            fake.fault(Produce, times=2, delay_s=0.3, carry_out=True)
+            slow = fake.fault(Produce, is_held=True, carry_out=True)
             await producer.send("t", bytes(3 * KIB))
             with pytest.raises(BufferFullError, match=r"stayed full for timeout_s \(0.05 s\)"):
                 await producer.send_and_wait("t", bytes(3 * KIB), timeout_s=0.05)
+            fake.release(slow)
 
     asyncio.run(scenario())
 
@@ -188,8 +193,8 @@ def test_a_delivery_callback_cannot_wait_and_nothing_is_sent(
 
     with cluster.producer() as producer:
         producer.send("t", b"v", on_delivery=on_delivery)
-        assert over.wait(5)
-        producer.flush(5)
+        assert over.wait(30)
+        producer.flush(30)
     assert isinstance(told[0], InvalidRequestError) and "callback" in str(told[0])
     assert fake.values("t") == [b"v"]
 

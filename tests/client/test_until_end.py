@@ -35,7 +35,7 @@ GROUP: dict[str, Any] = {
     **EARLIEST,
     "group": "g",
     "group_heartbeat_interval_ms": 100,
-    "group_session_timeout_ms": 1000,
+    "group_session_timeout_ms": 20_000,
 }
 
 
@@ -80,7 +80,7 @@ def test_an_empty_topic_ends_at_once(fake: FakeCluster, cluster: Cluster) -> Non
         assert list(consumer.until_end()) == []
     with cluster.consumer() as consumer:
         assert list(consumer.until_end()) == []
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 15
 
 
 def test_position_counts_what_was_yielded(fake: FakeCluster, cluster: Cluster) -> None:
@@ -160,7 +160,7 @@ def test_gaps_that_compaction_left_do_not_hold_it_up(fake: FakeCluster, cluster:
         fake.write("t", [b"later"])
         assert [one.offset for one in reading] == expected[1:]
         assert [one.value for one in consumer.poll()] == [b"later"]
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 15
 
 
 def test_a_bad_batch_behind_the_end_is_none_of_its_business(
@@ -256,7 +256,7 @@ def test_async_for_ends_too(fake: FakeCluster, cluster: Cluster) -> None:
             offsets = [one.offset async for one in consumer.until_end()]
             assert offsets == list(range(30))
             fake.write("t", [b"later"])
-            assert [one.value async for one in consumer.until_end(1.0)] == [b"later"]
+            assert [one.value async for one in consumer.until_end(30.0)] == [b"later"]
             await consumer.seek_to_last(3)
             reading = consumer.until_end()
             assert (await anext(reading)).offset == 28
@@ -287,9 +287,9 @@ def test_what_does_not_come_is_an_error_and_no_early_end(
         is_lost=True,
         matches=lambda request, _broker: request.partition == 1 and request.offset == 20,
     )
-    options = {**EARLIEST, "request_timeout_ms": 200}
+    options = {**EARLIEST, "request_timeout_ms": 1000}
     with cluster.consumer("t", max_poll_records=10, **options) as consumer:
-        reading = consumer.until_end(timeout_s=0.3)
+        reading = consumer.until_end()
         assert len([next(reading) for _ in range(40)]) == 40  # No record was held back.
         with pytest.raises(StopIteration):
             next(reading)
@@ -298,8 +298,8 @@ def test_what_does_not_come_is_an_error_and_no_early_end(
             list(consumer.until_end(timeout_s=0.2))
         fake.move_leader("t", 1, 1)
         fake.write("t", [b"more"], 1)
-        with pytest.raises(TimeoutError, match=r"0.3 s: t-1 is at 20, and its end at 21"):
-            list(consumer.until_end(timeout_s=0.3))
+        with pytest.raises(TimeoutError, match=r"3 s: t-1 is at 20, and its end at 21"):
+            list(consumer.until_end(timeout_s=3))
         fake.clear_faults()
         assert [one.value for one in consumer.until_end()] == [b"more"]
         with pytest.raises(InvalidRequestError, match="seconds"):
@@ -313,10 +313,10 @@ def test_the_time_counts_from_the_last_record_on_and_not_what_the_loop_takes(
     write_tens(fake, 2)
     with cluster.consumer("t", max_poll_records=10, **EARLIEST) as consumer:
         count = 0
-        for record in consumer.until_end(timeout_s=0.2):
+        for record in consumer.until_end(timeout_s=1.0):
             count += 1
             if record.offset in (9, 19):
-                time.sleep(0.25)
+                time.sleep(1.2)
     assert count == 20
 
 
@@ -351,7 +351,7 @@ def test_a_member_reads_its_share_from_the_commits_on(
                 consumer.commit()
         assert consumer.lag() == {TopicPartition("t", number): 0 for number in range(3)}
     assert [fake.groups.committed("t", number) for number in range(3)] == [10, 10, 10]
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 15
 
 
 def test_a_member_without_a_share_has_nothing_to_read(fake: FakeCluster, cluster: Cluster) -> None:
@@ -364,7 +364,7 @@ def test_a_member_without_a_share_has_nothing_to_read(fake: FakeCluster, cluster
 
 
 def test_while_the_group_is_rebalanced_it_does_not_end(
-    fake: FakeCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    fake: FakeCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
 ) -> None:
     """Another member may have to give up a partition that is this member's."""
     monkeypatch.setattr(until_end_module, "SETTLE_PAUSE_S", 0.01)
@@ -376,18 +376,22 @@ def test_while_the_group_is_rebalanced_it_does_not_end(
     def still_moving(response: Any, payload: bytes) -> Any:
         return msgspec.structs.replace(response, state="rebalancing"), [payload]
 
+    def grant_and_settle() -> None:
+        eventually(lambda: len(fake.groups.group().members) == 1)
+        time.sleep(0.2)
+        fake.groups.grant(("t", 0), ("t", 1))
+        time.sleep(0.2)
+        fake.clear_faults()
+
     fake.fault(DescribeGroup, times=1_000_000, change=still_moving)
     with cluster.consumer("t", **GROUP) as consumer:
-        granted = threading.Timer(0.2, lambda: fake.groups.grant(("t", 0), ("t", 1)))
-        settled = threading.Timer(0.4, fake.clear_faults)
-        granted.start()
-        settled.start()
+        thread = threading.Thread(target=grant_and_settle)
+        thread.start()
         assert len(list(consumer.until_end())) == 20
         fake.fault(DescribeGroup, times=1_000_000, change=still_moving)
         with pytest.raises(TimeoutError, match="rebalanced"):
-            list(consumer.until_end(timeout_s=0.2))
-        granted.join()
-        settled.join()
+            list(consumer.until_end(timeout_s=1))
+        thread.join()
 
 
 def has_news(consumer: Consumer) -> bool:

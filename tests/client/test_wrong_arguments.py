@@ -51,7 +51,7 @@ class Given:
         self.consumer = cluster.consumer("t", auto_offset_reset="earliest")
         self.group = cluster.consumer(group="g")
         self.group.assign([T0])
-        self.producer = cluster.producer(max_block_ms=500)
+        self.producer = cluster.producer(max_block_ms=30_000)
 
     def close(self) -> None:
         for made in (self.consumer, self.group, self.producer):
@@ -397,7 +397,7 @@ def test_what_is_wrong_is_refused_by_an_error_that_says_what_to_write(
 ) -> None:
     fake.create_topic("t")
     of = Given(cluster)
-    of.producer.send("t", b"v").result(5)
+    of.producer.send("t", b"v").result(30)
     bad = []
     for name, call, wrong, say, kind in rows():
         for argument in wrong:

@@ -15,6 +15,8 @@ from tests.local.support import FAST, STILL_RUNNING
 
 _numbers = itertools.count(1)
 NewTopic = Callable[..., str]
+CREATED_TIMEOUT_S = 120.0
+"""The limit for a new topic, whose files are synced on a disk that other work may keep busy."""
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +38,7 @@ def cluster(shared: LocalCluster) -> LocalCluster:
 def topic(cluster: LocalCluster) -> str:
     """A topic of one partition, with three replicas."""
     name = f"topic-{next(_numbers)}"
-    cluster.create_topic(name)
+    cluster.create_topic(name, timeout_s=CREATED_TIMEOUT_S)
     return name
 
 
@@ -46,7 +48,7 @@ def new_topic(cluster: LocalCluster) -> NewTopic:
 
     def make(**options: Any) -> str:
         name = f"topic-{next(_numbers)}"
-        cluster.create_topic(name, **options)
+        cluster.create_topic(name, timeout_s=CREATED_TIMEOUT_S, **options)
         return name
 
     return make

@@ -23,7 +23,7 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory() as directory,
         LocalCluster(brokers=1, data_dir=directory) as cluster,
-        cluster.producer(delivery_timeout_ms=10_000, compression_type="none") as producer,
+        cluster.producer(delivery_timeout_ms=60_000, compression_type="none") as producer,
     ):
         told: dict[str, Any] = {"refusal": ""}
         try:
@@ -31,7 +31,7 @@ def main() -> None:
         except RayqError as error:
             told["refusal"] = str(error)
         cluster.create_topic("t", segment_bytes=100_000)
-        producer.send("t", b"first").result(10)
+        producer.send("t", b"first").result(60)
         broker = cluster.addresses[0].rpartition(":")
         endpoints = [leader_endpoint(cluster, "t"), (broker[0], int(broker[2]))]
         say({"endpoints": endpoints, "token": cluster.token})
@@ -39,7 +39,7 @@ def main() -> None:
         threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
         acknowledged = 1
         while not ended.is_set():
-            producer.send("t", os.urandom(30_000)).result(10)
+            producer.send("t", os.urandom(30_000)).result(60)
             acknowledged += 1
         told["acknowledged"] = acknowledged
         told["read"] = len(read_all(cluster, "t"))

@@ -39,7 +39,7 @@ class Coordinator:
         kind: Callable[..., messages.AnyRequest],
         group: str,
         *arguments: Any,
-        timeout_s: float = 20.0,
+        timeout_s: float = 60.0,
         **named: Any,
     ) -> Any:
         """`arguments` follow topic id, partition, leader epoch and group."""
@@ -103,7 +103,7 @@ class Member:
         return sorted(partition for _, partition in self.assigned)
 
     async def beat(
-        self, *, wait_ms: int = 0, epoch: int | None = None, timeout_s: float = 20.0
+        self, *, wait_ms: int = 0, epoch: int | None = None, timeout_s: float = 60.0
     ) -> None:
         answer = await self.coordinator.ask(
             messages.GroupHeartbeat,
@@ -169,7 +169,7 @@ class Member:
 async def settle(*members: Member) -> None:
     """Rounds of heartbeats until no member has news and some member owns a partition: a coordinator
     hears of a topic a moment after the topic's creator."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while True:
             before = [(one.epoch, set(one.owned)) for one in members]
             for one in members:
@@ -190,7 +190,7 @@ async def coordinators(cluster: Cluster, **options: Any) -> AsyncIterator[Coordi
     )
     client = Client(system_environment(None), identity, endpoints, ClusterConfig())
     try:
-        await client.change(messages.EnsureOffsetsTopic(), timeout_s=20)
+        await client.change(messages.EnsureOffsetsTopic(), timeout_s=60)
         yield Coordinator(client, **options)
     finally:
         client.close()

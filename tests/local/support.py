@@ -18,7 +18,7 @@ from rayq.errors import NotLeaderError, RayqError, UnknownEpochError
 from rayq.records import PartitionInfo
 from rayq.wire.authentication import Identity, key_of_token
 from rayq.wire.connection import Connection
-from rayq.wire.messages import AnyRequest, Produce
+from rayq.wire.messages import AnyRequest, Metadata, Produce
 
 STILL_RUNNING: list[Cluster] = []
 """The cluster that the tests of the floor share, while it runs."""
@@ -40,7 +40,7 @@ def eventually(holds: Callable[[], bool], what: str, timeout_s: float = 60.0) ->
         time.sleep(0.01)
 
 
-def read_all(cluster: Cluster, topic: str, *, timeout_s: float = 20.0) -> list[Record]:
+def read_all(cluster: Cluster, topic: str, *, timeout_s: float = 60.0) -> list[Record]:
     """Every record from the log start up to the present end."""
     with cluster.consumer(
         topic, auto_offset_reset="earliest", max_poll_records=10_000
@@ -63,7 +63,7 @@ def leader_of(cluster: Cluster, topic: str, partition: int = 0) -> int:
 
 
 def wait_in_sync(
-    cluster: Cluster, topic: str, brokers: int = 3, partition: int = 0, timeout_s: float = 20.0
+    cluster: Cluster, topic: str, brokers: int = 3, partition: int = 0, timeout_s: float = 60.0
 ) -> PartitionInfo:
     eventually(
         lambda: len(partition_of(cluster, topic, partition).isr) == brokers,
@@ -103,7 +103,7 @@ class Load:
 
     def __exit__(self, kind: object, *_: object) -> None:
         self._stop.set()
-        self._thread.join(60)
+        self._thread.join(120)
         assert not self._thread.is_alive()
         if kind is None and self._failure is not None:
             raise self._failure
@@ -132,7 +132,7 @@ class Load:
         if metadata is not None:
             self._acknowledged_s.append(time.monotonic())
 
-    def wait_for_more(self, count: int = 20, timeout_s: float = 20.0) -> None:
+    def wait_for_more(self, count: int = 20, timeout_s: float = 60.0) -> None:
         """Waits until so many more records are acknowledged."""
         wanted = len(self._acknowledged_s) + count
         eventually(
@@ -142,6 +142,10 @@ class Load:
         )
         if self._failure is not None:
             raise self._failure
+
+    def forget_pauses(self) -> None:
+        """Only what comes from now on counts for `longest_pause_s`."""
+        self._acknowledged_s = self._acknowledged_s[-1:]
 
     @property
     def longest_pause_s(self) -> float:
@@ -192,7 +196,7 @@ def ask(
     request: AnyRequest,
     payload: bytes | bytearray = b"",
     *,
-    timeout_s: float = 10.0,
+    timeout_s: float = 60.0,
 ) -> Any:
     """Sends one request over a connection of its own. Raises the error that the server answers."""
 
@@ -208,6 +212,18 @@ def ask(
     return asyncio.run(connect_and_ask())
 
 
+def wait_until_all_brokers_know(cluster: Cluster, topic: str) -> None:
+    """A broker hears of a topic a moment after the topic's creator."""
+
+    def all_know() -> bool:
+        return all(
+            ask((one.host, one.port), client_identity(cluster), Metadata([topic])).topics
+            for one in cluster.admin.describe_cluster().brokers
+        )
+
+    eventually(all_know, f"every broker knows {topic}")
+
+
 def leader_endpoint(cluster: Cluster, topic: str, partition: int = 0) -> tuple[str, int]:
     info = partition_of(cluster, topic, partition)
     (leader,) = (one for one in info.replicas if one.broker == info.leader)
@@ -216,11 +232,11 @@ def leader_endpoint(cluster: Cluster, topic: str, partition: int = 0) -> tuple[s
 
 
 def produce_raw(
-    cluster: Cluster, topic: str, batch: bytes | bytearray, *, acks: int = -1, timeout_s: float = 10
+    cluster: Cluster, topic: str, batch: bytes | bytearray, *, acks: int = -1, timeout_s: float = 60
 ) -> Any:
     """Sends one batch to the leader of partition 0, without a producer's retries. Only tries again
     while a new leader has yet to hear that it leads."""
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 60
     while True:
         info = cluster.admin.describe_topic(topic)
         request = Produce(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -69,7 +68,7 @@ def test_a_broker_whose_start_failed_tries_again(
         assert (await actor.endpoint())[:2] == ("error", "StorageError")
         assert not await actor.is_registered()
         (tmp_path / "broker-0/metadata").unlink()
-        await asyncio.wait_for(actor._starting, 20)
+        await asyncio.wait_for(actor._starting, 60)
         assert (await actor.endpoint())[0] == "ok"
         assert actor._broker is not None
         actor._broker.close()
@@ -103,17 +102,22 @@ def test_a_lock_that_stays_held_is_an_error_that_says_so(
 
 def test_a_slow_start_may_take_longer_than_one_broker_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each broker that registers is a reason to wait for the next."""
-    monkeypatch.setattr(ray_cluster, "START_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(ray_cluster.ray, "get", lambda answers: answers)
-    began_s = time.monotonic()
+    now_s = 0.0
 
-    def broker(registers_after_s: float) -> Any:
-        is_registered = SimpleNamespace(
-            remote=lambda: time.monotonic() >= began_s + registers_after_s
-        )
+    def sleep(wait_s: float) -> None:
+        nonlocal now_s
+        now_s += wait_s
+
+    clock = SimpleNamespace(monotonic=lambda: now_s, sleep=sleep)
+    monkeypatch.setattr(ray_cluster, "time", clock)
+    monkeypatch.setattr(ray_cluster, "START_TIMEOUT_S", 30.0)
+    monkeypatch.setattr(ray_cluster.ray, "get", lambda answers: answers)
+
+    def broker(registers_at_s: float) -> Any:
+        is_registered = SimpleNamespace(remote=lambda: now_s >= registers_at_s)
         return SimpleNamespace(is_registered=is_registered)
 
-    ray_cluster._wait_registered([broker(0.2), broker(0.4), broker(0.6)], "/data", {})
-    assert time.monotonic() >= began_s + 0.6
+    ray_cluster._wait_registered([broker(20), broker(40), broker(60)], "/data", {})
+    assert 60 <= now_s < 61
     with pytest.raises(ControllerUnavailableError, match="1 of 2 brokers are registered"):
-        ray_cluster._wait_registered([broker(0.0), broker(60.0)], "/data", {})
+        ray_cluster._wait_registered([broker(0), broker(100)], "/data", {})

@@ -244,7 +244,7 @@ def test_members_of_a_group_share_and_go_on_where_they_stopped(
     admin = rayq_command.cluster.admin
 
     def both_have_one() -> bool:
-        if group not in [listed.group for listed in admin.list_groups()]:
+        if group not in [listed.group for listed in admin.list_groups(timeout_s=100)]:
             return False
         members = admin.describe_group(group).members
         return [len(member.assigned) for member in members] == [1, 1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -148,7 +149,7 @@ def test_every_replica_keeps_the_latest_record_of_each_key(eager: LocalCluster) 
     with eager.consumer("state", auto_offset_reset="earliest") as consumer:
         for offset in (0, sent // 2, records[-1].offset):
             consumer.seek(place("state"), offset)
-            first = consumer.poll(timeout_s=5)[0]
+            first = consumer.poll(timeout_s=60)[0]
             assert first.offset == next(one.offset for one in records if one.offset >= offset)
     eager.stop()
     for broker in range(3):
@@ -183,7 +184,7 @@ def test_a_batch_that_nobody_can_read_stops_no_replica_of_a_compacted_topic(
     with eager.consumer(auto_offset_reset="earliest") as consumer:
         consumer.assign([place("state")])
         consumer.seek(place("state"), 1)
-        assert consumer.poll(timeout_s=10)[-1].offset == 200
+        assert consumer.poll(timeout_s=60)[-1].offset == 200
 
 
 def test_a_record_without_a_key_is_refused_and_nothing_of_its_batch_is_written(
@@ -211,13 +212,13 @@ def test_a_follower_that_was_away_for_longer_than_tombstones_stay_resurrects_not
         producer.flush()
 
         def no_tombstone_is_left() -> bool:
-            producer.send("state", b"new", key=b"k99").result(10)
+            producer.send("state", b"new", key=b"k99").result(60)
             return all(record.value is not None for record in read_all(eager, "state"))
 
         eventually(no_tombstone_is_left, "the tombstones are gone", WAIT_S)
         eager.start_broker(2)
         wait_in_sync(eager, "state")
-    assert "log_restarted topic=state partition=0 epoch=1 broker=2 offset=0" in caplog.text
+    assert re.search(r"log_restarted topic=state partition=0 epoch=\d+ broker=2 offset=0", caplog.text)
     expected = state_of(read_all(eager, "state"))
     assert set(expected) == {b"k%d" % n for n in range(50, 100)}
     eager.stop()
@@ -233,7 +234,7 @@ def test_a_follower_that_was_away_for_less_goes_on_where_it_was(eager: LocalClus
     wait_in_sync(eager, "state")
     with eager.producer() as producer:
         for number in range(50):
-            producer.send("state", b"%d" % number, key=b"k%d" % (number % 10)).result(10)
+            producer.send("state", b"%d" % number, key=b"k%d" % (number % 10)).result(60)
         wait_in_sync(eager, "state")
         other = next(one for one in range(3) if one != leader_of(eager, "state"))
         eager.kill_broker(other)
@@ -273,15 +274,15 @@ def test_after_an_unclean_election_nobody_keeps_a_log_that_lacks_what_was_supers
     leader = leader_of(eager, "state")
     (away,) = set(first.isr) - {leader}
     with eager.producer() as producer:
-        producer.send_many("state", [b"old"] * 10, keys=keys).result(10)
+        producer.send_many("state", [b"old"] * 10, keys=keys).result(60)
         eager.kill_broker(away)
         eventually(lambda: partition_of(eager, "state").isr == [leader], "the other left")
         for turn in range(20):
             producer.send_many("state", [b"new"] * 10, keys=keys)
-            producer.send("state", b"%d" % turn, key=b"turn").result(10)
+            producer.send("state", b"%d" % turn, key=b"turn").result(60)
 
         def superseded_ones_are_gone() -> bool:
-            producer.send("state", b"last", key=b"turn").result(10)
+            producer.send("state", b"last", key=b"turn").result(60)
             return b"old" not in {record.value for record in read_all(eager, "state")}
 
         eventually(superseded_ones_are_gone, "the log is compacted", WAIT_S)
@@ -290,8 +291,8 @@ def test_after_an_unclean_election_nobody_keeps_a_log_that_lacks_what_was_supers
     eventually(lambda: partition_of(eager, "state").leader == away, "the remaining one leads")
     eager.start_broker(leader)
     wait_in_sync(eager, "state", brokers=2)
-    restarted = f"log_restarted topic=state partition=0 epoch=2 broker={leader} offset=0"
-    assert restarted in caplog.text
+    restarted = rf"log_restarted topic=state partition=0 epoch=\d+ broker={leader} offset=0"
+    assert re.search(restarted, caplog.text)
     state = dict.fromkeys(keys, b"old")
     assert state_of(read_all(eager, "state")) == state
     eager.stop()
@@ -407,11 +408,11 @@ def test_compact_and_delete_forgets_old_keys(eager: LocalCluster) -> None:
     with eager.producer() as producer:
         ranges: list[OffsetRange] = producer.send_many(
             "state", [b"x" * 100] * 200, keys=[b"k%d" % n for n in range(200)]
-        ).result(10)
+        ).result(60)
         assert ranges
 
         def old_ones_are_gone() -> bool:
-            producer.send("state", b"y", key=b"new").result(10)
+            producer.send("state", b"y", key=b"new").result(60)
             return {record.key for record in read_all(eager, "state")} == {b"new"}
 
         eventually(old_ones_are_gone, "retention deleted the old segments", WAIT_S)
@@ -425,7 +426,7 @@ def test_a_log_start_that_moves_during_a_pass_does_not_undo_it(
         brokers=1,
         data_dir=tmp_path / "data",
         compaction_check_interval_ms=100,
-        compaction_bytes_per_s=60_000,
+        compaction_bytes_per_s=30_000,
     ) as cluster:
         cluster.create_topic("state", replication_factor=1, **{**AT_ONCE, "cleanup_policy": "delete"})
         with cluster.producer(compression_type="none") as producer:

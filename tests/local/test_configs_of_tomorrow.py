@@ -26,7 +26,7 @@ def test_everything_works_with_a_key_of_tomorrow_also_after_a_restart(
             tomorrow.setattr(topic_changes, "parse", parse_stored)
             cluster.admin.alter_topic_config("t", warp_factor=9)
         with cluster.producer() as producer:
-            producer.send("t", b"1").result(20)
+            producer.send("t", b"1").result(60)
         with pytest.raises(ConfigError, match="warp_factor"):
             cluster.admin.alter_topic_config("t", warp_factor=10)
         cluster.admin.alter_topic_config("t", retention_ms=2_000_000)
@@ -34,5 +34,5 @@ def test_everything_works_with_a_key_of_tomorrow_also_after_a_restart(
         config = cluster.admin.describe_topic("t").config
         assert (config["retention_ms"], config["warp_factor"]) == (2_000_000, 9)
         with cluster.producer() as producer:
-            producer.send("t", b"2").result(20)
+            producer.send("t", b"2").result(60)
         assert values(read_all(cluster, "t")) == [b"1", b"2"]

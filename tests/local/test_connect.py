@@ -156,7 +156,7 @@ def test_the_handler_of_a_pool_connects_though_whoever_started_it_is_gone(
         pool = starter.consumer_pool(topic, f"group-of-{topic}", handle)
         with starter.producer() as producer:
             producer.send(topic, b"x")
-    assert found.result(30) == cluster.cluster_id
+    assert found.result(60) == cluster.cluster_id
     pool.stop()
     assert cluster.consumer_pools() == {}
 

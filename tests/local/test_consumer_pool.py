@@ -17,7 +17,6 @@ import pytest
 import rayq
 from rayq import ConsumerPool, PoolStatus, Record, TopicPartition
 from rayq.actors.replica import produced_batch
-from rayq.client import client
 from rayq.client import consumer_pool as pool_handle
 from rayq.core import pool_scaling
 from rayq.pools import pool_member, running_pool
@@ -92,7 +91,7 @@ def test_a_pool_wakes_for_records_handles_each_once_and_sleeps_again(
     with cluster.consumer_pool(topic, group, seen, **SOON) as pool:
         assert pool.status().wanted == 0 and pool.status().lag == 0
         fill(cluster, topic, 3, 400)
-        status = pool.wait_idle(30)
+        status = pool.wait_idle(60)
         assert seen.values == expected(3, 400)
         assert all(order == list(range(400)) for order in seen.order.values())
         assert status.records == 1200 and status.problem is None
@@ -100,7 +99,7 @@ def test_a_pool_wakes_for_records_handles_each_once_and_sleeps_again(
         wait(pool, lambda one: one.wanted == 0 and not one.consumers, "it sleeps")
         assert cluster.admin.describe_group(group).members == []
         fill(cluster, topic, 3, 10, first=400)
-        pool.wait_idle(30)
+        pool.wait_idle(60)
         assert seen.values == expected(3, 410)
         assert cluster.consumer_pools().keys() == {group}
     assert cluster.consumer_pools() == {}
@@ -115,7 +114,7 @@ def test_slow_handlers_bring_more_consumers_up_to_the_partitions(
     topic, seen = new_topic(partitions=3), Seen()
 
     def slow(records: list[Record]) -> None:
-        time.sleep(0.002 * len(records))
+        time.sleep(0.005 * len(records))
         seen(records)
 
     fill(cluster, topic, 3, 800)
@@ -125,20 +124,20 @@ def test_slow_handlers_bring_more_consumers_up_to_the_partitions(
     with pool:
         status = wait(pool, lambda one: one.running == 3, "three run")
         assert status.wanted == 3 and "no more partitions" in status.reason
-        assert status.capacity_per_s is not None and 100 < status.capacity_per_s < 500
+        assert status.capacity_per_s is not None and 20 < status.capacity_per_s < 200
         wait(
             pool,
             lambda one: [len(c.partitions) for c in one.consumers] == [1, 1, 1],
             "one partition each",
         )
-        pool.wait_idle(30)
+        pool.wait_idle(60)
         assert seen.values.keys() == expected(3, 800).keys()
         # No record comes again where partitions move between living consumers.
         assert max(seen.values.values()) == 1
 
 
 def test_stopping_finishes_the_batch_and_commits_it(
-    cluster: LocalCluster, new_topic: NewTopic, group: str
+    cluster: LocalCluster, new_topic: NewTopic, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic, seen = new_topic(), Seen()
     at_work, go_on = threading.Event(), threading.Event()
@@ -146,22 +145,29 @@ def test_stopping_finishes_the_batch_and_commits_it(
     def waits(records: list[Record]) -> None:
         seen(records)
         at_work.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
 
+    drain, is_drained = pool_member.PoolMember.drain, threading.Event()
+
+    def drain_and_tell(member: pool_member.PoolMember) -> None:
+        drain(member)
+        is_drained.set()
+
+    monkeypatch.setattr(pool_member.PoolMember, "drain", drain_and_tell)
     fill(cluster, topic, 1, 100)
     pool = cluster.consumer_pool(topic, group, waits, max_records=10, **SOON)
-    assert at_work.wait(20)
+    assert at_work.wait(60)
     stopping = threading.Thread(target=pool.stop)
     stopping.start()
-    time.sleep(0.1)
+    assert is_drained.wait(60)
     go_on.set()
-    stopping.join(20)
+    stopping.join(60)
     handled = sum(seen.values.values())
     info = cluster.admin.describe_group(group)
     assert info.members == []
     assert info.partitions[TopicPartition(topic, 0)].offset == handled < 100
     with cluster.consumer_pool(topic, group, seen, **SOON) as again:
-        again.wait_idle(30)
+        again.wait_idle(60)
     assert seen.values == expected(1, 100)
 
 
@@ -191,7 +197,7 @@ def test_what_a_handler_keeps_refusing_goes_to_the_dead_letters_with_the_reason(
         topic, group, handler, retries=2, dead_letter_topic=dead, **SOON
     )
     with pool:
-        status = pool.wait_idle(30)
+        status = pool.wait_idle(60)
         assert status.dead_letters == 2 and status.retries >= 2 and status.records == 100
         assert status.problem is None
     assert set(seen.values) == set(expected(2, 50)) - bad
@@ -228,7 +234,7 @@ def test_a_batch_that_nobody_can_read_becomes_a_dead_letter_and_the_pool_goes_on
     topic, dead, seen = new_topic(), new_topic(), Seen()
     fill_with_a_batch_that_nobody_can_read(cluster, topic, monkeypatch)
     with cluster.consumer_pool(topic, group, seen, dead_letter_topic=dead, **SOON) as pool:
-        status = pool.wait_idle(30)
+        status = pool.wait_idle(60)
         assert (status.dead_letters, status.records, status.lag) == (1, 9, 0)
     assert seen.values == expected(1, 9)
     (letter,) = read_all(cluster, dead)
@@ -275,7 +281,7 @@ def test_a_failure_that_passes_is_tried_again_and_nothing_is_a_dead_letter(
 
     fill(cluster, topic, 1, 30)
     with cluster.consumer_pool(topic, group, flaky, dead_letter_topic=dead, **SOON) as pool:
-        status = pool.wait_idle(30)
+        status = pool.wait_idle(60)
     assert status.dead_letters == 0 and status.retries == 3
     assert seen.values == expected(1, 30)
 
@@ -301,7 +307,7 @@ def test_without_a_dead_letter_topic_a_refused_record_waits_and_the_status_says_
         with pytest.raises(rayq.TimeoutError, match="KeyError"):
             pool.wait_idle(0.1)
         is_broken.clear()
-        assert pool.wait_idle(30).problem is None
+        assert pool.wait_idle(60).problem is None
     assert seen.values == expected(1, 5)
 
 
@@ -332,7 +338,7 @@ def test_while_a_batch_waits_partitions_move_to_others_and_come_once(
             other.commit()
             assert {one.offset for one in mine} == set(range(20))
             is_broken.clear()
-            pool.wait_idle(30)
+            pool.wait_idle(60)
         assert sum(seen.values.values()) == 20
         assert not set(seen.values) & {one.value for one in mine}
 
@@ -353,7 +359,7 @@ def test_arrow_tables_for_whoever_wants_them(
         topic, group, handler, batch="arrow", retries=0, dead_letter_topic=dead, **SOON
     )
     with pool:
-        assert pool.wait_idle(30).dead_letters == 1
+        assert pool.wait_idle(60).dead_letters == 1
     values = Counter(pa.concat_tables(tables).column("value").to_pylist())
     assert values == expected(2, 100) - Counter([b"1/13"])
     (letter,) = read_all(cluster, dead)
@@ -389,10 +395,10 @@ def test_coroutine_functions_and_classes_are_handlers_too(
 
     fill(cluster, topic, 1, 10)
     with cluster.consumer_pool(topic, f"{group}-a", in_turn, **SOON) as pool:
-        pool.wait_idle(30)
+        pool.wait_idle(60)
     assert seen.values == expected(1, 10)
     with cluster.consumer_pool(topic, f"{group}-b", Connected, min_consumers=1, **SOON) as pool:
-        pool.wait_idle(30)
+        pool.wait_idle(60)
     assert closed == [True]
     assert len(threads) == 1  # as a connection to SQLite wants it
 
@@ -406,7 +412,7 @@ def test_latest_begins_where_the_topic_ended_when_the_pool_started(
         assert pool.status().lag == 0
         # No consumer runs yet: these records must not be taken for old ones.
         fill(cluster, topic, 2, 10, first=50)
-        pool.wait_idle(30)
+        pool.wait_idle(60)
     assert set(seen.values) == set(expected(2, 60)) - set(expected(2, 50))
 
 
@@ -417,7 +423,7 @@ def test_records_that_retention_deleted_do_not_keep_a_pool_awake(
     fill(cluster, topic, 1, 50)
     cluster.admin.delete_records({TopicPartition(topic, 0): 50})
     with cluster.consumer_pool(topic, group, seen, **SOON) as pool:
-        assert pool.wait_idle(30).lag == 0
+        assert pool.wait_idle(60).lag == 0
         assert pool.status().wanted == 0
     assert not seen.values
 
@@ -429,7 +435,7 @@ def test_partitions_that_are_added_are_handled(
     with cluster.consumer_pool(topic, group, seen, **SOON) as pool:
         cluster.admin.create_partitions(topic, 3)
         fill(cluster, topic, 3, 10)
-        assert pool.wait_idle(30).partitions == 3
+        assert pool.wait_idle(60).partitions == 3
     assert seen.values == expected(3, 10)
 
 
@@ -472,9 +478,8 @@ class Yielding:
 
 
 def test_topics_handlers_and_names_are_checked_before_anything_starts(
-    cluster: LocalCluster, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
+    cluster: LocalCluster, topic: str, group: str
 ) -> None:
-    monkeypatch.setattr(client, "UNKNOWN_TOPIC_PATIENCE_S", 0.1)
     with pytest.raises(rayq.UnknownTopicError):
         cluster.consumer_pool("no-such-topic", group, print)
     with pytest.raises(rayq.UnknownTopicError):
@@ -527,7 +532,7 @@ def test_a_call_that_takes_longer_than_allowed_costs_its_consumer_its_place(
 
     def handler(records: list[Record]) -> None:
         if next(is_first) == 0:
-            hangs.wait(20)
+            hangs.wait(60)
         seen(records)
 
     fill(cluster, topic, 1, 5)
@@ -536,7 +541,7 @@ def test_a_call_that_takes_longer_than_allowed_costs_its_consumer_its_place(
     ) as pool:
         status = wait(pool, lambda one: one.problem is not None, "it is noticed")
         assert "max_poll_interval_ms" in (status.problem or "")
-        pool.wait_idle(30)
+        pool.wait_idle(60)
         assert set(seen.values) == set(expected(1, 5))
         hangs.set()
 
@@ -561,7 +566,7 @@ def test_a_broker_dies_and_nothing_is_left_out(fragile: LocalCluster, group: str
                 leader = fragile.admin.describe_topic("__consumer_offsets").partitions[0].leader
                 assert leader is not None
                 fragile.kill_broker(leader)
-        producer.flush(30)
-        pool.wait_idle(30)
+        producer.flush(60)
+        pool.wait_idle(60)
         assert set(seen.values) == set(expected(3, 200))
-        assert wait(pool, lambda one: one.problem is None, "all is well again").running == 2
+        wait(pool, lambda one: one.problem is None and one.running == 2, "all is well again")

@@ -19,7 +19,7 @@ def ten(cluster: LocalCluster, topic: str) -> str:
     """A topic with the records 0 to 9, a second apart, each in a batch of its own."""
     with cluster.producer() as producer:
         for number in range(10):
-            producer.send(topic, b"%d" % number, timestamp_ms=1000 * number).result(10)
+            producer.send(topic, b"%d" % number, timestamp_ms=1000 * number).result(60)
     return topic
 
 
@@ -32,22 +32,22 @@ def test_latest_reads_what_comes_after_and_earliest_everything(
         cluster.producer() as producer,
     ):
         assert late.position(place(ten)) == 10
-        producer.send(ten, b"new").result(10)
-        assert values(late.poll(timeout_s=10)) == [b"new"]
-        assert early.poll(timeout_s=10, max_records=1)[0].offset == 0
+        producer.send(ten, b"new").result(60)
+        assert values(late.poll(timeout_s=60)) == [b"new"]
+        assert early.poll(timeout_s=60, max_records=1)[0].offset == 0
 
 
 def test_seek_moves_the_next_poll(cluster: LocalCluster, ten: str) -> None:
     with cluster.consumer(ten) as consumer:
         consumer.seek(place(ten), 7)
-        assert values(consumer.poll(timeout_s=10, max_records=2)) == [b"7", b"8"]
+        assert values(consumer.poll(timeout_s=60, max_records=2)) == [b"7", b"8"]
         consumer.seek_to_beginning()
-        assert consumer.poll(timeout_s=10, max_records=1)[0].offset == 0
+        assert consumer.poll(timeout_s=60, max_records=1)[0].offset == 0
         assert consumer.position(place(ten)) == 1
         consumer.seek_to_end(place(ten))
         assert consumer.position(place(ten)) == 10
         consumer.seek(place(ten), 9)
-        assert values(consumer.poll(timeout_s=10)) == [b"9"]
+        assert values(consumer.poll(timeout_s=60)) == [b"9"]
 
 
 def test_offsets_are_found_by_time(cluster: LocalCluster, ten: str) -> None:
@@ -64,7 +64,7 @@ def test_offsets_are_found_by_time(cluster: LocalCluster, ten: str) -> None:
 def test_lag_counts_down_to_zero(cluster: LocalCluster, ten: str) -> None:
     with cluster.consumer(ten, auto_offset_reset="earliest") as consumer:
         assert consumer.lag() == {place(ten): 10}
-        assert len(consumer.poll(timeout_s=10, max_records=4)) == 4
+        assert len(consumer.poll(timeout_s=60, max_records=4)) == 4
         assert consumer.lag() == {place(ten): 6}
 
 
@@ -77,10 +77,10 @@ def test_a_paused_partition_gives_nothing_until_it_is_resumed(
             producer.send(topic, b"%d" % partition, partition=partition)
     with cluster.consumer(topic, auto_offset_reset="earliest") as consumer:
         consumer.pause(place(topic, 0))
-        assert values(consumer.poll(timeout_s=10)) == [b"1"]
+        assert values(consumer.poll(timeout_s=60)) == [b"1"]
         assert consumer.poll(timeout_s=0.1) == []
         consumer.resume(place(topic, 0))
-        assert values(consumer.poll(timeout_s=10)) == [b"0"]
+        assert values(consumer.poll(timeout_s=60)) == [b"0"]
 
 
 def test_assign_replaces_what_is_read(cluster: LocalCluster, new_topic: NewTopic) -> None:
@@ -91,9 +91,9 @@ def test_assign_replaces_what_is_read(cluster: LocalCluster, new_topic: NewTopic
     with cluster.consumer(auto_offset_reset="earliest") as consumer:
         consumer.assign([TopicPartition(topic, 1)])
         assert consumer.assignment() == {place(topic, 1)}
-        assert values(consumer.poll(timeout_s=10)) == [b"1"]
+        assert values(consumer.poll(timeout_s=60)) == [b"1"]
         consumer.assign([place(topic, 0)])
-        assert values(consumer.poll(timeout_s=10)) == [b"0"]
+        assert values(consumer.poll(timeout_s=60)) == [b"0"]
         consumer.subscribe([topic])
         assert consumer.assignment() == {place(topic, 0), place(topic, 1)}
 
@@ -106,7 +106,7 @@ def test_deleted_records_send_the_reader_to_where_it_was_told_to_go(
     with cluster.consumer(auto_offset_reset="earliest") as consumer:
         consumer.assign([at])
         consumer.seek(at, 2)
-        assert consumer.poll(timeout_s=10)[0].offset == 6
+        assert consumer.poll(timeout_s=60)[0].offset == 6
     with cluster.consumer(auto_offset_reset="latest") as consumer:
         consumer.assign([at])
         consumer.seek(at, 2)
@@ -115,9 +115,9 @@ def test_deleted_records_send_the_reader_to_where_it_was_told_to_go(
         consumer.assign([at])
         consumer.seek(at, 2)
         with pytest.raises(rayq.OffsetOutOfRangeError, match=r"below the log start 6 \(its end is 10\)"):
-            consumer.poll(timeout_s=10)
+            consumer.poll(timeout_s=60)
         consumer.seek(at, 8)
-        assert values(consumer.poll(timeout_s=10)) == [b"8", b"9"]
+        assert values(consumer.poll(timeout_s=60)) == [b"8", b"9"]
 
 
 def test_without_a_reset_a_consumer_without_a_position_says_so(
@@ -127,21 +127,21 @@ def test_without_a_reset_a_consumer_without_a_position_says_so(
         cluster.consumer(ten, auto_offset_reset="none") as consumer,
         pytest.raises(rayq.OffsetOutOfRangeError),
     ):
-        consumer.poll(timeout_s=10)
+        consumer.poll(timeout_s=60)
 
 
 def test_a_position_past_the_end_follows_the_reset_policy(cluster: LocalCluster, ten: str) -> None:
     at = place(ten)
     with cluster.consumer(ten, auto_offset_reset="earliest") as consumer:
         consumer.seek(at, 11)
-        assert consumer.poll(timeout_s=10, max_records=1)[0].offset == 0
+        assert consumer.poll(timeout_s=60, max_records=1)[0].offset == 0
     with cluster.consumer(ten, auto_offset_reset="none") as consumer:
         consumer.seek(at, 11)
         told = r"11 .* past the end of the log 10 \(its start is 0\).* seek to an offset"
         with pytest.raises(rayq.OffsetOutOfRangeError, match=told):
-            consumer.poll(timeout_s=10)
+            consumer.poll(timeout_s=60)
         consumer.seek(at, 9)
-        assert values(consumer.poll(timeout_s=10)) == [b"9"]
+        assert values(consumer.poll(timeout_s=60)) == [b"9"]
     group = f"past-the-end-of-{ten}"
     with cluster.consumer(ten, group=group, auto_offset_reset="latest") as consumer:
         eventually(
@@ -152,7 +152,7 @@ def test_a_position_past_the_end_follows_the_reset_policy(cluster: LocalCluster,
         cluster.consumer(ten, group=group, auto_offset_reset="none") as consumer,
         pytest.raises(rayq.OffsetOutOfRangeError, match="1000 .* past the end of the log 10 "),
     ):
-        consumer.poll(timeout_s=10)
+        consumer.poll(timeout_s=60)
     with cluster.consumer(ten, group=group, auto_offset_reset="latest") as consumer:
         eventually(
             lambda: consumer.poll(timeout_s=0.1) == [] and consumer.assignment() == {at}, "joined"

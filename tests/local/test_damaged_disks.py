@@ -155,7 +155,7 @@ def test_a_group_whose_coordinator_finds_its_log_damaged_gets_another(
 ) -> None:
     topic = filled(cluster, f"grouped-{at}")
     with cluster.consumer(topic, group=topic, auto_offset_reset="earliest") as consumer:
-        assert consumer.poll(10)
+        assert consumer.poll(60)
         consumer.commit()
         committed = consumer.position((topic, 0))
     (name,) = {
@@ -204,7 +204,7 @@ def test_a_replica_that_is_alone_goes_on_without_what_is_damaged(
         is_told = False
         while len(found) < len(EVERYTHING) - RECORDS:
             try:
-                found += values(consumer.poll(5))
+                found += values(consumer.poll(60))
             except CorruptBatchError:
                 assert consumer.position((topic, 0)) == first
                 consumer.seek((topic, 0), end)
@@ -275,7 +275,7 @@ def test_a_leader_that_was_alone_with_damage_has_no_trouble_once_it_is_deleted(
         consumer.assign([(topic, 0)])
         consumer.seek((topic, 0), first)
         with pytest.raises(CorruptBatchError):
-            consumer.poll(5)
+            consumer.poll(60)
     assert "goes on without what is damaged" in (trouble() or "")
     rest = EVERYTHING[-10:]
     cluster.admin.delete_records({place(topic): len(EVERYTHING) - len(rest)})

@@ -89,7 +89,7 @@ def test_the_group_of_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
     with LocalCluster(data_dir=tmp_path) as cluster:
         cluster.create_topic("flights")
         with cluster.producer() as producer:
-            producer.send_many("flights", [b"1", b"2", b"3", b"stop"]).result(timeout=10)
+            producer.send_many("flights", [b"1", b"2", b"3", b"stop"]).result(timeout=60)
         with pytest.raises(KeyboardInterrupt):
             exec(block, {"cluster": cluster, "handle": handle})
     assert handled == [b"1", b"2", b"3"]

@@ -46,19 +46,19 @@ def test_a_full_disk_of_the_leader_is_said_and_heals(faults: Faults, faulty: Loc
     faulty.create_topic("t")
     faulty.create_topic("other")
     with faulty.producer() as producer:
-        producer.send("t", b"0").result(10)
+        producer.send("t", b"0").result(60)
         faults.full.add(f"broker-{leader_of(faulty, 't')}/t-0")
         with pytest.raises(DiskFullError, match="no room for the append"):
             produce_raw(faulty, "t", encode_batch([b"x"], timestamps_ms=1))
         with (
             pytest.raises(DeliveryError, match="no room for the append"),
-            faulty.producer(delivery_timeout_ms=300) as impatient,
+            faulty.producer(delivery_timeout_ms=2000) as impatient,
         ):
             impatient.send("t", b"given up")
-        producer.send("other", b"others go on").result(10)
+        producer.send("other", b"others go on").result(60)
         future = producer.send("t", b"1")
         faults.full.clear()
-        assert future.result(20).offset == 1
+        assert future.result(60).offset == 1
     assert values(read_all(faulty, "t")) == [b"0", b"1"]
     assert len(wait_in_sync(faulty, "t").isr) == 3
 
@@ -68,14 +68,14 @@ def test_a_full_disk_of_a_follower_costs_it_its_place_until_space_returns(
 ) -> None:
     faulty.create_topic("t")
     with faulty.producer() as producer:
-        producer.send("t", b"0").result(10)
+        producer.send("t", b"0").result(60)
         follower = next(
             one for one in partition_of(faulty, "t").isr if one != leader_of(faulty, "t")
         )
         faults.full.add(f"broker-{follower}/")
-        producer.send("t", b"1").result(20)
+        producer.send("t", b"1").result(60)
         eventually(lambda: follower not in partition_of(faulty, "t").isr, "it left")
-        producer.send("t", b"2").result(20)
+        producer.send("t", b"2").result(60)
         faults.full.clear()
         wait_in_sync(faulty, "t")
     assert values(read_all(faulty, "t")) == [b"0", b"1", b"2"]
@@ -109,7 +109,7 @@ def test_after_a_failed_sync_a_follower_takes_over_and_nothing_is_lost(
         faults.sync_fails.add(f"broker-{failing}/t-0")
         eventually(lambda: leader_of_or_none(faulty) not in (failing, None), "another leads")
         load.wait_for_more()
-        assert failing not in partition_of(faulty, "t").isr
+        eventually(lambda: failing not in partition_of(faulty, "t").isr, "it left")
     load.check()
 
 
@@ -142,7 +142,7 @@ def test_a_stop_with_a_full_disk_is_prompt_and_loses_nothing(
     cluster = LocalCluster(3, data_dir=tmp_path, **FAST)
     cluster.create_topic("t")
     with cluster.producer() as producer:
-        producer.send_many("t", [b"x"] * 100).result(10)
+        producer.send_many("t", [b"x"] * 100).result(60)
     faults.full.add("/t-0/")
     started_s = time.monotonic()
     cluster.stop()
@@ -157,19 +157,19 @@ def test_a_topic_made_anew_is_safe_from_a_checkpoint_of_the_old_one_that_hung(
 ) -> None:
     faulty.create_topic("t")
     with faulty.producer() as producer:
-        producer.send_many("t", [b"old"] * 50).result(10)
+        producer.send_many("t", [b"old"] * 50).result(60)
     isr = wait_in_sync(faulty, "t").isr
     follower = next(one for one in isr if one != leader_of(faulty, "t"))
     faults.held = f"broker-{follower}/t-0/checkpoint.tmp"
     with pytest.raises(TimeoutError):
         faulty.admin.delete_records({place("t"): 20}, timeout_s=0.5)
-    assert faults.is_held.wait(10)
+    assert faults.is_held.wait(60)
     faulty.admin.delete_topic("t")
     with contextlib.suppress(TimeoutError):  # The creation waits for the thread that hangs.
         faulty.admin.create_topic("t", timeout_s=1)
     faults.go_on.set()
     with faulty.producer() as producer:
-        producer.send_many("t", [b"new"] * 5).result(20)
+        producer.send_many("t", [b"new"] * 5).result(60)
     wait_in_sync(faulty, "t")
     faulty.kill_broker(follower)
     eventually(lambda: follower not in partition_of(faulty, "t").isr, "it is gone")

@@ -31,7 +31,7 @@ def test_connections_up_to_the_limit_stop_no_replica_and_topics_that_do_not_fit_
         key = key_of_token(told["token"])
         for number in range(CONNECTIONS):
             try:
-                client = RawSocket(tuple(told["endpoints"][number % 2]), timeout_s=20)
+                client = RawSocket(tuple(told["endpoints"][number % 2]), timeout_s=60)
                 client.authenticate(key)
                 opened.append(client)
             except (OverloadedError, OSError):
@@ -39,7 +39,7 @@ def test_connections_up_to_the_limit_stop_no_replica_and_topics_that_do_not_fit_
         time.sleep(0.2)  # Segments are rolled meanwhile.
         for client in opened:
             client.close()
-        output, errors = servers.communicate(timeout=90)
+        output, errors = servers.communicate(timeout=400)
     finally:
         with contextlib.suppress(ProcessLookupError):
             servers.kill()

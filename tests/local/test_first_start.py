@@ -135,7 +135,7 @@ def test_the_next_start_serves(
     with LocalCluster(3, data_dir=tmp_path, **FAST) as cluster:
         cluster.create_topic("t")
         with cluster.producer() as producer:
-            producer.send("t", b"kept").result(20)
+            producer.send("t", b"kept").result(60)
     with LocalCluster(3, data_dir=tmp_path, **FAST) as cluster:
         assert values(read_all(cluster, "t")) == [b"kept"]
 

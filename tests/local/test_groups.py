@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -153,7 +154,6 @@ def test_closing_gives_the_partitions_to_the_others_at_once(
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(600)
 def test_two_hundred_members_settle_and_half_of_them_leave(
     cluster: LocalCluster, group: str
 ) -> None:
@@ -213,7 +213,7 @@ def test_topics_by_pattern_come_and_grow(cluster: LocalCluster, group: str) -> N
         records = settle([consumer], lambda: spread(consumer) == [3], "the second topic")
         cluster.admin.create_partitions(f"{group}-a", 2)
         records += settle([consumer], lambda: spread(consumer) == [4], "a new partition")
-        records += consumer.poll(timeout_s=0.1)
+        eventually(lambda: records.extend(consumer.poll(timeout_s=0.1)) or bool(records), "it came")
         assert [one.topic for one in records] == [f"{group}-b"]
         cluster.admin.delete_topic(f"{group}-b")
         settle([consumer], lambda: spread(consumer) == [2], "the second topic is gone")
@@ -278,23 +278,24 @@ def test_a_static_member_that_comes_back_keeps_its_partitions(
 
 
 def test_a_member_whose_connection_breaks_comes_back_as_itself(
-    cluster: LocalCluster, new_topic: NewTopic, group: str
+    group: str, tmp_path: Path
 ) -> None:
-    topic = new_topic(partitions=2)
-    with cluster.consumer(topic, group=group) as consumer:
-        settle([consumer], lambda: spread(consumer) == [2], "it has joined")
-        epoch = cluster.admin.describe_group(group).epoch
-        member = consumer.group_membership()
+    with LocalCluster(1, data_dir=tmp_path, group_disconnect_grace_ms=3000) as cluster:
+        cluster.create_topic("t", partitions=2)
+        with cluster.consumer("t", group=group) as consumer:
+            settle([consumer], lambda: spread(consumer) == [2], "it has joined")
+            epoch = cluster.admin.describe_group(group).epoch
+            member = consumer.group_membership()
 
-        async def break_connections() -> None:
-            for connection in list(consumer._core.client.pool._connections.values()):
-                connection.end(None)
+            async def break_connections() -> None:
+                for connection in list(consumer._core.client.pool._connections.values()):
+                    connection.end(None)
 
-        consumer._background.run(break_connections())
-        time.sleep(1.5)  # longer than the grace
-        consumer.poll(timeout_s=0.1)
-        assert consumer.group_membership() == member
-        assert cluster.admin.describe_group(group).epoch == epoch
+            consumer._background.run(break_connections())
+            time.sleep(3.5)  # longer than the grace
+            consumer.poll(timeout_s=0.1)
+            assert consumer.group_membership() == member
+            assert cluster.admin.describe_group(group).epoch == epoch
 
 
 # --- going on -------------------------------------------------------------------------------------
@@ -408,7 +409,10 @@ def test_paused_partitions_stay_paused_through_a_rebalance(
             settle([consumer, other], lambda: spread(consumer, other) == [1, 1], "one each")
             assert consumer.poll(timeout_s=0.2) == []
             consumer.resume(*consumer.assignment())
-            assert len(consumer.poll(timeout_s=5)) == 5
+            records: list[Record] = []
+            while len(records) < 5:
+                records += consumer.poll(timeout_s=60)
+            assert len(records) == 5
 
 
 # --- being taken out ------------------------------------------------------------------------------
@@ -420,7 +424,7 @@ def test_who_is_slow_loses_its_partitions_and_cannot_commit(
     fill(cluster, topic, 1, 10)
     lost: list[set[TopicPartition]] = []
     slow = cluster.consumer(
-        topic, group=group, max_poll_interval_ms=500, on_lost=lost.append, **EARLIEST
+        topic, group=group, max_poll_interval_ms=1500, on_lost=lost.append, **EARLIEST
     )
     with slow:
         settle([slow], lambda: spread(slow) == [1], "it has joined")
@@ -442,11 +446,11 @@ def test_heartbeats_go_on_while_a_handler_works(
     cluster: LocalCluster, topic: str, group: str
 ) -> None:
     with cluster.consumer(
-        topic, group=group, group_session_timeout_ms=2000, group_heartbeat_interval_ms=500
+        topic, group=group, group_session_timeout_ms=4000, group_heartbeat_interval_ms=500
     ) as consumer:
         settle([consumer], lambda: spread(consumer) == [1], "it has joined")
         before = consumer.group_membership()
-        time.sleep(4.0)
+        time.sleep(6.0)
         consumer.poll(timeout_s=0.05)
         assert consumer.group_membership() == before
 
@@ -515,7 +519,7 @@ def test_async_members_share_a_topic(
                     await consumer.commit()
                     await asyncio.sleep(0.005)
 
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await asyncio.gather(work(), work())
         return seen
 
@@ -530,6 +534,8 @@ def test_a_join_at_a_hundred_partitions_and_ten_members_is_settled_soon(
         cluster.create_topic("wide", partitions=100)
         stop = threading.Event()
         members: list[Consumer] = []
+        # With these settings a join that waited for a heartbeat's time would take minutes.
+        slow = {"group_heartbeat_interval_ms": 300_000, "group_session_timeout_ms": 900_000}
 
         def poll(consumer: Consumer) -> None:
             while not stop.is_set():
@@ -537,7 +543,7 @@ def test_a_join_at_a_hundred_partitions_and_ten_members_is_settled_soon(
             consumer.close()
 
         def join() -> threading.Thread:
-            consumer = cluster.consumer("wide", group=group)
+            consumer = cluster.consumer("wide", group=group, **slow)
             members.append(consumer)
             thread = threading.Thread(target=poll, args=(consumer,))
             thread.start()
@@ -551,8 +557,8 @@ def test_a_join_at_a_hundred_partitions_and_ten_members_is_settled_soon(
             eventually(lambda: spread(*members) == [10] * 10, "ten share")
             took_ms = (time.monotonic() - started_s) * 1000
             print(f"join at 100 partitions: {took_ms:.0f} ms until stable")  # noqa: T201
-            assert took_ms < 5000
+            assert took_ms < 60_000
         finally:
             stop.set()
             for thread in threads:
-                thread.join(20)
+                thread.join(60)

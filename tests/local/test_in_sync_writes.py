@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from rayq.storage.batch import encode_batch
 from rayq.testing import LocalCluster
 from rayq.wire.messages import Produce
 from tests.local.support import (
+    FAST,
     eventually,
     partition_of,
     produce_raw,
@@ -44,32 +46,33 @@ def test_below_min_insync_a_write_is_refused_before_the_append(fragile: LocalClu
         produce_raw(fragile, "t", batch(b"refused"))
     # acks=1 does not need min_insync_replicas; the record is readable once the follower is back.
     produce_raw(fragile, "t", batch(b"1"), acks=1)
-    with fragile.producer(delivery_timeout_ms=700) as producer:
+    with fragile.producer(delivery_timeout_ms=3000) as producer:
         with pytest.raises(RayqError, match="min_insync_replicas"):
-            producer.send("t", b"refused too").result(10)
+            producer.send("t", b"refused too").result(60)
         fragile.start_broker(follower)
         wait_in_sync(fragile, "t")
         with pytest.raises(RayqError, match="not delivered"):
             producer.flush()
-        producer.send("t", b"2").result(20)
+        producer.send("t", b"2").result(60)
     assert values(read_all(fragile, "t")) == [b"0", b"1", b"2"]
 
 
-def test_a_set_that_shrinks_after_the_append_leaves_the_outcome_unknown(
-    fragile: LocalCluster,
-) -> None:
-    fragile.create_topic("t", min_insync_replicas=3)
-    with fragile.producer() as producer:
-        producer.send("t", b"0").result(10)
-        follower = next(one for one in partition_of(fragile, "t").isr if one != _leader(fragile))
-        fragile.kill_broker(follower)
-        # The follower's session has not ended: the leader appends and waits for it.
-        future = producer.send("t", b"1")
-        with pytest.raises(NotEnoughReplicasAfterAppendError, match="may or may not"):
-            produce_raw(fragile, "t", batch(b"2"))
-        fragile.start_broker(follower)
-        assert future.result(30).offset == 1
-    assert values(read_all(fragile, "t")) == [b"0", b"1", b"2"]
+def test_a_set_that_shrinks_after_the_append_leaves_the_outcome_unknown(tmp_path: Path) -> None:
+    with LocalCluster(3, data_dir=tmp_path, **FAST | {"session_timeout_ms": 4000}) as cluster:
+        cluster.create_topic("t", min_insync_replicas=3)
+        with cluster.producer() as producer:
+            producer.send("t", b"0").result(60)
+            follower = next(
+                one for one in partition_of(cluster, "t").isr if one != _leader(cluster)
+            )
+            cluster.kill_broker(follower)
+            # The follower's session has not ended: the leader appends and waits for it.
+            future = producer.send("t", b"1")
+            with pytest.raises(NotEnoughReplicasAfterAppendError, match="may or may not"):
+                produce_raw(cluster, "t", batch(b"2"))
+            cluster.start_broker(follower)
+            assert future.result(60).offset == 1
+        assert values(read_all(cluster, "t")) == [b"0", b"1", b"2"]
 
 
 def _leader(cluster: LocalCluster) -> int | None:
@@ -115,7 +118,7 @@ def test_a_producer_whose_answers_are_lost_appends_once_and_in_order(
     # A server binds the method at its start, so this acts on processes that start from now on.
     monkeypatch.setattr(ReplicaHost, "_handle", lossy)
     fragile.create_topic("lossy")
-    with fragile.producer(request_timeout_ms=100, batch_size=500) as producer:
+    with fragile.producer(request_timeout_ms=300, batch_size=500) as producer:
         futures = [producer.send("lossy", b"%03d" % number) for number in range(150)]
         producer.flush(timeout_s=60)
     assert produced > 5

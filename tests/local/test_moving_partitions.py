@@ -78,7 +78,7 @@ def directory(cluster: LocalCluster, topic: str, broker: int) -> Path:
 
 def fill(cluster: LocalCluster, topic: str, megabytes: int) -> None:
     with cluster.producer(compression_type="none") as producer:
-        producer.send_many(topic, [b"." * 1024] * (1024 * megabytes)).result(30)
+        producer.send_many(topic, [b"." * 1024] * (1024 * megabytes)).result(60)
 
 
 def test_a_partition_moves_under_load_and_its_old_directory_goes(four: LocalCluster) -> None:
@@ -87,14 +87,14 @@ def test_a_partition_moves_under_load_and_its_old_directory_goes(four: LocalClus
     leader = leader_of(four, "moved")
     target = [outsider(four, "moved"), *(one for one in before if one != leader)]
     with Load(four, "moved") as load:
-        four.admin.reassign_partitions({TopicPartition("moved", 0): target}, timeout_s=20)
+        four.admin.reassign_partitions({TopicPartition("moved", 0): target}, timeout_s=100)
         info = partition_of(four, "moved")
         assert [one.broker for one in info.replicas] == target
         assert sorted(info.isr) == sorted(target)
         assert info.leader in target and info.target == []
         load.wait_for_more()
         # Back again: the replica that returns is a new replica.
-        four.admin.reassign_partitions({TopicPartition("moved", 0): before}, timeout_s=20)
+        four.admin.reassign_partitions({TopicPartition("moved", 0): before}, timeout_s=100)
         load.wait_for_more()
     assert load.failures() == []
     load.check()
@@ -116,7 +116,7 @@ def test_a_broker_is_drained_under_load_and_takes_replicas_again(four: LocalClus
     plan = four.admin.plan_drain(victim)
     assert plan and all(victim not in target for target in plan.values())
     with Load(four, "busy") as load:
-        four.admin.drain_broker(victim, concurrency=2, timeout_s=30, on_progress=told.append)
+        four.admin.drain_broker(victim, concurrency=2, timeout_s=100, on_progress=told.append)
         load.wait_for_more()
     assert load.failures() == []
     load.check()
@@ -133,7 +133,7 @@ def test_a_broker_is_drained_under_load_and_takes_replicas_again(four: LocalClus
     four.admin.undrain_broker(victim)
     plan = four.admin.plan_spread()
     assert any(victim in target for target in plan.values())
-    four.admin.reassign_partitions(plan, timeout_s=30)
+    four.admin.reassign_partitions(plan, timeout_s=100)
     assert four.admin.plan_spread() == {}
     load.check()
 
@@ -153,7 +153,10 @@ def test_a_throttled_move_is_slow_can_be_watched_hurried_and_cancelled(four: Loc
     assert (move.adding, move.removing) == ([added], [before[2]])
     assert sorted(move.replicas) == sorted({*before, added})
     assert move.throttle_bytes_per_s == 256 * 1024
-    assert move.waits_for is not None and "has copied up to offset" in move.waits_for
+    eventually(
+        lambda: "has copied up to offset" in (four.admin.list_reassignments()[0].waits_for or ""),
+        "it says how far it is",
+    )
     with pytest.raises(ReassignmentInProgressError):
         four.admin.reassign_partitions({place: [added, *before[1:]]})
     assert four.admin.cancel_reassignments() == [place]
@@ -162,7 +165,7 @@ def test_a_throttled_move_is_slow_can_be_watched_hurried_and_cancelled(four: Loc
         four.admin.cancel_reassignments([place])
     eventually(lambda: not directory(four, "slow", added).exists(), "the copy is removed")
     four.admin.reassign_partitions({place: target}, throttle_bytes_per_s=64 * 1024, wait=False)
-    four.admin.reassign_partitions({place: target}, timeout_s=20)  # Without the throttle.
+    four.admin.reassign_partitions({place: target}, timeout_s=100)  # Without the throttle.
     assert len(read_all(four, "slow")) == 3 * 1024
 
 
@@ -170,16 +173,16 @@ def test_a_throttled_replica_that_is_in_sync_keeps_no_writer_waiting(four: Local
     four.create_topic("hasty", replication_factor=3)
     leader, *others = replicas_of(four, "hasty")
     with four.producer(compression_type="none", batch_size=512 * 1024) as producer:
-        producer.send("hasty", b"." * 400 * 1024).result(10)
+        producer.send("hasty", b"." * 400 * 1024).result(60)
         # One fetch copies all records, and the throttle wants a pause of five seconds after it.
         four.admin.reassign_partitions(
             {TopicPartition("hasty", 0): [leader, others[0], outsider(four, "hasty")]},
             throttle_bytes_per_s=1024,
-            timeout_s=20,
+            timeout_s=100,
         )
         began_s = time.monotonic()
-        producer.send("hasty", b"next").result(10)
-        assert time.monotonic() - began_s < 2
+        producer.send("hasty", b"next").result(60)
+        assert time.monotonic() - began_s < 4
 
 
 def test_who_waits_for_a_move_that_another_cancels_is_told(four: LocalCluster) -> None:
@@ -240,7 +243,7 @@ def test_a_move_to_a_full_disk_waits_says_so_and_can_be_cancelled(
         eventually(says_so, "the move says that the disk is full")
     finally:
         faults.full.clear()
-    four.admin.reassign_partitions({place: [added, *before[:2]]}, timeout_s=20)
+    four.admin.reassign_partitions({place: [added, *before[:2]]}, timeout_s=100)
     assert len(read_all(four, "big")) == 1024
 
 
@@ -252,12 +255,12 @@ def test_a_group_goes_on_while_its_coordinator_moves(four: LocalCluster) -> None
     ) as consumer, four.producer() as producer:
         seen: list[bytes | None] = []
         for number in range(4):
-            producer.send("orders", b"%d" % number).result(10)
+            producer.send("orders", b"%d" % number).result(60)
             while len(seen) <= number:
                 seen += values(consumer.poll(timeout_s=1.0))
             replicas = replicas_of(four, "__consumer_offsets")
             target = [outsider(four, "__consumer_offsets"), *replicas[1:]]
-            four.admin.reassign_partitions({offsets: target}, timeout_s=20)
+            four.admin.reassign_partitions({offsets: target}, timeout_s=100)
             consumer.commit()
     assert seen == [b"0", b"1", b"2", b"3"]
     group = four.admin.describe_group("billing")
@@ -277,7 +280,7 @@ def test_a_compacted_log_moves_with_its_gaps(four: LocalCluster) -> None:
             producer.send("table", b"%d" % number + b"." * 50, key=b"%d" % (number % 5))
     before = replicas_of(four, "table")
     target = [outsider(four, "table"), *before[:2]]
-    four.admin.reassign_partitions({TopicPartition("table", 0): target}, timeout_s=20)
+    four.admin.reassign_partitions({TopicPartition("table", 0): target}, timeout_s=100)
     latest = {record.key: record.value for record in read_all(four, "table")}
     assert latest == {b"%d" % (n % 5): b"%d" % n + b"." * 50 for n in range(595, 600)}
 
@@ -305,7 +308,7 @@ def test_a_dead_brokers_replicas_are_rebuilt_and_what_it_brings_back_is_removed(
         )
         # The broker gets the partition again, and begins from nothing.
         target = [dead, *(one for one in replicas_of(cluster, "t") if one != spare)]
-        cluster.admin.reassign_partitions({TopicPartition("t", 0): target}, timeout_s=20)
+        cluster.admin.reassign_partitions({TopicPartition("t", 0): target}, timeout_s=100)
         load.wait_for_more()
     assert load.failures() == []
     load.check()
@@ -317,7 +320,7 @@ def test_a_drained_broker_is_stopped_and_removed_and_may_join_again(tmp_path: Pa
         with Load(cluster, "t") as load:
             with pytest.raises(BrokerInUseError, match="drain it first"):
                 cluster.stop_broker(leader_of(cluster, "t"))
-            cluster.admin.drain_broker(2, timeout_s=30)
+            cluster.admin.drain_broker(2, timeout_s=100)
             with pytest.raises(BrokerInUseError, match="is running"):
                 cluster.admin.remove_broker(2)
             with pytest.raises(UnknownBrokerError):
@@ -348,9 +351,9 @@ def test_the_last_broker_cannot_be_drained_nor_one_of_too_few(tmp_path: Path) ->
         cluster.admin.delete_topic("t")
         cluster.create_topic("alone", replication_factor=1)
         with cluster.producer() as producer:
-            producer.send("alone", b"kept").result(10)
+            producer.send("alone", b"kept").result(60)
         leader = leader_of(cluster, "alone")
-        cluster.admin.drain_broker(leader, timeout_s=20)
+        cluster.admin.drain_broker(leader, timeout_s=100)
         assert leader_of(cluster, "alone") == 1 - leader
         with pytest.raises(InvalidReassignmentError, match="no other broker"):
             cluster.admin.drain_broker(1 - leader)
@@ -374,7 +377,7 @@ def test_a_move_goes_on_after_a_full_stop(tmp_path: Path) -> None:
     with LocalCluster(BROKERS, data_dir=tmp_path / "data", **FAST) as cluster:
         (move,) = cluster.admin.list_reassignments()
         assert (move.topic_partition, move.target) == (place, target)
-        cluster.admin.reassign_partitions({place: target}, timeout_s=20)
+        cluster.admin.reassign_partitions({place: target}, timeout_s=100)
         assert replicas_of(cluster, "t") == target
         assert len(read_all(cluster, "t")) == 1024
 
@@ -384,7 +387,7 @@ def test_the_replication_factor_goes_up_and_down_under_writes(four: LocalCluster
     leaders = [leader_of(four, "grows", number) for number in (0, 1)]
     with Load(four, "grows") as load:
         for factor, min_insync in ((3, 2), (2, 2), (3, 2), (1, 1)):
-            four.admin.set_replication_factor("grows", factor, timeout_s=30)
+            four.admin.set_replication_factor("grows", factor, timeout_s=100)
             info = four.admin.describe_topic("grows")
             for partition in info.partitions:
                 assert len(partition.replicas) == len(partition.isr) == factor
@@ -411,19 +414,19 @@ def test_a_group_of_a_cluster_of_one_broker_is_made_safe_when_others_have_joined
 ) -> None:
     with LocalCluster(3, data_dir=tmp_path / "data", **FAST) as cluster:
         for broker in (1, 2):
-            cluster.admin.drain_broker(broker, timeout_s=20)
+            cluster.admin.drain_broker(broker, timeout_s=100)
         cluster.create_topic("t")
         with cluster.producer() as producer:
-            producer.send("t", b"before").result(20)
+            producer.send("t", b"before").result(60)
         with cluster.consumer("t", group="g", auto_offset_reset="earliest") as consumer:
-            assert consumer.poll(timeout_s=20)
+            assert consumer.poll(timeout_s=100)
             consumer.commit()
         names = cluster.admin.list_topics(internal=True)
         assert [replicas_of(cluster, name) for name in names] == [[0], [0]]
         for broker in (1, 2):
             cluster.admin.undrain_broker(broker)
         for name in names:
-            cluster.admin.set_replication_factor(name, 3, timeout_s=30)
+            cluster.admin.set_replication_factor(name, 3, timeout_s=100)
         cluster.kill_broker(0)
         assert cluster.admin.describe_group("g").lag == 0
         assert values(read_all(cluster, "t")) == [b"before"]

@@ -29,7 +29,7 @@ import rayq
 from rayq.runtime.current_cluster import Current, write_current
 from rayq.testing import LocalCluster
 
-pytestmark = [pytest.mark.thorough, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.thorough
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -88,7 +88,7 @@ def of_consumer_pools(cluster: rayq.Cluster) -> dict[str, Any]:
     cluster.create_topic("flights", partitions=2)
     cluster.create_topic("flights.dead")
     with cluster.producer() as producer:
-        producer.send_many("flights", [b"1", b"2", b"3"]).result(timeout=10)
+        producer.send_many("flights", [b"1", b"2", b"3"]).result(timeout=60)
     return {"parse": lambda record: record.value, "database": SimpleNamespace(insert=list)}
 
 

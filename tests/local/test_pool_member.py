@@ -141,7 +141,7 @@ class Played:
         return self.producer
 
     async def run(self) -> MemberReport:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await self.member.run()
         return self.member.report()
 
@@ -365,13 +365,13 @@ def test_a_handler_that_hangs_while_it_is_made_counts_as_a_call() -> None:
 
     def load() -> Handler:
         is_loading.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         raise HandlerError("cannot be loaded")
 
     async def play() -> None:
         played = Played([], load=load)
         task = asyncio.create_task(played.run())
-        await asyncio.to_thread(is_loading.wait, 10)
+        await asyncio.to_thread(is_loading.wait, 60)
         assert played.member.report().handling_s > 0
         go_on.set()
         report = await task

@@ -42,7 +42,7 @@ def fill(cluster: Cluster, topic: str, count: int, partition: int = 0, first: in
 
 
 def table_of(cluster: Cluster, splits: Sequence[Split], **options: Any) -> pa.Table:
-    options.setdefault("timeout_s", 20.0)
+    options.setdefault("timeout_s", 60.0)
     schema = read_schema(options.get("columns", COLUMNS))
     batches = [batch for one in splits for batch in read_range(cluster, one, **options)]
     return pa.Table.from_batches(batches, schema=schema)
@@ -333,7 +333,7 @@ def test_a_topic_deleted_while_it_is_read_is_told(
     with cluster.producer(compression_type="none") as producer:
         for _ in range(100):
             producer.send(topic, value)
-    batches = read_range(cluster, *snapshot(cluster, topic), batch_records=1, timeout_s=20.0)
+    batches = read_range(cluster, *snapshot(cluster, topic), batch_records=1, timeout_s=60.0)
     next(batches)
     cluster.admin.delete_topic(topic)
     with pytest.raises(UnknownTopicError, match=f"Reading {topic}-0 from offset 0 to 100"):
@@ -346,7 +346,7 @@ def test_a_leader_that_dies_during_a_read_is_followed(fragile: LocalCluster) -> 
     with fragile.producer(compression_type="none") as producer:
         for number in range(1000):
             producer.send("t", b"%d " % number + value)
-    batches = read_range(fragile, *snapshot(fragile, "t"), batch_records=100, timeout_s=20.0)
+    batches = read_range(fragile, *snapshot(fragile, "t"), batch_records=100, timeout_s=60.0)
     read = [next(batches)]
     fragile.kill_broker(leader_of(fragile, "t"))
     read += batches
@@ -367,9 +367,9 @@ def test_a_partition_that_stays_offline_is_an_error_and_never_a_short_read(
         "the partition is offline",
     )
     with pytest.raises(PartitionOfflineError, match="t-0"):
-        snapshot(fragile, "t", timeout_s=0.5)
-    with pytest.raises(PartitionOfflineError, match=r"no progress for 0\.5 s"):
-        table_of(fragile, taken, timeout_s=0.5)
+        snapshot(fragile, "t", timeout_s=3)
+    with pytest.raises(PartitionOfflineError, match="no progress for 3 s"):
+        table_of(fragile, taken, timeout_s=3)
     fragile.start_broker(leader)
     assert values(table_of(fragile, taken)) == list(range(100)), "it heals"
 

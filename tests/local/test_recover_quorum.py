@@ -35,7 +35,7 @@ def _lose_two_of_three(path: Path) -> None:
     with LocalCluster(brokers=3, data_dir=path, **FAST) as cluster:
         cluster.create_topic("t")
         with cluster.producer() as producer:
-            producer.send_many("t", WRITTEN).result(20)
+            producer.send_many("t", WRITTEN).result(60)
         cluster.abort()
     for broker in (0, 1):
         shutil.rmtree(path / f"broker-{broker}")
@@ -73,7 +73,7 @@ def test_from_one_of_three_directories_everything_comes_back(tmp_path: Path) -> 
             lambda: sorted(cluster.admin.describe_cluster().voters) == [0, 1, 2], "three vote again"
         )
         with cluster.producer() as producer:
-            producer.send("t", b"together").result(10)
+            producer.send("t", b"together").result(60)
         assert values(read_all(cluster, "t")) == [*WRITTEN, b"together"]
 
 
@@ -106,7 +106,7 @@ def test_what_older_metadata_does_not_know_is_not_granted_again(tmp_path: Path) 
         eventually(lambda: partition_of(cluster, "t").leader_epoch > 1, "another leads")
         epoch = wait_in_sync(cluster, "t").leader_epoch
         with cluster.producer() as producer:
-            producer.send_many("t", WRITTEN).result(20)
+            producer.send_many("t", WRITTEN).result(60)
         cluster.abort()
     for lost in (tmp_path / "broker-0", tmp_path / "broker-1", metadata):
         shutil.rmtree(lost)
@@ -117,7 +117,7 @@ def test_what_older_metadata_does_not_know_is_not_granted_again(tmp_path: Path) 
         eventually(lambda: partition_of(cluster, "t").leader == 2, "what is left leads")
         assert partition_of(cluster, "t").leader_epoch > epoch
         with cluster.producer() as producer:
-            producer.send_many("t", WRITTEN).result(10)
+            producer.send_many("t", WRITTEN).result(60)
         assert values(read_all(cluster, "t")) == [*WRITTEN, *WRITTEN]
 
 
@@ -127,7 +127,7 @@ def test_a_voter_that_was_taken_for_lost_follows_the_recovered_one(tmp_path: Pat
     with LocalCluster(brokers=3, data_dir=tmp_path, **FAST) as cluster:
         cluster.create_topic("t")
         with cluster.producer() as producer:
-            producer.send_many("t", WRITTEN).result(20)
+            producer.send_many("t", WRITTEN).result(60)
         cluster.abort()
     aside = tmp_path / "aside"
     aside.mkdir()

@@ -42,7 +42,7 @@ def start(path: Path, brokers: int | None = 3) -> LocalCluster:
 def fill(cluster: LocalCluster, topic: str = "t", count: int = 100, first: int = 0) -> None:
     with cluster.producer() as producer:
         producer.send_many(topic, [b"%d" % number for number in range(first, first + count)])
-        producer.flush(timeout_s=10)
+        producer.flush(timeout_s=60)
 
 
 def numbers(count: int) -> list[bytes | None]:

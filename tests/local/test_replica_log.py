@@ -26,7 +26,7 @@ from rayq.storage.data_directory import PartitionDirectory
 from rayq.storage.disk import LocalDisk
 from rayq.wire import messages
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class HeldDisk(LocalDisk):

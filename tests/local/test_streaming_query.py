@@ -34,7 +34,7 @@ from rayq.spark.topic_source import TopicSource
 from rayq.spark.trigger import parse_trigger
 from rayq.testing import LocalCluster
 from tests.local.conftest import NewTopic
-from tests.local.support import eventually
+from tests.local.support import eventually, partition_of
 
 Seen = tuple[str, int, int]
 """Topic, partition and offset of a record."""
@@ -116,7 +116,7 @@ class Sink:
 
 def drain(stream: TopicStream, function: Any) -> StreamingQuery:
     query = stream.foreach_batch(function).start()
-    assert query.awaitTermination(30) is True
+    assert query.awaitTermination(100) is True
     return query
 
 
@@ -260,7 +260,7 @@ def test_what_the_function_raises_ends_the_query_and_the_batch_is_run_again(
     limited = stream(cluster, topic, tmp_path, offsets_max=4)
     query = limited.foreach_batch(fail).start()
     with pytest.raises(StreamingQueryError, match="ended at batch 1: .*this one is odd") as caught:
-        query.awaitTermination(30)
+        query.awaitTermination(100)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert query.exception() is caught.value and not query.isActive
     assert "this one is odd" in query.status["message"]
@@ -281,7 +281,7 @@ def test_records_that_expired_end_the_query_or_are_left_out(
     cluster.admin.delete_records({TopicPartition(topic, 0): 12})
     query = stream(cluster, topic, tmp_path).foreach_batch(sink).start()
     with pytest.raises(StreamingQueryError, match="fail_on_data_loss=False") as caught:
-        query.awaitTermination(30)
+        query.awaitTermination(100)
     assert isinstance(caught.value.__cause__, OffsetOutOfRangeError)
     drain(stream(cluster, topic, tmp_path, fail_on_data_loss=False), sink)
     assert sink.seen == offsets(topic, 5) + offsets(topic, 20, first=12)
@@ -319,7 +319,7 @@ def test_a_query_that_is_past_the_end_keeps_the_end_that_it_found_for_the_next_s
     at_offset(cluster, topic, tmp_path, 10)
     refused = stream(cluster, topic, tmp_path).foreach_batch(sink).start()
     with pytest.raises(StreamingQueryError, match="past the end 6"):
-        refused.awaitTermination(30)
+        refused.awaitTermination(100)
     drain(stream(cluster, topic, tmp_path, fail_on_data_loss=False), sink)
     produce(cluster, topic, 2)
     drain(stream(cluster, topic, tmp_path), sink)  # nothing more was lost
@@ -354,9 +354,9 @@ def test_a_start_without_a_topic_of_the_pattern_goes_on_with_the_other_ones(
     first = going_on.foreach_batch(run).start()
     if is_replay:
         with pytest.raises(StreamingQueryError):
-            first.awaitTermination(30)
+            first.awaitTermination(100)
     else:
-        assert first.awaitTermination(30)
+        assert first.awaitTermination(100)
     cluster.admin.delete_topic(gone)
     produce(cluster, kept, 1)
     query = drain(going_on, sink)
@@ -389,7 +389,7 @@ def test_a_query_whose_thread_never_ran_has_ended_and_lets_go_of_the_checkpoint(
         patch.setattr(InheritableThread, "run", the_jvm_is_gone)
         query = on_spark.foreach_batch(sink).start()
         with pytest.raises(StreamingQueryError, match="the JVM does not answer") as caught:
-            query.awaitTermination(30)
+            query.awaitTermination(100)
     assert isinstance(caught.value.__cause__, ConnectionRefusedError)
     assert not query.isActive and query not in streaming_query._active
     with pytest.raises(StreamingQueryError):
@@ -418,7 +418,7 @@ def test_a_topic_that_is_deleted_meanwhile_ends_the_query(
     query.processAllAvailable()
     cluster.admin.delete_topic(topic)
     with pytest.raises(StreamingQueryError) as caught:
-        query.awaitTermination(30)
+        query.awaitTermination(100)
     assert isinstance(caught.value.__cause__, UnknownTopicError)
 
     cluster.create_topic(topic, replication_factor=1)
@@ -437,7 +437,7 @@ def test_a_topic_made_anew_while_the_query_runs_is_not_read(
     cluster.admin.delete_topic(topic)
     cluster.create_topic(topic, replication_factor=1)
     with pytest.raises(StreamingQueryError) as caught:
-        query.awaitTermination(30)
+        query.awaitTermination(100)
     assert isinstance(caught.value.__cause__, CheckpointMismatchError)
 
 
@@ -453,6 +453,7 @@ def test_a_partition_that_is_offline_is_waited_for_then_named(
     )
     waiting.processAllAvailable()
     fragile.kill_broker(leader)
+    eventually(lambda: partition_of(fragile, "flights").leader is None, "the partition is offline")
     impatient = stream(fragile, "flights", tmp_path / "b", retry_timeout_s=3)
     with pytest.raises(RayqError, match="retried for 3 s") as caught:
         impatient.foreach_batch(sink).start()
@@ -549,11 +550,11 @@ def test_a_stop_cancels_the_batch_that_runs_and_it_is_run_again(
     def until_cancelled(frame: Frame, batch_id: int) -> None:
         sink(frame, batch_id)
         running.set()
-        assert engine.cancelled.wait(30)
+        assert engine.cancelled.wait(100)
         raise RuntimeError("Job 7 cancelled part of cancelled job group")
 
     query = started.foreach_batch(until_cancelled).start()
-    assert running.wait(30)
+    assert running.wait(100)
     query.stop()
     assert not query.isActive and query.exception() is None
     drain(stream(cluster, topic, tmp_path), sink)
@@ -569,14 +570,14 @@ def test_the_function_may_stop_its_query_after_the_batch(
 
     def once(frame: Frame, batch_id: int) -> None:
         sink(frame, batch_id)
-        assert is_there.wait(30)
+        assert is_there.wait(100)
         made[0].stop()
         with pytest.raises(InvalidRequestError, match="wait for itself"):
             made[0].processAllAvailable()
 
     made.append(stream(cluster, topic, tmp_path, trigger=None).foreach_batch(once).start())
     is_there.set()
-    assert made[0].awaitTermination(30) is True
+    assert made[0].awaitTermination(100) is True
     drain(stream(cluster, topic, tmp_path), sink)
     assert sink.runs == [0], "it returned, so the batch is done"
 
@@ -613,7 +614,7 @@ def test_a_group_shows_how_far_the_query_is(
     assert query.lastProgress["group"] == {"name": "dashboards", "error": None}
 
     with cluster.consumer(topic, group="dashboards") as consumer:
-        consumer.poll(timeout_s=0.1)
+        eventually(lambda: not consumer.poll(0.1) and bool(consumer.assignment()), "it has joined")
         with pytest.raises(GroupNotEmptyError):
             limited.foreach_batch(sink).start()
 
@@ -626,5 +627,5 @@ def test_a_query_whose_cluster_is_closed_ends(
     query.processAllAvailable()
     other.close()
     with pytest.raises(StreamingQueryError) as caught:
-        query.awaitTermination(30)
+        query.awaitTermination(100)
     assert isinstance(caught.value.__cause__, ClosedError)

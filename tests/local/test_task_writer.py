@@ -299,9 +299,9 @@ def test_a_partition_that_stays_offline_is_an_error_and_the_task_can_be_run_agai
     fragile.kill_broker(leader)
     eventually(lambda: leader_is_gone(fragile), "the partition is offline")
     with pytest.raises(PartitionOfflineError, match="t-0"):
-        write_task(fragile, job, 0, [numbered(100)], timeout_s=0.5)
+        write_task(fragile, job, 0, [numbered(100)], timeout_s=3)
     fragile.start_broker(leader)
-    write_task(fragile, job, 0, [numbered(100)], timeout_s=20.0)
+    write_task(fragile, job, 0, [numbered(100)], timeout_s=60.0)
     assert numbers(fragile, "t") == list(range(100))
 
 

@@ -82,7 +82,7 @@ def test_a_deleted_topic_is_gone_and_its_files_too(
     cluster: LocalCluster, shared: LocalCluster, topic: str
 ) -> None:
     with cluster.producer() as producer:
-        producer.send(topic, b"x").result(10)
+        producer.send(topic, b"x").result(60)
     roots = [Path(shared.data_dir, f"broker-{broker}") for broker in range(3)]
     assert all((root / f"{topic}-0").is_dir() for root in roots)
     cluster.admin.delete_topic(topic)
@@ -90,7 +90,7 @@ def test_a_deleted_topic_is_gone_and_its_files_too(
     with pytest.raises(UnknownTopicError, match=topic):
         cluster.admin.delete_topic(topic)
     with pytest.raises(UnknownTopicError, match=topic), cluster.producer() as producer:
-        producer.send(topic, b"x").result(10)
+        producer.send(topic, b"x").result(60)
     eventually(
         lambda: (
             not any(
@@ -125,13 +125,13 @@ def test_a_stop_just_after_a_topic_was_deleted_asks_none_of_its_processes(
 
 def test_a_topic_created_anew_is_another_topic(cluster: LocalCluster, topic: str) -> None:
     producer = cluster.producer()
-    producer.send(topic, b"old").result(10)
+    producer.send(topic, b"old").result(60)
     consumer = cluster.consumer(topic, auto_offset_reset="earliest")
-    assert values(consumer.poll(timeout_s=10)) == [b"old"]
+    assert values(consumer.poll(timeout_s=60)) == [b"old"]
     cluster.admin.delete_topic(topic)
     cluster.create_topic(topic)
     with pytest.raises(UnknownTopicError, match=topic):
-        consumer.poll(timeout_s=20)
+        consumer.poll(timeout_s=60)
     assert read_all(cluster, topic) == []
     eventually(lambda: _sends(producer, topic), "the old producer finds the new topic")
     assert values(read_all(cluster, topic)) == [b"new"]
@@ -141,17 +141,17 @@ def test_a_topic_created_anew_is_another_topic(cluster: LocalCluster, topic: str
 
 def _sends(producer: rayq.client.producing.producer.Producer, topic: str) -> bool:
     try:
-        return producer.send(topic, b"new").result(10).offset == 0
+        return producer.send(topic, b"new").result(60).offset == 0
     except UnknownTopicError:
         return False
 
 
 def test_partitions_can_be_added_and_never_removed(cluster: LocalCluster, topic: str) -> None:
     with cluster.producer() as producer:
-        producer.send(topic, b"0").result(10)
+        producer.send(topic, b"0").result(60)
         cluster.admin.create_partitions(topic, 3)
         assert len(cluster.admin.describe_topic(topic).partitions) == 3
-        producer.send(topic, b"2", partition=2).result(10)
+        producer.send(topic, b"2", partition=2).result(60)
     assert {(one.partition, one.value) for one in read_all(cluster, topic)} == {
         (0, b"0"),
         (2, b"2"),
@@ -171,7 +171,7 @@ def test_a_changed_config_takes_effect_at_once(cluster: LocalCluster, topic: str
 
 def _is_too_large(producer: rayq.client.producing.producer.Producer, topic: str) -> bool:
     try:
-        producer.send(topic, os.urandom(3000)).result(10)
+        producer.send(topic, os.urandom(3000)).result(60)
     except rayq.RecordTooLargeError:
         return True
     return False
@@ -246,7 +246,7 @@ def test_a_broker_carries_no_more_replicas_than_allowed(tmp_path: Path) -> None:
 def test_deleted_records_are_gone_on_every_replica(cluster: LocalCluster, topic: str) -> None:
     at = place(topic)
     with cluster.producer() as producer:
-        producer.send_many(topic, [b"x"] * 50).result(10)
+        producer.send_many(topic, [b"x"] * 50).result(60)
     assert cluster.admin.delete_records({at: 20}) == {at: 20}
     assert {one.log_start_offset for one in partition_of(cluster, topic).replicas} == {20}
     assert read_all(cluster, topic)[0].offset == 20
@@ -258,7 +258,7 @@ def test_deleted_records_are_gone_on_every_replica(cluster: LocalCluster, topic:
     assert cluster.admin.delete_records({at: None}) == {at: 50}
     assert read_all(cluster, topic) == []
     with cluster.producer() as producer:
-        assert producer.send(topic, b"next").result(10).offset == 50
+        assert producer.send(topic, b"next").result(60).offset == 50
 
 
 @pytest.mark.parametrize("limit", [{"retention_bytes": 20_000}, {"retention_ms": 200}])
@@ -287,7 +287,7 @@ def test_old_timestamps_of_fresh_records_do_not_delete_them(
     topic = new_topic(segment_bytes=2000, retention_ms=3_600_000)
     with cluster.producer(compression_type="none") as producer:
         for _ in range(10):
-            producer.send(topic, b"x" * 1000, timestamp_ms=1_356_998_400_000).result(10)
+            producer.send(topic, b"x" * 1000, timestamp_ms=1_356_998_400_000).result(60)
     # Another topic's segments, closed later, go first when retention has run.
     test_retention_deletes_closed_segments_in_the_background(
         cluster, new_topic, {"retention_ms": 200}
@@ -315,7 +315,7 @@ def test_elections_bring_back_the_preferred_leader(fragile: LocalCluster) -> Non
 def test_records_flow_under_flush_os(cluster: LocalCluster, new_topic: NewTopic) -> None:
     topic = new_topic(flush="os")
     with cluster.producer() as producer:
-        producer.send_many(topic, [b"x"] * 1000).result(10)
+        producer.send_many(topic, [b"x"] * 1000).result(60)
     assert len(read_all(cluster, topic)) == 1000
 
 
@@ -328,7 +328,7 @@ def test_several_replicas_may_share_a_process(tmp_path: Path) -> None:
         with cluster.producer() as producer:
             producer.send_many(
                 "t", [b"%d" % n for n in range(600)], keys=[b"%d" % (n % 50) for n in range(600)]
-            ).result(10)
+            ).result(60)
             cluster.kill_replica("t", 0, leader_of(cluster, "t"))
-            producer.send("t", b"after", partition=0).result(20)
+            producer.send("t", b"after", partition=0).result(60)
         assert len(read_all(cluster, "t")) == 601

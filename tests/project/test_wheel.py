@@ -49,9 +49,9 @@ for extra in ("pyarrow", "pandas", "rich", "typer", "pytest"):
 with LocalCluster(brokers=3) as cluster:
     cluster.create_topic("greetings", partitions=1, replication_factor=3)
     with cluster.producer() as producer:
-        producer.send("greetings", b"hello").result(timeout=20)
+        producer.send("greetings", b"hello").result(timeout=60)
     with cluster.consumer("greetings", auto_offset_reset="earliest") as consumer:
-        (record,) = consumer.poll(timeout_s=20.0)
+        (record,) = consumer.poll(timeout_s=60.0)
         assert record.value == b"hello"
         try:
             consumer.poll_arrow(timeout_s=0.1)
@@ -61,7 +61,7 @@ with LocalCluster(brokers=3) as cluster:
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    ran = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=280)
+    ran = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=580)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
 
@@ -100,7 +100,6 @@ def environment(path: Path, requirement: str) -> Path:
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(300)
 def test_the_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
     python = environment(tmp_path, str(wheel))
     printed = run(python, "-c", ROUND_TRIP, cwd=tmp_path)
@@ -115,7 +114,6 @@ def test_the_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) ->
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_the_wheel_installs_with_each_extra(wheel: Path, tmp_path: Path, extra: str) -> None:
     python = environment(tmp_path, f"{wheel}[{extra}]")
@@ -123,7 +121,6 @@ def test_the_wheel_installs_with_each_extra(wheel: Path, tmp_path: Path, extra: 
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(300)
 def test_the_command_starts_a_cluster_with_the_extra_cli_alone(wheel: Path, tmp_path: Path) -> None:
     """The packages that Ray's own extras bring are not installed."""
     assert "is up: 1 broker" in run(environment(tmp_path, f"{wheel}[cli]"), "-c", START, cwd=tmp_path)

@@ -50,9 +50,9 @@ def test_any_text_is_a_pattern_or_refused(text: str) -> None:
     ["(a+)+b", "(a*)*b", "(a|a)*b", "(.*a){20}b", ".*" * 50 + "b", "(a?){200}b", "([a-z]+)*-b"],
 )
 def test_catastrophic_patterns_cost_no_more_than_others(pattern: str) -> None:
-    started_s = time.monotonic()
+    started_s = time.thread_time()
     assert matches(pattern, ["a" * 200, "a" * 199 + "b", "a" * 200 + "-b"])
-    assert time.monotonic() - started_s < 2
+    assert time.thread_time() - started_s < 2
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,6 @@ def rayq(tmp_path: Path) -> Iterator[Rayq]:
 
 @pytest.mark.thorough
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_cluster_from_start_to_stop_and_back(rayq: Rayq, tmp_path: Path) -> None:
     data = str(tmp_path / "data")
     # The cluster listens where only this machine reaches it.
@@ -199,7 +198,6 @@ def test_a_cluster_from_start_to_stop_and_back(rayq: Rayq, tmp_path: Path) -> No
 
 @pytest.mark.thorough
 @pytest.mark.slow
-@pytest.mark.timeout(500)
 def test_a_start_that_blocks_ends_with_the_cluster_and_the_cluster_with_it(
     rayq: Rayq, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -14,7 +14,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.slow
 @pytest.mark.thorough
-@pytest.mark.timeout(300)
 def test_the_demo_accounts_for_every_flight_and_cleans_up(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "rayq.demo"],

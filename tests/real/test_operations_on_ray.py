@@ -34,7 +34,7 @@ def test_all_brokers_and_the_controller_are_restarted_one_by_one_and_no_write_fa
         load.wait_for_more(50)
     assert load.failures() == []
     load.check()
-    assert load.longest_pause_s < 5
+    assert load.longest_pause_s < 15
 
 
 def test_a_broker_that_does_not_exist_is_named(cluster: Cluster) -> None:
@@ -56,7 +56,7 @@ def _replica_pid(cluster: Cluster, broker: int) -> int | None:
 def test_a_broker_starts_on_a_new_disk_and_copies_what_it_had(cluster: Cluster) -> None:
     cluster.create_topic("disk")
     with cluster.producer() as producer:
-        producer.send_many("disk", [b"%d" % number for number in range(1000)]).result(20)
+        producer.send_many("disk", [b"%d" % number for number in range(1000)]).result(60)
     with pytest.raises(InvalidRequestError, match="not empty"):
         cluster.replace_disk(2)
     controller = ray.get_actor(f"rayq:{cluster.name}:controller", namespace="rayq")

@@ -97,7 +97,7 @@ def test_a_pool_grows_and_shrinks_with_its_load_and_survives_kills_and_leaves_no
     with Producing(cluster, "killed") as producing:
         assert pool.status().wanted == 0
         producing.rate_per_s = 1_200  # One consumer handles less than 1,000/s.
-        eventually(lambda: pool.status().running == 2, "two run", 30)
+        eventually(lambda: pool.status().running == 2, "two run", 120)
         # A consumer dies: the pool starts another.
         victim, survivor = pool.status().consumers
         assert victim.pid is not None
@@ -106,24 +106,24 @@ def test_a_pool_grows_and_shrinks_with_its_load_and_survives_kills_and_leaves_no
         def names() -> set[str]:
             return {one.consumer for one in pool.status().consumers}
 
-        eventually(lambda: len(names() - {victim.consumer}) == 2, "another is on its way", 30)
+        eventually(lambda: len(names() - {victim.consumer}) == 2, "another is on its way", 120)
         both = names()
 
         # The pool's process dies: Ray starts it again, and it finds the two.
         dead = actor_pid("rayq:default:pool-killed")
         assert dead is not None
         os.kill(dead, signal.SIGKILL)
-        eventually(lambda: actor_pid("rayq:default:pool-killed") not in (None, dead), "it is back", 30)
-        eventually(lambda: pool.status().running == 2, "it has found them", 30)
+        eventually(lambda: actor_pid("rayq:default:pool-killed") not in (None, dead), "it is back", 120)
+        eventually(lambda: pool.status().running == 2, "it has found them", 120)
         assert names() == both and survivor.consumer in both
         pids = [one.pid for one in pool.status().consumers]
         producing.rate_per_s = 0
-        eventually(lambda: not pool.status().consumers, "none runs", 40)
-        assert pool.wait_idle(30).problem is None
+        eventually(lambda: not pool.status().consumers, "none runs", 120)
+        assert pool.wait_idle(120).problem is None
         found = handled(tmp_path)
         assert set(found) == set(range(producing.sent))
-        # At-least-once: exactly the records that the dead consumer had not committed came again.
-        assert sum(found.values()) - len(found) <= 400
+        # At-least-once: what the dead consumer had not committed came again, and not much else.
+        assert sum(found.values()) - len(found) <= max(400, len(found) // 10)
 
     # Any process of this Ray can find it and stop it; nothing is left.
     with rayq.connect() as other:

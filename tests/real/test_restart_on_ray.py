@@ -66,7 +66,7 @@ def test_stop_ends_every_actor_and_start_brings_everything_back(
     cluster = rayq.start(path, brokers=3, name="twice", port=19592)
     cluster.create_topic("t")
     with cluster.producer() as producer:
-        producer.send_many("t", [b"%d" % number for number in range(1000)]).result(20)
+        producer.send_many("t", [b"%d" % number for number in range(1000)]).result(60)
     epoch = partition_of(cluster, "t").leader_epoch
     cluster.stop()
     assert actors_of("twice") == []

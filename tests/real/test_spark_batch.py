@@ -31,7 +31,7 @@ from rayq.errors import (
 from rayq.testing import LocalCluster
 from tests.local.support import FAST, read_all
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # starting Spark counts, too
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_more_cpus_than_ray_has_are_refused_instead_of_waited_for(
     with pytest.raises(NotEnoughResourcesError, match="3 Spark executor.*64 CPU.*num_cpus"):
         with session("too large", executors=3, cores=64):
             pass
-    assert time.monotonic() - started_s < 15
+    assert time.monotonic() - started_s < 60
 
 
 @pytest.mark.parametrize(
@@ -369,7 +369,7 @@ def test_a_partition_that_is_offline_fails_the_job_after_the_timeout(
     with LocalCluster(brokers=3, data_dir=str(tmp_path), **FAST) as cluster:
         cluster.create_topic("offline", 1, 1)
         with cluster.producer() as producer:
-            producer.send("offline", b"0").result(timeout=20)
+            producer.send("offline", b"0").result(timeout=60)
         df = read(spark, "offline", cluster=cluster, timeout_s=2)
         leader = cluster.admin.describe_topic("offline").partitions[0].leader
         assert leader is not None

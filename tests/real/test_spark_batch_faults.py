@@ -18,7 +18,7 @@ from rayq import Cluster
 from rayq.batch.task_writer import begin_write
 from tests.local.support import partition_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # starting Spark counts, too
+pytestmark = pytest.mark.slow
 
 RECORDS = 240_000
 VALUE_BYTES = 200

@@ -16,7 +16,6 @@ from rayq import Cluster
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(400),
     pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java, and there is none"),
 ]
 

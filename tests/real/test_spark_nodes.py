@@ -17,7 +17,6 @@ from tests.real.support import actors_of
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(400),
     pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java, and there is none"),
 ]
 

@@ -22,14 +22,14 @@ QUICK_HUNTS = ("assigned_before_it_was_given_up", "served_before_the_replay")
         pytest.param(FOUND_BUGS, marks=pytest.mark.thorough),
     ],
 )
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_groups_keep_their_promises_under_faults(seeds: str) -> None:
     assert " passed" in passing(*GROUPS, seeds)
 
 
 @pytest.mark.slow
 @pytest.mark.thorough
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", QUICK_HUNTS)
 def test_a_bug_planted_into_groups_is_found_by_the_first_seeds(name: str) -> None:
     assert found_by(name, "0:5")

@@ -11,7 +11,7 @@ QUICK_HUNTS = ("completed_by_a_majority", "directory_removed_before_the_commit")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("scenario", "seeds"),
     [
@@ -26,7 +26,7 @@ def test_partitions_move_and_nothing_is_lost(scenario: str, seeds: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.thorough
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", QUICK_HUNTS)
 def test_a_bug_planted_into_moves_is_found_by_the_first_seeds(name: str) -> None:
     assert found_by(name, "0:3")

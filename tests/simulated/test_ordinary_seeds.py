@@ -6,7 +6,7 @@ import pytest
 
 from tests.simulated.support import passing, simulate
 
-pytestmark = pytest.mark.timeout(600)  # seeds run at low priority
+pytestmark = pytest.mark.timeout(1800)  # seeds run at low priority
 
 FOUND_BUGS = "53,61,62,249,413"
 """Seeds from 50 on that failed once; docs/history.md tells which bug each found."""

@@ -54,7 +54,7 @@ SAMPLE = (
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "name", [*EASY, *(pytest.param(name, marks=pytest.mark.thorough) for name in SAMPLE)]
 )
@@ -65,7 +65,7 @@ def test_a_planted_bug_is_found_within_a_few_seeds(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.hunt
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_planted_bug_is_found_within_two_hundred_seeds(name: str) -> None:
     first = FIRST_SEEDS.get(name, 0)

@@ -13,7 +13,7 @@ QUICK_HUNTS = {"deletion_answered_at_once": "13:15"}
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "seeds", ["0", pytest.param("1:6", marks=pytest.mark.thorough)]
 )
@@ -23,14 +23,14 @@ def test_small_selections_lose_nothing_and_recover(seeds: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.thorough
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", QUICK_HUNTS)
 def test_a_bug_planted_into_what_removes_records_is_found(name: str) -> None:
     assert found_by(name, QUICK_HUNTS[name])
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_a_seed_that_is_watched_is_the_same_run_and_says_what_it_met() -> None:
     alone, watched = (passing("6", *options) for options in ((), ("--situations",)))
     assert alone.splitlines()[0] == watched.splitlines()[0]

@@ -121,12 +121,12 @@ def test_a_network_in_memory_carries_the_protocol(run: Any, wire: Any, make_prod
         await server.start("any", 0)
         client = await Connection.open(environment, "any", 1, wire.client_identity())
         futures = [
-            client.request(make_produce(n), bytes(n % 9 * 5000), timeout_s=5) for n in range(100)
+            client.request(make_produce(n), bytes(n % 9 * 5000), timeout_s=60) for n in range(100)
         ]
         for number, future in enumerate(futures):
             response, payload = await future
             assert (response.base_offset, len(payload)) == (number, number % 9 * 5000)
-        pending = client.request(make_produce(), timeout_s=5)
+        pending = client.request(make_produce(), timeout_s=60)
         server.close()
         with pytest.raises(DisconnectedError):
             await pending

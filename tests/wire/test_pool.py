@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rayq.errors import ClosedError, DisconnectedError, TimeoutError
+from rayq.wire import connection
 from rayq.wire.pool import ConnectionPool
 
 
@@ -19,7 +20,7 @@ def test_concurrent_callers_share_one_connection(run: Any, wire: Any, make_produ
         assert len({id(connection) for connection in found}) == 1
         assert len(server._authenticated) == 1
         response, payload = await pool.request(
-            server.host, server.port, make_produce(5), b"x", timeout_s=5
+            server.host, server.port, make_produce(5), b"x", timeout_s=60
         )
         assert (response.base_offset, bytes(payload)) == (5, b"x")
         assert len(server._authenticated) == 1
@@ -37,7 +38,7 @@ def test_a_closed_connection_is_opened_anew(
         for stream in list(server._authenticated):
             stream.end(None)
         await eventually(lambda: first.closed)
-        await pool.request(server.host, server.port, make_produce(), timeout_s=5)
+        await pool.request(server.host, server.port, make_produce(), timeout_s=60)
         assert await pool.get(server.host, server.port) is not first
 
     run(scenario)
@@ -79,7 +80,11 @@ def test_one_caller_who_gives_up_does_not_end_the_attempt_for_others(run: Any, w
     run(scenario)
 
 
-def test_the_timeout_of_a_request_covers_connecting(run: Any, wire: Any, make_produce: Any) -> None:
+def test_the_timeout_of_a_request_covers_connecting(
+    run: Any, wire: Any, make_produce: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "OPEN_TIMEOUT_S", 60.0)
+
     async def scenario() -> None:
         async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.read()
@@ -92,7 +97,7 @@ def test_the_timeout_of_a_request_covers_connecting(run: Any, wire: Any, make_pr
         began = loop.time()
         with pytest.raises(TimeoutError, match="connected"):
             await pool.request(host, port, make_produce(), timeout_s=0.05)
-        assert loop.time() - began < 2
+        assert loop.time() - began < 30
         silent.close()
 
     run(scenario)

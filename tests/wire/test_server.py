@@ -34,7 +34,7 @@ from rayq.wire.server import Server
 
 async def assert_served(wire: Any, server: Server) -> None:
     client = await wire.connect(server)
-    response, answer = await client.request(Produce("topic", 7, 0, -1, 1000), b"good", timeout_s=5)
+    response, answer = await client.request(Produce("topic", 7, 0, -1, 1000), b"good", timeout_s=60)
     assert (response.base_offset, bytes(answer)) == (7, b"good")
     client.close()
 
@@ -67,13 +67,13 @@ def test_a_client_cannot_call_what_is_for_servers(run: Any, wire: Any) -> None:
         server = await wire.serve(handler)
         client = await wire.connect(server)
         with pytest.raises(AuthenticationError, match="PrepareStop"):
-            await client.request(PrepareStop(), timeout_s=5)
+            await client.request(PrepareStop(), timeout_s=60)
         client.send(ReplicaFlushed("t", 0, 1, "i", 0, 0))
         with pytest.raises(AuthenticationError):
-            await client.request(PrepareStop(), timeout_s=5)
+            await client.request(PrepareStop(), timeout_s=60)
         assert called == []
         broker = await wire.connect(server, wire.server_identity(broker=4))
-        await broker.request(PrepareStop(), timeout_s=5)
+        await broker.request(PrepareStop(), timeout_s=60)
         assert called == [("server", 4, PrepareStop)]
 
     run(scenario)
@@ -97,7 +97,7 @@ def test_refused_requests_are_timed_as_answered_ones_are(run: Any, wire: Any) ->
         client = await wire.connect(server)
         for payload in (b"at once", b"later"):
             with pytest.raises(OverloadedError):
-                await client.request(Produce("t", 0, 0, -1, 1000), payload, timeout_s=5)
+                await client.request(Produce("t", 0, 0, -1, 1000), payload, timeout_s=60)
         samples = {one.name: one for one in server.environment.metrics.collect()}
         assert samples["rayq_failed_requests_total"].value == 2
         assert samples["rayq_request_seconds"].count == 2
@@ -320,7 +320,7 @@ def test_random_bytes_never_stop_the_server(
 def test_a_peer_that_does_not_authenticate_is_closed_in_time(
     run: Any, wire: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "HANDSHAKE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(server_module, "HANDSHAKE_TIMEOUT_S", 1.0)
 
     async def scenario() -> None:
         server = await wire.serve()
@@ -333,9 +333,9 @@ def test_a_peer_that_does_not_authenticate_is_closed_in_time(
         client = await wire.connect(server)
         assert await silent.read_to_end() == b""
         assert await half_way.read_to_end() == b""
-        assert 0.09 <= loop.time() - began < 2
-        await asyncio.sleep(0.15)
-        await client.request(Produce("topic", 1, 0, 1, 10), timeout_s=5)
+        assert 0.99 <= loop.time() - began < 15
+        await asyncio.sleep(max(began + 1.5 - loop.time(), 0))
+        await client.request(Produce("topic", 1, 0, 1, 10), timeout_s=60)
 
     run(scenario)
 
@@ -365,14 +365,14 @@ def test_idle_clients_are_closed_and_idle_servers_are_kept(
         def handler(peer: Any, request: Any, payload: memoryview) -> Any:
             return release if request.partition == 9 else ProduceResponse(1, 0, 0)
 
-        server = await wire.serve(handler, wire.config(idle_connection_ms=500))
+        server = await wire.serve(handler, wire.config(idle_connection_ms=1500))
         idle = await wire.connect(server)
         waiting = await wire.connect(server)
         broker = await wire.connect(server, wire.server_identity(broker=2))
         busy = await wire.connect(server)
-        held = waiting.request(Produce("topic", 9, 0, 1, 10), timeout_s=5)
+        held = waiting.request(Produce("topic", 9, 0, 1, 10), timeout_s=60)
         while not idle.closed:
-            await busy.request(Produce("topic", 1, 0, 1, 10), timeout_s=5)
+            await busy.request(Produce("topic", 1, 0, 1, 10), timeout_s=60)
             await asyncio.sleep(0.01)
         assert not broker.closed
         assert not waiting.closed, "a held request is no idleness"
@@ -402,7 +402,7 @@ def test_the_limit_of_requests_in_flight_stops_reading_and_loses_nothing(
         client = await wire.connect(server)
         sizes = [number * 40 if number % 50 else 300_000 for number in range(400)]
         futures = [
-            client.request(Produce("topic", number, 0, 1, 10), bytes(size), timeout_s=9)
+            client.request(Produce("topic", number, 0, 1, 10), bytes(size), timeout_s=60)
             for number, size in enumerate(sizes)
         ]
         order: list[int] = []
@@ -434,7 +434,7 @@ def test_unanswered_bytes_stop_reading_too(
 
         client = await wire.connect(await wire.serve(hold))
         futures = [
-            client.request(Produce("topic", 1, 0, 1, 10), bytes(100_000), timeout_s=9)
+            client.request(Produce("topic", 1, 0, 1, 10), bytes(100_000), timeout_s=60)
             for _ in range(9)
         ]
         for _ in range(3):
@@ -462,7 +462,8 @@ def test_a_peer_that_does_not_take_its_answers_is_read_no_further(
         peer = await wire.raw_authenticated(server)
         for number in range(1, 201):
             peer.write_request(20, number, ENCODER.encode(Produce("topic", 1, 0, 1, 10)))
-        before = -1
+        await eventually(lambda: served > 0)
+        before = 0
         while served != before:
             before = served
             await asyncio.sleep(0.05)
@@ -488,7 +489,7 @@ def test_handlers_end_their_work_though_the_peer_is_gone(
 
         server = await wire.serve(work)
         client = await wire.connect(server)
-        future = client.request(Produce("topic", 1, 0, 1, 10), timeout_s=5)
+        future = client.request(Produce("topic", 1, 0, 1, 10), timeout_s=60)
         await eventually(lambda: any(stream._requests for stream in server._authenticated))
         client.close()
         with pytest.raises(DisconnectedError):
@@ -509,7 +510,7 @@ def test_requests_whose_task_is_cancelled_fail_as_disconnected(
 
         server = await wire.serve(never)
         client = await wire.connect(server)
-        future = client.request(Produce("topic", 1, 0, 1, 10), timeout_s=5)
+        future = client.request(Produce("topic", 1, 0, 1, 10), timeout_s=60)
         await eventually(lambda: any(stream._requests for stream in server._authenticated))
         server.environment.tasks.cancel_all()
         with pytest.raises(DisconnectedError, match="stopped"):
@@ -610,13 +611,13 @@ def test_a_handler_learns_when_the_connection_of_a_peer_has_ended(run: Any, wire
         server = await wire.serve(handler)
         first, second = await wire.connect(server), await wire.connect(server)
         for client in (first, first, second):
-            await client.request(Produce("t", 0, 0, -1, 1000), b"", timeout_s=5)
+            await client.request(Produce("t", 0, 0, -1, 1000), b"", timeout_s=60)
         assert peers[0] is peers[1]
         assert peers[0].closed is not peers[2].closed
         first.close()
-        await asyncio.wait_for(asyncio.shield(peers[0].closed), 5)
+        await asyncio.wait_for(asyncio.shield(peers[0].closed), 60)
         assert not peers[2].closed.done()
         server.close()
-        await asyncio.wait_for(asyncio.shield(peers[2].closed), 5)
+        await asyncio.wait_for(asyncio.shield(peers[2].closed), 60)
 
     run(scenario)
