@@ -101,7 +101,7 @@ def _simulate(outcome: Outcome) -> None:
         options = {
             "metadata_snapshot_records": rng.choice((20, 100, 10_000)),
             "flush_checkpoint_bytes": rng.choice((2_000, 20_000, 1 << 26)),
-            "replicas_per_process": rng.choice((1, 1, 1, 4)),
+            "replicas_per_process": rng.choice((1, 2, 100, 100)),
             "replica_lag_time_max_ms": rng.choice((2_000, 10_000)),
         }
         config = ClusterConfig(**options | kind.cluster_options(rng))
