@@ -353,6 +353,21 @@ def test_an_unclean_election_takes_whichever_replica_lives() -> None:
     assert (value(state).leader, brokers_of(value(state).isr)) == (1, [1])
 
 
+def test_a_config_that_allows_an_unclean_election_decides_it() -> None:
+    state = cluster()
+    create(state)
+    run_replicas(state, 0, 1, 2)
+    for broker in range(3):
+        gone = [("id-t", 0, f"{broker}a")]
+        apply(state, broker_changes.fail_replicas(state, broker, gone, EVERYONE))
+    run_replicas(state, 1, incarnation="b")
+    assert value(state).leader is None
+    assert topic_changes.settle_after_config_change(state, "t", EVERYONE) == []
+    apply(state, topic_changes.alter_topic_config(state, "t", {"unclean_leader_election": True}))
+    apply(state, topic_changes.settle_after_config_change(state, "t", EVERYONE))
+    assert value(state).leader == 1
+
+
 def test_an_isr_proposal_is_decided_by_compare_and_swap() -> None:
     state = cluster()
     create(state)

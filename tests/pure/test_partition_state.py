@@ -55,6 +55,21 @@ def test_a_notice_of_a_flush_counts_for_nothing_before_the_followers_first_fetch
     assert state.high_watermark == 5
 
 
+def test_the_high_watermark_waits_for_a_member_without_a_process() -> None:
+    state = leader()
+    state.committed(8, ALL, [*ALL[:2], (3, None)], 2)
+    fetched(state, 2, 10)
+    fetched(state, 3, 10)  # It ran when the epoch began.
+    assert state.high_watermark == 10
+    fresh = PartitionState(
+        broker=1, incarnation="1a", leader_epoch=6, epoch_start_offset=0, min_insync=2,
+        lag_time_max_s=10.0, end_offset=10, flushed_offset=10, high_watermark=0, started_s=0.0,
+    )
+    fresh.committed(9, ALL, [*ALL[:2], (3, None)], 2)
+    fetched(fresh, 2, 10)
+    assert fresh.high_watermark == 0
+
+
 def test_a_replica_that_moved_away_is_refused() -> None:
     state = leader(isr=ALL[:2])
     fetched(state, 3, 10)
