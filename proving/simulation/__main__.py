@@ -51,10 +51,13 @@ def main(arguments: list[str] | None = None) -> int:
     met: Counter[str] = Counter()
     started_s = time.monotonic()
     failed: list[int] = []
-    records = faults = 0
+    records = faults = events = 0
+    cpu_s = 0.0
     for outcome in _outcomes(run, seeds, options.processes, options.verbose):
         records += outcome.acknowledged
         faults += len(outcome.faults)
+        events += outcome.events
+        cpu_s += outcome.cpu_s
         met.update(outcome.situations.keys())
         if outcome.problems:
             failed.append(outcome.seed)
@@ -67,7 +70,8 @@ def main(arguments: list[str] | None = None) -> int:
     result = f"FAILED {sorted(failed)}" if failed else "all passed"
     print(
         f"{len(seeds)} seeds ({options.seeds}) in {taken_s:.0f} s: {records} records acknowledged, "
-        f"{faults} faults; {result}"
+        f"{faults} faults; {events} events in {cpu_s:.1f} CPU seconds, {events / cpu_s:.0f} "
+        f"in one; {result}"
     )
     return 1 if failed else 0
 

@@ -9,12 +9,13 @@ a first part, in their order.
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import random
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from proving.simulation.files import Change, Directory, StoredFile
 from proving.simulation.trace import Trace
@@ -189,12 +190,14 @@ class SimulatedDisk:
         return max(0, self.capacity_bytes - sum(len(f.current) for _, f in self._root.walk()))
 
     def find(self, path: str) -> Directory | StoredFile | None:
-        node: Directory | StoredFile | None = self._root
-        for part in _parts(path):
-            if not isinstance(node, Directory):
-                return None
-            node = node.entries.get(part)
-        return node
+        node: Any = self._root
+        try:
+            for part in _parts(path):
+                node = node.entries[part]
+        except (KeyError, AttributeError):  # There is no such name, or a file stands in its place.
+            return None
+        found: Directory | StoredFile = node
+        return found
 
     def find_file(self, path: str) -> StoredFile:
         node = self.find(path)
@@ -459,8 +462,9 @@ def _error(number: int, path: str) -> OSError:
     return OSError(number, os.strerror(number), path)
 
 
-def _parts(path: str) -> list[str]:
+@functools.lru_cache
+def _parts(path: str) -> tuple[str, ...]:
     assert path.startswith("/"), f"{path!r} is not absolute"
-    parts = [part for part in path.split("/") if part]
+    parts = tuple(part for part in path.split("/") if part)
     assert "." not in parts and ".." not in parts, path
     return parts

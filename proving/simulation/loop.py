@@ -82,7 +82,8 @@ class Call(asyncio.TimerHandle):
         loop: SimulationLoop,
         context: contextvars.Context,
     ) -> None:
-        # asyncio.Handle.__init__ asks the loop for its debug flag; this is the rest of it.
+        # asyncio.Handle.__init__ asks the loop for its debug flag; this is the rest of it, but for
+        # what only its `__repr__` reads.
         self._when = when
         self._callback = callback
         self._args = args
@@ -90,8 +91,8 @@ class Call(asyncio.TimerHandle):
         self._context = context
         self._cancelled = False
         self._scheduled = False
-        self._repr = None
-        self._source_traceback = None
+
+    __repr__ = object.__repr__
 
     def cancel(self) -> None:
         if not self._cancelled:
@@ -231,7 +232,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         name: str | None = None,
         context: contextvars.Context | None = None,
     ) -> asyncio.Task[Any]:
-        owner = (context or contextvars.copy_context()).get(OWNER, self.root)
+        owner = OWNER.get(self.root) if context is None else context.get(OWNER, self.root)
         if not owner.alive:
             coro.close()
             owner.check_alive()

@@ -31,7 +31,7 @@ class Owner:
         self.gate = OPEN
         self.paused = False
         self.blocked_until = 0.0
-        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._tasks: list[asyncio.Task[Any]] = []
         self._tasks_prune_at = 64
 
     @property
@@ -54,9 +54,9 @@ class Owner:
         return [task for task in self._tasks if not task.done()]
 
     def add_task(self, task: asyncio.Task[Any]) -> None:
-        self._tasks[task] = None
+        self._tasks.append(task)
         if len(self._tasks) >= self._tasks_prune_at:
-            self._tasks = dict.fromkeys(self.tasks())
+            self._tasks = self.tasks()
             self._tasks_prune_at = max(64, 2 * len(self._tasks))
 
     def close_tasks(self) -> bool:

@@ -188,10 +188,11 @@ class ProcessClock:
     def __init__(self, process: Process, host: ProcessHost) -> None:
         self._process = process
         self._host = host
+        self._loop = host.world.loop
 
     def monotonic(self) -> float:
         self._process.check_alive()
-        return self._host.world.loop.time()
+        return self._loop.time()
 
     def wall_ms(self) -> int:
         self._process.check_alive()

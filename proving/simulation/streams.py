@@ -363,8 +363,12 @@ class SimulatedTransport(asyncio.Transport):
                 if size == 0:
                     raise RuntimeError("get_buffer() returned an empty buffer")
                 buffer[:size] = received[:size]
-        data = bytes(received[:size])
-        del received[:size]
+        if size == len(received):
+            data = bytes(received)
+            received.clear()
+        else:
+            data = bytes(received[:size])
+            del received[:size]
         self.loop.trace.mix(size, zlib.crc32(data))
         if isinstance(protocol, asyncio.BufferedProtocol):
             protocol.buffer_updated(size)

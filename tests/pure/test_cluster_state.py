@@ -29,6 +29,7 @@ from rayq.errors import (
     InvalidPartitionsError,
     InvalidReplicationFactorError,
     InvalidTopicError,
+    PartitionOfflineError,
     RayqError,
     ReplicaLimitError,
     StaleBrokerError,
@@ -188,7 +189,31 @@ def test_a_second_directory_under_a_live_brokers_id_is_refused() -> None:
     with pytest.raises(WrongClusterError):
         broker_changes.register_broker(state, other, (), EVERYONE)
     apply(state, broker_changes.fence_broker(state, 1, EVERYONE))
-    apply(state, broker_changes.register_broker(state, other, (), ()))
+    apply(state, broker_changes.register_broker(state, other, (), EVERYONE))
+    assert state.brokers[1].registration.directory_id == "elsewhere"
+
+
+def test_a_broker_process_that_presents_itself_again_is_heard_and_nothing_else() -> None:
+    state = cluster()
+    create(state)
+    run_replicas(state, 0, 1, 2)
+    before = value(state)
+    assert broker_changes.register_broker(state, registration(1), (), EVERYONE) == []
+    apply(state, broker_changes.fence_broker(state, 1, EVERYONE))
+    assert not state.is_live(1)
+    apply(state, broker_changes.register_broker(state, registration(1), (), EVERYONE))
+    assert state.is_live(1)
+    assert state.topics["id-t"].partitions[0].processes.keys() == {0, 1, 2}
+    assert value(state).leader_epoch == before.leader_epoch
+
+
+def test_a_report_of_a_replica_process_is_recorded_once_and_a_newer_process_replaces_it() -> None:
+    state = cluster()
+    create(state)
+    run_replicas(state, 0, 1, 2)
+    assert broker_changes.register_replicas(state, 1, [report(1)], EVERYONE) == []
+    run_replicas(state, 1, incarnation="b")  # That the one before is gone was not reported yet.
+    assert state.topics["id-t"].partitions[0].processes[1].incarnation == "1b"
 
 
 @pytest.mark.parametrize("gone", [0, 1, 2])
@@ -250,7 +275,9 @@ def test_after_a_stop_of_the_whole_cluster_everyone_returns_in_sync() -> None:
     state = cluster()
     create(state)
     run_replicas(state, 0, 1, 2)
-    for broker in range(3):
+    leader = value(state).leader
+    for broker in sorted(range(3), key=lambda one: one == leader):
+        assert value(state).leader == leader  # It leads until it stops itself.
         apply(state, broker_changes.stop_broker(
             state, broker, [report(broker, epoch=1, flushed=50)], EVERYONE, cluster_stops=True))
     assert value(state).leader is None and len(value(state).isr) == 3
@@ -267,6 +294,78 @@ def test_a_broker_that_stops_alone_hands_its_leadership_over() -> None:
     apply(state, broker_changes.stop_broker(
         state, leader, [report(leader, epoch=1, flushed=50)], EVERYONE, cluster_stops=False))
     assert value(state).leader not in (None, leader)
+
+
+def lead_by_another(state: ClusterState) -> int:
+    """The preferred replica restarts and is in sync again, while another one leads. Returns the
+    preferred replica's broker."""
+    preferred: int = value(state).leader
+    gone = [("id-t", 0, f"{preferred}a")]
+    apply(state, broker_changes.fail_replicas(state, preferred, gone, EVERYONE))
+    run_replicas(state, preferred, incarnation="b")
+    now = value(state)
+    processes = state.topics["id-t"].partitions[0].processes.values()
+    apply(state, broker_changes.alter_partition(
+        state, topic_id="id-t", partition=0, broker=now.leader,
+        incarnation=now.leader_incarnation, leader_epoch=now.leader_epoch,
+        partition_epoch=now.partition_epoch,
+        isr=[(one.broker, one.incarnation) for one in processes]))
+    assert value(state).leader not in (None, preferred)
+    return preferred
+
+
+def test_leadership_goes_back_to_the_preferred_replica_once() -> None:
+    state = cluster()
+    create(state)
+    run_replicas(state, 0, 1, 2)
+    preferred = lead_by_another(state)
+    apply(state, broker_changes.balance_leaders(state))
+    assert value(state).leader == preferred
+    assert broker_changes.balance_leaders(state) == []
+
+
+def test_an_operator_elects_the_preferred_replica_of_the_partitions_that_he_names() -> None:
+    state = cluster()
+    create(state)
+    run_replicas(state, 0, 1, 2)
+    preferred = lead_by_another(state)
+    with pytest.raises(UnknownTopicError):
+        topic_changes.elect_leaders(state, "t", [0, 1], unclean=False)
+    assert topic_changes.elect_leaders(state, "t", None, unclean=True) == []  # It has a leader.
+    apply(state, topic_changes.elect_leaders(state, "t", [0], unclean=False))
+    assert value(state).leader == preferred
+    assert topic_changes.elect_leaders(state, "t", None, unclean=False) == []
+
+
+def test_an_unclean_election_takes_whichever_replica_lives() -> None:
+    state = cluster()
+    create(state)
+    run_replicas(state, 0, 1, 2)
+    for broker in range(3):
+        gone = [("id-t", 0, f"{broker}a")]
+        apply(state, broker_changes.fail_replicas(state, broker, gone, EVERYONE))
+    assert value(state).leader is None
+    with pytest.raises(PartitionOfflineError):
+        topic_changes.elect_leaders(state, "t", None, unclean=True)
+    run_replicas(state, 1, incarnation="b")
+    assert topic_changes.elect_leaders(state, "t", None, unclean=False) == []
+    apply(state, topic_changes.elect_leaders(state, "t", None, unclean=True))
+    assert (value(state).leader, brokers_of(value(state).isr)) == (1, [1])
+
+
+def test_a_config_that_allows_an_unclean_election_decides_it() -> None:
+    state = cluster()
+    create(state)
+    run_replicas(state, 0, 1, 2)
+    for broker in range(3):
+        gone = [("id-t", 0, f"{broker}a")]
+        apply(state, broker_changes.fail_replicas(state, broker, gone, EVERYONE))
+    run_replicas(state, 1, incarnation="b")
+    assert value(state).leader is None
+    assert topic_changes.settle_after_config_change(state, "t", EVERYONE) == []
+    apply(state, topic_changes.alter_topic_config(state, "t", {"unclean_leader_election": True}))
+    apply(state, topic_changes.settle_after_config_change(state, "t", EVERYONE))
+    assert value(state).leader == 1
 
 
 def test_an_isr_proposal_is_decided_by_compare_and_swap() -> None:

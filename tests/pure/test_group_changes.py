@@ -122,12 +122,16 @@ def test_a_partition_is_given_on_only_when_its_owner_says_it_gave_it_up() -> Non
     one.join("a")
     one.beat("b")
     (moving,) = one.members["a"].revoking
-    one.beat("b")
+    assert one.beat("b") == []
     one.beat("a", owned=(P0, P1))  # the member knows, but still owns it
     assert not one.members["b"].assigned
+    epoch = one.members["a"].member_epoch
     one.beat("a")
     assert one.members["b"].assigned == {moving}
     assert not one.members["a"].revoking
+    # Its epoch, which it knows, means what it meant.
+    assert one.members["a"].member_epoch == epoch
+    assert one.state.groups["g"].sessions["a"].is_acked
 
 
 def test_an_old_heartbeat_gives_nothing_up() -> None:
@@ -238,6 +242,16 @@ def test_who_begins_anew_is_not_bound_by_its_commits_of_before() -> None:
     assert one.members["a"].member_epoch > epoch
     with pytest.raises(FencedMemberError):
         one.commit("a", epoch, 6, P0)
+
+
+def test_who_begins_anew_with_other_topics_gets_another_target() -> None:
+    one = Coordinator(partitions=1)
+    one.join("a", client="etl")
+    assert one.reason == "member a (etl) joined"
+    assert one.members["a"].target == {P0}
+    one.beat("a", 0, owned=(), topics=("u",))
+    assert not one.members["a"].target
+    assert one.reason == "member a subscribed anew"
 
 
 def test_a_join_whose_answer_was_lost_may_be_repeated() -> None:

@@ -46,6 +46,39 @@ def test_a_follower_that_has_nothing_on_disk_holds_the_high_watermark_at_0() -> 
     assert state.high_watermark == 1
 
 
+def test_a_notice_of_a_flush_counts_for_nothing_before_the_followers_first_fetch() -> None:
+    # Only its fetch says that its log agrees with the leader's: what it flushed may go again.
+    state = leader()
+    fetched(state, 2, 10)
+    state.follower_flushed(3, "3a", flushed=10, now_s=1.0)
+    fetched(state, 3, 5)
+    assert state.high_watermark == 5
+
+
+def test_the_high_watermark_waits_for_a_member_without_a_process() -> None:
+    state = leader()
+    state.committed(8, ALL, [*ALL[:2], (3, None)], 2)
+    fetched(state, 2, 10)
+    fetched(state, 3, 10)  # It ran when the epoch began.
+    assert state.high_watermark == 10
+    fresh = PartitionState(
+        broker=1, incarnation="1a", leader_epoch=6, epoch_start_offset=0, min_insync=2,
+        lag_time_max_s=10.0, end_offset=10, flushed_offset=10, high_watermark=0, started_s=0.0,
+    )
+    fresh.committed(9, ALL, [*ALL[:2], (3, None)], 2)
+    fetched(fresh, 2, 10)
+    assert fresh.high_watermark == 0
+
+
+def test_a_replica_that_moved_away_is_refused() -> None:
+    state = leader(isr=ALL[:2])
+    fetched(state, 3, 10)
+    state.committed(8, ALL[:2], ALL[:2], 2)
+    with pytest.raises(FencedEpochError):
+        fetched(state, 3, 10)
+    assert state.proposal(1.0) is None
+
+
 def test_the_leaders_own_disk_counts_too() -> None:
     state = leader(flushed=4)
     fetched(state, 2, 10)

@@ -110,6 +110,7 @@ def test_a_step_up_is_followed_and_a_step_down_after_the_cool_down() -> None:
     # Four could handle the load; a quarter on top leaves room to catch up.
     assert loud[-1].wanted == 5
     assert max(one.lag_s for one in loud) < 10
+    assert max(one.lag_slope for one in loud) > 0 > min(one.lag_slope for one in loud)
     within = next(n for n, one in enumerate(loud) if all(o.lag_s < 5 for o in loud[n:]))
     assert within < 20
     assert loud[-1].lag_s < 1.5

@@ -238,6 +238,8 @@ def test_impossible_moves_are_refused_and_none_of_the_others_begins(state: Clust
             move(state, *target)
     with pytest.raises(UnknownTopicError):
         move(state, 0, 1, 2, name="nope")
+    with pytest.raises(UnknownTopicError, match="no partition 7"):
+        reassignment.alter_reassignments(state, [("t", 7, (0, 1, 2))], None, EVERYONE)
     with pytest.raises(InvalidReassignmentError, match="positive"):
         move(state, 3, 1, 2, throttle=0)
     with pytest.raises(InvalidReassignmentError, match="t-0 is named twice"):
@@ -459,6 +461,33 @@ def test_as_many_replicas_are_rebuilt_as_there_are_brokers_for(state: ClusterSta
     register(state, 4, start=2)
     apply(state, reassignment.rebuild(state, {0, 1}))
     assert (value(state).target, members(state)) == ((3, 4, 2), [2, 3])
+
+
+def test_so_many_partitions_are_rebuilt_at_once(
+    state: ClusterState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(state, 5)
+    apply(state, topic_changes.create_topic(
+        state, topic_id="id-u", name="u", partitions=6, replication_factor=3, options={}))
+    for number, partition in state.topics["id-u"].partitions.items():
+        for broker in partition.value.replicas:
+            report = ReplicaReport("id-u", number, f"{broker}u{number}", "h", 1, None, 0)
+            apply(state, broker_changes.register_replicas(state, broker, [report], EVERYONE))
+    apply(state, broker_changes.fence_broker(state, 0, EVERYONE))
+    monkeypatch.setattr(reassignment, "REBUILDS_MAX", 1)
+    apply(state, reassignment.rebuild(state, {0}))
+    ((topic_id, number),) = state.moving
+    assert reassignment.rebuild(state, {0}) == []
+    # What is being moved gets another target, whatever else is to be rebuilt.
+    moved = state.topics[topic_id].partitions[number]
+    (taker,) = moved.value.adding
+    apply(state, broker_changes.fence_broker(state, taker, EVERYONE))
+    apply(state, reassignment.rebuild(state, {0, taker}))
+    assert set(state.moving) == {(topic_id, number)}
+    assert not {0, taker} & set(moved.value.target)
+    monkeypatch.setattr(reassignment, "REBUILDS_MAX", 2)
+    apply(state, reassignment.rebuild(state, {0, taker}))
+    assert len(state.moving) == 2
 
 
 def test_a_partition_without_a_leader_is_not_rebuilt(state: ClusterState) -> None:

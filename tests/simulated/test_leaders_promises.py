@@ -139,6 +139,19 @@ def test_a_record_is_acknowledged_when_all_in_sync_have_it_on_disk() -> None:
     leading(work)
 
 
+def test_a_record_is_acknowledged_as_soon_as_who_lacks_it_is_out_of_the_in_sync_set() -> None:
+    async def work(led: Led) -> None:
+        await led.all_agree()
+        answer = led.waiting(0)
+        led.flushed(31)
+        await led.fetched(2, 31, LEADER_EPOCH, 31)
+        assert not answer.done()
+        led.leader.committed(assignment(2, ALL[:2]))
+        assert (answer.result().base_offset, led.log.high_watermark) == (30, 31)
+
+    leading(work)
+
+
 def test_a_duplicate_waits_as_its_original_does_and_each_is_answered_for_its_own_offset() -> None:
     async def work(led: Led) -> None:
         await led.all_agree()

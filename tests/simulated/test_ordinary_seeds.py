@@ -9,7 +9,8 @@ from tests.simulated.support import passing, simulate
 pytestmark = pytest.mark.timeout(1800)  # seeds run at low priority
 
 FOUND_BUGS = "53,61,62,249,413"
-"""Seeds from 50 on that failed once; docs/history.md tells which bug each found."""
+"""Seeds from 50 on that failed once; docs/history.md tells which bug each found. 61, 249 and 413 had
+fewer replicas in a process then."""
 
 
 @pytest.mark.slow
