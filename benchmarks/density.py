@@ -25,12 +25,13 @@ from typing import Any, TypeVar
 
 import msgspec
 import ray
+from ray._private import state
 
 import rayq
 from benchmarks import machine
 from benchmarks.usage import Usage, watch
 from proving.chaos.processes import with_descendants
-from rayq.runtime import ray_lookup
+from rayq.runtime import ray_cluster, ray_lookup
 
 BROKERS = 3
 REPLICATION_FACTOR = 3
@@ -53,6 +54,8 @@ class Density(msgspec.Struct, kw_only=True):
     """From `create_topic` until all replicas of all partitions are in sync."""
     first_writes_s: float | None = None
     """From the first record to the acknowledgement of one record in each partition."""
+    lost_processes: int | None = None
+    """Replica processes that died, or were killed as silent, before the stop."""
     empty: dict[str, Usage] = {}
     idle: dict[str, Usage] = {}
     """By kind: "replicas", "brokers", "controller", "ray"."""
@@ -64,6 +67,8 @@ class Density(msgspec.Struct, kw_only=True):
     """From the begin of the stop until each partition has acknowledged another record."""
     in_sync_again_s: float | None = None
     """From the begin of the stop until all replicas are in sync."""
+    lost_processes_again: int | None = None
+    """Replica processes that died, or were killed as silent, after the second start."""
 
     @property
     def replicas(self) -> int:
@@ -104,7 +109,7 @@ def density(
 
     with start() as cluster:
         time.sleep(CALM_S)
-        result.empty = usage_by_kind(watched_s)
+        result.empty = watch(server_pids(), watched_s)
         told(f"the empty cluster: {_described(result.empty)}")
         result.in_sync_s, _ = _timed(
             lambda: cluster.create_topic(
@@ -115,16 +120,19 @@ def density(
         result.first_writes_s, _ = _timed(lambda: _write_to_all(cluster, partitions))
         told(f"each has taken its first record after {result.first_writes_s:.2f} s")
         time.sleep(CALM_S)
-        result.idle = usage_by_kind(watched_s)
+        result.idle = watch(server_pids(), watched_s)
         told(f"idle: {_described(result.idle)}")
         for figure in ("unique_mb", "cpu_percent"):
             whole, added = result.for_each_replica(figure)
             told(f"{figure} for each replica: {whole:.4f}, of which it adds {added:.4f}")
+        result.lost_processes = _ended_replica_processes()
+        told(f"replica processes that were lost so far: {result.lost_processes}")
         stopping_s = time.monotonic()
         result.stop_s, _ = _timed(cluster.stop)
     told(f"all servers are stopped after {result.stop_s:.2f} s")
     if not restart:
         return result
+    ended = _ended_replica_processes()
     result.start_s, cluster = _timed(start)
     told(f"rayq.start has returned after {result.start_s:.2f} s")
     with cluster:
@@ -134,6 +142,8 @@ def density(
         _wait_recovered()
         result.in_sync_again_s = time.monotonic() - stopping_s
         told(f"all replicas are in sync {result.in_sync_again_s:.2f} s after the stop began")
+        result.lost_processes_again = _ended_replica_processes() - ended
+        told(f"replica processes that were lost meanwhile: {result.lost_processes_again}")
         cluster.stop()
     return result
 
@@ -175,8 +185,8 @@ KINDS = {
 """By how the title of the process begins. Whatever else this process has started is Ray's."""
 
 
-def usage_by_kind(watched_s: float) -> dict[str, Usage]:
-    """What the processes of the local Ray that this process has started use, by kind."""
+def server_pids() -> dict[str, list[int]]:
+    """The processes of the local Ray that this process has started, by kind."""
     pids: dict[str, list[int]] = {"ray": []}
     servers: set[int] = set()
     for pid in with_descendants(os.getpid())[1:]:
@@ -188,7 +198,7 @@ def usage_by_kind(watched_s: float) -> dict[str, Usage]:
         pids.setdefault(kind, []).extend(some)
         if kind != "ray":
             servers.update(some)
-    return watch(pids, watched_s)
+    return pids
 
 
 def _kind(pid: int) -> str:
@@ -197,6 +207,14 @@ def _kind(pid: int) -> str:
     except (FileNotFoundError, ProcessLookupError):
         title = ""
     return next((kind for start, kind in KINDS.items() if title.startswith(start)), "ray")
+
+
+def _ended_replica_processes() -> int:
+    listed: dict[str, dict[str, Any]] = state.actors()
+    return sum(
+        one["ActorClassName"] == "ReplicaHostActor" and one["State"] == "DEAD"
+        for one in listed.values()
+    )
 
 
 @contextmanager
@@ -234,6 +252,8 @@ def main() -> int:
     parser.add_argument("--no-restart", action="store_true", help="leave out the second start")
     parser.add_argument("--json", type=Path, help="write the result there too")
     options = parser.parse_args()
+    # A start that takes long logs a line for each partition that is not in sync.
+    logging.getLogger(ray_cluster.__name__).setLevel(logging.ERROR)
     Path(".bench").mkdir(exist_ok=True)
     root = Path(tempfile.mkdtemp(prefix="density-", dir=".bench")).resolve()
     try:
