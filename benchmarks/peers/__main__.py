@@ -66,16 +66,28 @@ def _last_line(path: Path) -> str:
     return next((line for line in reversed(lines) if not line.startswith("%")), "no error is told")
 
 
+def write(about: str, rows: list[Row]) -> None:
+    (OUTPUT / "peers.md").write_text(markdown(rows) + "\n")
+    content = {
+        "date": datetime.date.today().isoformat(),
+        "machine": about,
+        "rows": msgspec.to_builtins(rows),
+    }
+    (OUTPUT / "peers.json").write_text(json.dumps(content, indent=2) + "\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS))
     sections = parser.parse_args().only
     if (reason := why_not()) is not None:
-        print(f"bench-peers is skipped: {reason}, and Kafka needs Java and Maven.")
+        print(
+            f"bench-peers is skipped: {reason}, and Kafka needs Java and Maven (on Debian: "
+            "apt-get install openjdk-17-jre-headless maven)."
+        )
         return 0
     HOME.mkdir(parents=True, exist_ok=True)
     install()
-    date = datetime.date.today().isoformat()
     about = f"{machine.describe()}, Kafka {KAFKA_VERSION}, load {os.getloadavg()[0]:.1f} before"
     print(about)
     rows: list[Row] = []
@@ -89,20 +101,8 @@ def main() -> int:
             if failure is not None:
                 failures[f"{section} of {side}"] = failure
         rows += rows_of(figures, failures)
-    table = markdown(rows)
-    print(f"\n{table}")
-    (OUTPUT / "peers.md").write_text(table + "\n")
-    (OUTPUT / "peers.json").write_text(
-        json.dumps(
-            {
-                "date": date,
-                "machine": about,
-                "rows": msgspec.to_builtins(rows),
-            },
-            indent=2,
-        )
-        + "\n"
-    )
+        write(about, rows)
+    print(f"\n{markdown(rows)}")
     return 1 if any(row.failure is not None for row in rows) else 0
 
 

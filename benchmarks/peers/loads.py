@@ -72,13 +72,13 @@ class _Records(NamedTuple):
     how_many: int
     unit: str
 
-    def figure(self, what: str, took_s: list[float], beside: str | None = None) -> Figure:
+    def figure(self, name: str, took_s: list[float], beside: str | None = None) -> Figure:
         factor = 1.0 if self.unit == "records/s" else self.size_bytes / 1e6
         return Figure(
-            name=f"{what} {self.name}",
+            name=name,
             unit=self.unit,
             samples=[self.how_many * factor / one for one in took_s],
-            beside=beside and f"{beside} {self.name}",
+            beside=beside,
         )
 
 
@@ -94,11 +94,13 @@ def produce(side: Side) -> Iterator[Figure]:
         side.create_topic("produced", PARTITIONS)
         values = _values(records.size_bytes, records.how_many)
         side.send_each("produced", values)
+        one_send_each = f"produce {records.name}, one send each"
         each_s = _repeated_s(side.send_each, "produced", values)
-        yield records.figure("produce, one send each,", each_s)
+        yield records.figure(one_send_each, each_s)
         if side.send_many("produced", values):
             many_s = _repeated_s(side.send_many, "produced", values)
-            yield records.figure("produce, send_many,", many_s, "produce, one send each,")
+            name = f"produce {records.name}, send_many (Kafka: one send each)"
+            yield records.figure(name, many_s, beside=one_send_each)
         side.delete_topic("produced")
 
 
@@ -109,9 +111,8 @@ def consume(side: Side) -> Iterator[Figure]:
         side.create_topic("consumed", PARTITIONS)
         side.send_each("consumed", _values(records.size_bytes, records.how_many))
         side.consume("consumed", PARTITIONS, records.how_many)
-        yield records.figure(
-            "consume", _repeated_s(side.consume, "consumed", PARTITIONS, records.how_many)
-        )
+        took_s = _repeated_s(side.consume, "consumed", PARTITIONS, records.how_many)
+        yield records.figure(f"consume {records.name}", took_s)
         side.delete_topic("consumed")
 
 

@@ -22,7 +22,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     kafka: Figure | None = None
     rayq: Figure | None = None
     ratio: float | None = None
-    """rayq's median by Kafka's."""
+    """rayq's median by Kafka's. None where that is not positive: two figures that are about equal
+    were subtracted."""
     failure: str | None = None
 
 
@@ -34,13 +35,13 @@ def rows_of(figures: Mapping[str, Sequence[Figure]], failures: Mapping[str, str]
         kafka, rayq = by_name["kafka"].get(name), by_name["rayq"].get(name)
         some = kafka or rayq
         assert some is not None
-        beside = kafka or by_name["kafka"].get(some.beside or "")
+        kafka = kafka or by_name["kafka"].get(some.beside or "")
         ratio = None
-        if rayq is not None and beside is not None and (median := _median(beside)):
-            ratio = _median(rayq) / median
+        if rayq is not None and kafka is not None and _median(kafka) > 0:
+            ratio = _median(rayq) / _median(kafka)
         rows.append(
             Row(
-                name=name if beside is kafka else f"{name} by {some.beside}",
+                name=name,
                 unit=some.unit,
                 better=some.better,
                 kafka=kafka,
