@@ -18,8 +18,8 @@ endif
 INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java hosts demo test test-thorough test-all test-fast bench sim chaos chaos-hostile \
-	chaos-groups lint lock docs clean hunt mutants
+.PHONY: help setup java hosts demo test test-thorough test-all test-fast bench bench-peers sim chaos \
+	chaos-hostile chaos-groups lint lock docs clean hunt mutants
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -102,6 +102,10 @@ mutants: $(FOR_THE_TESTS) ## Plant small mistakes into the servers' code; say wh
 
 bench: $(FOR_THE_TESTS) ## Measure this disk and rayq on it; 6 minutes, a table and .bench/results.json
 	@$(BIN)/python -m benchmarks.run
+
+ONLY ?=
+bench-peers: $(FOR_THE_TESTS) ## Measure rayq beside Kafka (by Maven); half an hour, ratios and .bench/peers.json: ONLY=latency
+	@$(BIN)/python -m benchmarks.peers $(if $(ONLY),--only $(ONLY))
 
 SEEDS ?= 0:200
 SCENARIO ?= ordinary
