@@ -9,7 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from rayq.core import broker_changes, cluster_state, metadata_records, topic_changes
+from rayq.core import (
+    broker_changes,
+    cluster_state,
+    metadata_records,
+    reassignment,
+    topic_changes,
+)
 from rayq.core.broker_changes import ReplicaReport
 from rayq.core.cluster_state import REQUESTS_REMEMBERED_MAX, ClusterState
 from rayq.core.metadata_records import (
@@ -158,6 +164,17 @@ def test_config_keys_of_tomorrow_are_carried_along_and_those_of_a_user_are_check
     assert again.topics[topic.topic_id].options == topic.options
 
 
+def test_a_broker_that_is_down_or_cordoned_is_given_no_new_replica() -> None:
+    state = cluster(5)
+    apply(state, broker_changes.fence_broker(state, 0, EVERYONE))
+    apply(state, reassignment.cordon_broker(state, 4, True))
+    create(state, partitions=4, factor=3)
+    placed = [one.value.replicas for one in state.topics["id-t"].partitions.values()]
+    assert {broker for replicas in placed for broker in replicas} == {1, 2, 3}
+    with pytest.raises(InvalidReplicationFactorError):
+        create(state, "u", factor=4)
+
+
 def test_too_many_replicas_are_refused_with_the_arithmetic() -> None:
     state = cluster(replicas_max=10)
     create(state, partitions=8)
@@ -294,6 +311,18 @@ def test_a_broker_that_stops_alone_hands_its_leadership_over() -> None:
     apply(state, broker_changes.stop_broker(
         state, leader, [report(leader, epoch=1, flushed=50)], EVERYONE, cluster_stops=False))
     assert value(state).leader not in (None, leader)
+
+
+def test_a_late_report_of_a_process_that_was_replaced_takes_nothing_out() -> None:
+    state = cluster()
+    create(state)
+    run_replicas(state, 0, 1, 2)
+    gone = [("id-t", 0, "1a")]
+    apply(state, broker_changes.fail_replicas(state, 1, gone, EVERYONE))
+    assert broker_changes.fail_replicas(state, 1, gone, EVERYONE) == []
+    run_replicas(state, 1, incarnation="b")
+    assert broker_changes.fail_replicas(state, 1, gone, EVERYONE) == []
+    assert state.topics["id-t"].partitions[0].processes[1].incarnation == "1b"
 
 
 def lead_by_another(state: ClusterState) -> int:

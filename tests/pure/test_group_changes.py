@@ -338,6 +338,13 @@ def test_a_static_member_comes_back_to_what_it_had() -> None:
         one.beat("s1", 1, instance="i")
 
 
+def test_a_member_without_an_instance_id_leaves_for_good_whatever_it_says() -> None:
+    one = Coordinator(partitions=2)
+    one.join("a", "b")
+    one.apply(group_changes.leave_static(one.state, "g", "a", **one.now))
+    assert one.members.keys() == {"b"}
+
+
 def test_a_static_member_that_stays_away_loses_its_partitions_with_its_session() -> None:
     one = Coordinator(partitions=2)
     one.join("a")

@@ -111,6 +111,8 @@ def test_a_step_up_is_followed_and_a_step_down_after_the_cool_down() -> None:
     assert loud[-1].wanted == 5
     assert max(one.lag_s for one in loud) < 10
     assert max(one.lag_slope for one in loud) > 0 > min(one.lag_slope for one in loud)
+    rises = [n for n, (one, two) in enumerate(itertools.pairwise(loud)) if two.wanted > one.wanted]
+    assert all(two - one >= SETTLE_S for one, two in itertools.pairwise(rises))
     within = next(n for n, one in enumerate(loud) if all(o.lag_s < 5 for o in loud[n:]))
     assert within < 20
     assert loud[-1].lag_s < 1.5
