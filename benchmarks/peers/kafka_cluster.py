@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import random
 import socket
 import subprocess
 from pathlib import Path
@@ -74,6 +75,12 @@ class KafkaCluster:
                         stderr=subprocess.STDOUT,
                     )
 
+    def check_running(self) -> None:
+        """Raises RuntimeError where a broker has ended by itself."""
+        for number, broker in self._brokers.items():
+            if (code := broker.poll()) is not None:
+                raise RuntimeError(f"Kafka's broker {number} ended with exit code {code}.")
+
     def close(self) -> None:
         for broker in self._brokers.values():
             broker.kill()
@@ -84,9 +91,12 @@ class KafkaCluster:
 
 
 def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [int(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    """Ports that no outgoing connection is given: one could take a port before its broker does."""
+    found: list[int] = []
+    for port in random.sample(range(20_000, 32_000), 100):
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        found.append(port)
+    return found[:count]

@@ -161,9 +161,10 @@ class KafkaSide:
         )
 
     def _wait(self, holds: Callable[[], bool]) -> None:
-        """Raises TimeoutError."""
+        """Raises TimeoutError, and RuntimeError where a broker has ended."""
         deadline_s = time.monotonic() + WAIT_TIMEOUT_S
         while True:
+            self._cluster.check_running()
             try:
                 if holds():
                     return
