@@ -44,8 +44,9 @@ sent, the connection counts as dead."""
 PING_AFTER_S = 1.0
 """See `Connection.keep_alive`: how long the peer may be silent before it is asked."""
 
-PING_TIMEOUT_S = 3.0
-"""How long it may take to answer that."""
+PING_PATIENCE_S = 300.0
+"""How long the answer to that may take while bytes come: a large batch on a slow link may be before
+it."""
 
 TIMER_SLACK_S = 0.001
 """The timers of uvloop have a resolution of a millisecond, and may fire that much too early."""
@@ -223,17 +224,15 @@ class Connection(FrameStream):
             return
         silent_s = self._loop.time() - self.received_at
         if self._pending and silent_s >= PING_AFTER_S - TIMER_SLACK_S:
-            self.request(Ping(), timeout_s=PING_TIMEOUT_S).add_done_callback(self._pinged)
+            answer = self.request(Ping(), timeout_s=SILENT_PEER_S, patience_s=PING_PATIENCE_S)
+            answer.add_done_callback(self._pinged)
         else:
             self.keep_alive()
 
     def _pinged(self, answer: asyncio.Future[Any]) -> None:
-        error = None if answer.cancelled() else answer.exception()
-        if self.closed:
-            return
-        if isinstance(error, TimeoutError):
-            self.end(DisconnectedError(f"no sign of life came within {PING_TIMEOUT_S:g} s"))
-        else:
+        if not answer.cancelled():
+            answer.exception()  # A time-out of it has ended the connection: see `_expire`.
+        if not self.closed:
             self.keep_alive()
 
     def close(self) -> None:
@@ -359,7 +358,8 @@ class Connection(FrameStream):
                 self._pending[correlation] = pending._replace(deadline=until)
                 continue
             del self._pending[correlation]
-            is_silent |= self.received_at <= pending.sent_at and waited_s >= SILENT_PEER_S
+            is_long = waited_s >= SILENT_PEER_S - TIMER_SLACK_S
+            is_silent |= is_long and self.received_at <= pending.sent_at
             if not pending.future.done():
                 pending.future.set_exception(
                     TimeoutError(

@@ -67,10 +67,10 @@ def test_what_goes_in_and_out_is_counted_once(own: LocalCluster) -> None:
     lags = select(samples, "rayq_replica_lag", topic="traffic")
     assert len(lags) == 4 and all(one.value == 0 for one in lags)
     produced = select(samples, "rayq_request_seconds", request="Produce")
-    assert sum(one.count or 0 for one in produced) >= 2
+    assert sum(one.count or 0 for one in produced) >= 1
     assert all(one.count == 0 or 0 < (one.quantile(0.99) or 0) < 10 for one in produced)
-    assert sum(one.count or 0 for one in select(samples, "rayq_log_flush_seconds")) >= 6
-    assert sum(one.count or 0 for one in select(samples, "rayq_end_to_end_seconds")) >= 2
+    assert sum(one.count or 0 for one in select(samples, "rayq_log_flush_seconds")) >= 3
+    assert sum(one.count or 0 for one in select(samples, "rayq_end_to_end_seconds")) >= 1
 
 
 def test_a_healthy_cluster_says_so(tmp_path: Path) -> None:

@@ -151,10 +151,10 @@ def followers_kept_over_moves() -> Iterator[None]:
         def add(self, item: Any) -> None:
             pass
 
-    start = ReplicaProcesses.start
+    assign = ReplicaProcesses.assign
 
     def forgets(self: Any, key: Any, name: str) -> None:
-        start(self, key, name)
+        assign(self, key, name)
         for host in self:
             host.let_go = _Forgetful()
 
@@ -168,7 +168,7 @@ def followers_kept_over_moves() -> Iterator[None]:
         (ReplicaHost, "_apply", hosts_again),
         (PartitionState, "committed", kept),
         (broker_changes, "register_replicas", trusting),
-        (ReplicaProcesses, "start", forgets),
+        (ReplicaProcesses, "assign", forgets),
     ]
     with contextlib.ExitStack() as stack:
         for target, attribute, instead in patches:

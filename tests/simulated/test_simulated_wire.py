@@ -117,3 +117,44 @@ def test_every_request_is_answered_or_fails_in_time_whatever_happens(seed: int) 
             assert len(answered) > REQUESTS / 4
             assert [e for e in world.errors if not isinstance(e.exception, ProcessDied)] == []
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_server_that_goes_dark_under_a_long_request_is_given_up_and_an_idle_one_is_not(
+    is_cut: bool,
+) -> None:
+    async def hold(peer: Peer, request: AnyRequest, payload: memoryview) -> Done:
+        await asyncio.sleep(40.0)
+        return Done()
+
+    async def ask(world: World) -> tuple[str, float]:
+        hosts = [world.host("server"), world.host("follower")]
+        process = hosts[0].process("server")
+        identity = Identity(role="server", key=SECRET, cluster_id="c", broker=1)
+        server = Server(process.environment, identity, hold)
+        process.start(server.start("server", PORT))
+        follower = hosts[1].process("follower")
+        pool = ConnectionPool(follower.environment, identity, keeps_alive=True)
+
+        async def request() -> str:
+            connection = await pool.get("server", PORT)
+            answer = connection.request(CheckRange("t", 0, 0), timeout_s=60.0)
+            if is_cut:
+                world.network.cut([hosts[1]], [hosts[0]])
+            try:
+                await answer
+            except RayqError as error:
+                return type(error).__name__
+            return "answered"
+
+        await asyncio.sleep(1.0)
+        start_s = world.loop.time()
+        outcome = await follower.start(request())
+        return outcome, world.loop.time() - start_s
+
+    with World(3) as world:
+        outcome, took_s = world.run(ask(world))
+    if is_cut:
+        assert outcome == "DisconnectedError" and took_s < 8
+    else:
+        assert outcome == "answered" and took_s < 42

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +12,7 @@ from rayq.config import MIB, TopicConfig
 from rayq.environment import Disk
 from rayq.errors import StorageError
 from rayq.storage.batch import decode_columns, encode_batch, read_header, split_batches
+from rayq.storage.checked_file import make_directory
 from rayq.storage.clean_state import CLEANED
 from rayq.storage.cleaner import CLEANING, clean, cleaner_turn
 from rayq.storage.log import Log
@@ -108,6 +110,7 @@ def crash_everywhere(
                 host = world.host()
                 process = host.process("replica")
                 disk = process.environment.disk
+                make_directory(disk, os.path.dirname(DIRECTORY))
                 log = open_log(disk)
                 prepare(log, disk)
                 before = records(log)
