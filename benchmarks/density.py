@@ -49,7 +49,7 @@ class Density(msgspec.Struct, kw_only=True):
     """The result. A time is None where that step was not reached."""
 
     partitions: int
-    replicas_per_process: int
+    replicas_per_process: int | None
     in_sync_s: float | None = None
     """From `create_topic` until all replicas of all partitions are in sync."""
     first_writes_s: float | None = None
@@ -88,7 +88,7 @@ def _of_servers(kinds: dict[str, Usage], figure: str) -> float:
 def density(
     root: Path,
     partitions: int,
-    replicas_per_process: int,
+    replicas_per_process: int | None,
     *,
     watched_s: float = WATCHED_S,
     restart: bool = True,
@@ -247,7 +247,7 @@ def _described(kinds: dict[str, Usage]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("partitions", type=int)
-    parser.add_argument("--replicas-per-process", type=int, default=100)
+    parser.add_argument("--replicas-per-process", type=int, help="by default as rayq does")
     parser.add_argument("--watched-s", type=float, default=WATCHED_S, help="for the idle CPU")
     parser.add_argument("--no-restart", action="store_true", help="leave out the second start")
     parser.add_argument("--json", type=Path, help="write the result there too")

@@ -234,8 +234,6 @@ class Section(NamedTuple):
     measure: Callable[[Side], Iterator[Figure]]
     timeout_s: float
     """For one side, with the start of its cluster."""
-    replicas_per_process: int = 1
-    """The setting of rayq's servers. 1 is their default."""
 
 
 SECTIONS = {
@@ -243,5 +241,5 @@ SECTIONS = {
     "consume": Section(consume, 420.0),
     "latency": Section(latency, 240.0),
     "failover": Section(failover, 420.0),
-    "partitions": Section(partitions, 600.0, replicas_per_process=100),
+    "partitions": Section(partitions, 600.0),
 }

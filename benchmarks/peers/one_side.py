@@ -25,7 +25,7 @@ def main(name: str, section_name: str, directory: str) -> None:
     figures = sys.stdout.buffer
     # Ray prints on stdout about each process that dies.
     with contextlib.redirect_stdout(io.StringIO()):
-        cluster = kafka(root) if name == "kafka" else on_ray(root, section.replicas_per_process)
+        cluster = kafka(root) if name == "kafka" else on_ray(root)
         with cluster as side:
             for figure in section.measure(side):
                 figures.write(msgspec.json.encode(figure) + b"\n")

@@ -26,14 +26,13 @@ NAME = "peers"
 
 
 @contextmanager
-def on_ray(root: Path, replicas_per_process: int) -> Iterator[RayqSide]:
+def on_ray(root: Path) -> Iterator[RayqSide]:
     with (
         local_ray(),
         rayq.start(
             str(root),
             brokers=BROKERS,
             name=NAME,
-            replicas_per_process=replicas_per_process,
             max_replicas_per_broker=10_000,
         ) as cluster,
     ):
