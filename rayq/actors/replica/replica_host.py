@@ -45,6 +45,9 @@ RETRY_S = 0.05
 DISK_FULL_RETRY_S = 1.0
 FAILURE_RETRY_S = 0.5
 STOP_GRACE_S = 0.2
+OPENED_AT_ONCE_MAX = 16
+"""So many replicas are opened side by side. While thousands are, heartbeats must go on."""
+ASSIGNED_AT_ONCE_MAX = 50
 BROKER_TIMEOUT_S = 5.0
 """The timeout of a question that the broker may hold for a while."""
 
@@ -79,6 +82,7 @@ class ReplicaHost:
         self._server = Server(environment, identity, self._handle, config)
         self._host = host
         self._replicas: dict[TopicIdPartition, Replica] = {}
+        self._openers = asyncio.Semaphore(OPENED_AT_ONCE_MAX)
         self._let_go: set[TopicIdPartition] = set()
         """The partitions closed because the broker said so: their directories may be removed and
         made anew, and this incarnation stands for what was in them."""
@@ -190,7 +194,9 @@ class ReplicaHost:
             replica = self._replicas.pop((topic_id, partition), None)
             if replica is not None:
                 replica.abandon()
-        for assignment in answer.assignments:
+        for number, assignment in enumerate(answer.assignments, 1):
+            if number % ASSIGNED_AT_ONCE_MAX == 0:
+                await asyncio.sleep(0)  # Those who wait for other replicas have their turn.
             try:
                 self._apply(assignment)
             except RayqError as error:  # Only of this partition: the others must not wait for it.
@@ -244,11 +250,12 @@ class ReplicaHost:
         key = (replica.assignment.topic_id, replica.assignment.partition)
         is_open = False
         while not is_open:
-            if self._replicas.get(key) is not replica:
-                return  # The topic was deleted meanwhile, or the replica moved away.
             try:
-                await replica.open(self._lock_directory(replica.assignment))
-                is_open = True
+                async with self._openers:
+                    if self._replicas.get(key) is not replica:
+                        return  # The topic was deleted meanwhile, or the replica moved away.
+                    await replica.open(self._lock_directory(replica.assignment))
+                    is_open = True
             except DirectoryInUseError as error:
                 # The previous process holds it, which the broker has killed or is about to kill.
                 logger.info("%s", error)
@@ -372,7 +379,11 @@ class ReplicaHost:
         return replica
 
     async def _stop(self) -> messages.StopReplicaHostResponse:
-        statuses = [await replica.close() for replica in self.replicas]
+        async def close(replica: Replica) -> messages.ReplicaStatus:
+            async with self._openers:
+                return await replica.close()
+
+        statuses = await asyncio.gather(*(close(replica) for replica in self.replicas))
         if not self._stopped.done():
             self._stopped.set_result(None)
         return messages.StopReplicaHostResponse(statuses)
