@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.signal import Signal
@@ -15,6 +16,7 @@ from rayq.config import KIB
 from rayq.core.fetch_size import FetchSize
 from rayq.errors import (
     CorruptBatchError,
+    DisconnectedError,
     DivergedLogError,
     RayqError,
     StorageError,
@@ -66,6 +68,7 @@ class Follower:
         )
         self._leader_high_watermark = 0
         self._fetch_size = FetchSize()
+        self._idle_fetch: asyncio.Future[Any] | None = None
         self._news = Signal()
         """Newer metadata came."""
         self._connection: Connection | None = None
@@ -96,6 +99,12 @@ class Follower:
         """Newer metadata of the partition, under the same leader."""
         self._assignment = assignment
         self._news.notify()
+        held = self._idle_fetch
+        if held is not None and not held.done() and not self._is_in_sync:
+            # The leader has to hear now that this replica lives: so it comes back into sync.
+            held.set_exception(
+                DisconnectedError("The fetch was given up, since this replica left the in-sync set.")
+            )
 
     def start(self) -> None:
         self._task = self._replica_log.environment.tasks.spawn(
@@ -215,10 +224,12 @@ class Follower:
         )
         clock = replica.environment.clock
         sent_s = clock.monotonic()
+        held = connection.request(
+            request, timeout_s=wait_ms / 1000 + FETCH_TIMEOUT_S, patience_s=FETCH_PATIENCE_S
+        )
+        self._idle_fetch = held if wait_ms == IDLE_FETCH_WAIT_MS else None
         try:
-            answer, payload = await connection.request(
-                request, timeout_s=wait_ms / 1000 + FETCH_TIMEOUT_S, patience_s=FETCH_PATIENCE_S
-            )
+            answer, payload = await held
         except TimeoutError:
             self._fetch_size.timed_out()
             raise
