@@ -23,6 +23,8 @@ RAY_ADDRESS = "127.0.0.1:1"
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The home of a user who has no cluster, in a process that has none."""
     monkeypatch.setattr(Cluster, "_running_here", [])
+    if (ray := sys.modules.get("ray")) is not None:  # Other tests may have started one here.
+        monkeypatch.setattr(ray, "is_initialized", lambda: False)
     for name in ("RAY_ADDRESS", "RAYQ_TOKEN", "RAYQ_CLUSTER"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RAYQ_HOME", str(tmp_path / "home"))

@@ -86,11 +86,14 @@ def flip(data: Path, broker: int, topic: str, segment: int, byte: Where, suffix:
 
 
 def is_sound(data: Path, topic: str, *, at_least: int = 3) -> bool:
-    reports = [
-        report
-        for broker in range(3)
-        for report in verify(LocalDisk(), str(data / f"broker-{broker}" / f"{topic}-0"))
-    ]
+    try:
+        reports = [
+            report
+            for broker in range(3)
+            for report in verify(LocalDisk(), str(data / f"broker-{broker}" / f"{topic}-0"))
+        ]
+    except FileNotFoundError:  # It is being put aside at this moment.
+        return False
     return sum(not report.damage for report in reports) >= at_least
 
 

@@ -103,7 +103,7 @@ class Follower:
         if held is not None and not held.done() and not self._is_in_sync:
             # The leader has to hear now that this replica lives: so it comes back into sync.
             held.set_exception(
-                DisconnectedError("The fetch was given up, since this replica left the in-sync set.")
+                DisconnectedError("The fetch was given up: this replica left the in-sync set.")
             )
 
     def start(self) -> None:
