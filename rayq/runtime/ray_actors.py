@@ -4,9 +4,9 @@
 |--------------------|----------------------------------|--------------------|
 | `ControllerActor`  | one per cluster                  | `ControllerServer` |
 | `BrokerActor`      | one per data directory           | `Broker`           |
-| `ReplicaHostActor` | one per replica of a partition   | `ReplicaHost`      |
+| `ReplicaHostActor` | one per replica, or for several  | `ReplicaHost`      |
 
-(With `replicas_per_process` several replicas of a broker share a `ReplicaHostActor`.)
+(How many replicas of a broker share a `ReplicaHostActor`: see `replicas_per_process`.)
 
 Only lifecycle goes through Ray; records never do. The controller and the brokers are detached named
 actors that Ray restarts for ever. A broker starts and restarts its replica processes itself, and
