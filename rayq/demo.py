@@ -231,16 +231,17 @@ class Assassin(threading.Thread):
 
     def run(self) -> None:
         half = len(self._acknowledgements.metadata) // 2
-        while not half <= self._acknowledgements.done < self.sent:
-            if self._given_up.wait(0.001):
-                return
         try:
-            self._strike()
+            # Asked for before, so that the kill comes in the midst of the writes.
+            partition = self._cluster.admin.describe_topic(TOPIC).partitions[VICTIM]
+            while not half <= self._acknowledgements.done < self.sent:
+                if self._given_up.wait(0.001):
+                    return
+            self._strike(partition)
         except (RayqError, OSError) as error:
             self.failure = error
 
-    def _strike(self) -> None:
-        partition = self._cluster.admin.describe_topic(TOPIC).partitions[VICTIM]
+    def _strike(self, partition: PartitionInfo) -> None:
         leader = next(r for r in partition.replicas if r.broker == partition.leader)
         if leader.pid is None or leader.pid == os.getpid():
             raise ProcessLookupError(f"Partition {VICTIM} is not led by a process of its own.")

@@ -113,10 +113,12 @@ def test_brokers_follow_the_nodes(nodes: RayNodes, tmp_path: Path) -> None:
     before = {one["Name"]: one["Pid"] for one in actors_of("spread") if "broker" in one["Name"]}
     controller = actor_pid("rayq:spread:controller")
     assert controller is not None
+    epoch = cluster.admin.describe_cluster().controller_epoch
     os.kill(controller, signal.SIGKILL)
     eventually(
         lambda: actor_pid("rayq:spread:controller") not in (None, controller), "it is back", WAIT_S
     )
+    eventually(lambda: _acts_itself(cluster, epoch), "it has taken over", WAIT_S)
     time.sleep(2 * NODE_CHECK_S)
     assert before == {
         one["Name"]: one["Pid"] for one in actors_of("spread") if "broker" in one["Name"]
@@ -136,6 +138,15 @@ def test_brokers_follow_the_nodes(nodes: RayNodes, tmp_path: Path) -> None:
     wait_in_sync(cluster, "t", brokers=2, timeout_s=WAIT_S)
     cluster.stop()
     eventually(lambda: actors_of("spread") == [], "no actor is left", WAIT_S)
+
+
+def _acts_itself(cluster: rayq.Cluster, after_epoch: int) -> bool:
+    """Whether the controller acts in a later epoch, and no broker stands in for it."""
+    info = cluster.admin.describe_cluster()
+    if info.controller_epoch <= after_epoch:
+        return False
+    brokers = {f"{one.host}:{one.port}" for one in info.brokers}
+    return info.controller is not None and info.controller not in brokers
 
 
 def _live(cluster: rayq.Cluster) -> set[int]:
