@@ -43,6 +43,21 @@ def test_a_broker_that_answers_the_first_controller_late_is_told_of_it() -> None
         assert world.errors == []
 
 
+@pytest.mark.parametrize("brokers", [2, 3])
+def test_no_broker_of_a_new_cluster_stands_in_for_a_controller_that_starts_late(
+    brokers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would know no other broker, and the controller, which knows all, would leave it in peace:
+    the others would never hear of any controller."""
+    with World(1) as world:
+        cluster = SimulatedCluster(world, brokers=brokers)
+        cluster.peers = []
+        start = cluster.start_controller
+        monkeypatch.setattr(cluster, "start_controller", lambda: world.loop.call_later(15, start))
+        world.run(cluster.start(), limit_s=25)
+        assert world.errors == []
+
+
 async def _script(world: World, cluster: SimulatedCluster) -> None:
     await cluster.start()
     process = world.host("client").process("client")

@@ -148,7 +148,8 @@ class Broker:
             endpoint=self.endpoint,
             silent_s=lambda: self.metadata.silent_s,
             known_brokers=self._known_brokers,
-            may_host=self._is_voter,
+            # In a new cluster only the controller's own process knows where all brokers are.
+            may_host=lambda: self._is_voter() and self.metadata.has_been_led,
             is_preferred=False,
         )
         environment.metrics.label(cluster=self._cluster_name, broker=meta.broker)

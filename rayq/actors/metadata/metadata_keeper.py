@@ -111,6 +111,11 @@ class MetadataKeeper:
         since_s = self._started_s if self._heard_s is None else self._heard_s
         return self._environment.clock.monotonic() - since_s
 
+    @property
+    def has_been_led(self) -> bool:
+        """Whether any controller ever asked this voter for its promise."""
+        return self._log.promised_epoch > 0
+
     def note_controller(self, epoch: int, controller: Address) -> None:
         """Another broker says which process is the controller."""
         if epoch >= self.controller_epoch:
