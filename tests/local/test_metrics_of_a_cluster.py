@@ -254,9 +254,12 @@ def test_each_rebalance_leaves_one_line_with_the_reason(
     eventually(lambda: owned() == [1, 1], "each has one partition")
     for consumer in reversed(consumers):
         consumer.close()
-    lines = reasons()
+    all_lines = reasons()
+    # The coordinator may hear of the partitions' leaders after the first member.
+    lines = [line for line in all_lines if "partitions of shared changed" not in line]
     assert ["joined" in line for line in lines] == [True, True, False, False]
     assert "epoch=1 " in lines[0] and "left: the consumer was closed" in lines[3]
-    assert total(own.metrics(), "rayq_consumergroup_rebalances_total", group="shared") == 4
+    rebalances = total(own.metrics(), "rayq_consumergroup_rebalances_total", group="shared")
+    assert rebalances == len(all_lines)
     own.admin.delete_group("shared")
     assert not [one for one in own.metrics() if one.labels.get("group") == "shared"]
