@@ -33,7 +33,7 @@ async def _run(clusters: list[rayq.Cluster], count: int) -> None:
     value = os.urandom(RECORD_BYTES)
     started_s = time.monotonic()
     producers = [one.async_producer(linger_ms=0) for one in clusters[:count]]
-    consumers = [one.async_consumer("t") for one in clusters[count:]]
+    consumers = [one.async_consumer("t", auto_offset_reset="earliest") for one in clusters[count:]]
     await asyncio.gather(*(one.send_and_wait("t", value) for one in producers))
     reads = [0] * count
 
