@@ -446,8 +446,8 @@ class PartitionDirectory:
                         f"{path} holds partition {meta.partition} of topic {meta.topic} "
                         f"({meta.topic_id}), not {partition} of {topic} ({topic_id})."
                     )
-                # A process that died before its sync may have made it.
-                is_new = not disk.exists(f"{path}/{CHECKPOINT}")
+                # Also a process that died before its sync may have made it.
+                is_new = meta is None or not disk.exists(f"{path}/{CHECKPOINT}")
             except BaseException:
                 lock.close()
                 raise

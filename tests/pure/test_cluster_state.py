@@ -366,13 +366,17 @@ def test_an_operator_elects_the_preferred_replica_of_the_partitions_that_he_name
     assert topic_changes.elect_leaders(state, "t", None, unclean=False) == []
 
 
+def fail_all_replicas(state: ClusterState) -> None:
+    for broker in range(3):
+        gone = [("id-t", 0, f"{broker}a")]
+        apply(state, broker_changes.fail_replicas(state, broker, gone, EVERYONE))
+
+
 def test_an_unclean_election_takes_whichever_replica_lives() -> None:
     state = cluster()
     create(state)
     run_replicas(state, 0, 1, 2)
-    for broker in range(3):
-        gone = [("id-t", 0, f"{broker}a")]
-        apply(state, broker_changes.fail_replicas(state, broker, gone, EVERYONE))
+    fail_all_replicas(state)
     assert value(state).leader is None
     with pytest.raises(PartitionOfflineError):
         topic_changes.elect_leaders(state, "t", None, unclean=True)
@@ -386,9 +390,7 @@ def test_a_config_that_allows_an_unclean_election_decides_it() -> None:
     state = cluster()
     create(state)
     run_replicas(state, 0, 1, 2)
-    for broker in range(3):
-        gone = [("id-t", 0, f"{broker}a")]
-        apply(state, broker_changes.fail_replicas(state, broker, gone, EVERYONE))
+    fail_all_replicas(state)
     run_replicas(state, 1, incarnation="b")
     assert value(state).leader is None
     assert topic_changes.settle_after_config_change(state, "t", EVERYONE) == []

@@ -153,8 +153,8 @@ def followers_kept_over_moves() -> Iterator[None]:
 
     assign = ReplicaProcesses.assign
 
-    def forgets(self: Any, key: Any, name: str) -> None:
-        assign(self, key, name)
+    def forgets(self: Any, partitions: Any) -> None:
+        assign(self, partitions)
         for host in self:
             host.let_go = _Forgetful()
 

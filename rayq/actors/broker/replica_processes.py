@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rayq.actors.hosting import HostProcess, ReplicaHostSpec, Runtime
@@ -114,25 +115,33 @@ class ReplicaProcesses:
 
     # --- starting ---------------------------------------------------------------------------
 
-    def assign(self, key: TopicIdPartition, name: str) -> None:
-        """Gives a partition to a process that has room for it, or else to a new one, which
-        `start_waiting` starts. `name` is for operators that look at the processes."""
-        host = self._with_room(key)
-        if host is None:
-            now_s = self._environment.clock.monotonic()
-            host = ReplicaProcess(self._environment.new_id(), now_s, heard_s=now_s)
-            self._hosts[host.incarnation] = host
-            self._waiting.append(host)
-        host.keys.add(key)
-        if host.endpoint is None:
-            host.names.append(name)
-        host.changed.notify()
+    def assign(self, partitions: Mapping[TopicIdPartition, str]) -> None:
+        """Gives each partition to a process that has room for it, or else to a new one, which
+        `start_waiting` starts. Their names are for operators that look at the processes."""
+        of_topic = {
+            host.incarnation: Counter(topic_id for topic_id, _ in host.keys) for host in self
+        }
+        for key, name in partitions.items():
+            host = self._with_room(key, of_topic)
+            if host is None:
+                now_s = self._environment.clock.monotonic()
+                host = ReplicaProcess(self._environment.new_id(), now_s, heard_s=now_s)
+                self._hosts[host.incarnation] = host
+                self._waiting.append(host)
+                of_topic[host.incarnation] = Counter()
+            host.keys.add(key)
+            of_topic[host.incarnation][key[0]] += 1
+            if host.endpoint is None:
+                host.names.append(name)
+            host.changed.notify()
 
-    def _with_room(self, key: TopicIdPartition) -> ReplicaProcess | None:
+    def _with_room(
+        self, key: TopicIdPartition, of_topic: Mapping[str, Counter[str]]
+    ) -> ReplicaProcess | None:
         """A process that may host one partition more, and never hosted this one. Where the config
         leaves it open, each of the first partitions gets its own, and a further one joins the
         process that has fewest of its topic, and fewest in all: one process that dies shall take
-        few leaders of a topic along."""
+        few leaders of a topic along. `of_topic` counts the partitions of each process."""
         hosts = [host for host in self._hosts.values() if key not in host.let_go]
         per_process = self._config.replicas_per_process
         if per_process is not None:
@@ -140,8 +149,7 @@ class ReplicaProcesses:
         if len(hosts) < self._runtime.processes_max:
             return None
         return min(
-            hosts,
-            key=lambda host: (sum(one[0] == key[0] for one in host.keys), len(host.keys)),
+            hosts, key=lambda host: (of_topic[host.incarnation][key[0]], len(host.keys))
         )
 
     def start_waiting(self, starting_max: int) -> None:

@@ -98,8 +98,7 @@ class ReplicaSupervisor:
                 is_due = self._has_news or now_s - looked_s >= LOOK_INTERVAL_S
                 if is_due and self._metadata.version > 0:
                     looked_s = now_s
-                    self._has_news = False
-                    self._has_news = not await self._look()
+                    await self._look()
             except RayqError as error:
                 logger.debug("broker %d: %s", self._broker, error)
             except OSError as error:
@@ -107,19 +106,19 @@ class ReplicaSupervisor:
                 logger.warning("broker %d cannot look at its disk: %s", self._broker, error)
             await self._wake.wait(REPORT_INTERVAL_S)
 
-    async def _look(self) -> bool:
-        """Looks at everything, and does what can be done now. Returns whether nothing is left to
-        do. Raises RayqError, OSError."""
+    async def _look(self) -> None:
+        """Looks at everything, and does what can be done now; the rest stays news. Raises
+        RayqError, OSError."""
+        self._has_news = False
+        is_settled = False
         try:
             self._remove_unplaced()
             is_missing = self._start_missing()
             is_told = await self._report()
             await self._start_damaged_again()
-        except BaseException:
-            self._has_news = True
-            raise
-        is_settled = not (is_missing or is_told or self._damaged or self._copy_anew_from_s)
-        return is_settled and not self._has_news
+            is_settled = not (is_missing or is_told or self._damaged or self._copy_anew_from_s)
+        finally:
+            self._has_news |= not is_settled
 
     def wake(self) -> None:
         self._has_news = True
@@ -234,6 +233,7 @@ class ReplicaSupervisor:
         """Starts what is missing, as far as it may be started now. Returns whether anything was
         missing."""
         is_missing = False
+        startable: dict[TopicIdPartition, str] = {}
         now_s = self._environment.clock.monotonic()
         hosted = {key for host in self._hosts for key in host.keys}
         nodes = {
@@ -251,7 +251,8 @@ class ReplicaSupervisor:
                 continue
             found = self._placed.find(key)
             assert found is not None
-            self._hosts.assign(key, f"{found[0].name}-{key[1]}")
+            startable[key] = f"{found[0].name}-{key[1]}"
+        self._hosts.assign(startable)
         self._hosts.start_waiting(starts_max)
         return is_missing or self._hosts.starting > 0
 
