@@ -100,6 +100,7 @@ PositiveSeconds = Annotated[float, Bounds(0, above_zero=True)]
 NotNegativeSeconds = Annotated[float, Bounds(0)]
 SessionMs = Annotated[int, Bounds(100, HOUR_MS)]
 PollIntervalMs = Annotated[int, Bounds(1, INT64_MAX)]
+TransactionTimeoutMs = Annotated[int, Bounds(1000, 15 * 60_000)]
 
 
 def _plain_functions(config: object, *names: str) -> None:
@@ -253,6 +254,10 @@ class ClusterConfig:
     """Partitions of `__consumer_offsets`, fixed when the first group is used: each has a
     coordinator of its own."""
 
+    transaction_state_partitions: Annotated[int, Bounds(1, 256)] = 1
+    """Partitions of `__transaction_state`, fixed at the first transaction: each has a coordinator
+    of its own."""
+
     offsets_retention_ms: Positive = 7 * DAY_MS
     """Positions of a group without members are forgotten after so long."""
 
@@ -380,6 +385,14 @@ class ProducerConfig:
     key_serializer: Serializer | None = None
     """The same for keys. A partitioner gets the bytes."""
 
+    transactional_id: str | None = None
+    """Writes in transactions, under a name that stays over restarts: a producer that starts with it
+    fences the one before. 1 to 256 characters. Needs acks="all" and enable_idempotence."""
+
+    transaction_timeout_ms: TransactionTimeoutMs = 60_000
+    """A transaction that has not ended so long after its first record is aborted, as of a producer
+    that died: readers of its partitions wait for it meanwhile."""
+
     def __post_init__(self) -> None:
         _check_values(self)
         _require(
@@ -390,6 +403,15 @@ class ProducerConfig:
         _require(
             self.buffer_memory >= self.batch_size,
             "buffer_memory must be at least batch_size, or no batch would ever fill.",
+        )
+        _require(
+            self.transactional_id is None or 1 <= len(self.transactional_id) <= 256,
+            "transactional_id has 1 to 256 characters.",
+        )
+        _require(
+            self.transactional_id is None or self.idempotent,
+            'transactional_id needs enable_idempotence and acks="all": a transaction that may lose '
+            "records is none.",
         )
         _plain_functions(self, "value_serializer", "key_serializer")
 
@@ -446,6 +468,11 @@ class ConsumerConfig:
 
     auto_commit_interval_ms: Positive = 5_000
     """How often, with `enable_auto_commit`."""
+
+    isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed"
+    """"read_committed" returns records of transactions that committed, and stops below the first
+    transaction that is not decided. "read_uncommitted" returns everything that is replicated. Where
+    nobody uses transactions they are the same."""
 
     max_poll_records: Positive = 500
     """The most records that one `poll` returns unless it says otherwise."""

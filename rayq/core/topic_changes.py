@@ -51,6 +51,8 @@ OFFSETS_TOPIC_FIXED = {
     "unclean_leader_election",
 }
 """The keys of that topic's config that cannot be changed."""
+TRANSACTIONS_TOPIC = "__transaction_state"
+"""Rayq's own topic of what transaction coordinators decided."""
 _LEGAL_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 

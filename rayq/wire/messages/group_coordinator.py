@@ -104,6 +104,9 @@ class CommitOffsets(ToCoordinator[CommitOffsetsResponse], frozen=True):
     offsets: list[tuple[Id, Partition, Offset, int | None, CommitMetadata]]
     """`(topic id, partition, offset of the next record, leader epoch of the record before it,
     metadata)`"""
+    transaction: tuple[int, int] | None = None
+    """`(family, epoch)`: the positions take effect if this transaction commits. Until it has ended
+    they are pending, and every other write of them waits. Raises also TransactionEnded."""
 
 
 class CommittedOffset(Response, frozen=True):
