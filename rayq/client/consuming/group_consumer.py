@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from rayq.client.arguments import as_partition
 from rayq.client.client import Client, check_partition
-from rayq.client.consuming.coordinator import Coordinator
 from rayq.client.consuming.fetcher import Fetcher
 from rayq.client.consuming.group_member import LEAVE_TIMEOUT_S, GroupMember
 from rayq.client.consuming.group_offsets import (
@@ -27,6 +26,7 @@ from rayq.client.consuming.group_offsets import (
 )
 from rayq.client.consuming.member_state import Interest, Partitions
 from rayq.client.consuming.subscription import Start, Subscription
+from rayq.client.coordinator import GroupCoordinator
 from rayq.config import ConsumerConfig, is_unicode
 from rayq.core.topic_pattern import check_pattern
 from rayq.errors import InvalidRequestError, RayqError
@@ -105,7 +105,7 @@ class GroupConsumer:
         self._reader = reader
         self._client = client
         self._config = config
-        self._coordinator = Coordinator(client, group, config)
+        self._coordinator = GroupCoordinator(client, group, config)
         self._offsets = GroupOffsets(self._coordinator, config)
         reader.fetcher.committed = self._offsets.lookup
         reader.fetcher.is_member = lambda: self.member is not None

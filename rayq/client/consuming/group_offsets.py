@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from rayq.client.backoff import Backoff
-from rayq.client.consuming.coordinator import Coordinator
 from rayq.client.consuming.group_member import GroupMember
+from rayq.client.coordinator import GroupCoordinator
 from rayq.config import ConsumerConfig
 from rayq.errors import (
     ClosedError,
@@ -72,7 +72,7 @@ class GroupOffsets:
     """Belongs to the loop. `member` is None for a consumer whose partitions are assigned by
     hand."""
 
-    def __init__(self, coordinator: Coordinator, config: ConsumerConfig) -> None:
+    def __init__(self, coordinator: GroupCoordinator, config: ConsumerConfig) -> None:
         self.member: GroupMember | None = None
         self.known: dict[TopicPartition, int | None] = {}
         """What is committed, as far as this consumer has seen. Its thread reads this too."""
