@@ -9,8 +9,8 @@ from typing import Any
 
 from rayq.client.arguments import as_partition, by_partition, shown
 from rayq.client.client import Client, check_partition
-from rayq.client.consuming.group_consumer import check_group
 from rayq.client.coordinator import GroupCoordinator, offsets_partitions
+from rayq.client.group_positions import check_group
 from rayq.config import ConsumerConfig
 from rayq.core.topic_changes import OFFSETS_TOPIC
 from rayq.errors import (

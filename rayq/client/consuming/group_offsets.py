@@ -37,7 +37,6 @@ logger = logging.getLogger(__name__)
 
 BACKOFF_MAX_S = 0.5
 """Between two tries of a commit that met a rebalance."""
-METADATA_CHARACTERS_MAX = 4096
 
 
 class Position(NamedTuple):

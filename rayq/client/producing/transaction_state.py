@@ -128,10 +128,7 @@ class TransactionState:
         if self.fenced is not None:
             return self.fenced
         if self.phase == "ending":
-            return InvalidRequestError(
-                f"send() while a transaction of {self._id!r} ends: what it contains is decided. "
-                "Wait for the threads or tasks that send before the end of the block."
-            )
+            return self.ending_refusal()
         if self.phase != "open":
             return InvalidRequestError(
                 f"send() outside of a transaction: this producer has the transactional_id "
@@ -139,6 +136,13 @@ class TransactionState:
                 "producer.transaction():`, or by a producer without a transactional_id."
             )
         return None if self._failure is None else self._aborted(self._failure)
+
+    def ending_refusal(self) -> RayqError:
+        """Why a record is refused once the transaction ends."""
+        return InvalidRequestError(
+            f"send() while a transaction of {self._id!r} ends: what it contains is decided. Wait "
+            "for the threads or tasks that send before the end of the block."
+        )
 
     @property
     def has_failed(self) -> bool:
@@ -189,6 +193,10 @@ class TransactionState:
     def asked(self) -> None:
         """`unsettled` is asked for, once more."""
         self._attempts += 1
+
+    @property
+    def was_asked(self) -> bool:
+        return self._attempts > 0
 
     def ended(self, is_committed: bool, next_numbers: TransactionNumbers) -> None:
         """The coordinator's answer: how the transaction ended, whatever was asked for."""
