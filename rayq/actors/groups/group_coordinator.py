@@ -1,9 +1,9 @@
 """The coordinator of the groups of one `__consumer_offsets` partition: it lives with the leader.
 
-Its hard state is that partition's log (`GroupLog`): a decision's records are replayed here at once
-and appended, and every answer waits until all that it is based on is committed. So what a deposed
-coordinator says or writes is never acknowledged (docs/protocol.md, rule 20). It begins by reading
-the whole log; should an append fail, it drops its state and begins anew.
+Its hard state is that partition's log (`CoordinatorLog`): a decision's records are replayed here
+at once and appended, and every answer waits until all that it is based on is committed. So what a
+deposed coordinator says or writes is never acknowledged (docs/protocol.md, rule 20). It begins by
+reading the whole log; should an append fail, it drops its state and begins anew.
 
 Its soft state is when each member was heard: after a start every member has a full session.
 """
@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from rayq.actors.clock_watch import ClockWatch
+from rayq.actors.coordinator_log import CoordinatorLog
 from rayq.actors.groups.group_answers import committed_offsets, description, named, summaries
-from rayq.actors.groups.group_log import GroupLog
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.signal import Signal
@@ -31,6 +31,8 @@ from rayq.core.group_records import (
     MemberRecord,
     MemberValue,
     Record,
+    decode,
+    encode,
     partition_of_group,
 )
 from rayq.core.group_state import Group, GroupState, SubscribedTopic
@@ -64,6 +66,7 @@ TOPICS_INTERVAL_S = 0.05
 """The least time between two looks at the topics, however fast the metadata changes."""
 TOPICS_TIMEOUT_S = 5.0
 OFFSETS_CHECK_INTERVAL_S = 60.0
+OFFSETS_PER_BATCH_MAX = 1000
 
 MemberKey = tuple[str, str]
 """`(group, member)`"""
@@ -88,7 +91,9 @@ class GroupCoordinator:
         self._leader = leader
         self._environment = replica_log.environment
         self._config = replica_log.config
-        self._log = GroupLog(replica_log, leader, assignment, on_failure=self._reset)
+        self._log = CoordinatorLog(
+            replica_log, leader, assignment, encode=encode, on_failure=self._reset
+        )
         self._partition = assignment.partition
         self._ask_broker = ask_broker
         self._version = metadata_version
@@ -392,7 +397,12 @@ class GroupCoordinator:
                 self._release(key)
                 if record.value is None:
                     self._connections.pop(key, None)
-        self._log.append(records)
+        if any(isinstance(record, MemberRecord) for record in records):
+            self._log.append(records)
+            return
+        for start in range(0, len(records), OFFSETS_PER_BATCH_MAX):
+            # Positions do not depend on each other.
+            self._log.append(records[start : start + OFFSETS_PER_BATCH_MAX])
 
     def _log_rebalance(self, group: str, value: GroupValue) -> None:
         known = self.state.groups.get(group)
@@ -435,7 +445,7 @@ class GroupCoordinator:
 
     async def _load(self) -> None:
         state = GroupState(self._assignors)
-        count = await self._log.replay(state)
+        count = await self._log.replay(lambda key, value: state.replay(decode(key, value)))
         self.state = state
         self._is_loaded = True
         self._failure = None
