@@ -25,6 +25,7 @@ from rayq.wire.messages.base import (
     Response,
     ToCoordinator,
 )
+from rayq.wire.messages.transactions import Family, TransactionEpoch
 
 #
 MEMBER_EPOCH_JOIN = 0
@@ -104,9 +105,13 @@ class CommitOffsets(ToCoordinator[CommitOffsetsResponse], frozen=True):
     offsets: list[tuple[Id, Partition, Offset, int | None, CommitMetadata]]
     """`(topic id, partition, offset of the next record, leader epoch of the record before it,
     metadata)`"""
-    transaction: tuple[int, int] | None = None
-    """`(family, epoch)`: the positions take effect if this transaction commits. Until it has ended
-    they are pending, and every other write of them waits. Raises also TransactionEnded."""
+    transaction: tuple[Family, TransactionEpoch, int] | None = None
+    """`(family, epoch, number)`: the positions take effect if this transaction commits. Until it
+    has ended they are pending: FetchCommitted of them and every other write of them is refused with
+    OffsetPending. `number` grows with each such request of the transaction: of two positions for
+    one partition the one with the higher number counts. `sequence` is that of the member's last
+    commit without a transaction, 0 where that is not known: late repetitions of those commits are
+    refused. Raises also TransactionEnded, TransactionLimit."""
 
 
 class CommittedOffset(Response, frozen=True):
