@@ -1,7 +1,7 @@
 """What the leader of a partition does with a batch, or a marker, of a transaction.
 
 Pure. The log tells what is open and what has ended; here is what a leader knows beside it, for one
-leader epoch: who has joined, and which coordinators it has heard (docs/protocol.md, Transactions).
+leader epoch: who has joined, and which coordinators it has heard (docs/protocol.md, rules 25, 26).
 """
 
 from __future__ import annotations

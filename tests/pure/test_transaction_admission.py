@@ -1,4 +1,4 @@
-"""What a leader does with batches and markers of transactions (docs/protocol.md, Transactions)."""
+"""What a leader does with batches and markers of transactions (docs/protocol.md, rules 25, 26)."""
 
 from __future__ import annotations
 
