@@ -22,6 +22,7 @@ from rayq.errors import (
     InvalidRecordError,
     InvalidRequestError,
     NotLeaderError,
+    OffsetOutOfRangeError,
     OpenTransactionError,
     RayqError,
     TimeoutError,
@@ -546,6 +547,28 @@ def test_an_answer_names_what_was_aborted_among_its_batches(isolation: int) -> N
         await led.ended(family=OTHER)
         assert (await led.fetching(0, isolation))[0].aborted == [(FAMILY, 0)]
         assert (await led.fetching(3, isolation))[0].aborted == []
+
+    leading(work)
+
+
+def test_records_that_are_deleted_while_they_are_read_are_not_shown_without_the_keys_of_the_aborted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work(led: Led) -> None:
+        await led.written()
+        await led.ended(is_commit=False)
+        await led.written(None)
+        read = led.log.read
+
+        async def slow(offset: int, limit: int, bytes_max: int) -> tuple[bytes, int]:
+            found = await read(offset, limit, bytes_max)
+            await led.log.advance_log_start(2)
+            return found
+
+        monkeypatch.setattr(led.log, "read", slow)
+        with pytest.raises(OffsetOutOfRangeError):
+            await led.fetching(0)
+        assert (await led.fetching(2))[0].next_offset == 3
 
     leading(work)
 
