@@ -177,6 +177,7 @@ class Replica:
                     assignment,
                     propose=self._propose,
                     has_lease=self._has_lease,
+                    links=self._links,
                 )
             role.committed(assignment)
             if assignment.topic == OFFSETS_TOPIC and self._coordinator is None:
@@ -291,6 +292,7 @@ class Replica:
                 sample("rayq_partition_earliest_offset", log.start_offset, **at),
                 sample("rayq_partition_in_sync_replicas", len(state.isr), **at),
                 sample("rayq_partition_replicas", len(self.assignment.replicas), **at),
+                *self._role.transactions.measure(self._environment.clock.monotonic()),
             ]
         return samples
 
@@ -320,6 +322,7 @@ class Replica:
         self._compactor.tick(now_s)
         if isinstance(role, Leader):
             role.propose_isr()
+            role.transactions.look(now_s)
             self._keep_retention(now_s)
 
     def _keep_retention(self, now_s: float) -> None:

@@ -333,6 +333,10 @@ class ReplicaHost:
                 return self._leader(request).replica_snapshot(request)
             case messages.DescribeProducers():
                 return self._leader(request).reads.describe_producers(request)
+            case messages.DescribeOpenTransactions():
+                return self._leader(request).reads.describe_open_transactions(request)
+            case messages.WriteMarker():
+                return self._leader(request).transactions.write_marker(request)
             case messages.DescribeReplica():
                 return self._replica(request.topic_id, request.partition).describe()
             case messages.CheckRange():
