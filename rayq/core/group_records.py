@@ -87,10 +87,10 @@ class PendingOffset(msgspec.Struct, frozen=True):
 
     family: int
     epoch: int
-    number: int
-    """It grows with each commit of positions in the transaction."""
     member: str
     """"" where no member committed it."""
+    sequence: int
+    """Of the commit, which puts late ones in their place."""
     offset: int
     last_epoch: int | None
     metadata: str
@@ -208,8 +208,8 @@ class _StoredPending(msgspec.Struct, array_like=True, frozen=True):
     version: int
     family: int
     epoch: int
-    number: int
     member: str
+    sequence: int
     offset: int
     last_epoch: int | None
     metadata: str

@@ -54,7 +54,7 @@ class Session:
     revoking_since_s: float | None = None
     last_sequence: int | None = None
     transaction_sequence: int = 0
-    """The last sequence before positions that a transaction took: earlier commits are outdated."""
+    """Of the last commit inside a transaction: plain commits from before it are outdated."""
     gained: Partitions = NOTHING
     """Partitions that came with this epoch: a commit of them under the previous one is outdated."""
 

@@ -57,7 +57,7 @@ def has_joined(state: GroupState, family: int, epoch: int) -> bool:
 def commit(
     state: GroupState,
     group: str,
-    transaction: tuple[int, int, int],
+    transaction: Transaction,
     member: str,
     member_epoch: int,
     sequence: int,
@@ -65,10 +65,10 @@ def commit(
     *,
     now_ms: int,
 ) -> tuple[list[Record], list[Refused]]:
-    """Takes positions into a transaction, `(family, epoch, number)`, which has joined. Raises what
+    """Takes positions into a transaction, which has joined. Raises what
     `group_offsets.commit` raises, TransactionEndedError, TransactionLimitError, OffsetPendingError
     (also while an older transaction of the same producer waits for its end here)."""
-    family, epoch, number = transaction
+    family, epoch = transaction
     _check_may_take(state, family, epoch)
     known = state.groups.get(group)
     check_metadata(known, group, offsets)
@@ -85,10 +85,10 @@ def commit(
         records.append(GroupRecord(group, GroupValue(empty_since_ms=now_ms)))
     for one in taken:
         before = pending.get((one.topic_id, one.partition))
-        if before is not None and before.number > number:
-            continue  # This request is late: the transaction has a newer position.
+        if before is not None and before.sequence > sequence:
+            continue  # This commit is late: the transaction has a newer position.
         value = PendingOffset(
-            family, epoch, number, member, one.offset, one.last_epoch, one.metadata
+            family, epoch, member, sequence, one.offset, one.last_epoch, one.metadata
         )
         records.append(PendingRecord(group, one.topic_id, one.partition, value))
     check_offset_count(known, group, records)

@@ -41,7 +41,7 @@ records = st.one_of(
     st.builds(
         PendingRecord, names, names, st.integers(0, 999),
         st.none() | st.builds(
-            PendingOffset, numbers, numbers, numbers, names, numbers, st.none() | numbers, names
+            PendingOffset, numbers, numbers, names, numbers, numbers, st.none() | numbers, names
         ),
     ),
     st.builds(

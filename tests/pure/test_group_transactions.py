@@ -43,15 +43,14 @@ class Groups(Coordinator):
         *at: tuple[str, int],
         family: int = FAMILY,
         epoch: int = 0,
-        number: int = 1,
         member_epoch: int | None = None,
-        sequence: int = 0,
+        sequence: int = 1,
         group: str = "g",
     ) -> list[group_offsets.Refused]:
         if member_epoch is None:
             member_epoch = self.members[member].member_epoch if member in self.members else 0
         records, refused = group_transactions.commit(
-            self.state, group, (family, epoch, number), member, member_epoch, sequence,
+            self.state, group, (family, epoch), member, member_epoch, sequence,
             [OffsetCommit(*one, offset, None, "") for one in at], now_ms=self.now["now_ms"],
         )
         self.apply(records)
@@ -193,9 +192,9 @@ def test_only_what_a_member_owns_goes_into_its_transaction() -> None:
 
 def test_a_late_request_of_a_transaction_sets_no_newer_position_of_it_back() -> None:
     one = Groups()
-    one.send("", 5, P0, number=1)
-    one.send("", 9, P0, number=3)
-    one.send("", 7, P0, P1, number=2)
+    one.send("", 5, P0, sequence=1)
+    one.send("", 9, P0, sequence=3)
+    one.send("", 7, P0, P1, sequence=2)
     one.end()
     assert one.committed() == {P0: 9, P1: 7}
 
@@ -280,7 +279,7 @@ def test_there_are_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_transactions, "OPEN_MAX", 1)
     with pytest.raises(TransactionLimitError):
         one.send("", 5, P0, family=OTHER, group="other")
-    one.send("", 6, P0, number=2)
+    one.send("", 6, P0, sequence=2)
 
 
 # --- any order ------------------------------------------------------------------------------------
@@ -373,7 +372,7 @@ class Positions(RuleBasedStateMachine):
             return False
         try:
             records, _ = group_transactions.commit(
-                self.state, "g", (one.family, one.epoch, 1), "", 0, 0,
+                self.state, "g", (one.family, one.epoch), "", 0, 1,
                 [OffsetCommit(*place, at + 1, None, "") for place in (P0, P1)], now_ms=0,
             )
         except RayqError:

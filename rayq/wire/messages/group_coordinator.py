@@ -105,13 +105,11 @@ class CommitOffsets(ToCoordinator[CommitOffsetsResponse], frozen=True):
     offsets: list[tuple[Id, Partition, Offset, int | None, CommitMetadata]]
     """`(topic id, partition, offset of the next record, leader epoch of the record before it,
     metadata)`"""
-    transaction: tuple[Family, TransactionEpoch, int] | None = None
-    """`(family, epoch, number)`: the positions take effect if this transaction commits. Until it
-    has ended they are pending: FetchCommitted of them and every other write of them is refused with
-    OffsetPending. `number` grows with each such request of the transaction: of two positions for
-    one partition the one with the higher number counts. `sequence` is that of the member's last
-    commit without a transaction, 0 where that is not known: late repetitions of those commits are
-    refused. Raises also TransactionEnded, TransactionLimit."""
+    transaction: tuple[Family, TransactionEpoch] | None = None
+    """`(family, epoch)`: the positions take effect if this transaction commits. Until it has ended
+    they are pending: FetchCommitted of them, and every other write of them, is refused with
+    OffsetPending. Within the transaction, too, the position of the highest `sequence` counts.
+    Raises also TransactionEnded, TransactionLimit."""
 
 
 class CommittedOffset(Response, frozen=True):
