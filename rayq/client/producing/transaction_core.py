@@ -5,6 +5,7 @@ what was sent, opens and shuts the producer for records. Belongs to the client's
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -70,6 +71,8 @@ class TransactionCore:
         self._owner = client.environment.new_id()
         self._ending: asyncio.Task[RayqError | None] | None = None
         self._has_sent_offsets = False
+        self.sequences = itertools.count(1)
+        """The numbers of positions that were given without a consumer."""
         accumulator.refuse(self.state.refusal)
 
     # --- the beginning --------------------------------------------------------------------------
