@@ -16,8 +16,10 @@ from rayq.errors import (
 from rayq.storage.appending import Room, check_order, count_fitting, is_full, open_failed
 from rayq.storage.batch import (
     BatchHeader,
+    Marker,
     check_body,
     check_produced,
+    encode_marker,
     split_batches,
     stamp,
 )
@@ -211,8 +213,27 @@ class Log:
 
     @property
     def tombstone_horizon(self) -> int:
-        """Below it tombstones may be missing: see `CleanState`."""
+        """Below it tombstones and markers may be missing: see `CleanState`."""
         return self._clean.tombstone_horizon
+
+    def stable_offset(self, high_watermark: int) -> int:
+        """The last stable offset: all batches below it are committed, and their transactions have
+        ended by a marker that is committed. At most `high_watermark`."""
+        first = self.producers.transactions.first_undecided(high_watermark)
+        return high_watermark if first is None else min(high_watermark, max(first, self._start))
+
+    def aborted_between(self, start: int, end: int) -> list[tuple[int, int]]:
+        """`(family, epoch)` of the aborted transactions that may have batches from `start` up to
+        `end` (exclusive), which is at most the last stable offset."""
+        return []
+
+    def ended_between(self, start: int, end: int) -> list[tuple[int, int]] | None:
+        """`(family, epoch)` of the transactions whose markers lie from `start` up to `end`
+        (exclusive). None: the log cannot tell any more, since compaction may have taken markers
+        there, or they are too many, or it was opened since."""
+        if start < self.tombstone_horizon:
+            return None
+        return self.producers.transactions.ended_between(start, end)
 
     # --- appending --------------------------------------------------------------------------------
 
@@ -228,16 +249,33 @@ class Log:
         self._check_usable()
         check_produced(header)
         assert len(batch) == header.length
+        self._make_room(header.length)
+        is_append_time = self._config.message_timestamp_type == "append"
+        return self._stamp_and_append(batch, leader_epoch, now_ms, is_append_time)
+
+    def append_marker(self, marker: Marker, *, leader_epoch: int, now_ms: int) -> BatchHeader:
+        """Appends the marker of a transaction, and returns its stamped header. A marker may use the
+        reserve of the disk: it lets retention go on, which frees space. Raises `DiskFullError`,
+        `StorageError`."""
+        self._check_usable()
+        return self._stamp_and_append(encode_marker(marker), leader_epoch, now_ms, False)
+
+    def _stamp_and_append(
+        self,
+        batch: bytearray | memoryview,
+        leader_epoch: int,
+        now_ms: int,
+        timestamp_from_append: bool,
+    ) -> BatchHeader:
         latest = self.epochs.latest()
         assert latest is None or leader_epoch >= latest, f"epoch {leader_epoch} after {latest}"
-        self._make_room(header.length)
         stamped = stamp(
             batch,
             0,
             base_offset=self._end,
             leader_epoch=leader_epoch,
             append_time_ms=max(self._last_append_time_ms, now_ms),
-            timestamp_from_append=self._config.message_timestamp_type == "append",
+            timestamp_from_append=timestamp_from_append,
         )
         if count_fitting(self._config, self._segments.active, [(0, stamped)]) == 0:
             self._roll()
@@ -266,7 +304,8 @@ class Log:
         check_order(self.directory, batches, end, last_epoch, self.cleaned_offset)
         for position, header in batches:
             check_body(view, position, header)
-        self._make_room(len(view))
+        # Markers may use the reserve, as on the leader.
+        self._make_room(sum(header.length for _, header in batches if not header.is_control))
         if is_restart:
             # The leader's log starts inside this batch.
             self._guarded(lambda: self._restart(first.base_offset, self._start))
@@ -351,6 +390,7 @@ class Log:
         """
         self._check_usable()
         self._room.forget()
+        self.producers.transactions.forget_decided(high_watermark)
         is_due = may_checkpoint and (
             checkpoint
             or self._directory_checkpointed < self._directory_changes
@@ -396,7 +436,7 @@ class Log:
             index_writes=tuple(writes),
             epochs=self.epochs.encode() if changed else None,
             epoch_changes=self.epochs.changes,
-            producer_snapshot=self.producers.snapshot(),
+            producer_snapshot=self.producers.snapshot(high_watermark),
         )
 
     def apply_flush(self, plan: FlushPlan, *, has_checkpoint: bool = True) -> bool:
@@ -628,11 +668,12 @@ class Log:
 
     def retention_start(self, now_ms: int, high_watermark: int) -> int:
         """The log start that retention_ms and retention_bytes call for: the base offset of a
-        segment, at most `high_watermark`, or the present start. Only closed segments go, by their
-        append times."""
+        segment, at most the last stable offset, or the present start. Only closed segments go, by
+        their append times."""
         if not self._config.is_deleted_by_retention:
             return self._start
-        start = self._segments.retention_start(self._config, now_ms, high_watermark)
+        stable_offset = self.stable_offset(high_watermark)
+        start = self._segments.retention_start(self._config, now_ms, stable_offset)
         return self._start if start is None else max(start, self._start)
 
     def advance_start(self, offset: int, *, keeps_segments: bool = False) -> list[str]:
