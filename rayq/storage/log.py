@@ -13,6 +13,7 @@ from rayq.errors import (
     OffsetOutOfRangeError,
     StorageError,
 )
+from rayq.storage.aborted_index import AbortedIndex
 from rayq.storage.appending import Room, check_order, count_fitting, is_full, open_failed
 from rayq.storage.batch import (
     BatchHeader,
@@ -77,9 +78,9 @@ class Log:
     call that would use the disk raises `StorageError`. A full disk (`DiskFullError`) does not: the
     log is as it was before the append.
 
-    The files in the partition's directory are segments, `checkpoint`, `leader-epochs` and
-    `*.snapshot`; those of compaction are `cleaned`, `cleaning/` and, during a swap, `swap`. Only
-    the batches below `flushed_offset` are sure to survive a power loss.
+    The files in the partition's directory are segments, `checkpoint`, `leader-epochs`, `*.aborted`
+    and `*.snapshot`; those of compaction are `cleaned`, `cleaning/` and, during a swap, `swap`.
+    Only the batches below `flushed_offset` are sure to survive a power loss.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Log:
         """Grows with each truncation."""
         self.epochs: EpochCache = recovered.epochs
         self.producers: ProducerState = recovered.producers
+        self._aborted = recovered.aborted
         self._clean = recovered.clean_state
         self._segments = SegmentList(recovered.segments)
         self._start = recovered.log_start
@@ -225,7 +227,7 @@ class Log:
     def aborted_between(self, start: int, end: int) -> list[tuple[int, int]]:
         """`(family, epoch)` of the aborted transactions that may have batches from `start` up to
         `end` (exclusive), which is at most the last stable offset."""
-        return []
+        return self._aborted.between(start, end)
 
     def ended_between(self, start: int, end: int) -> list[tuple[int, int]] | None:
         """`(family, epoch)` of the transactions whose markers lie from `start` up to `end`
@@ -370,7 +372,9 @@ class Log:
             # After a gap, too, the epoch begins at the end: compaction keeps the last batch of the
             # epoch before.
             self.epochs.assign(header.leader_epoch, self._end)
-        self.producers.update(header)
+        aborted = self.producers.update(header)
+        if aborted is not None:
+            self._aborted.add(aborted)
         self._end = header.next_offset
         self._size_bytes += header.length
         self._bytes_since_checkpoint += header.length
@@ -427,6 +431,7 @@ class Log:
                 if write is not None:
                     writes.append((index, write))
         changed = self.epochs.changes != self._written_epoch_changes
+        used_from = self.producers.transactions.used_from
         return CheckpointJob(
             state=LogCheckpoint(
                 recovery_point=self._end,
@@ -436,6 +441,11 @@ class Log:
             index_writes=tuple(writes),
             epochs=self.epochs.encode() if changed else None,
             epoch_changes=self.epochs.changes,
+            aborted=(
+                ()
+                if used_from is None
+                else tuple(self._aborted.to_write(self._segments, used_from))
+            ),
             producer_snapshot=self.producers.snapshot(high_watermark),
         )
 
@@ -453,6 +463,8 @@ class Log:
         if plan.checkpoint is not None and has_checkpoint:
             for index, write in plan.checkpoint.index_writes:
                 index.written(write.count)
+            for base_offset, content in plan.checkpoint.aborted:
+                self._aborted.written(base_offset, content)
             self._checkpoint = plan.checkpoint.state
             self._written_epoch_changes = plan.checkpoint.epoch_changes
             self._bytes_since_checkpoint -= plan.bytes_since_checkpoint
@@ -593,6 +605,7 @@ class Log:
         for snapshot in snapshot_offsets(self._disk, self.directory):
             if snapshot > end:
                 self._disk.remove(snapshot_path(self.directory, snapshot))
+        self._aborted.cut(end, segment.base_offset)
         while self._segments.active is not segment:
             dropped = self._segments.pop_last()
             remove_segment(self._disk, self.directory, dropped.base_offset)
@@ -602,8 +615,11 @@ class Log:
                 unsynced.file.sync_data()
         self._disk.sync_dir(self.directory)
         self._become(segment.next_offset)
-        self.producers = load_producers(self._disk, self.directory, self._segments, self._end)
-        if self._clean != (state := self._clean.cut(self._end)):
+        state = self._clean.cut(self._end)
+        self.producers = load_producers(
+            self._disk, self.directory, self._segments, self._end, state.clean_until
+        )
+        if self._clean != state:
             write_clean_state(self._disk, self.directory, state)
             self._clean = state
 
@@ -649,6 +665,7 @@ class Log:
         self._clean = reset.clean_state
         self._become(reset.end_offset)
         self.producers = producers
+        self._aborted = AbortedIndex()
 
     def _become(self, end_offset: int) -> None:
         """The log ends at `end_offset` now, all of it synced."""
@@ -700,6 +717,7 @@ class Log:
                     self._disk.rename(path, path + DELETED_SUFFIX)
                     renamed.append(path + DELETED_SUFFIX)
                 self._segments.pop_first()
+                self._aborted.drop([segment.base_offset], segment.next_offset)
                 self._size_bytes -= segment.size
         except OSError as error:
             raise self._fail("delete an old segment", error) from error
@@ -748,12 +766,13 @@ class Log:
         anything is dirty. `cleaner.clean` does the job in any process; then call `plan_swap`.
 
         A pass covers closed segments below the high watermark and the recovery point of the last
-        checkpoint.
+        checkpoint, and below the last stable offset.
         """
         self._check_usable()
         if not self._config.is_compacted:
             return None
-        limit_offset = min(self._checkpoint.high_watermark, self._checkpoint.recovery_point)
+        known = min(self._checkpoint.high_watermark, self._checkpoint.recovery_point)
+        limit_offset = self.stable_offset(known)
         segments = cleanable(self._config, self._segments, limit_offset, now_ms)
         if not segments or any(segment.has_pending_entries for segment in segments):
             return None
@@ -765,6 +784,7 @@ class Log:
             groups=grouped(self._config, segments),
             dirty_offset=self._clean.clean_until,
             tombstones_below=self._clean.removable_below(now_ms, self._config.delete_retention_ms),
+            aborted=frozenset(self.aborted_between(self._segments[0].base_offset, limit_offset)),
             producer_batches=self.producers.batches_below(segments[-1].next_offset),
             index_interval_bytes=self._config.index_interval_bytes,
             memory_bytes=memory_bytes,
@@ -811,6 +831,7 @@ class Log:
             for old, new in zip(plan.replaced, segments, strict=True):
                 new.move_to(self.directory)
                 self._segments.replace(old, new)
+                self._aborted.drop([one.base_offset for one in old], new.next_offset)
         except OSError as error:
             raise self._fail("take over compacted segments", error) from error
         self._size_bytes = self._segments.size_bytes

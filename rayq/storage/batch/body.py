@@ -151,6 +151,11 @@ def keep_records(header: BatchHeader, columns: Columns, kept: Sequence[int]) -> 
     return assemble(header, body)
 
 
+def without_records(header: BatchHeader) -> bytearray:
+    """The batch without any of its records, as `keep_records` leaves it."""
+    return keep_records(header, Columns(range(0), [], None, [], None), [])
+
+
 def _time_column(
     timestamps_ms: int | Sequence[int], count: int
 ) -> tuple[int, int, list[int] | None]:

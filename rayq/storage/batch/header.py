@@ -286,6 +286,16 @@ def stamp(
     return read_header(buffer, position)
 
 
+def without_transaction(batch: Buffer) -> bytearray:
+    """One checked batch, without the attribute that makes it part of a transaction."""
+    cleared = bytearray(batch)
+    (attributes,) = _ATTRIBUTES.unpack_from(cleared, _COVERED)
+    _ATTRIBUTES.pack_into(cleared, _COVERED, attributes & ~TRANSACTIONAL)
+    body_crc = google_crc32c.value(bytes(cleared[_COVERED:]))
+    _CRC.pack_into(cleared, _BODY_CRC_POSITION, body_crc)
+    return cleared
+
+
 def split_batches(buffer: Buffer) -> Iterator[tuple[int, BatchHeader]]:
     """Position and header of each batch in a buffer of whole batches; bodies are not checked.
 
