@@ -6,18 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rayq.client.consuming.subscription import transaction_of
-from rayq.storage.batch import (
-    HEADER_BYTES,
-    BatchHeader,
-    assemble,
-    encode_batch,
-    read_header,
-)
+from rayq.storage.batch import BatchHeader, Marker, encode_batch, encode_marker
 from rayq.transaction_ids import make_family
 
 Transaction = tuple[int, int]
 """`(family, epoch)`."""
-TRANSACTIONAL, CONTROL, ABORT = 1 << 4, 1 << 5, 1 << 7
 
 
 def transaction(number: int, epoch: int = 0) -> Transaction:
@@ -29,37 +22,19 @@ def transactional_batch(
 ) -> bytearray:
     """A batch of the transaction's writer of that number, as a producer sends it."""
     family, epoch = of
-    batch = encode_batch(
-        values, producer_id=family + writer, producer_epoch=epoch, base_sequence=0, **columns
+    return encode_batch(
+        values,
+        producer_id=family + writer,
+        producer_epoch=epoch,
+        base_sequence=0,
+        is_transactional=True,
+        **columns,
     )
-    return _with_attributes(batch, TRANSACTIONAL)
 
 
 def marker_batch(of: Transaction, *, is_commit: bool) -> bytearray:
-    """The control batch that ends a transaction in a partition."""
-    family, epoch = of
-    header = BatchHeader(
-        base_offset=0,
-        length=HEADER_BYTES,
-        leader_epoch=0,
-        attributes=TRANSACTIONAL | CONTROL | (0 if is_commit else ABORT),
-        record_count=1,
-        producer_id=family,
-        producer_epoch=epoch,
-    )
-    return assemble(header, b"")
-
-
-def without_bit(batch: bytes) -> bytes:
-    """The batch as compaction leaves it once its transaction is committed."""
-    return bytes(_with_attributes(batch, -TRANSACTIONAL))
-
-
-def _with_attributes(batch: bytes | bytearray, change: int) -> bytearray:
-    header = read_header(batch)
-    fields = {name: getattr(header, name) for name in header.__struct_fields__}
-    fields["attributes"] += change
-    return assemble(BatchHeader(**fields), bytes(batch[HEADER_BYTES:]))
+    """What ends a transaction in a partition."""
+    return encode_marker(Marker(*of, is_commit, coordinator_partition=0, coordinator_epoch=1))
 
 
 class PlayedTransactions:
@@ -75,7 +50,7 @@ class PlayedTransactions:
             if header.is_control:
                 first = self.open.pop(of, header.base_offset)
                 self._ended.append((of, first, header))
-            elif header.attributes & TRANSACTIONAL:
+            elif header.is_transactional:
                 self.open.setdefault(of, header.base_offset)
 
     @property
@@ -90,7 +65,7 @@ class PlayedTransactions:
         return [
             of
             for of, first, marker in self._ended
-            if marker.attributes & ABORT and first < end and marker.base_offset >= start
+            if marker.is_abort and first < end and marker.base_offset >= start
         ]
 
     def ended_between(self, start: int, end: int) -> list[Transaction]:

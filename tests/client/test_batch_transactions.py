@@ -15,7 +15,7 @@ from rayq.batch.task_writer import begin_write
 from rayq.client.cluster import Cluster
 from rayq.errors import OpenTransactionError, TimeoutError
 from rayq.records import TopicPartition
-from rayq.storage.batch import read_header
+from rayq.storage.batch import read_header, without_transaction
 from rayq.wire.messages import (
     READ_COMMITTED,
     READ_UNCOMMITTED,
@@ -28,7 +28,6 @@ from tests.client.fake_transactions import (
     marker_batch,
     transaction,
     transactional_batch,
-    without_bit,
 )
 
 Eventually = Callable[[Callable[[], bool]], None]
@@ -72,7 +71,7 @@ def test_a_snapshot_leaves_out_what_is_open_in_every_partition_and_for_ever(
     assert values(cluster, taken) == expected
     assert values(cluster, split_ranges(taken, 6)) == expected
     batches = fake.topics["t"].partitions[0].batches
-    data = without_bit(batches[0][1])
+    data = without_transaction(batches[0][1])
     fake.call(lambda: batches.__setitem__(0, (read_header(data), data)))
     assert values(cluster, taken) == expected, "compaction clears the bit of what is committed"
     assert values(cluster, snapshot(cluster, "t")) == ["a0", "n0", "b0", "a1", "b1", "later"]

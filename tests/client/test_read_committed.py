@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rayq.client.cluster import Cluster
 from rayq.client.consuming.consumer import AsyncConsumer, Consumer
 from rayq.records import TopicPartition
-from rayq.storage.batch import read_header
+from rayq.storage.batch import read_header, without_transaction
 from rayq.wire.messages import (
     LATEST,
     READ_COMMITTED,
@@ -22,7 +22,7 @@ from rayq.wire.messages import (
     ListOffsets,
 )
 from tests.client.fake_broker import FakeCluster
-from tests.client.fake_transactions import PlayedTransactions, transaction, without_bit
+from tests.client.fake_transactions import PlayedTransactions, transaction
 
 T0 = TopicPartition("t", 0)
 A, B, C = transaction(1), transaction(2, epoch=3), transaction(2, epoch=4)
@@ -186,7 +186,7 @@ def test_a_compacted_batch_without_its_bit_is_committed(
     fake.write_in(A, "t", [b"a0"])
     fake.end_in(A, "t")
     batches = fake.topics["t"].partitions[0].batches
-    data = without_bit(batches[0][1])
+    data = without_transaction(batches[0][1])
     fake.call(lambda: batches.__setitem__(0, (read_header(data), data)))
     fake.replace_batch("t", 1, None)  # Compaction takes markers away in the end.
     with cluster.consumer("t", **EARLIEST) as consumer:
