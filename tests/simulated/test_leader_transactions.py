@@ -11,6 +11,7 @@ import pytest
 
 from proving.simulation import World
 from proving.simulation.process import Process
+from rayq.actors.replica.compactor import cleaner_in_steps
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.leader_transactions import MARKER_WAIT_S, OPEN_MAX_S
 from rayq.actors.replica.replica_log import ReplicaLog
@@ -22,6 +23,7 @@ from rayq.errors import (
     InvalidRecordError,
     InvalidRequestError,
     NotLeaderError,
+    OffsetOutOfRangeError,
     OpenTransactionError,
     RayqError,
     TimeoutError,
@@ -78,6 +80,7 @@ def batch_of(
     """One record of a producer: of a transaction where its id says so, if nothing else is said."""
     return encode_batch(
         [b"v"],
+        [b"%d" % (family or 0)],
         timestamps_ms=1,
         producer_id=family,
         producer_epoch=epoch,
@@ -184,6 +187,19 @@ class Led:
             return (await self.leader.delete_records(request)).log_start_offset
         except TimeoutError:  # The follower does not say where its log starts.
             return self.log.log.start_offset
+
+    async def compact(self) -> None:
+        """Compacts all that is decided."""
+        log, environment = self.log.log, self.log.environment
+        now_ms = environment.clock.wall_ms() + 1_000
+        assert log.roll_to_clean(now_ms)
+        await self.log.checkpoint()
+        cleaning = log.plan_cleaning(
+            now_ms, memory_bytes=1 << 20, bytes_per_s=1 << 30, at_once=True
+        )
+        assert cleaning is not None
+        result = await cleaner_in_steps(environment)(cleaning.job)
+        assert await self.log.swap(cleaning, result, now_ms)
 
     @property
     def end(self) -> int:
@@ -548,6 +564,57 @@ def test_an_answer_names_what_was_aborted_among_its_batches(isolation: int) -> N
         assert (await led.fetching(3, isolation))[0].aborted == []
 
     leading(work)
+
+
+def test_records_that_are_deleted_while_they_are_read_are_not_shown_without_the_keys_of_the_aborted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work(led: Led) -> None:
+        await led.written()
+        await led.ended(is_commit=False)
+        await led.written(None)
+        read = led.log.read
+
+        async def slow(offset: int, limit: int, bytes_max: int) -> tuple[bytes, int]:
+            found = await read(offset, limit, bytes_max)
+            await led.log.advance_log_start(2)
+            return found
+
+        monkeypatch.setattr(led.log, "read", slow)
+        with pytest.raises(OffsetOutOfRangeError):
+            await led.fetching(0)
+        assert (await led.fetching(2))[0].next_offset == 3
+
+    leading(work)
+
+
+def test_what_compaction_forgets_while_it_is_read_is_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work(led: Led) -> None:
+        await led.written()
+        await led.ended(is_commit=False)
+        await led.written(OTHER)
+        await led.ended(family=OTHER)
+        read, compacted = led.log.read, []
+
+        async def slow(offset: int, limit: int, bytes_max: int) -> tuple[bytes, int]:
+            found = await read(offset, limit, bytes_max)
+            if not compacted:
+                await led.compact()
+                compacted.append(found)
+            return found
+
+        monkeypatch.setattr(led.log, "read", slow)
+        answer, data = await led.fetching(0)
+        shown = [header for _, header in split_batches(data)]
+        assert compacted[0][0] != data and answer.aborted == []
+        assert [header.record_count for header in shown if header.producer_id == FAMILY] in (
+            [], [0], [0, 0],
+        )
+        assert sum(header.record_count for header in shown) == 1
+
+    leading(work, config={"cleanup_policy": "compact", "max_compaction_lag_ms": 1})
 
 
 def test_a_client_without_transactions_is_refused_where_there_are_any() -> None:

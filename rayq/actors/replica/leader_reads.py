@@ -55,8 +55,7 @@ class LeaderReads:
         bytes_max = min(request.bytes_max, CLIENT_FETCH_BYTES_MAX)
         while True:
             async with room.take(bytes_max):
-                self._check_fetch(request)
-                limit = self._limit(request.isolation)
+                limit = self._fetch_limit(request)
                 ends = self._replica_log.high_watermark, self._replica_log.last_stable_offset
                 log = self._replica_log.log
                 if request.offset < limit:
@@ -72,23 +71,8 @@ class LeaderReads:
             if remaining_s <= 0 or not await self._replica_log.committed.wait(remaining_s):
                 return self._read_answer(log, ends, request.offset, []), b""
 
-    def _limit(self, isolation: int) -> int:
-        """Where a reader finds nothing more. Raises UnsupportedVersionError."""
-        if isolation == messages.READ_COMMITTED:
-            return self._replica_log.last_stable_offset
-        if isolation == messages.ISOLATION_NONE and self._transactions.is_used:
-            raise UnsupportedVersionError(
-                f"{self._where} has records of transactions, and this client does not know of "
-                "transactions: it would take aborted records for committed ones. Update it."
-            )
-        return self._replica_log.high_watermark
-
-    @property
-    def _transactions(self) -> OpenTransactions:
-        return self._replica_log.log.producers.transactions
-
-    def _check_fetch(self, request: messages.Fetch) -> None:
-        """Raises what is to be said of the reader's position, and of this leader."""
+    def _fetch_limit(self, request: messages.Fetch) -> int:
+        """The offset below which the request may read now."""
         self._check()
         self.check_serving()
         log = self._replica_log.log
@@ -120,6 +104,22 @@ class LeaderReads:
                 f"{log.end_offset} (its start is {log.start_offset}): nothing was written there "
                 "yet."
             )
+        return self._limit(request.isolation)
+
+    def _limit(self, isolation: int) -> int:
+        """Where a reader finds nothing more. Raises UnsupportedVersionError."""
+        if isolation == messages.READ_COMMITTED:
+            return self._replica_log.last_stable_offset
+        if isolation == messages.ISOLATION_NONE and self._transactions.is_used:
+            raise UnsupportedVersionError(
+                f"{self._where} has records of transactions, and this client does not know of "
+                "transactions: it would take aborted records for committed ones. Update it."
+            )
+        return self._replica_log.high_watermark
+
+    @property
+    def _transactions(self) -> OpenTransactions:
+        return self._replica_log.log.producers.transactions
 
     def _read_answer(
         self, log: Log, ends: tuple[int, int], next_offset: int, aborted: list[tuple[int, int]]

@@ -99,8 +99,8 @@ class ReplicaLog:
         self._is_dirty = False
         """Whether there may be something to flush that no flush has begun with."""
         self._flushed = Signal()
-        self._swaps = 0
-        """How often compacted segments were put in place."""
+        self._segment_changes = 0
+        """How often segments were replaced or removed."""
         self._checkpoints_wanted = 0
         self._checkpoints_made = 0
         self._checkpoint_from_s = 0.0
@@ -268,12 +268,12 @@ class ReplicaLog:
         self, offset: int, limit: int, bytes_max: int
     ) -> tuple[bytes, int, list[tuple[int, int]]]:
         """As `read`, and `(family, epoch)` of each aborted transaction with batches among what was
-        read. A swap meanwhile may have taken their keys away, together with batches that were read
-        before: then it is read again."""
+        read. Compaction or retention meanwhile may have taken their keys away, together with
+        batches that were read before: then it is read again."""
         while True:
-            swaps = self._swaps
+            changes = self._segment_changes
             data, next_offset = await self.read(offset, limit, bytes_max)
-            if swaps == self._swaps:
+            if changes == self._segment_changes:
                 return data, next_offset, self.log.aborted_between(offset, next_offset)
 
     async def _salvage(
@@ -449,6 +449,7 @@ class ReplicaLog:
             return
         async with self.files_lock:
             log = self.log
+            self._segment_changes += 1
             try:
                 paths = log.advance_start(
                     min(offset, log.end_offset), keeps_segments=self.is_compacted_now
@@ -469,6 +470,7 @@ class ReplicaLog:
             if not self.is_open:
                 return
             log = self.log
+            self._segment_changes += 1
             try:
                 paths = log.advance_start(log.start_offset)
             except StorageError as error:
@@ -511,7 +513,7 @@ class ReplicaLog:
             if self.failure is not None or self._is_closed:
                 return False  # The next start finishes it.
             try:
-                self._swaps += 1
+                self._segment_changes += 1
                 log.apply_swap(plan, segments)
                 await self._files_step(plan.finish)
             except (OSError, StorageError) as error:

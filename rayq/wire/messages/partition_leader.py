@@ -149,8 +149,8 @@ class CheckRange(ToPartition[Done], frozen=True):
 
 
 class DescribeOffsetResponse(Response, frozen=True):
-    """The time of the batch that holds the record. Both are None at the high watermark, where there
-    is no record yet."""
+    """The time of the batch that holds the record. Both are None from the last stable offset on,
+    where readers of what is committed find no record yet."""
 
     append_time_ms: int | None
     age_ms: int | None
