@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from rayq.batch.numbered_sender import Fetch
 from rayq.batch.offset_ranges import Split, end_offsets, snapshot, split_ranges
 from rayq.batch.range_reader import read_range
 from rayq.batch.task_writer import begin_write
@@ -21,6 +24,7 @@ from rayq.wire.messages import (
     READ_UNCOMMITTED,
     DescribeOpenTransactions,
     DescribeOpenTransactionsResponse,
+    Fetch,
     ListOffsets,
 )
 from tests.client.fake_broker import FakeCluster
@@ -242,3 +246,84 @@ def test_a_write_begins_at_the_high_watermark_whatever_is_open(
     fake.create_topic("t")
     fake.write_in(A, "t", [b"a0"])
     assert begin_write(cluster, "t").start_offsets == [1]
+
+
+# --- any interleaving -----------------------------------------------------------------------------
+
+
+class Writers:
+    """Transactions over the partitions of a topic, which go on a little before each question."""
+
+    def __init__(self, fake: FakeCluster, topic: str, seed: int) -> None:
+        self._fake = fake
+        self._random = random.Random(seed)
+        self._partitions = fake.topics[topic].partitions
+        self._open: list[tuple[int, list[int]]] = []
+        self._ending: list[tuple[int, bool, list[int]]] = []
+        self.written: dict[bytes, int] = {}
+        """Records of each transaction that were acknowledged."""
+        self.aborted: set[bytes] = set()
+
+    def go_on(self, _request: object, _broker: int) -> bool:
+        for _ in range(self._random.randrange(12)):
+            self._step()
+        return False
+
+    def settle(self) -> None:
+        """Ends what is open, and writes all markers."""
+        while self._open or self._ending:
+            self._end()
+
+    def _step(self) -> None:
+        if self._random.random() < 0.5:
+            self._write()
+        else:
+            self._end()
+
+    def _write(self) -> None:
+        if len(self._open) < 3:
+            self._open.append((len(self.written), []))
+            self.written[b"%d" % self._open[-1][0]] = 0
+        number, joined = self._random.choice(self._open)
+        partition = self._random.choice(self._partitions)
+        batch = transactional_batch([b"%d" % number] * 2, transaction(number))
+        self._fake._append(partition, batch)
+        self.written[b"%d" % number] += 2
+        joined.append(partition.number)
+
+    def _end(self) -> None:
+        if self._open and self._random.random() < 0.4:
+            number, joined = self._open.pop(self._random.randrange(len(self._open)))
+            is_commit = self._random.random() < 0.7
+            self._ending.append((number, is_commit, sorted(set(joined))))
+            if not is_commit:
+                self.aborted.add(b"%d" % number)
+        if self._ending:
+            number, is_commit, left = self._random.choice(self._ending)
+            if not left:
+                self._ending.remove((number, is_commit, left))
+                return
+            partition = self._partitions[left.pop(self._random.randrange(len(left)))]
+            self._fake._append(partition, marker_batch(transaction(number), is_commit=is_commit))
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32))
+def test_any_snapshot_reads_all_or_nothing_of_each_transaction_now_and_later(
+    fake: FakeCluster, cluster: Cluster, seed: int
+) -> None:
+    topic = f"t{len(fake.topics)}"
+    fake.create_topic(topic, partitions=3)
+    writers = Writers(fake, topic, seed)
+    fake.clear_faults()
+    for kind in (DescribeOpenTransactions, Fetch):
+        fake.fault(kind, times=10**9, matches=writers.go_on)
+    taken = [snapshot(cluster, topic) for _ in range(4)]
+    found = [Counter(values(cluster, one)) for one in taken]
+    fake.clear_faults()
+    fake.call(writers.settle)
+    for ranges, before in zip(taken, found, strict=True):
+        for value, count in before.items():
+            assert value.encode() not in writers.aborted
+            assert count == writers.written[value.encode()], ranges
+        assert Counter(values(cluster, split_ranges(ranges, 9))) == before
