@@ -57,6 +57,7 @@ class GroupCoordinator(Coordinator[Record]):
     """See the module."""
 
     subject = "groups"
+    topic = OFFSETS_TOPIC
 
     def __init__(
         self,
