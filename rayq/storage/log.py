@@ -231,9 +231,9 @@ class Log:
 
     def ended_between(self, start: int, end: int) -> list[tuple[int, int]] | None:
         """`(family, epoch)` of the transactions whose markers lie from `start` up to `end`
-        (exclusive). None: the log cannot tell any more, since compaction may have taken markers
-        there, or they are too many, or it was opened since."""
-        if start < self.tombstone_horizon:
+        (exclusive). None: the log cannot tell any more, since retention or compaction may have
+        taken markers there, or they are too many, or it was opened since."""
+        if start < max(self._start, self.tombstone_horizon):
             return None
         return self.producers.transactions.ended_between(start, end)
 

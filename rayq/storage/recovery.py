@@ -387,10 +387,6 @@ def load_producers(
     if first_open is not None and first_open < kept_from:
         replayed = min(first, kept_from)
         producers.transactions.forget_from(replayed)
-    # Markers below the first segment may be neither in the snapshot nor in the log.
-    producers.transactions.ended_from = max(
-        producers.transactions.ended_from, segments[0].base_offset
-    )
     for header in headers_between(segments, replayed, end_offset):
         if header.base_offset >= first:
             producers.update(header)

@@ -205,13 +205,13 @@ class Life:
         )
 
     def reopen(self) -> None:
-        """A process dies and starts again. Its snapshots, or an index, may be damaged."""
+        """A process dies and starts again. The newest snapshots, or an index, may be lost."""
         if self.rng.random() < 0.3:
             self.log.close(self.high_watermark)
         snapshots = self.place.files(".snapshot")
-        for path in snapshots[len(snapshots) - self.rng.randint(0, len(snapshots)) :]:
-            if self.rng.random() < 0.3:
-                path.write_bytes(b"damaged")
+        if self.rng.random() < 0.3:
+            for path in snapshots[self.rng.randint(0, len(snapshots)) :]:
+                path.unlink()
         for path in self.place.files(".aborted"):
             if self.rng.random() < 0.05:
                 path.unlink()
