@@ -46,11 +46,13 @@ from rayq.storage.batch import (
     read_header,
     stamp,
 )
+from rayq.transaction_ids import is_transactional
 from rayq.wire import messages as m
 from rayq.wire.authentication import Identity, client_key
 from rayq.wire.network import AsyncioNetwork
 from rayq.wire.server import Peer, Server
 from tests.client.fake_groups import FakeGroups
+from tests.client.fake_transaction_coordinator import FakeTransactions
 from tests.client.fake_transactions import (
     PlayedTransactions,
     Transaction,
@@ -212,6 +214,7 @@ class FakeCluster:
         self.requests_done: set[str] = set()
         """The ids of changes that were made; they are not made again when a client repeats them."""
         self.groups = FakeGroups(self)
+        self.transactions = FakeTransactions(self)
         self._faults: list[Fault] = []
         self._changed = asyncio.Event()
         self._loop = asyncio.new_event_loop()
@@ -577,6 +580,16 @@ class FakeCluster:
                 if "__consumer_offsets" not in self.topics:
                     self._create_topic("__consumer_offsets", 1, {})
                 return m.ChangeResponse(self.version)
+            case m.EnsureTransactionsTopic():
+                if "__transaction_state" not in self.topics:
+                    self._create_topic("__transaction_state", 1, {})
+                return m.EnsureTransactionsTopicResponse(self.version)
+            case m.InitProducer() | m.EndTransaction():
+                self._led(broker, request)
+                return self.transactions.apply(request)
+            case m.CommitOffsets(transaction=(_, _)):
+                self._led(broker, request)
+                return self.transactions.commit_offsets(request)
         if 30 <= request.api < 40:
             self._led(broker, request)
             return self.groups.apply(request)
@@ -607,6 +620,9 @@ class FakeCluster:
         config = self._topic(request.topic_id).config
         if len(payload) > config.max_message_bytes:
             raise RecordTooLargeError(f"{len(payload)} bytes are too many.")
+        if is_transactional(header.producer_id):
+            assert header.producer_id is not None
+            self.transactions.join(header.producer_id, header.producer_epoch)
         base_offset = self._duplicate_of(one, header)
         if base_offset is None:
             base_offset = self._append(one, bytearray(payload))

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from rayq.client.client import Client
-from rayq.client.consuming.coordinator import Coordinator, offsets_partitions
+from rayq.client.coordinator import GroupCoordinator, offsets_partitions
 from rayq.config import ConsumerConfig
 from rayq.core.topic_changes import OFFSETS_TOPIC
 from rayq.environment import Address
@@ -219,7 +219,7 @@ class GroupLag:
         return ask
 
     def _describing(self, group: str) -> Callable[[], Awaitable[DescribeGroupResponse | None]]:
-        coordinator = Coordinator(self._client, group, ConsumerConfig())
+        coordinator = GroupCoordinator(self._client, group, ConsumerConfig())
 
         async def ask() -> DescribeGroupResponse | None:
             try:
