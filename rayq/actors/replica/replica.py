@@ -188,6 +188,7 @@ class Replica:
                     ask_broker=self._ask_broker,
                     metadata_version=self._metadata_version(),
                     clock_watch=self._clock_watch,
+                    links=self._links,
                 )
         elif not isinstance(role, Follower) or not role.is_for(assignment):
             self._end_role(

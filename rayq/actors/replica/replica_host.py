@@ -19,7 +19,7 @@ from rayq.actors.replica.replica import Replica
 from rayq.actors.signal import Signal
 from rayq.actors.transactions.links import Links
 from rayq.config import ClusterConfig
-from rayq.core.topic_changes import check_not_internal
+from rayq.core.topic_changes import OFFSETS_TOPIC, check_not_internal
 from rayq.environment import Environment
 from rayq.errors import (
     DirectoryInUseError,
@@ -336,6 +336,9 @@ class ReplicaHost:
             case messages.DescribeOpenTransactions():
                 return self._leader(request).reads.describe_open_transactions(request)
             case messages.WriteMarker():
+                replica = self._replica(request.topic_id, request.partition)
+                if replica.assignment.topic == OFFSETS_TOPIC:
+                    return replica.coordinator(request.leader_epoch).write_marker(request)
                 return self._leader(request).transactions.write_marker(request)
             case messages.DescribeReplica():
                 return self._replica(request.topic_id, request.partition).describe()
