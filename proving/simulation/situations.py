@@ -314,7 +314,7 @@ def _check_producer(self: ProducerState, header: object) -> Generator[None, Any,
 
 @_around(recovery, "load_producers")
 def _load_producers(
-    disk: Any, directory: str, segments: Any, end_offset: int
+    disk: Any, directory: str, segments: Any, end_offset: int, clean_until: int
 ) -> Generator[None, Any, None]:
     snapshots = [one for one in snapshot_offsets(disk, directory) if one <= end_offset]
     _note("producers-from-snapshot", bool(snapshots))
@@ -324,7 +324,7 @@ def _load_producers(
 
 @_around(log_module, "load_producers")
 def _load_producers_again(
-    disk: Any, directory: str, segments: Any, end_offset: int
+    disk: Any, directory: str, segments: Any, end_offset: int, clean_until: int
 ) -> Generator[None, Any, None]:
     snapshots = [one for one in snapshot_offsets(disk, directory) if one < end_offset]
     _note("truncation-above-snapshot", bool(snapshots))

@@ -180,6 +180,7 @@ class Replica:
                     assignment,
                     propose=self._propose,
                     has_lease=self._has_lease,
+                    links=self._links,
                 )
             role.committed(assignment)
             if assignment.topic == OFFSETS_TOPIC and self._coordinator is None:
@@ -190,6 +191,7 @@ class Replica:
                     ask_broker=self._ask_broker,
                     metadata_version=self._metadata_version(),
                     clock_watch=self._clock_watch,
+                    links=self._links,
                 )
             elif assignment.topic == TRANSACTIONS_TOPIC and self._coordinator is None:
                 self._coordinator = TransactionCoordinator(
@@ -304,6 +306,7 @@ class Replica:
                 sample("rayq_partition_earliest_offset", log.start_offset, **at),
                 sample("rayq_partition_in_sync_replicas", len(state.isr), **at),
                 sample("rayq_partition_replicas", len(self.assignment.replicas), **at),
+                *self._role.transactions.measure(self._environment.clock.monotonic()),
             ]
         return samples
 
@@ -333,6 +336,7 @@ class Replica:
         self._compactor.tick(now_s)
         if isinstance(role, Leader):
             role.propose_isr()
+            role.transactions.look(now_s)
             self._keep_retention(now_s)
 
     def _keep_retention(self, now_s: float) -> None:

@@ -20,7 +20,7 @@ from rayq.actors.signal import Signal
 from rayq.actors.transactions.links import Links
 from rayq.actors.transactions.transaction_coordinator import TransactionCoordinator
 from rayq.config import ClusterConfig
-from rayq.core.topic_changes import check_not_internal
+from rayq.core.topic_changes import OFFSETS_TOPIC, check_not_internal
 from rayq.environment import Environment
 from rayq.errors import (
     DirectoryInUseError,
@@ -334,6 +334,13 @@ class ReplicaHost:
                 return self._leader(request).replica_snapshot(request)
             case messages.DescribeProducers():
                 return self._leader(request).reads.describe_producers(request)
+            case messages.DescribeOpenTransactions():
+                return self._leader(request).reads.describe_open_transactions(request)
+            case messages.WriteMarker():
+                replica = self._replica(request.topic_id, request.partition)
+                if replica.assignment.topic == OFFSETS_TOPIC:
+                    return replica.coordinator(request.leader_epoch).write_marker(request)
+                return self._leader(request).transactions.write_marker(request)
             case messages.DescribeReplica():
                 return self._replica(request.topic_id, request.partition).describe()
             case messages.CheckRange():
