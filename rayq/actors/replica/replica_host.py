@@ -339,7 +339,7 @@ class ReplicaHost:
             case messages.WriteMarker():
                 replica = self._replica(request.topic_id, request.partition)
                 if replica.assignment.topic == OFFSETS_TOPIC:
-                    return replica.coordinator(request.leader_epoch).write_marker(request)
+                    return self._groups(request).write_marker(request)
                 return self._leader(request).transactions.write_marker(request)
             case messages.DescribeReplica():
                 return self._replica(request.topic_id, request.partition).describe()
@@ -365,6 +365,8 @@ class ReplicaHost:
                 return self._transactions(request).end_transaction(request)
             case messages.JoinTransaction():
                 return self._transactions(request).join(request)
+            case messages.AbortAbandoned():
+                return self._transactions(request).abort_abandoned(request)
             case messages.DescribeOutcome():
                 return self._transactions(request).describe_outcome(request)
             case messages.ListTransactions():
@@ -390,7 +392,7 @@ class ReplicaHost:
         check_not_internal(replica.assignment.topic)
         return replica.leader(request.leader_epoch)
 
-    def _groups(self, request: messages.ToCoordinator[Any]) -> GroupCoordinator:
+    def _groups(self, request: messages.ToLeader[Any]) -> GroupCoordinator:
         replica = self._replica(request.topic_id, request.partition)
         return replica.coordinator(GroupCoordinator, request.leader_epoch)
 

@@ -162,6 +162,18 @@ class TransactionCoordinator(Coordinator[Record]):
         await self._until_committed()
         return messages.Done()
 
+    async def abort_abandoned(self, request: messages.AbortAbandoned) -> messages.Done:
+        """See `messages.AbortAbandoned`."""
+        await self._begin(is_write=True)
+        key = TransactionKey(request.family, request.epoch)
+        name = self.state.id_of(key)
+        if name is not None and key in self.state.transactions:
+            await self._begin_for(name)
+            if self.state.id_of(key) == name:  # It has not ended meanwhile.
+                self._append(self._abort(name))
+        await self._until_committed()
+        return messages.Done()
+
     async def describe_outcome(
         self, request: messages.DescribeOutcome
     ) -> messages.DescribeOutcomeResponse:
