@@ -222,7 +222,8 @@ class Life:
     def truncate(self) -> None:
         """A follower drops what its new leader does not have."""
         floor = max(self.high_watermark, self.log.cleaned_offset)
-        if not self.place.config.is_compacted and self.rng.random() < 0.1:
+        is_whole = self.log.start_offset == self.log.cleaned_offset == 0
+        if is_whole and not self.place.config.is_compacted and self.rng.random() < 0.1:
             floor = 0  # After an unclean election.
         offset = max(floor, self.log.end_offset - self.rng.randint(0, 12), self.log.start_offset)
         self.log.truncate(offset)
