@@ -253,7 +253,7 @@ class Life:
             follower.append_as_follower(data[positions[0] : end])
             del positions[:count]
             if self.rng.random() < 0.05:
-                flush(follower, checkpoint=True, high_watermark=follower.end_offset // 2)
+                flush(follower, checkpoint=True, high_watermark=self.high_watermark)
         assert follower.end_offset == self.log.end_offset
         self.log = follower
 
