@@ -405,8 +405,9 @@ class ProducerConfig:
             "buffer_memory must be at least batch_size, or no batch would ever fill.",
         )
         _require(
-            self.transactional_id is None or 1 <= len(self.transactional_id) <= 256,
-            "transactional_id has 1 to 256 characters.",
+            self.transactional_id is None
+            or (1 <= len(self.transactional_id) <= 256 and is_unicode(self.transactional_id)),
+            "transactional_id has 1 to 256 characters of Unicode.",
         )
         _require(
             self.transactional_id is None or self.idempotent,

@@ -582,7 +582,8 @@ class TransactionEndedError(InternalError):
 
 
 class TransactionOrderError(InternalError):
-    """An older transaction of the same producer waits for its marker in this partition."""
+    """A batch or a marker has to wait: an older transaction of the same producer has no marker in
+    this partition yet, or the coordinator has not said that the partition takes part."""
 
     retriable = True
     not_written = True

@@ -113,6 +113,33 @@ _METRICS = (
         "The size of the in-sync set; from the leader.",
     ),
     Metric("rayq_partition_replicas", "gauge", _PARTITION, "The replicas; from the leader."),
+    # Where a partition holds anything of transactions.
+    Metric(
+        "rayq_partition_last_stable_offset_lag",
+        "gauge",
+        _PARTITION,
+        "From the last stable offset, where readers of what is committed find nothing more, to the "
+        "high watermark; from the leader.",
+    ),
+    Metric(
+        "rayq_partition_open_transactions",
+        "gauge",
+        _PARTITION,
+        "Transactions with records in the partition that have no marker yet; from the leader.",
+    ),
+    Metric(
+        "rayq_partition_oldest_transaction_seconds",
+        "gauge",
+        _PARTITION,
+        "For how long the leader has known the oldest open transaction; a new leader begins at 0.",
+    ),
+    Metric(
+        "rayq_partition_unknown_transactions",
+        "gauge",
+        _PARTITION,
+        "Open transactions of which their coordinator knows nothing, so that nobody ends them; "
+        "from the leader.",
+    ),
     # Brokers.
     Metric("rayq_disk_free_bytes", "gauge", _PROCESS, "Free bytes where the broker's data is."),
     Metric(

@@ -11,13 +11,15 @@ from __future__ import annotations
 from zlib import crc32
 
 _FIRST = 1 << 61
-"""Ids below are those of producers without transactions."""
+"""Ids below are those of producers without transactions, and so are those from `_END` on: jobs
+choose theirs from 2^62."""
 _PARTITION_IDS = 1 << 52
 FAMILY_IDS = 1 << 20
 """How many ids a family has."""
 FAMILIES_MAX = _PARTITION_IDS // FAMILY_IDS
 """How many families a coordinator can draw."""
 COORDINATORS_MAX = 256
+_END = _FIRST + COORDINATORS_MAX * _PARTITION_IDS
 EPOCH_MAX = 65_535
 """The last epoch of a family: the transactional id goes on with another family."""
 
@@ -37,7 +39,7 @@ def make_family(partition: int, number: int) -> int:
 
 def is_transactional(producer_id: int | None) -> bool:
     """Whether batches under this producer id belong to transactions: all of them do, or none."""
-    return producer_id is not None and producer_id >= _FIRST
+    return producer_id is not None and _FIRST <= producer_id < _END
 
 
 def family_of(producer_id: int) -> int:

@@ -16,8 +16,8 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any
 from unittest import mock
 
+from rayq.actors.coordinator_log import CoordinatorLog
 from rayq.actors.groups.group_coordinator import GroupCoordinator
-from rayq.actors.groups.group_log import GroupLog
 from rayq.actors.metadata.quorum import Quorum
 from rayq.actors.replica.follower import Follower
 from rayq.actors.replica.leader import Leader
@@ -448,8 +448,8 @@ def _commit(self: GroupCoordinator, request: object) -> Generator[None, Any, Non
         _note("commit-refused", not error.retriable)
 
 
-@_around(GroupLog, "drop")
-def _drop(self: GroupLog, error: RayqError) -> Generator[None, Any, None]:
+@_around(CoordinatorLog, "drop")
+def _drop(self: CoordinatorLog[Any], error: RayqError) -> Generator[None, Any, None]:
     _note("coordinator-ended-with-waiters", bool(self._waiting._waiters))
     yield
 

@@ -28,10 +28,11 @@ from rayq.client.consumer_pool import (
 )
 from rayq.client.consuming.consumer import AsyncConsumer, Consumer, check_callbacks
 from rayq.client.consuming.consumer_core import ConsumerCore
-from rayq.client.consuming.group_consumer import Callback, Callbacks, check_group
+from rayq.client.consuming.group_consumer import Callback, Callbacks
 from rayq.client.consuming.last_records import check_count, newest
 from rayq.client.consuming.until_end import UNTIL_END_TIMEOUT_S
 from rayq.client.environment import process_name, system_environment
+from rayq.client.group_positions import check_group
 from rayq.client.left_open import unwatch, watch, watch_loop
 from rayq.client.producing.producer import AsyncProducer, Producer
 from rayq.client.producing.producer_core import ProducerCore

@@ -90,6 +90,10 @@ class OpenTransactions:
         return self.used_from is not None
 
     @property
+    def open_count(self) -> int:
+        return len(self._open)
+
+    @property
     def first_open(self) -> int | None:
         """The first offset of all transactions that have no marker."""
         return next(iter(self._open.values())).first_offset if self._open else None

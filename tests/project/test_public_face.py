@@ -21,6 +21,7 @@ NAMES = {
     "AsyncAdmin",
     "AsyncConsumer",
     "AsyncProducer",
+    "AsyncTransaction",
     "BrokerInfo",
     "Cluster",
     "ClusterConfig",
@@ -52,6 +53,7 @@ NAMES = {
     "TopicConfig",
     "TopicInfo",
     "TopicPartition",
+    "Transaction",
     "connect",
     "json_deserializer",
     "json_serializer",
@@ -59,6 +61,7 @@ NAMES = {
     "typed_json_deserializer",
 }
 ERRORS = {
+    "AlreadyCommittedError",
     "AuthenticationError",
     "BufferFullError",
     "CommitRefusedError",
@@ -68,11 +71,14 @@ ERRORS = {
     "DeserializationError",
     "OffsetOutOfRangeError",
     "OutcomeUnknownError",
+    "ProducerFencedError",
     "RayqError",
     "RecordTooLargeError",
     "SerializationError",
     "TimeoutError",
     "TopicExistsError",
+    "TransactionAbortedError",
+    "TransactionOutcomeUnknownError",
     "UnknownTopicError",
 }
 """The errors that programs often catch; all errors are in `rayq.errors`."""

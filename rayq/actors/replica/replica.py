@@ -17,6 +17,7 @@ from rayq.actors.replica.compactor import Compactor, cleaner_in_steps
 from rayq.actors.replica.follower import Follower
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.actors.transactions.links import Links
 from rayq.config import ClusterConfig
 from rayq.core.topic_changes import OFFSETS_TOPIC
 from rayq.environment import Environment
@@ -54,12 +55,13 @@ class Replica:
         on_failure: Callable[[], None],
         ask_broker: messages.Ask,
         metadata_version: Callable[[], int],
+        links: Links,
         run_cleaner: RunCleaner | None = None,
     ) -> None:
         """`propose` sends a new in-sync set to the controller; `on_failure()` is called when the
         replica stops for good, with the reason in its status. `ask_broker` asks this node's broker,
-        whose metadata this process knows up to `metadata_version()`. Without `run_cleaner` logs are
-        compacted by threads of this process."""
+        whose metadata this process knows up to `metadata_version()`; `links` asks other leaders.
+        Without `run_cleaner` logs are compacted by threads of this process."""
         self._environment = environment
         self._config = config
         self._pool = pool
@@ -68,6 +70,7 @@ class Replica:
         self._on_failure = on_failure
         self._ask_broker = ask_broker
         self._metadata_version = metadata_version
+        self._links = links
         self.assignment = assignment
         self._replica_log = ReplicaLog(
             environment,
@@ -174,6 +177,7 @@ class Replica:
                     assignment,
                     propose=self._propose,
                     has_lease=self._has_lease,
+                    links=self._links,
                 )
             role.committed(assignment)
             if assignment.topic == OFFSETS_TOPIC and self._coordinator is None:
@@ -184,6 +188,7 @@ class Replica:
                     ask_broker=self._ask_broker,
                     metadata_version=self._metadata_version(),
                     clock_watch=self._clock_watch,
+                    links=self._links,
                 )
         elif not isinstance(role, Follower) or not role.is_for(assignment):
             self._end_role(
@@ -288,6 +293,7 @@ class Replica:
                 sample("rayq_partition_earliest_offset", log.start_offset, **at),
                 sample("rayq_partition_in_sync_replicas", len(state.isr), **at),
                 sample("rayq_partition_replicas", len(self.assignment.replicas), **at),
+                *self._role.transactions.measure(self._environment.clock.monotonic()),
             ]
         return samples
 
@@ -317,6 +323,7 @@ class Replica:
         self._compactor.tick(now_s)
         if isinstance(role, Leader):
             role.propose_isr()
+            role.transactions.look(now_s)
             self._keep_retention(now_s)
 
     def _keep_retention(self, now_s: float) -> None:

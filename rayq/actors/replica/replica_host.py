@@ -17,8 +17,9 @@ from rayq.actors.hosting import ReplicaHostSpec, RunCleaner
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica
 from rayq.actors.signal import Signal
+from rayq.actors.transactions.links import Links
 from rayq.config import ClusterConfig
-from rayq.core.topic_changes import check_not_internal
+from rayq.core.topic_changes import OFFSETS_TOPIC, check_not_internal
 from rayq.environment import Environment
 from rayq.errors import (
     DirectoryInUseError,
@@ -79,6 +80,7 @@ class ReplicaHost:
             role="server", key=secret, cluster_id=meta.cluster_id, broker=spec.broker
         )
         self._pool = ConnectionPool(environment, identity, config, keeps_alive=True)
+        self._links = Links(environment, self._pool, ask_broker=self._ask_broker)
         self._server = Server(environment, identity, self._handle, config)
         self._host = host
         self._replicas: dict[TopicIdPartition, Replica] = {}
@@ -242,6 +244,7 @@ class ReplicaHost:
             run_cleaner=self._run_cleaner,
             ask_broker=self._ask_broker,
             metadata_version=lambda: self._version,
+            links=self._links,
         )
         self._replicas[key] = replica
         self._environment.tasks.spawn(self._open(replica), f"open {replica.where}")
@@ -330,6 +333,13 @@ class ReplicaHost:
                 return self._leader(request).replica_snapshot(request)
             case messages.DescribeProducers():
                 return self._leader(request).reads.describe_producers(request)
+            case messages.DescribeOpenTransactions():
+                return self._leader(request).reads.describe_open_transactions(request)
+            case messages.WriteMarker():
+                replica = self._replica(request.topic_id, request.partition)
+                if replica.assignment.topic == OFFSETS_TOPIC:
+                    return replica.coordinator(request.leader_epoch).write_marker(request)
+                return self._leader(request).transactions.write_marker(request)
             case messages.DescribeReplica():
                 return self._replica(request.topic_id, request.partition).describe()
             case messages.CheckRange():

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from rayq.config import MIB
-from rayq.core.topic_changes import DEFAULT_REPLICATION_FACTOR, OFFSETS_TOPIC
+from rayq.core.topic_changes import DEFAULT_REPLICATION_FACTOR, OWN_TOPICS, TRANSACTIONS_TOPIC
 from rayq.records import (
     BrokerInfo,
     ClusterInfo,
@@ -257,17 +257,23 @@ def _leadership_problems(topics: list[TopicInfo]) -> Iterable[Problem]:
 
 
 def _own_topics_problems(cluster: ClusterInfo, topics: list[TopicInfo]) -> Iterable[Problem]:
-    """Groups that were used before there were enough brokers left their topic with few replicas."""
+    """Groups and transactions that were used before there were enough brokers left their topic with
+    few replicas."""
     takers = sum(not broker.cordoned for broker in cluster.brokers)
     wanted = min(DEFAULT_REPLICATION_FACTOR, takers)
     for topic in topics:
         factor = min((len(_wanted(partition)) for partition in topic.partitions), default=wanted)
-        if topic.name == OFFSETS_TOPIC and factor < wanted:
+        if topic.name in OWN_TOPICS and factor < wanted:
+            lost = (
+                "which transactions are open or committed"
+                if topic.name == TRANSACTIONS_TOPIC
+                else "how far groups have read"
+            )
             yield Problem(
                 "notice",
                 f"{topic.name} has {_count(factor, 'replica', 'replicas')} of each partition, and "
                 f"there are {takers} brokers",
-                "it is from when there were fewer: a lost disk may take how far groups have read",
+                f"it is from when there were fewer: a lost disk may take {lost}",
                 f"rayq topic set-replication-factor {topic.name} -r {wanted}",
             )
 

@@ -18,7 +18,7 @@ from rayq.client.client import Client, check_partition
 from rayq.client.consuming.arrow import load_pyarrow, table_of
 from rayq.client.consuming.deserializing import Deserializers
 from rayq.client.consuming.fetcher import Fetcher, tell_skipped
-from rayq.client.consuming.group_consumer import Callbacks, GroupConsumer, check_group, pattern_text
+from rayq.client.consuming.group_consumer import Callbacks, GroupConsumer, pattern_text
 from rayq.client.consuming.last_records import LastRecords, check_count
 from rayq.client.consuming.member_state import Interest
 from rayq.client.consuming.subscription import (
@@ -29,6 +29,7 @@ from rayq.client.consuming.subscription import (
     Stream,
     Subscription,
 )
+from rayq.client.group_positions import check_group
 from rayq.config import MIB, ConsumerConfig, check_group_keys
 from rayq.errors import (
     ClosedError,
@@ -344,6 +345,7 @@ class ConsumerCore:
                         break  # the next poll raises it
                     raise
                 if not pieces:
+                    self.fetcher.has_room()  # What was passed over made room.
                     break
                 tables.append(table_of([piece.records for piece in pieces], topics))
                 for piece in pieces:

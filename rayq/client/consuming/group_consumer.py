@@ -15,11 +15,9 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from rayq.client.arguments import as_partition
 from rayq.client.client import Client, check_partition
-from rayq.client.consuming.coordinator import Coordinator
 from rayq.client.consuming.fetcher import Fetcher
 from rayq.client.consuming.group_member import LEAVE_TIMEOUT_S, GroupMember
 from rayq.client.consuming.group_offsets import (
-    METADATA_CHARACTERS_MAX,
     GroupOffsets,
     Position,
     Positions,
@@ -27,7 +25,9 @@ from rayq.client.consuming.group_offsets import (
 )
 from rayq.client.consuming.member_state import Interest, Partitions
 from rayq.client.consuming.subscription import Start, Subscription
-from rayq.config import ConsumerConfig, is_unicode
+from rayq.client.coordinator import GroupCoordinator
+from rayq.client.group_positions import checked_position
+from rayq.config import ConsumerConfig
 from rayq.core.topic_pattern import check_pattern
 from rayq.errors import InvalidRequestError, RayqError
 from rayq.records import GroupMembership, OffsetAndMetadata, TopicPartition
@@ -39,8 +39,6 @@ Callback = Callable[[set[TopicPartition]], Awaitable[None] | None]
 """A user's function that is called with partitions, inside `poll` or `close`. The async consumer
 awaits what it returns."""
 Offsets = Mapping[TopicPartition, int | OffsetAndMetadata]
-
-GROUP_NAME_MAX = 249
 
 
 class Call(NamedTuple):
@@ -105,7 +103,7 @@ class GroupConsumer:
         self._reader = reader
         self._client = client
         self._config = config
-        self._coordinator = Coordinator(client, group, config)
+        self._coordinator = GroupCoordinator(client, group, config)
         self._offsets = GroupOffsets(self._coordinator, config)
         reader.fetcher.committed = self._offsets.lookup
         reader.fetcher.is_member = lambda: self.member is not None
@@ -347,7 +345,7 @@ class GroupConsumer:
         wanted: Positions = {}
         for given, value in offsets.items():
             place = as_partition(given)
-            offset, metadata = _checked(value)
+            offset, metadata = checked_position(value)
             topic_id = ""
             epoch: int | None = None
             if place in assigned:
@@ -418,19 +416,6 @@ class GroupConsumer:
         }
 
 
-def check_group(group: object) -> str:
-    """Raises TypeError, InvalidRequestError."""
-    if not isinstance(group, str):
-        raise TypeError(f"A group is named by a str, not {type(group).__name__}.")
-    if not 0 < len(group) <= GROUP_NAME_MAX:
-        raise InvalidRequestError(
-            f"The name of a group has 1 to {GROUP_NAME_MAX} characters, not {len(group)}."
-        )
-    if not is_unicode(group):
-        raise InvalidRequestError(f"The name of a group is Unicode text, which {group!r} is not.")
-    return group
-
-
 def pattern_text(pattern: str | re.Pattern[str]) -> str:
     """A pattern as the coordinator takes it. Raises TypeError, InvalidRequestError."""
     text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
@@ -443,24 +428,3 @@ def pattern_text(pattern: str | re.Pattern[str]) -> str:
         )
     check_pattern(text)
     return text
-
-
-def _checked(value: int | OffsetAndMetadata) -> OffsetAndMetadata:
-    found = value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
-    if type(found.offset) is not int or not isinstance(found.metadata, str):
-        raise TypeError(
-            "What is committed for a partition is an int (the offset of the next record) or "
-            f"OffsetAndMetadata(offset, metadata), not {value!r}."
-        )
-    if not 0 <= found.offset < 2**62:
-        raise InvalidRequestError(f"Offsets count from 0: {found.offset} is none.")
-    if len(found.metadata) > METADATA_CHARACTERS_MAX:
-        raise InvalidRequestError(
-            f"Commit metadata has up to {METADATA_CHARACTERS_MAX} characters, not "
-            f"{len(found.metadata)}."
-        )
-    if not is_unicode(found.metadata):
-        raise InvalidRequestError(
-            f"Commit metadata is Unicode text, which {found.metadata!r} is not."
-        )
-    return found

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from rayq.client.backoff import Backoff
-from rayq.client.consuming.coordinator import Coordinator
 from rayq.client.consuming.group_member import GroupMember
+from rayq.client.coordinator import GroupCoordinator
 from rayq.config import ConsumerConfig
 from rayq.errors import (
     ClosedError,
@@ -37,7 +37,6 @@ logger = logging.getLogger(__name__)
 
 BACKOFF_MAX_S = 0.5
 """Between two tries of a commit that met a rebalance."""
-METADATA_CHARACTERS_MAX = 4096
 
 
 class Position(NamedTuple):
@@ -72,7 +71,7 @@ class GroupOffsets:
     """Belongs to the loop. `member` is None for a consumer whose partitions are assigned by
     hand."""
 
-    def __init__(self, coordinator: Coordinator, config: ConsumerConfig) -> None:
+    def __init__(self, coordinator: GroupCoordinator, config: ConsumerConfig) -> None:
         self.member: GroupMember | None = None
         self.known: dict[TopicPartition, int | None] = {}
         """What is committed, as far as this consumer has seen. Its thread reads this too."""

@@ -87,6 +87,10 @@ class Metadata(Request[MetadataResponse], frozen=True):
     wait_ms: Milliseconds = 0
     after: str = ""
     """Only topics with names after this one."""
+    topic_ids: Annotated[list[Id], msgspec.Meta(max_length=METADATA_TOPICS_MAX)] = msgspec.field(
+        default_factory=list
+    )
+    """The topics with these ids, too."""
 
 
 class AllocateProducerIdResponse(Response, frozen=True):

@@ -67,7 +67,9 @@ class FetchResponse(Response, frozen=True):
     last_stable_offset: int | None = None
     """Below it all transactions are decided. None: from a leader that knows of no transactions."""
     aborted: list[tuple[int, int]] = msgspec.field(default_factory=list)
-    """`(family, epoch)` of each aborted transaction that may have batches in the payload."""
+    """`(family, epoch)` of each aborted transaction that may have batches in the payload, wherever
+    its marker is. READ_UNCOMMITTED brings them too: a batch job reads past the last stable offset,
+    and leaves out what was not decided when its range was fixed."""
 
 
 class Fetch(ToLeader[FetchResponse], frozen=True):
@@ -147,8 +149,8 @@ class CheckRange(ToPartition[Done], frozen=True):
 
 
 class DescribeOffsetResponse(Response, frozen=True):
-    """The time of the batch that holds the record. Both are None at the high watermark, where there
-    is no record yet."""
+    """The time of the batch that holds the record. Both are None from the last stable offset on,
+    where readers of what is committed find no record yet."""
 
     append_time_ms: int | None
     age_ms: int | None
@@ -186,7 +188,11 @@ class DescribeOpenTransactionsResponse(Response, frozen=True):
     watermark."""
     ended: list[tuple[int, int]] | None
     """`(family, epoch)` of each transaction whose marker lies between `since_offset` and the high
-    watermark. None: compaction may have removed some, so the cut begins anew."""
+    watermark. None: compaction may have removed some, so the cut begins anew. [] without
+    `since_offset`."""
+    is_used: bool = True
+    """False: the log holds nothing of any transaction. Where that is so in all partitions, one
+    question to each is a cut."""
 
 
 class DescribeOpenTransactions(ToLeader[DescribeOpenTransactionsResponse], frozen=True):

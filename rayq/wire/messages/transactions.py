@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
+from rayq.wire.messages.any_broker import ChangeResponse
 from rayq.wire.messages.base import (
     Done,
     Epoch,
@@ -29,11 +30,7 @@ Family = Annotated[int, msgspec.Meta(ge=1 << 61)]
 TransactionEpoch = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 
 
-class EnsureTransactionsTopicResponse(Response, frozen=True):
-    version: int
-
-
-class EnsureTransactionsTopic(ToController[EnsureTransactionsTopicResponse], frozen=True):
+class EnsureTransactionsTopic(ToController[ChangeResponse], frozen=True):
     """Creates `__transaction_state` unless it exists, at the first use of a transaction."""
 
     api: ClassVar[int] = 13
@@ -155,6 +152,16 @@ class JoinTransaction(ToCoordinator[Done], frozen=True):
     epoch: TransactionEpoch
     participant_topic_id: Id
     participant_partition: Partition
+
+
+class AbortAbandoned(ToCoordinator[Done], frozen=True):
+    """From a group's coordinator: a member that put positions into the transaction is out of its
+    group, and the next owners of its partitions wait for the end. Aborts the transaction if it is
+    open; else nothing is done. Answers once the decision is committed."""
+
+    api: ClassVar[int] = 57
+    family: Family
+    epoch: TransactionEpoch
 
 
 class DescribeOutcomeResponse(Response, frozen=True):
