@@ -180,7 +180,7 @@ class GroupInvariants:
             return
         host = self._cluster.replica_hosts.get(owner)
         for replica in () if host is None else host._replicas.values():
-            if (coordinator := replica._coordinator) is not None:
+            if isinstance(coordinator := replica._coordinator, GroupCoordinator):
                 self._check_coordinator(replica, coordinator)
 
     def _check_coordinator(self, replica: Replica, coordinator: GroupCoordinator) -> None:

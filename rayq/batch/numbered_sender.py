@@ -32,7 +32,7 @@ from rayq.errors import (
 )
 from rayq.records import OffsetRange
 from rayq.storage.batch import BatchHeader, read_header, split_batches
-from rayq.wire.messages import EARLIEST, Fetch, Produce
+from rayq.wire.messages import EARLIEST, READ_UNCOMMITTED, Fetch, Produce
 
 logger = logging.getLogger(__name__)
 
@@ -289,6 +289,7 @@ class NumberedSender:
                 last_epoch=None,
                 bytes_max=SCAN_BYTES,
                 wait_ms=0,
+                isolation=READ_UNCOMMITTED,
             )
         )
         if answer.cleaned_offset > offset:

@@ -59,6 +59,7 @@ class GroupCoordinator(Coordinator[Record]):
     """See the module."""
 
     subject = "groups"
+    topic = OFFSETS_TOPIC
 
     def __init__(
         self,

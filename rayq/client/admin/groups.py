@@ -30,6 +30,7 @@ from rayq.records import (
 from rayq.wire.messages import (
     EARLIEST,
     LATEST,
+    READ_COMMITTED,
     CommittedOffset,
     DeleteGroup,
     DescribeGroup,
@@ -158,6 +159,7 @@ class GroupAdmin:
                 partition=place.partition,
                 leader_epoch=leader.epoch,
                 timestamp_ms=timestamp_ms,
+                isolation=READ_COMMITTED,
             ),
             timeout_s=timeout_s,
             attempt_timeout_s=ATTEMPT_TIMEOUT_S,

@@ -18,6 +18,7 @@ from rayq.metrics import CATALOGUE, Sample, merged
 from rayq.records import TopicPartition
 from rayq.wire.messages import (
     LATEST,
+    READ_COMMITTED,
     AnyRequest,
     CommittedOffset,
     DescribeGroup,
@@ -238,7 +239,9 @@ def _list_groups(number: int) -> Callable[[str, int], AnyRequest]:
 
 
 def _latest(place: TopicPartition) -> Callable[[str, int], AnyRequest]:
-    return lambda topic_id, epoch: ListOffsets(topic_id, place.partition, epoch, LATEST)
+    return lambda topic_id, epoch: ListOffsets(
+        topic_id, place.partition, epoch, LATEST, READ_COMMITTED
+    )
 
 
 def _age(place: TopicPartition, offset: int) -> Callable[[str, int], AnyRequest]:

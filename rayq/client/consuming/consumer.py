@@ -581,9 +581,9 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
 
     def seek_to_last(self, count: int, *partitions: TopicPartition) -> None:
         """The next poll begins where the last `count` records of each partition begin; of all
-        partitions when none are given. Records are counted, not offsets, also in a compacted topic,
-        whose offsets have gaps. A partition with fewer records is read from its log start. Raises
-        InvalidRequestError, TimeoutError."""
+        partitions when none are given. Records are counted, not offsets, also where offsets have
+        gaps: in a compacted topic, and among transactions. A partition with fewer records is read
+        from its log start. Raises InvalidRequestError, TimeoutError."""
         with self._use:
             self._run(self._core.seek_to_last(count, partitions))
 
@@ -674,7 +674,9 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         return self._run(self._core.beginning_offsets(as_partitions(partitions)))
 
     def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The offset after the last record that may be read (the high watermark) of each."""
+        """The offset after the last record that may be read of each: the high watermark. With
+        isolation_level="read_committed", the default, it is the offset of the first transaction
+        that is not decided, if there is one."""
         return self._run(self._core.end_offsets(as_partitions(partitions)))
 
     def offsets_for_times(

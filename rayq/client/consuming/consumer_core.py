@@ -345,6 +345,7 @@ class ConsumerCore:
                         break  # the next poll raises it
                     raise
                 if not pieces:
+                    self.fetcher.has_room()  # What was passed over made room.
                     break
                 tables.append(table_of([piece.records for piece in pieces], topics))
                 for piece in pieces:
