@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self
 
@@ -17,7 +18,12 @@ from rayq.client.producing.futures import DeliveryFuture, ManyDeliveryFuture, On
 from rayq.client.producing.producer_core import ProducerCore
 from rayq.client.producing.transaction_core import TransactionCore
 from rayq.config import is_unicode
-from rayq.errors import InvalidRequestError, RayqError, TransactionAbortedError
+from rayq.errors import (
+    CommitRefusedError,
+    InvalidRequestError,
+    RayqError,
+    TransactionAbortedError,
+)
 from rayq.records import OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:  # Only Python 3.13 has defaults for type variables; type checkers know them.
@@ -45,12 +51,11 @@ class Reading(Protocol):
         ...
 
     def mark_positions(self) -> object:
-        """Where it stands."""
+        """Up to where its transactions have committed."""
         ...
 
-    def go_back(self, mark: Any) -> None:
-        """Returns to where it stood, in the partitions that it still has. None: to where its group
-        goes on, once that is known."""
+    def go_back(self, mark: Any, *, is_aborted: bool) -> None:
+        """Has all that is not committed read again. Not `is_aborted`: that is not known yet."""
         ...
 
 
@@ -61,7 +66,13 @@ class AsyncReading(Protocol):
 
     async def mark_positions(self) -> object: ...
 
-    async def go_back(self, mark: Any) -> None: ...
+    async def go_back(self, mark: Any, *, is_aborted: bool) -> None: ...
+
+
+def _run_again(error: CommitRefusedError) -> TransactionAbortedError:
+    """What the end of a block raises after a rebalance: the block is run again, with what the
+    consumer has now, as after any other abort."""
+    return TransactionAbortedError(f"The transaction is aborted, run it again: {error}")
 
 
 class Transaction(Generic[ValueT_contra, KeyT_contra]):
@@ -87,14 +98,17 @@ class Transaction(Generic[ValueT_contra, KeyT_contra]):
         background: BackgroundLoop,
         send: Callable[..., DeliveryFuture],
         send_many: Callable[..., ManyDeliveryFuture],
+        began: Callable[[Transaction[ValueT_contra, KeyT_contra]], None],
         name: str | None,
         reads: Reading | None,
     ) -> None:
+        """`began` is told when it is open."""
         self._core = core
         self._transactions = _transactions_of(core)
         self._background = background
         self._send = send
         self._send_many = send_many
+        self._began = began
         self._name = _check_name(name)
         self._reads = reads
         self._mark: object = None
@@ -152,7 +166,11 @@ class Transaction(Generic[ValueT_contra, KeyT_contra]):
         if isinstance(offsets, Mapping):
             positions = self._background.run(_positions_of_group(self._core, group, offsets))
         else:
-            positions = offsets.positions_to_send()
+            try:
+                positions = offsets.positions_to_send()
+            except CommitRefusedError as error:
+                self._background.call_soon(self._transactions.failed, error)
+                raise
         self._background.run(self._transactions.send_offsets(self._token, positions))
 
     # --- its life, for the producer -------------------------------------------------------------
@@ -162,7 +180,9 @@ class Transaction(Generic[ValueT_contra, KeyT_contra]):
         self._core.check_open()
         if self._reads is not None:
             self._mark = self._reads.mark_positions()
-        self._run(self._transactions.begin(self._token, self._name))
+        with self._withdrawn_if_interrupted():
+            self._background.run(self._transactions.begin(self._token, self._name))
+            self._began(self)
 
     def commit(self) -> None:
         """Raises as the end of the block does."""
@@ -173,12 +193,14 @@ class Transaction(Generic[ValueT_contra, KeyT_contra]):
             except BaseException as error:
                 with closing_after(error):
                     self.abort()
+                if isinstance(error, CommitRefusedError):
+                    raise _run_again(error) from error
                 raise
         try:
             self._end(is_commit=True)
         except BaseException as error:
             with closing_after(error):
-                self._go_back(self._mark if isinstance(error, TransactionAbortedError) else None)
+                self._go_back(is_aborted=isinstance(error, TransactionAbortedError))
             raise
 
     def abort(self) -> None:
@@ -187,25 +209,27 @@ class Transaction(Generic[ValueT_contra, KeyT_contra]):
         try:
             self._end(is_commit=False)
         finally:
-            self._go_back(self._mark)
+            self._go_back(is_aborted=True)
 
     def _end(self, *, is_commit: bool) -> None:
         self._background.check_callable()
-        self._transactions.shut()
-        self._run(self._transactions.end(self._token, is_commit=is_commit))
+        with self._withdrawn_if_interrupted():
+            self._transactions.shut()
+            self._background.run(self._transactions.end(self._token, is_commit=is_commit))
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        """A thread that is interrupted ends the transaction no more: the loop does."""
+    @contextmanager
+    def _withdrawn_if_interrupted(self) -> Iterator[None]:
+        """A thread that is interrupted does not come back to end the transaction: the loop does."""
         try:
-            self._background.run(work)
+            yield
         except BaseException as error:
             if not isinstance(error, RayqError):
                 self._background.call_soon(self._transactions.withdraw, self._token)
             raise
 
-    def _go_back(self, mark: object) -> None:
+    def _go_back(self, *, is_aborted: bool) -> None:
         if self._reads is not None:
-            self._reads.go_back(mark)
+            self._reads.go_back(self._mark, is_aborted=is_aborted)
 
     def __reduce__(self) -> str:
         raise no_pickle_error(self, "a transaction")
@@ -237,6 +261,7 @@ class AsyncTransaction(Generic[ValueT_contra, KeyT_contra]):
         core: ProducerCore,
         send: Callable[..., Awaitable[DeliveryFuture]],
         send_many: Callable[..., Awaitable[ManyDeliveryFuture]],
+        began: Callable[[AsyncTransaction[ValueT_contra, KeyT_contra]], None],
         name: str | None,
         reads: AsyncReading | None,
     ) -> None:
@@ -244,6 +269,7 @@ class AsyncTransaction(Generic[ValueT_contra, KeyT_contra]):
         self._transactions = _transactions_of(core)
         self._send = send
         self._send_many = send_many
+        self._began = began
         self._name = _check_name(name)
         self._reads = reads
         self._mark: object = None
@@ -295,7 +321,11 @@ class AsyncTransaction(Generic[ValueT_contra, KeyT_contra]):
         if isinstance(offsets, Mapping):
             positions = await _positions_of_group(self._core, group, offsets)
         else:
-            positions = await offsets.positions_to_send()
+            try:
+                positions = await offsets.positions_to_send()
+            except CommitRefusedError as error:
+                self._transactions.failed(error)
+                raise
         await self._transactions.send_offsets(self._token, positions)
 
     # --- its life, for the producer -------------------------------------------------------------
@@ -305,6 +335,7 @@ class AsyncTransaction(Generic[ValueT_contra, KeyT_contra]):
         if self._reads is not None:
             self._mark = await self._reads.mark_positions()
         await self._transactions.begin(self._token, self._name)
+        self._began(self)
 
     async def commit(self) -> None:
         self._transactions.check_open(self._token)
@@ -314,13 +345,14 @@ class AsyncTransaction(Generic[ValueT_contra, KeyT_contra]):
             except BaseException as error:
                 with closing_after(error):
                     await self.abort()
+                if isinstance(error, CommitRefusedError):
+                    raise _run_again(error) from error
                 raise
         try:
             await self._end(is_commit=True)
         except BaseException as error:
             with closing_after(error):
-                mark = self._mark if isinstance(error, TransactionAbortedError) else None
-                await self._go_back(mark)
+                await self._go_back(is_aborted=isinstance(error, TransactionAbortedError))
             raise
 
     async def abort(self) -> None:
@@ -328,15 +360,15 @@ class AsyncTransaction(Generic[ValueT_contra, KeyT_contra]):
         try:
             await self._end(is_commit=False)
         finally:
-            await self._go_back(self._mark)
+            await self._go_back(is_aborted=True)
 
     async def _end(self, *, is_commit: bool) -> None:
         self._transactions.shut()
         await self._transactions.end(self._token, is_commit=is_commit)
 
-    async def _go_back(self, mark: object) -> None:
+    async def _go_back(self, *, is_aborted: bool) -> None:
         if self._reads is not None:
-            await self._reads.go_back(mark)
+            await self._reads.go_back(self._mark, is_aborted=is_aborted)
 
     def __reduce__(self) -> str:
         raise no_pickle_error(self, "a transaction")
@@ -372,7 +404,7 @@ async def _positions_of_group(
         found.append(
             (topic.topic_id, place.partition, position.offset, None, position.metadata)
         )
-    return GroupPositions(group, "", 0, 0, found)
+    return GroupPositions(group, "", 0, next(_transactions_of(core).sequences), found)
 
 
 def _transactions_of(core: ProducerCore) -> TransactionCore:
@@ -387,7 +419,8 @@ def _transactions_of(core: ProducerCore) -> TransactionCore:
 
 def none_begun_error() -> InvalidRequestError:
     return InvalidRequestError(
-        "No transaction was begun by begin_transaction(). (That of a `with` block ends with it.)"
+        "This producer has not begun a transaction: begin_transaction() does, and so does a `with` "
+        "block of transaction()."
     )
 
 
