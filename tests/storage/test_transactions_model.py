@@ -222,7 +222,8 @@ class Life:
     def truncate(self) -> None:
         """A follower drops what its new leader does not have."""
         floor = max(self.high_watermark, self.log.cleaned_offset)
-        if not self.place.config.is_compacted and self.rng.random() < 0.1:
+        is_whole = self.log.start_offset == self.log.cleaned_offset == 0
+        if is_whole and not self.place.config.is_compacted and self.rng.random() < 0.1:
             floor = 0  # After an unclean election.
         offset = max(floor, self.log.end_offset - self.rng.randint(0, 12), self.log.start_offset)
         self.log.truncate(offset)
@@ -252,7 +253,7 @@ class Life:
             follower.append_as_follower(data[positions[0] : end])
             del positions[:count]
             if self.rng.random() < 0.05:
-                flush(follower, checkpoint=True, high_watermark=follower.end_offset // 2)
+                flush(follower, checkpoint=True, high_watermark=self.high_watermark)
         assert follower.end_offset == self.log.end_offset
         self.log = follower
 
