@@ -268,6 +268,26 @@ def test_owners_names_and_operators(cluster: LocalCluster, topic: str) -> None:
     run(cluster, story)
 
 
+def test_ids_are_listed_in_pages(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(of: Transactions) -> None:
+        for _ in range(3):
+            of.name = f"{of.name}-more"
+            await of.init()
+        whole = await of.producers.ask(messages.ListTransactions, 0)
+        assert whole.next_after is None
+        monkeypatch.setattr(messages, "LISTED_IDS_MAX", 2)
+        listed, after = [], ""
+        while after is not None:
+            page = await of.producers.ask(messages.ListTransactions, 0, after)
+            listed, after = listed + page.transactions, page.next_after
+        assert listed == whole.transactions
+        assert len({one.transactional_id for one in listed}) > 2
+
+    run(cluster, story)
+
+
 def test_a_transaction_that_takes_too_long_is_aborted(
     cluster: LocalCluster, topic: str, markers: Markers
 ) -> None:
