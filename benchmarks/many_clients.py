@@ -4,7 +4,7 @@ connections of its own, as in processes of their own.
     python -m benchmarks.many_clients [500]
 
 Reports how long it takes until all are connected and read, what the servers use while all wait, and
-how evenly the clients are served at load.
+how evenly the clients are served at load. Each record goes to every consumer of its partition.
 """
 
 from __future__ import annotations
@@ -33,8 +33,15 @@ async def _run(clusters: list[rayq.Cluster], count: int) -> None:
     value = os.urandom(RECORD_BYTES)
     started_s = time.monotonic()
     producers = [one.async_producer(linger_ms=0) for one in clusters[:count]]
-    consumers = [one.async_consumer("t", auto_offset_reset="earliest") for one in clusters[count:]]
-    await asyncio.gather(*(one.send_and_wait("t", value) for one in producers))
+    consumers = [one.async_consumer(auto_offset_reset="earliest") for one in clusters[count:]]
+    for number, one in enumerate(consumers):
+        await one.assign([rayq.TopicPartition("t", number % PARTITIONS)])
+    await asyncio.gather(
+        *(
+            one.send_and_wait("t", value, partition=number % PARTITIONS)
+            for number, one in enumerate(producers)
+        )
+    )
     reads = [0] * count
 
     async def read_on(number: int) -> None:
@@ -60,7 +67,7 @@ async def _run(clusters: list[rayq.Cluster], count: int) -> None:
     async def write_on(number: int) -> None:
         while time.monotonic() < end_s:
             began_s = time.perf_counter()
-            await producers[number].send_and_wait("t", value)
+            await producers[number].send_and_wait("t", value, partition=number % PARTITIONS)
             took_ms.append(1000 * (time.perf_counter() - began_s))
             sent[number] += 1
 
@@ -69,7 +76,8 @@ async def _run(clusters: list[rayq.Cluster], count: int) -> None:
     print(
         f"one record at a time from each, for {LOADED_S:g} s: {sum(sent) / LOADED_S:.0f} records/s"
         f", p50 {quantile(took_ms, 0.5):.0f} ms, p99 {quantile(took_ms, 0.99):.0f} ms; the slowest "
-        f"producer sent {ordered[0]}, the median {ordered[count // 2]}, the fastest {ordered[-1]}"
+        f"producer sent {ordered[0]}, the median {ordered[count // 2]}, the fastest {ordered[-1]}; "
+        f"each record went to {count / PARTITIONS:.0f} consumers"
     )
     for task in readers:
         task.cancel()

@@ -238,6 +238,21 @@ _METRICS = (
         "rayq_consumergroup_group_max_lag_seconds", "gauge", _GROUP, "Of the worst partition."
     ),
     Metric("rayq_consumergroup_group_sum_lag", "gauge", _GROUP, "Over all partitions."),
+    # Transactions, from their coordinators.
+    Metric(
+        "rayq_open_transactions",
+        "gauge",
+        ("cluster", "partition"),
+        "Transactions that are open, or whose markers are not all written; of the coordinator that "
+        "leads this partition of __transaction_state.",
+    ),
+    Metric(
+        "rayq_transaction_end_seconds",
+        "histogram",
+        _PROCESS,
+        "From the decision of a transaction (commit, abort or time-out) to its last marker: from "
+        "then on all readers see how it ended.",
+    ),
     # Consumer pools, from the pool's own process: on Ray only.
     Metric("rayq_pool_wanted_consumers", "gauge", _POOL, "Consumers that there should be now."),
     Metric("rayq_pool_running_consumers", "gauge", _POOL, "Consumers that run."),

@@ -13,7 +13,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from rayq.actors.coordinator_log import CoordinatorLog
 from rayq.actors.replica.leader import Leader
@@ -41,12 +41,12 @@ READ_RETRY_S = 1.0
 
 
 class Coordinator(ABC, Generic[RecordT]):
-    """See the module. Ends with its leader's role.
+    """See the module. Ends with its leader's role. `encode` makes `(key, value)` of a record."""
 
-    `encode` makes `(key, value)` of a record; `subject` names what is coordinated, in messages.
-    """
-
-    subject: str
+    subject: ClassVar[str]
+    """What is coordinated, in messages."""
+    topic: ClassVar[str]
+    """The topic whose partitions have such a coordinator."""
 
     def __init__(
         self,

@@ -29,6 +29,7 @@ from rayq.runtime.layout import (
     format_cluster,
     of_one_cluster,
 )
+from rayq.runtime.start_checks import tell_recovering
 from rayq.storage.data_directory import read_secret
 
 READY_TIMEOUT_S = 30.0
@@ -251,8 +252,7 @@ class LocalServers:
                 lambda: not first.recovering_partitions(), RECOVERY_TIMEOUT_S, "old partitions"
             )
         except RayqError:
-            for where, reason in first.recovering_partitions().items():
-                logger.warning("%s %s", where, reason)
+            tell_recovering(first.recovering_partitions())
 
 
 def open_or_format(environment: Environment, root: str, brokers: int | None) -> list[Directory]:

@@ -41,7 +41,7 @@ from rayq.runtime.ray_lookup import (
 from rayq.runtime.ray_nodes import on_node, on_nodes, own_node, wait_for_nodes
 from rayq.runtime.ray_specs import ClusterSpec
 from rayq.runtime.recover_quorum import lost_voters, survivors
-from rayq.runtime.start_checks import check_start
+from rayq.runtime.start_checks import check_start, tell_recovering
 from rayq.storage.data_directory import read_secret
 
 logger = logging.getLogger(__name__)
@@ -230,7 +230,6 @@ def _wait_recovered(broker: Any) -> None:
     deadline_s = time.monotonic() + RECOVERY_TIMEOUT_S
     while recovering := ray.get(broker.recovering_partitions.remote()):
         if time.monotonic() > deadline_s:
-            for where, reason in recovering.items():
-                logger.warning("%s %s", where, reason)
+            tell_recovering(recovering)
             return
         time.sleep(0.05)

@@ -1,13 +1,17 @@
 """Checks that refuse a start on this machine before anything is started.
 
 The brokers check it all again, on whichever node they are. But it takes Ray several seconds to
-start them, half a minute on a busy machine, and a typing error should be reported sooner.
+start them, half a minute on a busy machine, and a typing error should be reported sooner. Besides,
+what every start tells of partitions that it leaves behind.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import time
+from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 
 from rayq.client.environment import system_environment
@@ -23,6 +27,9 @@ from rayq.runtime.processes import is_orphan
 from rayq.storage.data_directory import BROKER_LOCK, lock_holder
 
 LOCK_RETRY_S = 0.05
+RECOVERING_TOLD_MAX = 10
+
+logger = logging.getLogger(__name__)
 
 
 def check_start(
@@ -61,3 +68,15 @@ def _is_ending(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return True
     return command.startswith(b"ray::") and is_orphan(pid)
+
+
+def tell_recovering(recovering: Mapping[str, str]) -> None:
+    """Logs which partitions a start leaves behind that are not in sync yet, and why: the first few
+    of them, and how many more there are."""
+    for where, reason in islice(recovering.items(), RECOVERING_TOLD_MAX):
+        logger.warning("%s %s", where, reason)
+    if len(recovering) > RECOVERING_TOLD_MAX:
+        logger.warning(
+            "%d more partitions are not in sync yet: `rayq cluster health` tells what is wrong",
+            len(recovering) - RECOVERING_TOLD_MAX,
+        )

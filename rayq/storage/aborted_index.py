@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rayq.environment import Disk
 from rayq.errors import RayqError
@@ -57,13 +57,19 @@ class AbortedIndex:
         for base in [base for base in self._bytes_in_files if base >= base_offset]:
             del self._bytes_in_files[base]
 
-    def drop(self, base_offsets: Iterable[int], next_offset: int) -> None:
-        """Drops the entries of segments, up to `next_offset`, whose files are gone."""
-        bases = list(base_offsets)
-        start, end = self._number(bases[0]), self._number(next_offset)
+    def drop(self, base_offsets: Sequence[int], end_offset: int) -> None:
+        """Drops the files of consecutive segments, and their entries below `end_offset`."""
+        start, end = self._number(base_offsets[0]), self._number(end_offset)
         del self._entries[start * _ENTRY.size : end * _ENTRY.size]
-        for base in bases:
+        for base in base_offsets:
             self._bytes_in_files.pop(base, None)
+
+    def content(self, start: int, end: int) -> bytes:
+        """The entries whose markers lie from `start` up to `end` (exclusive), as a file has
+        them."""
+        return bytes(
+            self._entries[self._number(start) * _ENTRY.size : self._number(end) * _ENTRY.size]
+        )
 
     # --- files ------------------------------------------------------------------------------------
 
@@ -92,10 +98,8 @@ class AbortedIndex:
         for segment in segments:
             if not segment.size or segment.next_offset <= used_from:
                 continue
-            start, end = self._number(segment.base_offset), self._number(segment.next_offset)
-            length = (end - start) * _ENTRY.size
-            if self._bytes_in_files.get(segment.base_offset) != length:
-                content = bytes(self._entries[start * _ENTRY.size : end * _ENTRY.size])
+            content = self.content(segment.base_offset, segment.next_offset)
+            if self._bytes_in_files.get(segment.base_offset) != len(content):
                 found.append((segment.base_offset, content))
         return found
 

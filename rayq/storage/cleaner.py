@@ -178,7 +178,7 @@ def _clean(disk: Disk, job: CleaningJob) -> Steps:
     remove_cleaning(disk, job.directory)
     checked_file.make_directory(disk, directory)
     latest, end_offset = yield from _latest_offsets(disk, job)
-    cleaning = _Pass(disk, job, directory, latest)
+    cleaning = _Pass(disk, job, directory, latest, end_offset)
     for group in job.groups:
         sources = [source for source in group if source.base_offset < end_offset]
         if sources:
@@ -286,12 +286,19 @@ class _Pass:
     """The second half of a pass: copies groups of segments without superseded records."""
 
     def __init__(
-        self, disk: Disk, job: CleaningJob, directory: str, latest: dict[bytes, int]
+        self,
+        disk: Disk,
+        job: CleaningJob,
+        directory: str,
+        latest: dict[bytes, int],
+        end_offset: int,
     ) -> None:
         self._disk = disk
         self._job = job
         self._directory = directory
         self._latest = latest
+        self._end_offset = end_offset
+        """The batches of a segment from here on stay as they are: the map does not cover them."""
         self._producer_batches = frozenset(job.producer_batches)
         self.groups: list[CleanedGroup] = []
         self.tombstones = 0
@@ -321,8 +328,11 @@ class _Pass:
                     batch = self._filtered(data, position, before)
                     header = read_header(batch)
                     is_changed |= header != before
-                    stays = header.record_count or header.base_offset in self._producer_batches
-                    if stays or (header.is_control and self._keeps_marker(header)):
+                    if (
+                        header.record_count
+                        or header.base_offset in self._producer_batches
+                        or (header.is_control and self._keeps_marker(header))
+                    ):
                         output.add(header, batch)
                     else:
                         emptied = header, batch
@@ -360,7 +370,7 @@ class _Pass:
         self.records_read += header.record_count
         if header.is_transactional:
             check_body(whole, 0, header)
-            if header.is_control:
+            if header.is_control or header.base_offset >= self._end_offset:
                 return whole
             is_aborted = _is_aborted(self._job, header)
             whole = without_transaction(without_records(header) if is_aborted else whole)

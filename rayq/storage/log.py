@@ -231,9 +231,9 @@ class Log:
 
     def ended_between(self, start: int, end: int) -> list[tuple[int, int]] | None:
         """`(family, epoch)` of the transactions whose markers lie from `start` up to `end`
-        (exclusive). None: the log cannot tell any more, since compaction may have taken markers
-        there, or they are too many, or it was opened since."""
-        if start < self.tombstone_horizon:
+        (exclusive). None: the log cannot tell any more, since retention or compaction may have
+        taken markers there, or they are too many, or it was opened since."""
+        if start < max(self._start, self.tombstone_horizon):
             return None
         return self.producers.transactions.ended_between(start, end)
 
@@ -819,8 +819,17 @@ class Log:
         assert not any(old.has_pending_entries for group in replaced for old in group), (
             "their index entries were in the files when the pass was planned"
         )
+        aborted = [
+            self._aborted.content(max(one.base_offsets[0], state.clean_until), one.next_offset)
+            for one in swap.groups
+        ]
         return SwapPlan(
-            self._disk, self.directory, swap, replaced, cleaning.job.index_interval_bytes
+            disk=self._disk,
+            directory=self.directory,
+            swap=swap,
+            replaced=replaced,
+            index_interval_bytes=cleaning.job.index_interval_bytes,
+            aborted=tuple(aborted) if self.producers.transactions.is_used else (),
         )
 
     def apply_swap(self, plan: SwapPlan, segments: list[Segment]) -> None:
@@ -831,7 +840,9 @@ class Log:
             for old, new in zip(plan.replaced, segments, strict=True):
                 new.move_to(self.directory)
                 self._segments.replace(old, new)
-                self._aborted.drop([one.base_offset for one in old], new.next_offset)
+                # Below the clean offset no aborted records are left.
+                clean_until = min(new.next_offset, plan.swap.state.clean_until)
+                self._aborted.drop([one.base_offset for one in old], clean_until)
         except OSError as error:
             raise self._fail("take over compacted segments", error) from error
         self._size_bytes = self._segments.size_bytes

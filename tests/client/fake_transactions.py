@@ -34,6 +34,7 @@ class FakeTransactions:
     def __init__(self, cluster: FakeCluster) -> None:
         self._cluster = cluster
         self.producers: dict[str, FakeProducer] = {}
+        self.families = 0
         self.outcomes: dict[Numbers, bool] = {}
         self.offsets: dict[Numbers, list[m.CommitOffsets]] = {}
         """The positions that are pending."""
@@ -74,7 +75,8 @@ class FakeTransactions:
     def _init(self, transactional_id: str, owner: str) -> m.InitProducerResponse:
         known = self.producers.get(transactional_id)
         if known is None:
-            family = make_family(0, len(self.producers))
+            family = make_family(0, self.families)
+            self.families += 1
             known = self.producers[transactional_id] = FakeProducer(owner, family)
         elif owner in known.former:
             raise ProducerFencedError("Another producer took over.")

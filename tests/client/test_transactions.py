@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from rayq.client.cluster import Cluster
+from rayq.client.producing import transaction_core
 from rayq.errors import (
     AlreadyCommittedError,
     ClosedError,
@@ -32,6 +34,7 @@ from rayq.records import OffsetAndMetadata, TopicPartition
 from rayq.transaction_ids import make_family
 from rayq.wire.messages import (
     AllocateProducerId,
+    AnyRequest,
     CommitOffsets,
     EndTransaction,
     InitProducer,
@@ -244,6 +247,33 @@ def test_a_config_that_cannot_be_is_refused(cluster: Cluster, config: dict[str, 
         cluster.producer(**config)
 
 
+def test_a_block_whose_end_never_came_can_be_aborted_by_hand(
+    fake: FakeCluster, cluster: Cluster
+) -> None:
+    fake.create_topic("t")
+    with cluster.producer(transactional_id="billing") as producer:
+        tx = producer.transaction().__enter__()
+        tx.send("t", b"no").result(timeout=30)
+        producer.abort_transaction()
+        with producer.transaction() as tx:
+            tx.send("t", b"yes")
+    assert fake.transactions.committed("t") == [b"yes"]
+
+
+def test_numbers_that_lay_idle_for_long_are_asked_for_again(
+    fake: FakeCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.create_topic("t")
+    monkeypatch.setattr(transaction_core, "NUMBERS_AGE_MAX_S", 0.0)
+    with cluster.producer(transactional_id="billing") as producer:
+        for forgets in (False, True, False):
+            if forgets:
+                fake.call(fake.transactions.producers.clear)
+            with producer.transaction() as tx:
+                tx.send("t", b"v")
+    assert len(fake.transactions.committed("t")) == 3
+
+
 def test_wrong_arguments_say_what_to_do(fake: FakeCluster, cluster: Cluster) -> None:
     with cluster.producer() as plain:
         with pytest.raises(InvalidRequestError, match="transactional_id"):
@@ -448,6 +478,25 @@ def test_a_name_in_doubt_can_be_run_again_and_commits_once(
         with pytest.raises(AlreadyCommittedError), producer.transaction(name="n"):
             raise AssertionError("the block does not run")
     assert fake.transactions.committed("t") == [b"v"]
+
+
+def test_after_a_bug_in_an_end_the_numbers_are_not_used_again(
+    fake: FakeCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.create_topic("t")
+    with cluster.producer(transactional_id="billing") as producer:
+        with pytest.raises(RuntimeError), producer.transaction() as tx:
+            tx.send("t", b"a").result(timeout=30)
+            monkeypatch.setattr(tx._transactions, "_drain", explode)
+        monkeypatch.undo()
+        with producer.transaction() as tx:
+            tx.send("t", b"b")
+    assert fake.transactions.committed("t") == [b"b"]
+    assert ends(fake) == [(0, False), (1, True)]
+
+
+async def explode() -> None:
+    raise RuntimeError("a bug")
 
 
 # --- another owner --------------------------------------------------------------------------------
@@ -678,6 +727,33 @@ def test_a_commit_that_is_cancelled_before_it_is_asked_for_is_an_abort(
     asyncio.run(scenario())
     assert fake.transactions.committed("t") == [b"b"]
     assert ends(fake) == [(0, False), (1, True)]
+
+
+@pytest.mark.parametrize("kind", [InitProducer, Produce, EndTransaction])
+def test_an_interrupted_thread_leaves_no_transaction_open(
+    fake: FakeCluster, cluster: Cluster, eventually: Eventually, kind: type[AnyRequest]
+) -> None:
+    """A Ctrl+C at the beginning, while the end waits for records, and while it waits for the
+    coordinator."""
+    fake.create_topic("t")
+    with cluster.producer(transactional_id="billing") as producer:
+        held = fake.fault(kind, is_held=True, carry_out=True)
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+
+        def interrupt() -> None:
+            eventually(lambda: bool(fake.asked(kind)))
+            os.kill(os.getpid(), signal.SIGALRM)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt), producer.transaction() as tx:
+            tx.send("t", b"a")
+        thread.join()
+        fake.release(held)
+        with producer.transaction() as tx:
+            tx.send("t", b"b")
+    is_asked = kind is EndTransaction
+    assert fake.transactions.committed("t") == ([b"a", b"b"] if is_asked else [b"b"])
 
 
 def test_close_aborts_what_is_open(fake: FakeCluster, cluster: Cluster) -> None:

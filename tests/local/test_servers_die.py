@@ -3,18 +3,23 @@ there twice, and each key keeps its order."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from rayq.actors.replica.replica import Replica
 from rayq.errors import (
     ClosedError,
     InvalidReplicationFactorError,
     LogTruncatedError,
     RayqError,
 )
+from rayq.storage.data_directory import PartitionDirectory
 from rayq.testing import LocalCluster
 from tests.local.support import (
     FAST,
@@ -67,6 +72,44 @@ def test_followers_that_die_by_turns_do_not_stop_the_writes(fragile: LocalCluste
             load.wait_for_more()
             wait_in_sync(fragile, "t")
     load.check()
+
+
+def test_a_process_that_dies_while_a_hundred_replicas_start_in_it_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partitions = 100
+    killed = threading.Event()
+    open_replica = Replica.open
+
+    async def open_half(self: Replica, directory: PartitionDirectory) -> None:
+        if self.assignment.partition >= partitions // 2:
+            await asyncio.to_thread(killed.wait, 60)
+        await open_replica(self, directory)
+
+    monkeypatch.setattr(Replica, "open", open_half)
+    with LocalCluster(3, tmp_path, replicas_per_process=partitions) as cluster:
+        with ThreadPoolExecutor(1) as aside:
+            created = aside.submit(cluster.create_topic, "t", partitions=partitions)
+            eventually(lambda: _replicas_on(cluster, "t", broker=1) > 0, "the first has started")
+            cluster.kill_replica("t", 0, 1)
+            killed.set()
+            created.result(60)
+        for number in range(partitions):
+            wait_in_sync(cluster, "t", partition=number)
+        with cluster.producer() as producer:
+            futures = [producer.send("t", b"v", partition=one) for one in range(partitions)]
+            assert [one.result(30).offset for one in futures] == [0] * partitions
+
+
+def _replicas_on(cluster: LocalCluster, topic: str, *, broker: int) -> int:
+    """How many of a broker's replicas have opened."""
+    if topic not in cluster.admin.list_topics():
+        return 0
+    return sum(
+        one.broker == broker and one.pid is not None
+        for partition in cluster.admin.describe_topic(topic).partitions
+        for one in partition.replicas
+    )
 
 
 def test_topics_are_created_and_records_flow_while_controllers_die(

@@ -16,6 +16,7 @@ from rayq.errors import (
     RayqError,
     WrongClusterError,
 )
+from rayq.runtime.start_checks import tell_recovering
 from rayq.testing import LocalCluster
 from tests.local.support import FAST
 from tests.local.test_tls import certificates
@@ -98,3 +99,11 @@ def test_directories_of_two_clusters_a_file_and_a_number(tmp_path: Path) -> None
     (tmp_path / "file").touch()
     assert "is a file" in str(start(tmp_path / "file"))
     assert isinstance(start(tmp_path / "new", brokers=0), InvalidRequestError)
+
+
+def test_a_start_names_the_first_partitions_that_wait_and_counts_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tell_recovering({f"t-{number}": "waits for broker 2" for number in range(300)})
+    assert caplog.messages[0] == "t-0 waits for broker 2"
+    assert len(caplog.messages) == 11 and caplog.messages[-1].startswith("290 more partitions")

@@ -15,7 +15,8 @@ from rayq.actors.groups.group_answers import committed_offsets, description, nam
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.signal import Signal
-from rayq.core import group_changes, group_offsets
+from rayq.actors.transactions.links import Links
+from rayq.core import group_changes, group_offsets, group_transactions
 from rayq.core.assignors import load_assignors
 from rayq.core.group_changes import Beat
 from rayq.core.group_offsets import OffsetCommit
@@ -48,6 +49,7 @@ TOPICS_INTERVAL_S = 0.05
 TOPICS_TIMEOUT_S = 5.0
 OFFSETS_CHECK_INTERVAL_S = 60.0
 OFFSETS_PER_BATCH_MAX = 1000
+ABORT_RETRY_S = 1.0
 
 MemberKey = tuple[str, str]
 """`(group, member)`"""
@@ -57,6 +59,7 @@ class GroupCoordinator(Coordinator[Record]):
     """See the module."""
 
     subject = "groups"
+    topic = OFFSETS_TOPIC
 
     def __init__(
         self,
@@ -67,13 +70,18 @@ class GroupCoordinator(Coordinator[Record]):
         ask_broker: messages.Ask,
         metadata_version: int,
         clock_watch: ClockWatch,
+        links: Links,
     ) -> None:
         """`ask_broker` asks the broker of this node, whose metadata was at `metadata_version` when
-        this replica was told to lead."""
+        this replica was told to lead. `links` ask the coordinators of transactions."""
         super().__init__(replica_log, leader, assignment, encode=encode)
         self._ask_broker = ask_broker
         self._version = metadata_version
         self._clock_watch = clock_watch
+        self._links = links
+        self._aborts: set[group_transactions.Transaction] = set()
+        """The transactions that are being aborted, since their members are gone."""
+        self._topic_id = assignment.topic_id
         self._assignors = load_assignors(self._config.group_assignors)
         self.state = GroupState(self._assignors)
         """What is decided, committed or not."""
@@ -209,17 +217,25 @@ class GroupCoordinator(Coordinator[Record]):
     async def commit(self, request: messages.CommitOffsets) -> messages.CommitOffsetsResponse:
         """See `messages.CommitOffsets`."""
         await self._begin_for(request.group, is_write=True)
-        records, refused = await self._decide(
-            lambda: group_offsets.commit(
-                self.state,
-                request.group,
-                member=request.member,
-                member_epoch=request.member_epoch,
-                sequence=request.sequence,
-                offsets=[OffsetCommit(*one) for one in request.offsets],
-                now_ms=self._environment.clock.wall_ms(),
+        transaction = request.transaction
+        if transaction is not None and not group_transactions.has_joined(self.state, *transaction):
+            await self._links.join(*transaction, self._topic_id, self._partition)
+            # All is checked after the join: the member may have lost its partitions meanwhile.
+            await self._begin_for(request.group, is_write=True)
+        offsets = [OffsetCommit(*one) for one in request.offsets]
+        now_ms = self._environment.clock.wall_ms()
+
+        def decide() -> tuple[list[Record], list[group_offsets.Refused]]:
+            of_member = (request.member, request.member_epoch, request.sequence)
+            if transaction is None:
+                return group_offsets.commit(
+                    self.state, request.group, *of_member, offsets, now_ms=now_ms
+                )
+            return group_transactions.commit(
+                self.state, request.group, transaction, *of_member, offsets, now_ms=now_ms
             )
-        )
+
+        records, refused = await self._decide(decide)
         self._append(records)
         await self._until_committed()
         return messages.CommitOffsetsResponse(refused)
@@ -230,6 +246,9 @@ class GroupCoordinator(Coordinator[Record]):
         """See `messages.FetchCommitted`."""
         await self._begin_for(request.group, is_write=True)
         group = self.state.groups.get(request.group)
+        await self._decide(
+            lambda: group_offsets.check_none_pending(group, request.group, request.partitions)
+        )
         # A record that changes nothing: once it is committed, no newer coordinator had begun.
         self._append([GroupRecord(request.group, None if group is None else group.value)])
         group = group or Group()
@@ -253,6 +272,32 @@ class GroupCoordinator(Coordinator[Record]):
         self._append(records)
         await self._until_committed()
         return messages.Done()
+
+    async def write_marker(self, request: messages.WriteMarker) -> messages.Done:
+        """A transaction ended: its positions take effect, or none does. See
+        `messages.WriteMarker`."""
+        await self._begin(is_write=True)
+        records = await self._decide(
+            lambda: group_transactions.end(
+                self.state,
+                request.family,
+                request.epoch,
+                is_commit=request.is_commit,
+                coordinator_epoch=request.coordinator_epoch,
+                now_ms=self._environment.clock.wall_ms(),
+            )
+        )
+        self._append(records)
+        await self._until_committed()
+        return messages.Done()
+
+    async def _abort(self, transaction: group_transactions.Transaction) -> None:
+        try:
+            await self._links.abort(*transaction)
+        except RayqError as error:
+            logger.info("%s: transaction %s is not aborted yet: %s", self.where, transaction, error)
+        await asyncio.sleep(ABORT_RETRY_S)  # Its end is on its way here.
+        self._aborts.discard(transaction)
 
     # --- groups -----------------------------------------------------------------------------
 
@@ -400,15 +445,23 @@ class GroupCoordinator(Coordinator[Record]):
                     disconnect_grace_ms=self._config.group_disconnect_grace_ms,
                 )
             )
+            for transaction in group_transactions.abandoned(self.state):
+                if transaction not in self._aborts:
+                    self._aborts.add(transaction)
+                    self._environment.tasks.spawn(
+                        self._abort(transaction), f"abort of {transaction} for {self.where}"
+                    )
             if now_s >= offsets_s:
                 offsets_s = now_s + offsets_interval_s
+                old_ms = self._clock_watch.now_ms()
                 self._append(
                     group_offsets.expire_offsets(
                         self.state,
-                        now_ms=self._clock_watch.now_ms(),
+                        now_ms=old_ms,
                         retention_ms=self._config.offsets_retention_ms,
                     )
                 )
+                self._append(group_transactions.forget_ended(self.state, now_ms=old_ms))
                 if self._has_topics:
                     self._append(group_offsets.forget_topics(self.state, now_s=now_s))
 

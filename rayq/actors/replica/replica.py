@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.groups.group_coordinator import GroupCoordinator
@@ -18,8 +19,9 @@ from rayq.actors.replica.follower import Follower
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.transactions.links import Links
+from rayq.actors.transactions.transaction_coordinator import TransactionCoordinator
 from rayq.config import ClusterConfig
-from rayq.core.topic_changes import OFFSETS_TOPIC
+from rayq.core.topic_changes import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from rayq.environment import Environment
 from rayq.errors import (
     DiskFullError,
@@ -35,6 +37,7 @@ from rayq.wire import messages
 from rayq.wire.pool import ConnectionPool
 
 logger = logging.getLogger(__name__)
+CoordinatorT = TypeVar("CoordinatorT", GroupCoordinator, TransactionCoordinator)
 
 
 class Replica:
@@ -84,7 +87,7 @@ class Replica:
         )
         self.where = self._replica_log.where
         self._role: Leader | Follower | None = None
-        self._coordinator: GroupCoordinator | None = None
+        self._coordinator: GroupCoordinator | TransactionCoordinator | None = None
         self._look_s = self._retention_s = environment.clock.monotonic()
         self._retention: asyncio.Task[None] | None = None
         self._clock_watch = ClockWatch(environment.clock)
@@ -188,6 +191,16 @@ class Replica:
                     ask_broker=self._ask_broker,
                     metadata_version=self._metadata_version(),
                     clock_watch=self._clock_watch,
+                    links=self._links,
+                )
+            elif assignment.topic == TRANSACTIONS_TOPIC and self._coordinator is None:
+                self._coordinator = TransactionCoordinator(
+                    self._replica_log,
+                    role,
+                    assignment,
+                    ask_broker=self._ask_broker,
+                    links=self._links,
+                    clock_watch=self._clock_watch,
                 )
         elif not isinstance(role, Follower) or not role.is_for(assignment):
             self._end_role(
@@ -231,13 +244,14 @@ class Replica:
             )
         return role
 
-    def coordinator(self, leader_epoch: int) -> GroupCoordinator:
-        """The groups' coordinator, for a request in that epoch. Raises what `leader` raises, and
-        InvalidRequestError for a topic that has none."""
+    def coordinator(self, kind: type[CoordinatorT], leader_epoch: int) -> CoordinatorT:
+        """The coordinator beside the leader, for a request in that epoch. Raises what `leader`
+        raises, and InvalidRequestError for a topic that has none of this kind."""
         self.leader(leader_epoch)
-        if self._coordinator is None:
+        if not isinstance(self._coordinator, kind):
             raise InvalidRequestError(
-                f"{self.where} coordinates no groups: that is for partitions of {OFFSETS_TOPIC}."
+                f"{self.where} coordinates no {kind.subject}: that is for partitions of "
+                f"{kind.topic}."
             )
         return self._coordinator
 

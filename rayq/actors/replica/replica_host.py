@@ -18,8 +18,9 @@ from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica
 from rayq.actors.signal import Signal
 from rayq.actors.transactions.links import Links
+from rayq.actors.transactions.transaction_coordinator import TransactionCoordinator
 from rayq.config import ClusterConfig
-from rayq.core.topic_changes import check_not_internal
+from rayq.core.topic_changes import OFFSETS_TOPIC, check_not_internal
 from rayq.environment import Environment
 from rayq.errors import (
     DirectoryInUseError,
@@ -336,25 +337,44 @@ class ReplicaHost:
             case messages.DescribeOpenTransactions():
                 return self._leader(request).reads.describe_open_transactions(request)
             case messages.WriteMarker():
+                replica = self._replica(request.topic_id, request.partition)
+                if replica.assignment.topic == OFFSETS_TOPIC:
+                    return self._groups(request).write_marker(request)
                 return self._leader(request).transactions.write_marker(request)
             case messages.DescribeReplica():
                 return self._replica(request.topic_id, request.partition).describe()
             case messages.CheckRange():
                 return self._replica(request.topic_id, request.partition).check_range(request)
             case messages.GroupHeartbeat():
-                return self._coordinator(request).heartbeat(peer, request)
+                return self._groups(request).heartbeat(peer, request)
             case messages.CommitOffsets():
-                return self._coordinator(request).commit(request)
+                return self._groups(request).commit(request)
             case messages.FetchCommitted():
-                return self._coordinator(request).fetch_committed(request)
+                return self._groups(request).fetch_committed(request)
             case messages.ListGroups():
-                return self._coordinator(request).list_groups(request)
+                return self._groups(request).list_groups(request)
             case messages.DescribeGroup():
-                return self._coordinator(request).describe(request)
+                return self._groups(request).describe(request)
             case messages.DeleteGroup():
-                return self._coordinator(request).delete(request)
+                return self._groups(request).delete(request)
             case messages.SetGroupOffsets():
-                return self._coordinator(request).set_offsets(request)
+                return self._groups(request).set_offsets(request)
+            case messages.InitProducer():
+                return self._transactions(request).init_producer(request)
+            case messages.EndTransaction():
+                return self._transactions(request).end_transaction(request)
+            case messages.JoinTransaction():
+                return self._transactions(request).join(request)
+            case messages.AbortAbandoned():
+                return self._transactions(request).abort_abandoned(request)
+            case messages.DescribeOutcome():
+                return self._transactions(request).describe_outcome(request)
+            case messages.ListTransactions():
+                return self._transactions(request).list_transactions(request)
+            case messages.DescribeTransaction():
+                return self._transactions(request).describe(request)
+            case messages.AbortTransaction():
+                return self._transactions(request).abort(request)
             case messages.DescribeMetrics():
                 return messages.DescribeMetricsResponse(self._environment.metrics.collect())
             case messages.StopReplicaHost():
@@ -372,9 +392,13 @@ class ReplicaHost:
         check_not_internal(replica.assignment.topic)
         return replica.leader(request.leader_epoch)
 
-    def _coordinator(self, request: messages.ToCoordinator[Any]) -> GroupCoordinator:
+    def _groups(self, request: messages.ToLeader[Any]) -> GroupCoordinator:
         replica = self._replica(request.topic_id, request.partition)
-        return replica.coordinator(request.leader_epoch)
+        return replica.coordinator(GroupCoordinator, request.leader_epoch)
+
+    def _transactions(self, request: messages.ToCoordinator[Any]) -> TransactionCoordinator:
+        replica = self._replica(request.topic_id, request.partition)
+        return replica.coordinator(TransactionCoordinator, request.leader_epoch)
 
     def _replica(self, topic_id: str, partition: int) -> Replica:
         replica = self._replicas.get((topic_id, partition))

@@ -79,6 +79,17 @@ class Links:
             lambda: self._ask_coordinator(family, build),
         )
 
+    async def abort(self, family: int, epoch: int) -> None:
+        """Aborts the transaction if it is open. Raises TimeoutError where no coordinator answers
+        within `PATIENCE_S`."""
+
+        def build(topic_id: str, partition: int, leader_epoch: int) -> messages.AbortAbandoned:
+            return messages.AbortAbandoned(topic_id, partition, leader_epoch, family, epoch)
+
+        await self._once(
+            ("abort", family, epoch), lambda: self._ask_coordinator(family, build)
+        )
+
     async def outcome(self, family: int, epoch: int) -> str:
         """`messages.DescribeOutcomeResponse.state` of the transaction. Raises TimeoutError where no
         coordinator answers within `PATIENCE_S`."""

@@ -200,7 +200,12 @@ class AsyncProducer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         self, *, name: str | None = None, reads: AsyncReading | None = None
     ) -> AsyncTransaction[ValueT_contra, KeyT_contra]:
         """As `Producer.transaction`, for `async with`."""
-        return AsyncTransaction(self.core, self.send, self.send_many, name, reads)
+        return AsyncTransaction(
+            self.core, self.send, self.send_many, self._note_begun, name, reads
+        )
+
+    def _note_begun(self, begun: AsyncTransaction[ValueT_contra, KeyT_contra]) -> None:
+        self._begun = begun
 
     async def begin_transaction(
         self, *, name: str | None = None, reads: AsyncReading | None = None
@@ -208,7 +213,6 @@ class AsyncProducer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         """As `Producer.begin_transaction`."""
         begun = self.transaction(name=name, reads=reads)
         await begun.begin()
-        self._begun = begun
         return begun
 
     async def commit_transaction(self) -> None:
@@ -439,7 +443,18 @@ class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
 
         The begin of the block raises as `begin_transaction` does; InvalidRequestError (no
         transactional_id, a bad name)."""
-        return Transaction(self._core, self._background, self.send, self.send_many, name, reads)
+        return Transaction(
+            self._core,
+            self._background,
+            self.send,
+            self.send_many,
+            self._note_begun,
+            name,
+            reads,
+        )
+
+    def _note_begun(self, begun: Transaction[ValueT_contra, KeyT_contra]) -> None:
+        self._begun = begun
 
     def begin_transaction(
         self, *, name: str | None = None, reads: Reading | None = None
@@ -453,18 +468,17 @@ class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         `max_block_ms`."""
         begun = self.transaction(name=name, reads=reads)
         begun.begin()
-        self._begun = begun
         return begun
 
     def commit_transaction(self) -> None:
-        """Commits what `begin_transaction` began. Raises as the end of a `Transaction` block does,
-        and InvalidRequestError where none is open."""
+        """Commits the open transaction. Raises as the end of a `Transaction` block does, and
+        InvalidRequestError where none is open."""
         if self._begun is None:
             raise none_begun_error()
         self._begun.commit()
 
     def abort_transaction(self) -> None:
-        """Aborts what `begin_transaction` began: nobody who reads what is committed sees it. Raises
+        """Aborts the open transaction: nobody who reads what is committed sees it. Raises
         ProducerFencedError, InvalidRequestError where none is open, TimeoutError after
         `max_block_ms`: then it ends by `transaction_timeout_ms`, or before the next one begins."""
         if self._begun is None:
@@ -484,8 +498,8 @@ class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
 
     @takes_timeout
     def close(self, timeout_s: float | None = None) -> None:
-        """Flushes, then closes; idempotent. What is not delivered after `timeout_s` seconds (None:
-        `delivery_timeout_ms` decides) fails. Raises as `flush` does."""
+        """Aborts an open transaction, flushes, then closes; idempotent. What is not delivered after
+        `timeout_s` seconds (None: `delivery_timeout_ms` decides) fails. Raises as `flush` does."""
         if not self._core.is_closed:
             self._background.check_callable()
             self._core.accumulator.close_open_batches()

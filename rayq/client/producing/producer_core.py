@@ -87,6 +87,10 @@ class ProducerCore:
         """How many records have no outcome yet."""
         return sum(batch.count for batch in self.accumulator.incomplete())
 
+    @property
+    def has_open_transaction(self) -> bool:
+        return self.transactions is not None and self.transactions.state.phase == "open"
+
     def _announce(self, queue: PartitionQueue) -> None:
         """Passes a queue to the sender, on its loop."""
         self._dirty.append(queue)

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self
 
@@ -17,7 +18,12 @@ from rayq.client.producing.futures import DeliveryFuture, ManyDeliveryFuture, On
 from rayq.client.producing.producer_core import ProducerCore
 from rayq.client.producing.transaction_core import TransactionCore
 from rayq.config import is_unicode
-from rayq.errors import InvalidRequestError, RayqError, TransactionAbortedError
+from rayq.errors import (
+    CommitRefusedError,
+    InvalidRequestError,
+    RayqError,
+    TransactionAbortedError,
+)
 from rayq.records import OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:  # Only Python 3.13 has defaults for type variables; type checkers know them.
@@ -87,14 +93,17 @@ class Transaction(Generic[ValueT_contra, KeyT_contra]):
         background: BackgroundLoop,
         send: Callable[..., DeliveryFuture],
         send_many: Callable[..., ManyDeliveryFuture],
+        began: Callable[[Transaction[ValueT_contra, KeyT_contra]], None],
         name: str | None,
         reads: Reading | None,
     ) -> None:
+        """`began` is told when it is open."""
         self._core = core
         self._transactions = _transactions_of(core)
         self._background = background
         self._send = send
         self._send_many = send_many
+        self._began = began
         self._name = _check_name(name)
         self._reads = reads
         self._mark: object = None
@@ -152,7 +161,11 @@ class Transaction(Generic[ValueT_contra, KeyT_contra]):
         if isinstance(offsets, Mapping):
             positions = self._background.run(_positions_of_group(self._core, group, offsets))
         else:
-            positions = offsets.positions_to_send()
+            try:
+                positions = offsets.positions_to_send()
+            except CommitRefusedError as error:
+                self._background.call_soon(self._transactions.failed, error)
+                raise
         self._background.run(self._transactions.send_offsets(self._token, positions))
 
     # --- its life, for the producer -------------------------------------------------------------
@@ -162,7 +175,9 @@ class Transaction(Generic[ValueT_contra, KeyT_contra]):
         self._core.check_open()
         if self._reads is not None:
             self._mark = self._reads.mark_positions()
-        self._run(self._transactions.begin(self._token, self._name))
+        with self._withdrawn_if_interrupted():
+            self._background.run(self._transactions.begin(self._token, self._name))
+            self._began(self)
 
     def commit(self) -> None:
         """Raises as the end of the block does."""
@@ -191,13 +206,15 @@ class Transaction(Generic[ValueT_contra, KeyT_contra]):
 
     def _end(self, *, is_commit: bool) -> None:
         self._background.check_callable()
-        self._transactions.shut()
-        self._run(self._transactions.end(self._token, is_commit=is_commit))
+        with self._withdrawn_if_interrupted():
+            self._transactions.shut()
+            self._background.run(self._transactions.end(self._token, is_commit=is_commit))
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        """A thread that is interrupted ends the transaction no more: the loop does."""
+    @contextmanager
+    def _withdrawn_if_interrupted(self) -> Iterator[None]:
+        """A thread that is interrupted does not come back to end the transaction: the loop does."""
         try:
-            self._background.run(work)
+            yield
         except BaseException as error:
             if not isinstance(error, RayqError):
                 self._background.call_soon(self._transactions.withdraw, self._token)
@@ -237,6 +254,7 @@ class AsyncTransaction(Generic[ValueT_contra, KeyT_contra]):
         core: ProducerCore,
         send: Callable[..., Awaitable[DeliveryFuture]],
         send_many: Callable[..., Awaitable[ManyDeliveryFuture]],
+        began: Callable[[AsyncTransaction[ValueT_contra, KeyT_contra]], None],
         name: str | None,
         reads: AsyncReading | None,
     ) -> None:
@@ -244,6 +262,7 @@ class AsyncTransaction(Generic[ValueT_contra, KeyT_contra]):
         self._transactions = _transactions_of(core)
         self._send = send
         self._send_many = send_many
+        self._began = began
         self._name = _check_name(name)
         self._reads = reads
         self._mark: object = None
@@ -295,7 +314,11 @@ class AsyncTransaction(Generic[ValueT_contra, KeyT_contra]):
         if isinstance(offsets, Mapping):
             positions = await _positions_of_group(self._core, group, offsets)
         else:
-            positions = await offsets.positions_to_send()
+            try:
+                positions = await offsets.positions_to_send()
+            except CommitRefusedError as error:
+                self._transactions.failed(error)
+                raise
         await self._transactions.send_offsets(self._token, positions)
 
     # --- its life, for the producer -------------------------------------------------------------
@@ -305,6 +328,7 @@ class AsyncTransaction(Generic[ValueT_contra, KeyT_contra]):
         if self._reads is not None:
             self._mark = await self._reads.mark_positions()
         await self._transactions.begin(self._token, self._name)
+        self._began(self)
 
     async def commit(self) -> None:
         self._transactions.check_open(self._token)
@@ -372,7 +396,7 @@ async def _positions_of_group(
         found.append(
             (topic.topic_id, place.partition, position.offset, None, position.metadata)
         )
-    return GroupPositions(group, "", 0, 0, found)
+    return GroupPositions(group, "", 0, next(_transactions_of(core).sequences), found)
 
 
 def _transactions_of(core: ProducerCore) -> TransactionCore:
@@ -387,7 +411,8 @@ def _transactions_of(core: ProducerCore) -> TransactionCore:
 
 def none_begun_error() -> InvalidRequestError:
     return InvalidRequestError(
-        "No transaction was begun by begin_transaction(). (That of a `with` block ends with it.)"
+        "This producer has not begun a transaction: begin_transaction() does, and so does a `with` "
+        "block of transaction()."
     )
 
 

@@ -5,6 +5,7 @@ what was sent, opens and shuts the producer for records. Belongs to the client's
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -41,6 +42,10 @@ from rayq.wire.messages import (
 
 logger = logging.getLogger(__name__)
 
+NUMBERS_AGE_MAX_S = 86_400.0
+"""Numbers that lay idle for longer are asked for again: a coordinator forgets a transactional id
+that nobody has used for a week."""
+
 MARKERS_WAIT_MS = 1000
 """How long a commit waits for the markers after it was decided, so that whoever reads next sees
 it. They are written in any case."""
@@ -70,6 +75,10 @@ class TransactionCore:
         self._owner = client.environment.new_id()
         self._ending: asyncio.Task[RayqError | None] | None = None
         self._has_sent_offsets = False
+        self._heard_at = client.now
+        """When the coordinator last answered."""
+        self.sequences = itertools.count(1)
+        """The numbers of positions that were given without a consumer."""
         accumulator.refuse(self.state.refusal)
 
     # --- the beginning --------------------------------------------------------------------------
@@ -83,6 +92,8 @@ class TransactionCore:
             await asyncio.wait([self._ending], timeout=deadline - self._client.now)
         state = self.state
         state.begin(token, name)
+        if self._client.now - self._heard_at > NUMBERS_AGE_MAX_S:
+            state.numbers = None
         try:
             while (question := state.question) is not None:
                 if isinstance(question, End):
@@ -121,6 +132,7 @@ class TransactionCore:
         except RayqError as error:
             self.state.refused(error)
             raise
+        self._heard_at = self._client.now
         numbers = TransactionNumbers(response.family, response.epoch)
         self.state.initialised(numbers, response.last_name)
 
@@ -172,6 +184,11 @@ class TransactionCore:
                 await self._settle(state.unsettled, deadline)
         except RayqError as caught:
             error = caught
+        except BaseException as caught:  # a bug of rayq: these numbers must not be used again
+            if state.unsettled is None:
+                state.failed(caught)
+                state.decide(is_used=True)
+            raise
         finally:
             self._ending = None
             outcome = state.finish(error)
@@ -209,6 +226,7 @@ class TransactionCore:
         if is_repeated:
             outcome = "committed" if response.is_committed else "aborted"
             logger.info("the transaction of %r that was in doubt is %s", self._id, outcome)
+        self._heard_at = self._client.now
         numbers = TransactionNumbers(response.family, response.epoch)
         self.state.ended(response.is_committed, numbers)
 

@@ -154,6 +154,16 @@ class JoinTransaction(ToCoordinator[Done], frozen=True):
     participant_partition: Partition
 
 
+class AbortAbandoned(ToCoordinator[Done], frozen=True):
+    """From a group's coordinator: a member that put positions into the transaction is out of its
+    group, and the next owners of its partitions wait for the end. Aborts the transaction if it is
+    open; else nothing is done. Answers once the decision is committed."""
+
+    api: ClassVar[int] = 57
+    family: Family
+    epoch: TransactionEpoch
+
+
 class DescribeOutcomeResponse(Response, frozen=True):
     state: str
     """"open", "committing", "aborting" or "unknown": forgotten, as all its markers are written, or
