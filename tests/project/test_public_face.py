@@ -54,6 +54,8 @@ NAMES = {
     "TopicInfo",
     "TopicPartition",
     "Transaction",
+    "TransactionInfo",
+    "TransactionListing",
     "connect",
     "json_deserializer",
     "json_serializer",
