@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rayq.client import left_open
 from rayq.client.cluster import Cluster
 from rayq.client.producing import transaction_core
 from rayq.errors import (
@@ -772,6 +773,20 @@ def test_close_aborts_what_is_open(fake: FakeCluster, cluster: Cluster) -> None:
         fake.fault(EndTransaction, times=1000, is_lost=True)
         unreachable.close(timeout_s=0.1)
     assert fake.transactions.committed("t") == []
+
+
+def test_the_end_of_the_program_tells_of_what_nobody_ended(
+    fake: FakeCluster, cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.create_topic("t")
+    with cluster.producer(transactional_id="billing") as producer:
+        with producer.transaction():
+            pass
+        left_open._deliver_at_exit()
+        assert "transaction" not in caplog.text
+        producer.begin_transaction()
+        left_open._deliver_at_exit()
+        assert "open transaction, which nobody ended" in caplog.text
 
 
 def test_a_forked_child_ends_no_transaction_of_its_parent(
