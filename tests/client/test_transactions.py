@@ -611,6 +611,28 @@ def test_positions_that_are_refused_make_the_transaction_fail(
     assert fake.transactions.committed("out") == []
 
 
+def test_the_end_waits_for_positions_that_another_thread_sends(
+    fake: FakeCluster, cluster: Cluster, eventually: Eventually
+) -> None:
+    fake.create_topic("in")
+    held = fake.fault(CommitOffsets, is_held=True, carry_out=True)
+    with cluster.producer(transactional_id="billing") as producer:
+        tx = producer.begin_transaction()
+        thread = threading.Thread(target=tx.send_offsets, args=({("in", 0): 3},), kwargs={"group": "g"})
+        thread.start()
+        eventually(lambda: bool(fake.asked(CommitOffsets)))
+        end = threading.Thread(target=tx.commit)
+        end.start()
+        eventually(lambda: tx._transactions.state.phase == "ending")
+        with pytest.raises(InvalidRequestError):
+            tx.send_offsets({TopicPartition("in", 0): 4}, group="g")
+        assert not fake.asked(EndTransaction)
+        fake.release(held)
+        thread.join()
+        end.join()
+    assert fake.groups.committed("in") == 3
+
+
 def test_wrong_positions_are_refused_before_anything_is_sent(
     fake: FakeCluster, cluster: Cluster
 ) -> None:
