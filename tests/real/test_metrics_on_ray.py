@@ -51,8 +51,11 @@ def metered(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         cluster.create_topic("orders", replication_factor=2)
         with pytest.raises(TopicExistsError):
             cluster.create_topic("orders")
+        cluster.create_topic("paid")
         with cluster.producer() as producer:
             producer.send_many("orders", [b"x" * 100] * 1000).result(60)
+        with cluster.producer(transactional_id="orders") as producer, producer.transaction():
+            producer.send("paid", b"one")
         with cluster.consumer("orders", group="delays", auto_offset_reset="earliest") as consumer:
             seen = 0
             while seen < 400:

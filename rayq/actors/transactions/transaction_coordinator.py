@@ -194,11 +194,14 @@ class TransactionCoordinator(Coordinator[Record]):
     ) -> messages.ListTransactionsResponse:
         """See `messages.ListTransactions`."""
         await self._begin(is_write=False)
-        listed = [
-            summary for name in sorted(self.state.ids) for summary in self._summaries(name)
-        ]
+        left = sorted(name for name in self.state.ids if name > request.after)
+        names = left[: messages.LISTED_IDS_MAX]
+        answer = messages.ListTransactionsResponse(
+            [summary for name in names for summary in self._summaries(name)],
+            names[-1] if len(names) < len(left) else None,
+        )
         await self._until_committed()
-        return messages.ListTransactionsResponse(listed)
+        return answer
 
     async def describe(
         self, request: messages.DescribeTransaction
