@@ -69,8 +69,6 @@ if TYPE_CHECKING:
         ReplicaInfo,
         TopicInfo,
         TopicPartition,
-        TransactionInfo,
-        TransactionListing,
     )
     from rayq.serialization import json_deserializer, json_serializer, typed_json_deserializer
 
@@ -181,8 +179,6 @@ __all__ = [
     "TopicPartition",
     "Transaction",
     "TransactionAbortedError",
-    "TransactionInfo",
-    "TransactionListing",
     "TransactionOutcomeUnknownError",
     "UnknownTopicError",
     "__version__",

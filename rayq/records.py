@@ -245,34 +245,6 @@ class GroupInfo(msgspec.Struct, frozen=True):
         return sum(one.lag for one in self.partitions.values() if one.lag is not None)
 
 
-class TransactionListing(msgspec.Struct, frozen=True):
-    """A transaction as `list_transactions` shows it. `state` is "open", "committing" or "aborting";
-    it is "ready" for a transactional id without one. `age_ms` counts from the first partition."""
-
-    transactional_id: str
-    family: int
-    epoch: int
-    state: str
-    age_ms: int | None
-    partitions: int
-
-
-class TransactionInfo(msgspec.Struct, frozen=True):
-    """A transactional id, its owner, and what it has under way, the oldest first; where that is
-    nothing, its next transaction."""
-
-    transactional_id: str
-    owner: str
-    """The random id that the producer drew at its start."""
-    transaction_timeout_ms: int
-    last_name: str | None
-    """The name of the last named transaction that committed."""
-    transactions: list[TransactionListing]
-    unmarked: dict[tuple[int, int], list[TopicPartition]]
-    """By family and epoch: the partitions that do not know (yet) how the transaction ended. Their
-    readers wait for it."""
-
-
 class PoolConsumer(msgspec.Struct, frozen=True):
     """One consumer of a pool. `state` is "pending" (it waits for room on a node, or starts),
     "running" or "draining" (it finishes its batch and leaves). The counts are since its start;

@@ -13,7 +13,6 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 from rayq.client.admin.groups import GroupAdmin, Target
 from rayq.client.admin.moves import MoveAdmin, OnProgress
 from rayq.client.admin.topics import check_as_asked, describe_topic, topic_config, until_ready
-from rayq.client.admin.transactions import TransactionAdmin
 from rayq.client.arguments import by_partition, partition_numbers, topic_name, whole_number
 from rayq.client.background import BackgroundLoop
 from rayq.client.client import Client, check_partition
@@ -29,8 +28,6 @@ from rayq.records import (
     Reassignment,
     TopicInfo,
     TopicPartition,
-    TransactionInfo,
-    TransactionListing,
 )
 from rayq.wire.messages import (
     MILLISECONDS_MAX,
@@ -466,33 +463,6 @@ class AsyncAdmin:
         GroupNotEmptyError."""
         await GroupAdmin(self._client, timeout_s).delete_group(group)
 
-    # --- transactions ---------------------------------------------------------------------------
-
-    @takes_timeout
-    async def list_transactions(
-        self, *, timeout_s: float = ADMIN_TIMEOUT_S
-    ) -> list[TransactionListing]:
-        """All transactional ids, sorted, with what each has open."""
-        return await TransactionAdmin(self._client, timeout_s).list_transactions()
-
-    @takes_timeout
-    async def describe_transaction(
-        self, transactional_id: str, *, timeout_s: float = ADMIN_TIMEOUT_S
-    ) -> TransactionInfo:
-        """A transactional id: its owner, what it has open, and which partitions wait for the end.
-        Raises InvalidRequestError for an id that is not known."""
-        return await TransactionAdmin(self._client, timeout_s).describe_transaction(
-            transactional_id
-        )
-
-    @takes_timeout
-    async def abort_transaction(
-        self, transactional_id: str, *, timeout_s: float = ADMIN_TIMEOUT_S
-    ) -> None:
-        """Aborts what a transactional id has open; its producer hears TransactionAbortedError.
-        Raises InvalidRequestError where nothing is open."""
-        await TransactionAdmin(self._client, timeout_s).abort_transaction(transactional_id)
-
 
 def _blocking(
     method: Callable[Concatenate[AsyncAdmin, P], Coroutine[Any, Any, T]],
@@ -533,9 +503,6 @@ class Admin:
     describe_group = _blocking(AsyncAdmin.describe_group)
     set_group_offsets = _blocking(AsyncAdmin.set_group_offsets)
     delete_group = _blocking(AsyncAdmin.delete_group)
-    list_transactions = _blocking(AsyncAdmin.list_transactions)
-    describe_transaction = _blocking(AsyncAdmin.describe_transaction)
-    abort_transaction = _blocking(AsyncAdmin.abort_transaction)
     elect_leaders = _blocking(AsyncAdmin.elect_leaders)
     reassign_partitions = _blocking(AsyncAdmin.reassign_partitions)
     set_replication_factor = _blocking(AsyncAdmin.set_replication_factor)
