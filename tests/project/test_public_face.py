@@ -54,8 +54,6 @@ NAMES = {
     "TopicInfo",
     "TopicPartition",
     "Transaction",
-    "TransactionInfo",
-    "TransactionListing",
     "connect",
     "json_deserializer",
     "json_serializer",
