@@ -365,8 +365,6 @@ class ReplicaHost:
                 return self._transactions(request).end_transaction(request)
             case messages.JoinTransaction():
                 return self._transactions(request).join(request)
-            case messages.AbortAbandoned():
-                return self._transactions(request).abort_abandoned(request)
             case messages.DescribeOutcome():
                 return self._transactions(request).describe_outcome(request)
             case messages.ListTransactions():
