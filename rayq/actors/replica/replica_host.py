@@ -341,6 +341,8 @@ class ReplicaHost:
                 if replica.assignment.topic == OFFSETS_TOPIC:
                     return self._groups(request).write_marker(request)
                 return self._leader(request).transactions.write_marker(request)
+            case messages.AbortUnknownTransaction():
+                return self._leader(request).transactions.abort_unknown(request)
             case messages.DescribeReplica():
                 return self._replica(request.topic_id, request.partition).describe()
             case messages.CheckRange():

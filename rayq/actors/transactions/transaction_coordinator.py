@@ -182,9 +182,10 @@ class TransactionCoordinator(Coordinator[Record]):
     ) -> messages.ListTransactionsResponse:
         """See `messages.ListTransactions`."""
         await self._begin(is_write=False)
-        listed = [
-            summary for name in sorted(self.state.ids) for summary in self._summaries(name)
-        ]
+        names = {one.transactional_id for one in self.state.transactions.values()}
+        if request.idle:
+            names.update(self.state.ids)
+        listed = [summary for name in sorted(names) for summary in self._summaries(name)]
         await self._until_committed()
         return messages.ListTransactionsResponse(listed)
 

@@ -107,9 +107,11 @@ class ListTransactionsResponse(Response, frozen=True):
 
 
 class ListTransactions(ToCoordinator[ListTransactionsResponse], frozen=True):
-    """The transactional ids of one partition of `__transaction_state`, and what they have open."""
+    """What is under way of the transactional ids of one partition of `__transaction_state`."""
 
     api: ClassVar[int] = 72
+    idle: bool = False
+    """Also the ids of which nothing is under way."""
 
 
 class DescribeTransactionResponse(Response, frozen=True):
