@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         GroupMemberInfo,
         GroupMembership,
         GroupOffset,
+        HangingTransaction,
         OffsetAndMetadata,
         OffsetRange,
         PartitionInfo,
@@ -69,6 +70,9 @@ if TYPE_CHECKING:
         ReplicaInfo,
         TopicInfo,
         TopicPartition,
+        TransactionInfo,
+        TransactionListing,
+        TransactionParticipant,
     )
     from rayq.serialization import json_deserializer, json_serializer, typed_json_deserializer
 
@@ -152,6 +156,7 @@ __all__ = [
     "GroupMemberInfo",
     "GroupMembership",
     "GroupOffset",
+    "HangingTransaction",
     "ManyDeliveryFuture",
     "OffsetAndMetadata",
     "OffsetOutOfRangeError",
@@ -179,7 +184,10 @@ __all__ = [
     "TopicPartition",
     "Transaction",
     "TransactionAbortedError",
+    "TransactionInfo",
+    "TransactionListing",
     "TransactionOutcomeUnknownError",
+    "TransactionParticipant",
     "UnknownTopicError",
     "__version__",
     "connect",
