@@ -28,7 +28,6 @@ _EVERYWHERE = {
     "schema_registry_url": "there is no schema registry",
     "transactional_id": _NO_TRANSACTIONS,
     "transaction_timeout_ms": _NO_TRANSACTIONS,
-    "isolation_level": _NO_TRANSACTIONS,
     "security_protocol": _TLS,
     "ssl_context": _TLS,
     "ssl_cafile": "say tls_ca= to rayq.connect",

@@ -52,13 +52,13 @@ from rayq.wire.authentication import Identity, client_key
 from rayq.wire.network import AsyncioNetwork
 from rayq.wire.server import Peer, Server
 from tests.client.fake_groups import FakeGroups
-from tests.client.fake_transaction_coordinator import FakeTransactions
-from tests.client.fake_transactions import (
+from tests.client.fake_transaction_log import (
     PlayedTransactions,
     Transaction,
     marker_batch,
     transactional_batch,
 )
+from tests.client.fake_transactions import FakeTransactions
 
 SECRET = b"the secret of the played cluster"
 T = TypeVar("T")
@@ -583,7 +583,7 @@ class FakeCluster:
             case m.EnsureTransactionsTopic():
                 if "__transaction_state" not in self.topics:
                     self._create_topic("__transaction_state", 1, {})
-                return m.EnsureTransactionsTopicResponse(self.version)
+                return m.ChangeResponse(self.version)
             case m.InitProducer() | m.EndTransaction():
                 self._led(broker, request)
                 return self.transactions.apply(request)

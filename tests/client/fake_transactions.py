@@ -1,73 +1,133 @@
-"""What transactions leave in a played log, and what its leader tells of them."""
+"""The coordinator of every transactional id, as a test plays it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from rayq.client.consuming.subscription import transaction_of
-from rayq.storage.batch import BatchHeader, Marker, encode_batch, encode_marker
+from rayq.errors import AlreadyCommittedError, ProducerFencedError, TransactionEndedError
+from rayq.storage.batch import decode_columns
 from rayq.transaction_ids import make_family
+from rayq.wire import messages as m
 
-Transaction = tuple[int, int]
-"""`(family, epoch)`."""
+if TYPE_CHECKING:
+    from tests.client.fake_broker import FakeCluster
 
-
-def transaction(number: int, epoch: int = 0) -> Transaction:
-    return make_family(0, number), epoch
-
-
-def transactional_batch(
-    values: Sequence[bytes | None], of: Transaction, *, writer: int = 0, **columns: Any
-) -> bytearray:
-    """A batch of the transaction's writer of that number, as a producer sends it."""
-    family, epoch = of
-    return encode_batch(
-        values,
-        producer_id=family + writer,
-        producer_epoch=epoch,
-        base_sequence=0,
-        is_transactional=True,
-        **columns,
-    )
+Numbers = tuple[int, int]
+"""`(family, epoch)`"""
 
 
-def marker_batch(of: Transaction, *, is_commit: bool) -> bytearray:
-    """What ends a transaction in a partition."""
-    return encode_marker(Marker(*of, is_commit, coordinator_partition=0, coordinator_epoch=1))
+@dataclass
+class FakeProducer:
+    owner: str
+    family: int
+    epoch: int = 0
+    former: set[str] = field(default_factory=set)
+    last: tuple[Numbers, bool] | None = None
+    """The last transaction that ended, and whether it is committed."""
+    last_name: str | None = None
 
 
-class PlayedTransactions:
-    """The transactions of a log, by the headers of its batches up to some offset."""
+class FakeTransactions:
+    """The state belongs to the fake cluster's loop; a test calls the methods for the test only."""
 
-    def __init__(self, headers: Iterable[BatchHeader]) -> None:
-        self.open: dict[Transaction, int] = {}
-        """The first offset of each."""
-        self._ended: list[tuple[Transaction, int, BatchHeader]] = []
-        for header in headers:
-            if (of := transaction_of(header)) is None:
-                continue
-            if header.is_control:
-                first = self.open.pop(of, header.base_offset)
-                self._ended.append((of, first, header))
-            elif header.is_transactional:
-                self.open.setdefault(of, header.base_offset)
+    def __init__(self, cluster: FakeCluster) -> None:
+        self._cluster = cluster
+        self.producers: dict[str, FakeProducer] = {}
+        self.families = 0
+        self.outcomes: dict[Numbers, bool] = {}
+        self.offsets: dict[Numbers, list[m.CommitOffsets]] = {}
+        """The positions that are pending."""
 
-    @property
-    def is_used(self) -> bool:
-        return bool(self.open or self._ended)
+    # --- for the test ---------------------------------------------------------------------------
 
-    def stable_offset(self, high_watermark: int) -> int:
-        return min([high_watermark, *self.open.values()])
+    def time_out(self, transactional_id: str) -> None:
+        """The coordinator aborts what is open."""
+        self._cluster.call(lambda: self._end(self.producers[transactional_id], False))
 
-    def aborted_between(self, start: int, end: int) -> list[Transaction]:
-        """Those with batches in the range, wherever their markers are."""
-        return [
-            of
-            for of, first, marker in self._ended
-            if marker.is_abort and first < end and marker.base_offset >= start
-        ]
+    def take_over(self, transactional_id: str) -> None:
+        """Another owner, elsewhere, begins."""
+        self._cluster.call(lambda: self._init(transactional_id, "another"))
 
-    def ended_between(self, start: int, end: int) -> list[Transaction]:
-        """Those with markers in the range."""
-        return [of for of, _, marker in self._ended if start <= marker.base_offset < end]
+    def committed(self, topic: str, partition: int = 0) -> list[bytes | None]:
+        """The values that a reader of what is committed sees."""
+
+        def read() -> list[bytes | None]:
+            found: list[bytes | None] = []
+            for header, data in self._cluster.topics[topic].partitions[partition].batches:
+                key = (header.producer_id or 0, header.producer_epoch)
+                if not header.is_transactional or self.outcomes.get(key, False):
+                    found += decode_columns(data, 0, header).values
+            return found
+
+        return self._cluster.call(read)
+
+    # --- the coordinator ------------------------------------------------------------------------
+
+    def apply(self, request: m.AnyRequest) -> Any:
+        match request:
+            case m.InitProducer():
+                return self._init(request.transactional_id, request.owner)
+            case m.EndTransaction():
+                return self._end_transaction(request)
+        return None
+
+    def _init(self, transactional_id: str, owner: str) -> m.InitProducerResponse:
+        known = self.producers.get(transactional_id)
+        if known is None:
+            family = make_family(0, self.families)
+            self.families += 1
+            known = self.producers[transactional_id] = FakeProducer(owner, family)
+        elif owner in known.former:
+            raise ProducerFencedError("Another producer took over.")
+        elif owner != known.owner:
+            known.former.add(known.owner)
+            known.owner = owner
+            self._end(known, False)
+        return m.InitProducerResponse(known.family, known.epoch, known.last_name)
+
+    def _end_transaction(self, request: m.EndTransaction) -> m.EndTransactionResponse:
+        known = self.producers[request.transactional_id]
+        key = (request.family, request.epoch)
+        if known.last is not None and known.last[0] == key:
+            return m.EndTransactionResponse(known.last[1], known.family, known.epoch, True)
+        if request.owner != known.owner:
+            raise ProducerFencedError("Another producer took over.")
+        if key != (known.family, known.epoch):
+            raise TransactionEndedError("It ended long ago.")
+        if request.is_commit and request.name is not None:
+            if request.name == known.last_name:
+                raise AlreadyCommittedError(f"{request.name} is committed.")
+            known.last_name = request.name
+        self._end(known, request.is_commit)
+        return m.EndTransactionResponse(request.is_commit, known.family, known.epoch, True)
+
+    def _end(self, known: FakeProducer, is_commit: bool) -> None:
+        key = (known.family, known.epoch)
+        self.outcomes[key] = is_commit
+        known.last = (key, is_commit)
+        known.epoch += 1
+        for request in self.offsets.pop(key, []):
+            if is_commit:
+                self._cluster.groups.apply(request)
+
+    def join(self, family: int, epoch: int) -> None:
+        """Raises TransactionEndedError."""
+        if not any((one.family, one.epoch) == (family, epoch) for one in self.producers.values()):
+            raise TransactionEndedError(f"Epoch {epoch} is over.")
+
+    def commit_offsets(self, request: m.CommitOffsets) -> m.CommitOffsetsResponse:
+        assert request.transaction is not None
+        self.join(*request.transaction)
+        plain = m.CommitOffsets(
+            topic_id=request.topic_id,
+            partition=request.partition,
+            leader_epoch=request.leader_epoch,
+            group=request.group,
+            member=request.member,
+            member_epoch=request.member_epoch,
+            sequence=request.sequence,
+            offsets=request.offsets,
+        )
+        self.offsets.setdefault(request.transaction, []).append(plain)
+        return m.CommitOffsetsResponse([])

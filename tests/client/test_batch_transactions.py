@@ -28,7 +28,7 @@ from rayq.wire.messages import (
     ListOffsets,
 )
 from tests.client.fake_broker import FakeCluster
-from tests.client.fake_transactions import (
+from tests.client.fake_transaction_log import (
     marker_batch,
     transaction,
     transactional_batch,

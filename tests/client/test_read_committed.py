@@ -22,7 +22,7 @@ from rayq.wire.messages import (
     ListOffsets,
 )
 from tests.client.fake_broker import FakeCluster
-from tests.client.fake_transactions import PlayedTransactions, transaction
+from tests.client.fake_transaction_log import PlayedTransactions, transaction
 
 T0 = TopicPartition("t", 0)
 A, B, C = transaction(1), transaction(2, epoch=3), transaction(2, epoch=4)

@@ -24,9 +24,9 @@ from rayq.client.consuming.group_offsets import (
     refusal,
 )
 from rayq.client.consuming.member_state import Interest, Partitions
-from rayq.client.consuming.subscription import Start, Subscription
+from rayq.client.consuming.subscription import Start, Stream, Subscription
 from rayq.client.coordinator import GroupCoordinator
-from rayq.client.group_positions import checked_position
+from rayq.client.group_positions import GroupPositions, checked_position
 from rayq.config import ConsumerConfig
 from rayq.core.topic_pattern import check_pattern
 from rayq.errors import InvalidRequestError, RayqError
@@ -54,6 +54,13 @@ class WaitForNews(NamedTuple):
     """A step: wait until the fetcher has news (`Fetcher.tell`), at most `timeout_s`."""
 
     timeout_s: float
+
+
+class Mark(NamedTuple):
+    """Where a consumer stood in a partition."""
+
+    offset: int | None
+    tenure: int
 
 
 Step = Call | WaitForNews | Coroutine[Any, Any, None]
@@ -88,6 +95,7 @@ class Reader(Protocol):
         start: Start = None,
         topic_ids: Mapping[TopicPartition, str] | None = None,
     ) -> object: ...
+    def restart(self, partition: TopicPartition, start: Start) -> object: ...
     def positions(self) -> dict[TopicPartition, tuple[int, int | None]]: ...
 
 
@@ -110,6 +118,10 @@ class GroupConsumer:
         self._commit_due = client.now + config.auto_commit_interval_ms / 1000
         self._is_busy = False
         self._is_in_poll = False
+        self._sent: dict[TopicPartition, tuple[Stream, int]] = {}
+        """The positions that transactions were given last. A seek begins another stream."""
+        self._unsent: dict[TopicPartition, str] = {}
+        """Partitions that were given up, and why no transaction can take their positions."""
 
     # --- who it is ------------------------------------------------------------------------------
 
@@ -282,6 +294,7 @@ class GroupConsumer:
 
     def _forget(self, partitions: Partitions) -> None:
         assigned = self._reader.subscription.assigned
+        self._note_unsent(partitions)
         if any(place in assigned for place in partitions):
             self._reader.assign([place for place in assigned if place not in partitions])
         for place in partitions:
@@ -396,6 +409,83 @@ class GroupConsumer:
         self._client.environment.tasks.spawn(
             self._commit_if_possible(wanted, generation), f"auto commit of group {self.group}"
         )
+
+    # --- transactions ---------------------------------------------------------------------------
+
+    def mark(self) -> dict[TopicPartition, Mark]:
+        """Where the consumer stands as a transaction begins. The one before has committed what it
+        was given, or `go_back` was called."""
+        self._check_commits_nothing()
+        assigned = self._reader.subscription.assigned
+        for place, (stream, offset) in self._sent.items():
+            if place in assigned and assigned[place].stream is stream:
+                self._offsets.known[place] = offset
+        self._unsent.clear()
+        positions = self._reader.positions()
+        return {
+            place: Mark(positions[place][0] if place in positions else None, self._tenure(place))
+            for place in assigned
+        }
+
+    def go_back(self, mark: Mapping[TopicPartition, Mark] | None) -> None:
+        """The transaction that began at `mark` has no effect: what it read is read again. None: it
+        is not known whether it has, so reading goes on at what is committed then."""
+        self._unsent.clear()
+        for place in list(self._reader.subscription.assigned):
+            found = None if mark is None else mark.get(place)
+            is_same = found is not None and found.tenure == self._tenure(place)
+            self._reader.restart(place, found.offset if found is not None and is_same else None)
+
+    def positions_to_send(self) -> GroupPositions:
+        """What a transaction has to commit for all that this consumer has returned, as the member
+        that it is now. Raises CommitRefusedError where another member goes on with some of it
+        already, InvalidRequestError with enable_auto_commit."""
+        self._check_commits_nothing()
+        member = self.member
+        epoch = 0 if member is None else member.state.epoch
+        if member is not None and member.state.grant.generation != self._generation:
+            self._unsent |= dict.fromkeys(member.owned.held, member.state.loss_reason)
+        if self._unsent:
+            unsent, self._unsent = self._unsent, {}
+            raise refusal(unsent)
+        assigned = self._reader.subscription.assigned
+        wanted = {at: one for at, one in self._new_positions().items() if one.topic_id}
+        for place, one in wanted.items():
+            self._sent[place] = (assigned[place].stream, one.offset)
+        return GroupPositions(
+            self.group,
+            "" if member is None else member.member_id,
+            epoch,
+            next(self._offsets.sequences),
+            [
+                (one.topic_id, place.partition, one.offset, one.last_epoch, one.metadata)
+                for place, one in wanted.items()
+            ],
+        )
+
+    def _check_commits_nothing(self) -> None:
+        if self._config.enable_auto_commit:
+            raise InvalidRequestError(
+                "A consumer whose positions are committed by transactions must not commit them by "
+                "itself: make it with enable_auto_commit=False."
+            )
+
+    def _tenure(self, place: TopicPartition) -> int:
+        return self._offsets.tenure(place)
+
+    def _note_unsent(self, partitions: Iterable[TopicPartition]) -> None:
+        """These partitions are about to be given up. A transaction that dealt with records of them
+        must not commit without their positions."""
+        assigned = self._reader.subscription.assigned
+        positions = self._reader.positions()
+        for place in partitions:
+            sent = self._sent.pop(place, None)
+            if place not in positions:
+                continue
+            stream, (offset, _) = assigned[place].stream, positions[place]
+            is_known = offset == self._offsets.known.get(place) or sent == (stream, offset)
+            if stream.consumed_bytes and not is_known:
+                self._unsent[place] = "this member gave it up before its position was sent"
 
     async def committed(
         self, partitions: Iterable[TopicPartition]

@@ -18,7 +18,12 @@ from rayq.client.producing.futures import DeliveryFuture, ManyDeliveryFuture, On
 from rayq.client.producing.producer_core import ProducerCore
 from rayq.client.producing.transaction_core import TransactionCore
 from rayq.config import is_unicode
-from rayq.errors import InvalidRequestError, RayqError, TransactionAbortedError
+from rayq.errors import (
+    CommitRefusedError,
+    InvalidRequestError,
+    RayqError,
+    TransactionAbortedError,
+)
 from rayq.records import OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:  # Only Python 3.13 has defaults for type variables; type checkers know them.
@@ -156,7 +161,11 @@ class Transaction(Generic[ValueT_contra, KeyT_contra]):
         if isinstance(offsets, Mapping):
             positions = self._background.run(_positions_of_group(self._core, group, offsets))
         else:
-            positions = offsets.positions_to_send()
+            try:
+                positions = offsets.positions_to_send()
+            except CommitRefusedError as error:
+                self._background.call_soon(self._transactions.failed, error)
+                raise
         self._background.run(self._transactions.send_offsets(self._token, positions))
 
     # --- its life, for the producer -------------------------------------------------------------
@@ -305,7 +314,11 @@ class AsyncTransaction(Generic[ValueT_contra, KeyT_contra]):
         if isinstance(offsets, Mapping):
             positions = await _positions_of_group(self._core, group, offsets)
         else:
-            positions = await offsets.positions_to_send()
+            try:
+                positions = await offsets.positions_to_send()
+            except CommitRefusedError as error:
+                self._transactions.failed(error)
+                raise
         await self._transactions.send_offsets(self._token, positions)
 
     # --- its life, for the producer -------------------------------------------------------------
@@ -383,7 +396,7 @@ async def _positions_of_group(
         found.append(
             (topic.topic_id, place.partition, position.offset, None, position.metadata)
         )
-    return GroupPositions(group, "", 0, 0, found)
+    return GroupPositions(group, "", 0, next(_transactions_of(core).sequences), found)
 
 
 def _transactions_of(core: ProducerCore) -> TransactionCore:

@@ -5,6 +5,7 @@ what was sent, opens and shuts the producer for records. Belongs to the client's
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -76,6 +77,8 @@ class TransactionCore:
         self._has_sent_offsets = False
         self._heard_at = client.now
         """When the coordinator last answered."""
+        self.sequences = itertools.count(1)
+        """The numbers of positions that were given without a consumer."""
         accumulator.refuse(self.state.refusal)
 
     # --- the beginning --------------------------------------------------------------------------
