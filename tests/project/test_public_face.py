@@ -39,6 +39,7 @@ NAMES = {
     "ManyDeliveryFuture",
     "OffsetAndMetadata",
     "OffsetRange",
+    "Outgoing",
     "PartitionInfo",
     "PoolConfig",
     "PoolConsumer",
