@@ -123,7 +123,7 @@ def test_what_cannot_be_sent_is_an_error_of_the_handler(
     sent = fill(cluster, topic, 1, 10)
     wrong: dict[str, Any] = {
         "topic": Outgoing("no-such-topic", b""),
-        "size": Outgoing(out, bytes(100_000)),
+        "size": Outgoing(out, random.Random(1).randbytes(100_000)),
         "type": Outgoing(out, 5),  # type: ignore[arg-type]
         "partition": Outgoing(out, b"", partition=9),
     }
