@@ -179,7 +179,7 @@ class PoolMember:
                     await self._turn(consumer)
                 except TransactionAbortedError as error:
                     self._note(f"a batch is handled again: {error}")
-                    await consumer.go_back(None)
+                    await consumer.go_back({}, is_aborted=False)
                     await self._sleep(FAILED_POLL_PAUSE_S)
                 self._check_lease()
             await self._commit(consumer, self._done)

@@ -125,5 +125,5 @@ class _Offsets(NamedTuple):
     async def mark_positions(self) -> object:
         return await self.consumer.mark_positions()
 
-    async def go_back(self, mark: object) -> None:
-        await self.consumer.go_back(mark)
+    async def go_back(self, mark: object, *, is_aborted: bool) -> None:
+        await self.consumer.go_back(mark, is_aborted=is_aborted)
