@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-import rayq
-from rayq import TopicPartition
 from rayq.actors.replica.leader_transactions import LeaderTransactions
 from rayq.actors.transactions import links
 from rayq.client.client import Client
@@ -35,7 +33,7 @@ from rayq.testing import LocalCluster
 from rayq.transaction_ids import coordinator_of, coordinator_partition
 from rayq.wire import messages
 from rayq.wire.authentication import Identity, key_of_token
-from tests.local.support import FAST, eventually, leader_of, produce_raw, wait_in_sync
+from tests.local.support import FAST, leader_of, produce_raw, wait_in_sync
 
 TOPIC = "__transaction_state"
 _numbers = itertools.count(1)
@@ -437,47 +435,3 @@ def test_what_a_dead_producer_has_open_ends_under_the_next_coordinator(
         assert markers.of(key) == [(1, False)]
 
     run(failing, story)
-
-
-# --- the admin ------------------------------------------------------------------------------------
-
-
-def test_the_admin_shows_and_aborts_what_is_open(
-    cluster: LocalCluster, topic: str, markers: Markers
-) -> None:
-    admin = cluster.admin
-    markers.held.add(2)
-    with cluster.producer(transactional_id="shown") as producer:
-        with pytest.raises(rayq.TransactionAbortedError), producer.transaction() as tx:
-            for partition in (1, 2):
-                tx.send(topic, b"v", partition=partition).result(timeout=30)
-            (listed,) = (
-                one for one in admin.list_transactions() if one.transactional_id == "shown"
-            )
-            assert (listed.state, listed.partitions) == ("open", 2)
-            assert admin.describe_transaction("shown").unmarked == {
-                (listed.family, listed.epoch): [TopicPartition(topic, 1), TopicPartition(topic, 2)]
-            }
-            admin.abort_transaction("shown")
-        eventually(
-            lambda: list(admin.describe_transaction("shown").unmarked.values())
-            == [[TopicPartition(topic, 2)]],
-            "one marker is written",
-        )
-        assert [one.state for one in admin.describe_transaction("shown").transactions] == ["aborting"]
-        markers.held.clear()
-        eventually(
-            lambda: admin.describe_transaction("shown").unmarked == {}, "all markers are written"
-        )
-        with pytest.raises(InvalidRequestError, match="no open transaction"):
-            admin.abort_transaction("shown")
-        with pytest.raises(InvalidRequestError, match="no transactional id 'unknown'"):
-            admin.describe_transaction("unknown")
-
-
-def test_the_admin_of_a_cluster_without_transactions(tmp_path: Path) -> None:
-    with LocalCluster(brokers=1, data_dir=tmp_path) as cluster:
-        assert cluster.admin.list_transactions() == []
-        with pytest.raises(InvalidRequestError, match="none was used so far"):
-            cluster.admin.abort_transaction("x")
-        assert cluster.admin.list_topics(internal=True) == []

@@ -21,6 +21,8 @@ from rayq.storage.batch import (
     stamp,
 )
 from rayq.storage.checked_file import make_directory
+from rayq.storage.cleaner import clean
+from rayq.storage.disk import LocalDisk
 from rayq.storage.log import Log
 from rayq.storage.open_transactions import OpenTransaction, OpenTransactions
 from rayq.storage.producer_state import ProducerState
@@ -281,6 +283,47 @@ def test_the_index_goes_with_its_segments(place: Place) -> None:
     log.reset(500, [], b"")
     assert place.files(".aborted") == []
     assert log.aborted_between(0, 500) == []
+
+
+def run_pass(log: Log, now_ms: int) -> None:
+    cleaning = log.plan_cleaning(now_ms, memory_bytes=MIB, bytes_per_s=MIB, at_once=True)
+    assert cleaning is not None
+    steps = clean(LocalDisk(), cleaning.job)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            plan = log.plan_swap(cleaning, stop.value, now_ms)
+            break
+    assert plan is not None
+    log.apply_swap(plan, plan.prepare())
+    plan.finish()
+
+
+def test_an_old_snapshot_opens_no_transaction_whose_marker_compaction_took(place: Place) -> None:
+    place.config = TopicConfig(
+        cleanup_policy="compact", delete_retention_ms=1000, max_compaction_lag_ms=1
+    )
+    log = place.open()
+    append_plain(log)
+    append_transactional(log, ONE, 1)
+    flush(log, checkpoint=True, high_watermark=2)
+    end(log, ONE, 1, is_commit=True)
+    append_transactional(log, TWO, 1)
+    end(log, TWO, 1)
+    append_plain(log)
+    log.roll_to_clean(2 * NOW_MS)
+    append_transactional(log, TWO, 2)
+    flush(log, checkpoint=True, high_watermark=6)
+    for later_ms in (0, 2000):
+        run_pass(log, 2 * NOW_MS + later_ms)
+    assert log.tombstone_horizon == 5
+    assert not any(header.is_control for _, header in split_batches(read_bytes(log)))
+    place.files(".snapshot")[-1].unlink()
+    for _ in range(2):
+        log = place.open()
+        assert log.producers.transactions.undecided(0) == [OpenTransaction(TWO, 2, 6)]
+        assert log.stable_offset(7) == 6
 
 
 # --- crashes --------------------------------------------------------------------------------------

@@ -245,8 +245,9 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         await asyncio.sleep(0)  # It is under way, so `close` waits for it.
         return commit
 
-    async def positions_to_send(self) -> GroupPositions:
-        return (await self._start()).committing_group().positions_to_send()
+    async def positions_to_send(self, offsets: Offsets | None = None) -> GroupPositions:
+        """As `Consumer.positions_to_send`, of these offsets where they are given."""
+        return (await self._start()).committing_group().positions_to_send(offsets)
 
     async def mark_positions(self) -> object:
         return (await self._start()).committing_group().mark()

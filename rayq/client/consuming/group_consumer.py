@@ -442,10 +442,10 @@ class GroupConsumer:
                 offset = offset if found.offset is None else found.offset
             self._reader.restart(place, offset if is_aborted else None, offset)
 
-    def positions_to_send(self) -> GroupPositions:
-        """What a transaction has to commit for all that this consumer has returned, as the member
-        that it is now. Raises CommitRefusedError where another member goes on with some of it
-        already, InvalidRequestError with enable_auto_commit."""
+    def positions_to_send(self, offsets: Offsets | None = None) -> GroupPositions:
+        """What a transaction has to commit for all that this consumer has returned, or these
+        offsets, as the member that it is now. Raises CommitRefusedError where another member goes
+        on with some of it already, InvalidRequestError with enable_auto_commit."""
         self._check_commits_nothing()
         member = self.member
         epoch = 0 if member is None else member.state.epoch
@@ -455,7 +455,8 @@ class GroupConsumer:
             unsent, self._unsent = self._unsent, {}
             raise refusal(unsent)
         assigned = self._reader.subscription.assigned
-        wanted = {at: one for at, one in self._new_positions().items() if one.topic_id}
+        positions, _ = self.wanted(offsets)
+        wanted = {at: one for at, one in positions.items() if one.topic_id}
         for place, one in wanted.items():
             self._sent[place] = (assigned[place].stream, one.offset)
         return GroupPositions(

@@ -161,7 +161,8 @@ class Transaction(Generic[ValueT_contra, KeyT_contra]):
         or not at all; until it has ended, whoever asks for them waits.
 
         Raises CommitRefusedError (partitions are no longer the consumer's), TimeoutError after
-        `max_block_ms`, InvalidRequestError; any of them makes the transaction fail."""
+        `max_block_ms`; these make the transaction fail. Raises also InvalidRequestError, TypeError,
+        UnknownTopicError (offsets that can never be right)."""
         self._transactions.check_open(self._token)
         if isinstance(offsets, Mapping):
             positions = self._background.run(_positions_of_group(self._core, group, offsets))
