@@ -225,6 +225,10 @@ class LeaderTransactions:
         )
         if is_new:
             self._end(family, epoch, request.is_commit, request.coordinator_epoch)
+        return self._once_committed()
+
+    def _once_committed(self) -> messages.Done | asyncio.Future[messages.Done]:
+        """The answer to a request about a marker: once all that is in the log now is committed."""
         end_offset = self._replica_log.log.end_offset
         if end_offset <= self._replica_log.high_watermark:
             return messages.Done()
@@ -320,16 +324,33 @@ class LeaderTransactions:
                 if self._log.open_epoch(family) == epoch:
                     one.is_unknown = state == "unknown"
                     if one.is_unknown:
-                        self._unknown(family, epoch, one)
+                        # The coordinator has forgotten the transaction, so it has seen all its
+                        # markers committed, or lost its own log. In the one case an unclean
+                        # election cut the marker off here.
+                        self._unknown(family, epoch, abort=one.is_before_unclean)
             except RayqError as error:
                 logger.info("transaction %d:%d in %s: %s", family, epoch, self._where, error)
                 return  # The coordinators of the others may not answer, either.
             one.ask_s = self._clock.monotonic() + ASK_AGAIN_S
 
-    def _unknown(self, family: int, epoch: int, one: _Watched) -> None:
-        """The coordinator has forgotten the transaction, so it has seen all its markers committed,
-        or lost its own log. In the one case an unclean election cut the marker off here."""
-        if one.is_before_unclean:
+    async def abort_unknown(self, request: messages.AbortUnknownTransaction) -> messages.Done:
+        """See `messages.AbortUnknownTransaction`."""
+        family, epoch = request.family, request.epoch
+        if self._log.open_epoch(family) == epoch:
+            state = await self._links.outcome(family, epoch)
+            self._check()
+            if state != "unknown":
+                raise InvalidRequestError(
+                    f"Transaction {family}:{epoch} in {self._where} is {state}: its coordinator "
+                    "knows it, and ends it. Abort it by its transactional id."
+                )
+            if self._log.open_epoch(family) == epoch:
+                self._unknown(family, epoch, abort=True)
+        answer = self._once_committed()
+        return await answer if isinstance(answer, asyncio.Future) else answer
+
+    def _unknown(self, family: int, epoch: int, *, abort: bool) -> None:
+        if abort:
             self._end(family, epoch, is_commit=False, coordinator_epoch=0)
         log_event(
             logger,
@@ -340,7 +361,7 @@ class LeaderTransactions:
             epoch=self.assignment.leader_epoch,
             family=family,
             transaction_epoch=epoch,
-            aborted=one.is_before_unclean,
+            aborted=abort,
         )
 
     # --- figures ----------------------------------------------------------------------------

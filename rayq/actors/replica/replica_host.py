@@ -341,6 +341,8 @@ class ReplicaHost:
                 if replica.assignment.topic == OFFSETS_TOPIC:
                     return self._groups(request).write_marker(request)
                 return self._leader(request).transactions.write_marker(request)
+            case messages.AbortUnknownTransaction():
+                return self._leader(request).transactions.abort_unknown(request)
             case messages.DescribeReplica():
                 return self._replica(request.topic_id, request.partition).describe()
             case messages.CheckRange():
@@ -365,8 +367,6 @@ class ReplicaHost:
                 return self._transactions(request).end_transaction(request)
             case messages.JoinTransaction():
                 return self._transactions(request).join(request)
-            case messages.AbortAbandoned():
-                return self._transactions(request).abort_abandoned(request)
             case messages.DescribeOutcome():
                 return self._transactions(request).describe_outcome(request)
             case messages.ListTransactions():

@@ -83,8 +83,8 @@ class Links:
         """Aborts the transaction if it is open. Raises TimeoutError where no coordinator answers
         within `PATIENCE_S`."""
 
-        def build(topic_id: str, partition: int, leader_epoch: int) -> messages.AbortAbandoned:
-            return messages.AbortAbandoned(topic_id, partition, leader_epoch, family, epoch)
+        def build(topic_id: str, partition: int, leader_epoch: int) -> messages.AbortTransaction:
+            return messages.AbortTransaction(topic_id, partition, leader_epoch, family, epoch)
 
         await self._once(
             ("abort", family, epoch), lambda: self._ask_coordinator(family, build)

@@ -162,18 +162,6 @@ class TransactionCoordinator(Coordinator[Record]):
         await self._until_committed()
         return messages.Done()
 
-    async def abort_abandoned(self, request: messages.AbortAbandoned) -> messages.Done:
-        """See `messages.AbortAbandoned`."""
-        await self._begin(is_write=True)
-        key = TransactionKey(request.family, request.epoch)
-        name = self.state.id_of(key)
-        if name is not None and key in self.state.transactions:
-            await self._begin_for(name)
-            if self.state.id_of(key) == name:  # It has not ended meanwhile.
-                self._append(self._abort(name))
-        await self._until_committed()
-        return messages.Done()
-
     async def describe_outcome(
         self, request: messages.DescribeOutcome
     ) -> messages.DescribeOutcomeResponse:
@@ -194,11 +182,17 @@ class TransactionCoordinator(Coordinator[Record]):
     ) -> messages.ListTransactionsResponse:
         """See `messages.ListTransactions`."""
         await self._begin(is_write=False)
-        listed = [
-            summary for name in sorted(self.state.ids) for summary in self._summaries(name)
-        ]
+        listed = {one.transactional_id for one in self.state.transactions.values()}
+        if request.idle:
+            listed.update(self.state.ids)
+        left = sorted(name for name in listed if name > request.after)
+        names = left[: messages.LISTED_IDS_MAX]
+        answer = messages.ListTransactionsResponse(
+            [summary for name in names for summary in self._summaries(name)],
+            names[-1] if len(names) < len(left) else None,
+        )
         await self._until_committed()
-        return messages.ListTransactionsResponse(listed)
+        return answer
 
     async def describe(
         self, request: messages.DescribeTransaction
@@ -228,23 +222,32 @@ class TransactionCoordinator(Coordinator[Record]):
 
     async def abort(self, request: messages.AbortTransaction) -> messages.Done:
         """See `messages.AbortTransaction`."""
-        name = request.transactional_id
-        await self._begin_for(name)
-        self._append(await self._decide(lambda: self._abort(name)))
+        await self._begin(is_write=True)
+        key = TransactionKey(request.family, request.epoch)
+        name = self.state.id_of(key)
+        if name is not None and key in self.state.transactions:
+            await self._begin_for(name)
+            if self.state.id_of(key) == name:  # It has not ended meanwhile.
+                self._append(self._abort(name))
         await self._until_committed()
         return messages.Done()
 
     def _summaries(self, name: str) -> list[messages.TransactionSummary]:
         """The transactions of an id that are under way, oldest first; else its next one."""
-        now_ms = self._clock_watch.now_ms()
+        now_ms, value = self._clock_watch.now_ms(), self.state.ids[name]
+        timeout_ms = value.transaction_timeout_ms
         found = []
         for key in self.state.under_way(name):
             one = self.state.transactions[key]
             age_ms = max(0, now_ms - one.start_ms)
             count = len(one.participants)
-            found.append(messages.TransactionSummary(name, *key, one.state, age_ms, count))
-        following = self.state.ids[name].next
-        return found or [messages.TransactionSummary(name, *following, "ready", None, 0)]
+            found.append(
+                messages.TransactionSummary(name, *key, one.state, age_ms, count, timeout_ms)
+            )
+        following = value.next
+        return found or [
+            messages.TransactionSummary(name, *following, "ready", None, 0, timeout_ms)
+        ]
 
     # --- before and after a decision --------------------------------------------------------
 

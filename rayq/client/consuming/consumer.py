@@ -245,15 +245,16 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         await asyncio.sleep(0)  # It is under way, so `close` waits for it.
         return commit
 
-    async def positions_to_send(self) -> GroupPositions:
-        return (await self._start()).committing_group().positions_to_send()
+    async def positions_to_send(self, offsets: Offsets | None = None) -> GroupPositions:
+        """As `Consumer.positions_to_send`, of these offsets where they are given."""
+        return (await self._start()).committing_group().positions_to_send(offsets)
 
     async def mark_positions(self) -> object:
         return (await self._start()).committing_group().mark()
 
-    async def go_back(self, mark: Any) -> None:
+    async def go_back(self, mark: Any, *, is_aborted: bool) -> None:
         if not self._core.is_closed:
-            self._core.committing_group().go_back(mark)
+            self._core.committing_group().go_back(mark, is_aborted=is_aborted)
 
     async def committed(
         self, partitions: Iterable[TopicPartition]
@@ -628,18 +629,18 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
             return self._core.committing_group().positions_to_send()
 
     def mark_positions(self) -> object:
-        """For `producer.transaction(reads=consumer)`: where the consumer stands. Raises
-        InvalidRequestError (no group, or enable_auto_commit)."""
+        """For `producer.transaction(reads=consumer)`: up to where its transactions have committed.
+        Raises InvalidRequestError (no group, or enable_auto_commit)."""
         with self._use:
             return self._core.committing_group().mark()
 
-    def go_back(self, mark: Any) -> None:
-        """For `producer.transaction(reads=consumer)`: returns to where `mark_positions` was called,
-        in the partitions that the consumer has had since then; in the others, and with None, to
-        what is committed."""
+    def go_back(self, mark: Any, *, is_aborted: bool) -> None:
+        """For `producer.transaction(reads=consumer)`: all that is not committed is read again, by
+        what `mark_positions` gave if the transaction `is_aborted`, else by what the group has
+        committed, once that is known."""
         with self._use:
             if not self._core.is_closed:
-                self._core.committing_group().go_back(mark)
+                self._core.committing_group().go_back(mark, is_aborted=is_aborted)
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
         """What the group has committed, whichever member did it: the offset of the next record,

@@ -57,7 +57,8 @@ class WaitForNews(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Where a consumer stood in a partition."""
+    """Up to where the transactions of a consumer had committed a partition, or where it began to
+    read. An offset of None: it had not begun."""
 
     offset: int | None
     tenure: int
@@ -95,7 +96,9 @@ class Reader(Protocol):
         start: Start = None,
         topic_ids: Mapping[TopicPartition, str] | None = None,
     ) -> object: ...
-    def restart(self, partition: TopicPartition, start: Start) -> object: ...
+    def restart(
+        self, partition: TopicPartition, start: Start, begin_otherwise: int | None = None
+    ) -> object: ...
     def positions(self) -> dict[TopicPartition, tuple[int, int | None]]: ...
 
 
@@ -413,33 +416,36 @@ class GroupConsumer:
     # --- transactions ---------------------------------------------------------------------------
 
     def mark(self) -> dict[TopicPartition, Mark]:
-        """Where the consumer stands as a transaction begins. The one before has committed what it
-        was given, or `go_back` was called."""
+        """Where the consumer goes back to if the transaction that begins now has no effect: behind
+        all that transactions of before have committed, so also before what was polled since then.
+        The one before has committed what it was given, or `go_back` was called."""
         self._check_commits_nothing()
-        assigned = self._reader.subscription.assigned
-        for place, (stream, offset) in self._sent.items():
-            if place in assigned and assigned[place].stream is stream:
-                self._offsets.known[place] = offset
         self._unsent.clear()
-        positions = self._reader.positions()
-        return {
-            place: Mark(positions[place][0] if place in positions else None, self._tenure(place))
-            for place in assigned
-        }
+        marks = {}
+        for place, assigned in self._reader.subscription.assigned.items():
+            offset = assigned.stream.begin_offset
+            stream, sent = self._sent.get(place, (None, None))
+            if stream is assigned.stream:
+                offset = self._offsets.known[place] = sent
+            marks[place] = Mark(offset, self._tenure(place))
+        return marks
 
-    def go_back(self, mark: Mapping[TopicPartition, Mark] | None) -> None:
-        """The transaction that began at `mark` has no effect: what it read is read again. None: it
-        is not known whether it has, so reading goes on at what is committed then."""
+    def go_back(self, mark: Mapping[TopicPartition, Mark], *, is_aborted: bool) -> None:
+        """The transaction that began at `mark` has no effect: what it dealt with is read again. Not
+        `is_aborted`: it is not known whether it has, so reading goes on at what is committed once
+        that is known."""
         self._unsent.clear()
-        for place in list(self._reader.subscription.assigned):
-            found = None if mark is None else mark.get(place)
-            is_same = found is not None and found.tenure == self._tenure(place)
-            self._reader.restart(place, found.offset if found is not None and is_same else None)
+        for place, assigned in list(self._reader.subscription.assigned.items()):
+            found = mark.get(place)
+            offset = assigned.stream.begin_offset
+            if found is not None and found.tenure == self._tenure(place):
+                offset = offset if found.offset is None else found.offset
+            self._reader.restart(place, offset if is_aborted else None, offset)
 
-    def positions_to_send(self) -> GroupPositions:
-        """What a transaction has to commit for all that this consumer has returned, as the member
-        that it is now. Raises CommitRefusedError where another member goes on with some of it
-        already, InvalidRequestError with enable_auto_commit."""
+    def positions_to_send(self, offsets: Offsets | None = None) -> GroupPositions:
+        """What a transaction has to commit for all that this consumer has returned, or these
+        offsets, as the member that it is now. Raises CommitRefusedError where another member goes
+        on with some of it already, InvalidRequestError with enable_auto_commit."""
         self._check_commits_nothing()
         member = self.member
         epoch = 0 if member is None else member.state.epoch
@@ -449,7 +455,8 @@ class GroupConsumer:
             unsent, self._unsent = self._unsent, {}
             raise refusal(unsent)
         assigned = self._reader.subscription.assigned
-        wanted = {at: one for at, one in self._new_positions().items() if one.topic_id}
+        positions, _ = self.wanted(offsets)
+        wanted = {at: one for at, one in positions.items() if one.topic_id}
         for place, one in wanted.items():
             self._sent[place] = (assigned[place].stream, one.offset)
         return GroupPositions(

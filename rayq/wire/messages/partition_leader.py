@@ -202,3 +202,14 @@ class DescribeOpenTransactions(ToLeader[DescribeOpenTransactionsResponse], froze
 
     api: ClassVar[int] = 28
     since_offset: Offset | None
+
+
+class AbortUnknownTransaction(ToLeader[Done], frozen=True):
+    """Ends a transaction that is open in this partition and of which its coordinator knows nothing:
+    the leader asks the coordinator, and then aborts it here. Answers once the marker is committed.
+    Nothing is done where it is not open. Raises InvalidRequest (the coordinator knows it),
+    NotLeader, FencedEpoch, UnknownEpoch, UnknownTopic, Timeout, Storage errors."""
+
+    api: ClassVar[int] = 29
+    family: Annotated[int, msgspec.Meta(ge=1 << 61)]
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=65_535)]

@@ -99,16 +99,28 @@ class TransactionSummary(Response, frozen=True):
     age_ms: int | None
     """Since its first partition joined."""
     partitions: int
+    transaction_timeout_ms: int
+
+
+LISTED_IDS_MAX = 10_000
+"""The most transactional ids of one answer to ListTransactions."""
 
 
 class ListTransactionsResponse(Response, frozen=True):
     transactions: list[TransactionSummary]
+    """Sorted by transactional id; those of an id oldest first."""
+    next_after: str | None
+    """Not None where one answer does not hold all ids: ask again with this as `after`."""
 
 
 class ListTransactions(ToCoordinator[ListTransactionsResponse], frozen=True):
-    """The transactional ids of one partition of `__transaction_state`, and what they have open."""
+    """What is under way of the transactional ids of one partition of `__transaction_state`."""
 
     api: ClassVar[int] = 72
+    after: str = ""
+    """Only ids after this one."""
+    idle: bool = False
+    """Also the ids of which nothing is under way."""
 
 
 class DescribeTransactionResponse(Response, frozen=True):
@@ -132,11 +144,14 @@ class DescribeTransaction(ToCoordinator[DescribeTransactionResponse], frozen=Tru
 
 
 class AbortTransaction(ToCoordinator[Done], frozen=True):
-    """Ends what a transactional id has open; its producer hears TransactionAborted. Answers once
-    the decision is committed. Raises InvalidRequest where nothing is open."""
+    """Aborts the transaction if it is open, so that its producer hears TransactionAborted; else
+    nothing is done. Answers once the decision is committed. A group's coordinator asks it, too: a
+    member that put positions into the transaction is out of its group, and the next owners of its
+    partitions wait for the end."""
 
     api: ClassVar[int] = 74
-    transactional_id: TransactionalId
+    family: Family
+    epoch: TransactionEpoch
 
 
 # --- between servers ----------------------------------------------------------------------------
@@ -152,16 +167,6 @@ class JoinTransaction(ToCoordinator[Done], frozen=True):
     epoch: TransactionEpoch
     participant_topic_id: Id
     participant_partition: Partition
-
-
-class AbortAbandoned(ToCoordinator[Done], frozen=True):
-    """From a group's coordinator: a member that put positions into the transaction is out of its
-    group, and the next owners of its partitions wait for the end. Aborts the transaction if it is
-    open; else nothing is done. Answers once the decision is committed."""
-
-    api: ClassVar[int] = 57
-    family: Family
-    epoch: TransactionEpoch
 
 
 class DescribeOutcomeResponse(Response, frozen=True):
