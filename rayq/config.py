@@ -581,6 +581,11 @@ class PoolConfig:
     """Where records go that the handler keeps refusing, with the reason in headers. None: nowhere,
     they are tried again until they succeed, and what follows in their partition waits."""
 
+    exactly_once: bool = False
+    """Each batch is a transaction: what the handler returns (an `Outgoing`, an iterable of them, or
+    None) is sent, and the batch counts as handled, both or neither. So is what goes to the dead
+    letters."""
+
     max_poll_interval_ms: PollIntervalMs = 300_000
     """The most time that one call of the handler may take. A consumer that takes longer loses its
     partitions, and is killed."""

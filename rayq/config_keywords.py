@@ -128,6 +128,7 @@ class PoolKeywords(TypedDict, total=False):
     retry_backoff_ms: int
     retry_backoff_max_ms: int
     dead_letter_topic: str | None
+    exactly_once: bool
     max_poll_interval_ms: int
     group_session_timeout_ms: int
     drain_timeout_s: float

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import msgspec
@@ -61,6 +61,18 @@ class Record(OfValueAndKey, msgspec.Struct, Generic[ValueT_co, KeyT_co], frozen=
     key: KeyT_co
     value: ValueT_co
     headers: Headers
+
+
+class Outgoing(msgspec.Struct, frozen=True):
+    """A record to send, which the handler of a consumer pool with `exactly_once` returns. The
+    fields mean what the arguments of `producer.send` mean."""
+
+    topic: str
+    value: bytes | None
+    key: bytes | None = None
+    headers: Iterable[tuple[str, bytes]] | None = None
+    partition: int | None = None
+    timestamp_ms: int | None = None
 
 
 class RecordMetadata(NamedTuple):

@@ -583,7 +583,7 @@ class FakeCluster:
             case m.EnsureTransactionsTopic():
                 if "__transaction_state" not in self.topics:
                     self._create_topic("__transaction_state", 1, {})
-                return m.EnsureTransactionsTopicResponse(self.version)
+                return m.ChangeResponse(self.version)
             case m.InitProducer() | m.EndTransaction():
                 self._led(broker, request)
                 return self.transactions.apply(request)

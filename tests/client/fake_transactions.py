@@ -36,7 +36,7 @@ class FakeTransactions:
         self.producers: dict[str, FakeProducer] = {}
         self.families = 0
         self.outcomes: dict[Numbers, bool] = {}
-        self.offsets: dict[Numbers, list[m.CommitOffsets]] = {}
+        self.offsets: dict[Numbers, list[tuple[str, list[Any]]]] = {}
         """The positions that are pending."""
 
     # --- for the test ---------------------------------------------------------------------------
@@ -107,9 +107,9 @@ class FakeTransactions:
         self.outcomes[key] = is_commit
         known.last = (key, is_commit)
         known.epoch += 1
-        for request in self.offsets.pop(key, []):
+        for group, offsets in self.offsets.pop(key, []):
             if is_commit:
-                self._cluster.groups.apply(request)
+                self._cluster.groups.put(group, offsets)
 
     def join(self, family: int, epoch: int) -> None:
         """Raises TransactionEndedError."""
@@ -119,15 +119,6 @@ class FakeTransactions:
     def commit_offsets(self, request: m.CommitOffsets) -> m.CommitOffsetsResponse:
         assert request.transaction is not None
         self.join(*request.transaction)
-        plain = m.CommitOffsets(
-            topic_id=request.topic_id,
-            partition=request.partition,
-            leader_epoch=request.leader_epoch,
-            group=request.group,
-            member=request.member,
-            member_epoch=request.member_epoch,
-            sequence=request.sequence,
-            offsets=request.offsets,
-        )
-        self.offsets.setdefault(request.transaction, []).append(plain)
-        return m.CommitOffsetsResponse([])
+        taken, refused = self._cluster.groups.check(request)
+        self.offsets.setdefault(request.transaction, []).append((request.group, taken))
+        return m.CommitOffsetsResponse(refused)

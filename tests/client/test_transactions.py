@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rayq.client import left_open
 from rayq.client.cluster import Cluster
 from rayq.client.producing import transaction_core
 from rayq.errors import (
@@ -610,6 +611,28 @@ def test_positions_that_are_refused_make_the_transaction_fail(
     assert fake.transactions.committed("out") == []
 
 
+def test_the_end_waits_for_positions_that_another_thread_sends(
+    fake: FakeCluster, cluster: Cluster, eventually: Eventually
+) -> None:
+    fake.create_topic("in")
+    held = fake.fault(CommitOffsets, is_held=True, carry_out=True)
+    with cluster.producer(transactional_id="billing") as producer:
+        tx = producer.begin_transaction()
+        thread = threading.Thread(target=tx.send_offsets, args=({("in", 0): 3},), kwargs={"group": "g"})
+        thread.start()
+        eventually(lambda: bool(fake.asked(CommitOffsets)))
+        end = threading.Thread(target=tx.commit)
+        end.start()
+        eventually(lambda: tx._transactions.state.phase == "ending")
+        with pytest.raises(InvalidRequestError):
+            tx.send_offsets({TopicPartition("in", 0): 4}, group="g")
+        assert not fake.asked(EndTransaction)
+        fake.release(held)
+        thread.join()
+        end.join()
+    assert fake.groups.committed("in") == 3
+
+
 def test_wrong_positions_are_refused_before_anything_is_sent(
     fake: FakeCluster, cluster: Cluster
 ) -> None:
@@ -772,6 +795,20 @@ def test_close_aborts_what_is_open(fake: FakeCluster, cluster: Cluster) -> None:
         fake.fault(EndTransaction, times=1000, is_lost=True)
         unreachable.close(timeout_s=0.1)
     assert fake.transactions.committed("t") == []
+
+
+def test_the_end_of_the_program_tells_of_what_nobody_ended(
+    fake: FakeCluster, cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.create_topic("t")
+    with cluster.producer(transactional_id="billing") as producer:
+        with producer.transaction():
+            pass
+        left_open._deliver_at_exit()
+        assert "transaction" not in caplog.text
+        producer.begin_transaction()
+        left_open._deliver_at_exit()
+        assert "open transaction, which nobody ended" in caplog.text
 
 
 def test_a_forked_child_ends_no_transaction_of_its_parent(

@@ -1,7 +1,12 @@
-"""What is read of transactions from real leaders. The test plays their producers and coordinator."""
+"""What is read of transactions from real leaders. Most tests play the producers and the coordinator
+themselves."""
 
 from __future__ import annotations
 
+import itertools
+import random
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,7 +19,13 @@ from rayq.actors.transactions.links import Links
 from rayq.batch.offset_ranges import Split, end_offsets, snapshot, split_ranges
 from rayq.batch.range_reader import read_range
 from rayq.config import GIB
-from rayq.errors import FencedEpochError, NotLeaderError, OpenTransactionError
+from rayq.errors import (
+    FencedEpochError,
+    NotLeaderError,
+    OpenTransactionError,
+    TransactionAbortedError,
+    TransactionOutcomeUnknownError,
+)
 from rayq.runtime import cleaner_process
 from rayq.storage.batch import encode_batch
 from rayq.testing import LocalCluster
@@ -36,8 +47,10 @@ A, B, C = ((make_family(0, number), number) for number in range(1, 4))
 Transaction = tuple[int, int]
 
 
-@pytest.fixture(autouse=True)
-def every_partition_joins(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test is the coordinator."""
+
     async def join(*_: object) -> None:
         """The coordinator agrees."""
 
@@ -118,6 +131,7 @@ def interleave(cluster: LocalCluster, topic: str) -> Writer:
     return writer
 
 
+@pytest.mark.usefixtures("played")
 def test_consumers_of_both_levels(cluster: LocalCluster, topic: str) -> None:
     writer = interleave(cluster, topic)
     everything = [b"a0", b"b0", b"a1", b"a2", b"c0", b"n0"]
@@ -133,6 +147,7 @@ def test_consumers_of_both_levels(cluster: LocalCluster, topic: str) -> None:
         assert [one.value for one in consumer.until_end(60)] == [b"b0", b"c0", b"n0"]
 
 
+@pytest.mark.usefixtures("played")
 def test_a_snapshot_waits_for_nobody_and_stays_as_it_was(
     cluster: LocalCluster, new_topic: NewTopic
 ) -> None:
@@ -153,6 +168,7 @@ def test_a_snapshot_waits_for_nobody_and_stays_as_it_was(
     assert values(cluster, snapshot(cluster, topic)) == [b"a", b"b"] * 2
 
 
+@pytest.mark.usefixtures("played")
 def test_jobs_follow_each_other_by_the_last_stable_offset(
     cluster: LocalCluster, topic: str
 ) -> None:
@@ -166,6 +182,7 @@ def test_jobs_follow_each_other_by_the_last_stable_offset(
     assert values(cluster, second) == [b"c0", b"n0"]
 
 
+@pytest.mark.usefixtures("played")
 def test_a_range_with_a_given_end_says_for_whom_it_waits(
     cluster: LocalCluster, topic: str
 ) -> None:
@@ -177,6 +194,7 @@ def test_a_range_with_a_given_end_says_for_whom_it_waits(
     assert values(cluster, [taken]) == [b"b0"]
 
 
+@pytest.mark.usefixtures("played")
 def test_the_next_leader_shows_the_same(fragile: LocalCluster) -> None:
     fragile.create_topic("t")
     wait_in_sync(fragile, "t")
@@ -192,6 +210,7 @@ def test_the_next_leader_shows_the_same(fragile: LocalCluster) -> None:
     assert values(fragile, taken) == [b"b0", b"n0"]
 
 
+@pytest.mark.usefixtures("played")
 def test_compaction_changes_nothing_that_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,3 +245,73 @@ def test_compaction_changes_nothing_that_is_read(
         assert values(cluster, taken) == [b"b0", b"n0"]
         expected = [b"b0", b"c0", b"n0", b"d" * 3000]
         assert consumed(cluster, "t") == values(cluster, snapshot(cluster, "t")) == expected
+
+
+class Load:
+    """Producers that commit some transactions and abort others, from threads, until the end of the
+    `with` block. Each record of a transaction is its name."""
+
+    def __init__(self, cluster: LocalCluster, topic: str) -> None:
+        self._cluster = cluster
+        self._topic = topic
+        self.records: dict[bytes, set[int]] = {}
+        """How many records of each transaction may be visible in the end."""
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._write, args=(one,)) for one in range(3)]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join(120)
+
+    def _write(self, writer: int) -> None:
+        rng = random.Random(writer)
+        with self._cluster.producer(transactional_id=f"{self._topic}-{writer}") as producer:
+            for number in itertools.count():
+                if self._over.is_set():
+                    return
+                name, count = b"%d-%d" % (writer, number), rng.randint(2, 20)
+                self.records[name] = {0, count}
+                try:
+                    with producer.transaction():
+                        for _ in range(count):
+                            producer.send(self._topic, name, partition=rng.randrange(3))
+                        if rng.random() < 0.3:
+                            raise KeyError
+                    self.records[name] = {count}
+                except (KeyError, TransactionAbortedError):
+                    self.records[name] = {0}
+                except TransactionOutcomeUnknownError:
+                    pass
+
+    def check(self, found: Counter[bytes]) -> None:
+        assert all(count in self.records[name] for name, count in found.items())
+
+
+def test_snapshots_show_all_or_nothing_while_leaders_and_coordinators_die(
+    fragile: LocalCluster,
+) -> None:
+    fragile.create_topic("t", partitions=3)
+    taken: list[tuple[list[Split], Counter[bytes]]] = []
+    with Load(fragile, "t") as load:
+        eventually(lambda: len(load.records) > 9, "transactions are under way")
+        for round_ in range(16):
+            ranges = snapshot(fragile, "t")
+            taken.append((ranges, Counter(values(fragile, ranges))))
+            if round_ in (4, 10):
+                for topic in ("t", "__transaction_state"):
+                    fragile.kill_replica(topic, 0, leader_of(fragile, topic))
+                    wait_in_sync(fragile, topic)
+            time.sleep(0.1)
+    assert any(ranges[0].without for ranges, _ in taken)
+    for ranges, found in taken:
+        load.check(found)
+        assert Counter(values(fragile, split_ranges(ranges, 7))) == found
+    everything = Counter(value for value in consumed(fragile, "t") if value is not None)
+    load.check(everything)
+    assert all(everything[name] in counts for name, counts in load.records.items())

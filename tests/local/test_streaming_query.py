@@ -197,6 +197,28 @@ def test_a_query_may_start_at_given_offsets(
     assert sink.seen == offsets(topic, 10, first=7)
 
 
+def test_a_batch_ends_below_a_transaction_that_is_open_and_a_later_one_reads_it(
+    cluster: LocalCluster, topic: str, tmp_path: Path, sink: Sink
+) -> None:
+    produce(cluster, topic, 3)
+    with cluster.producer(transactional_id=topic) as producer:
+        with producer.transaction():
+            producer.send(topic, b"in it")
+            producer.flush()
+            produce(cluster, topic, 2)
+            drain(stream(cluster, topic, tmp_path / "all"), sink)
+            drain(stream(cluster, topic, tmp_path / "new", starting_offsets="latest"), sink)
+            assert sink.seen == offsets(topic, 3)
+        late = Sink()
+        drain(stream(cluster, topic, tmp_path / "all"), late)
+        assert late.seen == offsets(topic, 6, first=3), "the marker has no record"
+        late = Sink()
+        drain(stream(cluster, topic, tmp_path / "new", starting_offsets="latest"), late)
+        assert late.seen == offsets(topic, 6, first=3)
+        drain(stream(cluster, topic, tmp_path / "all"), late)
+        assert len(late.runs) == 1, "a marker is no batch"
+
+
 def test_new_partitions_are_read_from_their_start(
     cluster: LocalCluster, topic: str, tmp_path: Path, sink: Sink, queries: list[StreamingQuery]
 ) -> None:

@@ -40,6 +40,7 @@ NAMES = {
     "ManyDeliveryFuture",
     "OffsetAndMetadata",
     "OffsetRange",
+    "Outgoing",
     "PartitionInfo",
     "PoolConfig",
     "PoolConsumer",

@@ -182,12 +182,17 @@ class TransactionCoordinator(Coordinator[Record]):
     ) -> messages.ListTransactionsResponse:
         """See `messages.ListTransactions`."""
         await self._begin(is_write=False)
-        names = {one.transactional_id for one in self.state.transactions.values()}
+        listed = {one.transactional_id for one in self.state.transactions.values()}
         if request.idle:
-            names.update(self.state.ids)
-        listed = [summary for name in sorted(names) for summary in self._summaries(name)]
+            listed.update(self.state.ids)
+        left = sorted(name for name in listed if name > request.after)
+        names = left[: messages.LISTED_IDS_MAX]
+        answer = messages.ListTransactionsResponse(
+            [summary for name in names for summary in self._summaries(name)],
+            names[-1] if len(names) < len(left) else None,
+        )
         await self._until_committed()
-        return messages.ListTransactionsResponse(listed)
+        return answer
 
     async def describe(
         self, request: messages.DescribeTransaction

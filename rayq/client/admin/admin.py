@@ -244,9 +244,10 @@ class AsyncAdmin:
         timeout_s: float = ADMIN_TIMEOUT_S,
     ) -> dict[TopicPartition, int]:
         """Deletes the records below an offset (None: all that are committed) of each partition, for
-        good. Answers where each log starts now, once no replica that may lead starts below. Raises
-        OffsetOutOfRangeError past what is committed; TimeoutError, which says whether nothing was
-        deleted (too few replicas were in sync), or it may or may not last."""
+        good. Answers where each log starts now, once no replica that may lead starts below. Waits
+        for transactions with records there to end. Raises OffsetOutOfRangeError past what is
+        committed; TimeoutError, which says whether nothing was deleted (too few replicas were in
+        sync, a transaction is open), or it may or may not last."""
         limits = by_partition(before, "the offset that records are deleted before")
         for (topic, partition), offset in limits.items():
             check_partition(await self._client.topic(topic, timeout_s=timeout_s), partition)

@@ -54,22 +54,29 @@ class TransactionAdmin:
     # --- by their coordinators ------------------------------------------------------------------
 
     async def list_transactions(self, *, idle: bool) -> list[TransactionListing]:
-        answers: list[ListTransactionsResponse] = await asyncio.gather(
-            *(
-                self._client.ask_leader(
-                    TRANSACTIONS_TOPIC,
-                    partition,
-                    lambda topic_id, leader, partition=partition: ListTransactions(  # type: ignore[misc]
-                        topic_id, partition, leader.epoch, idle
-                    ),
-                    timeout_s=self._left_s,
-                    attempt_timeout_s=ATTEMPT_TIMEOUT_S,
-                )
-                for partition in range(await self._coordinators())
-            )
+        pages = await asyncio.gather(
+            *(self._list(partition, idle=idle) for partition in range(await self._coordinators()))
         )
-        listed = [_listing(one) for answer in answers for one in answer.transactions]
+        listed = [_listing(one) for page in pages for one in page]
         return sorted(listed, key=lambda one: (-(one.age_ms or 0), one.transactional_id))
+
+    async def _list(self, partition: int, *, idle: bool) -> list[TransactionSummary]:
+        """What one coordinator lists, page by page."""
+        found: list[TransactionSummary] = []
+        after: str | None = ""
+        while after is not None:
+            answer: ListTransactionsResponse = await self._client.ask_leader(
+                TRANSACTIONS_TOPIC,
+                partition,
+                lambda topic_id, leader, after=after: ListTransactions(  # type: ignore[misc]
+                    topic_id, partition, leader.epoch, after, idle
+                ),
+                timeout_s=self._left_s,
+                attempt_timeout_s=ATTEMPT_TIMEOUT_S,
+            )
+            found += answer.transactions
+            after = answer.next_after
+        return found
 
     async def describe_transaction(self, transactional_id: str) -> TransactionInfo:
         check_transactional_id(transactional_id)

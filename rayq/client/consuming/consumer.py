@@ -40,6 +40,7 @@ from rayq.client.consuming.group_consumer import (
     WaitForNews,
 )
 from rayq.client.consuming.until_end import UNTIL_END_TIMEOUT_S, UntilEnd
+from rayq.client.group_positions import GroupPositions
 from rayq.client.no_pickle import no_pickle_error
 from rayq.client.timeouts import takes_timeout
 from rayq.client.waiting import Wakeup
@@ -243,6 +244,17 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         commit = asyncio.ensure_future(group.commit(*group.wanted(offsets)))
         await asyncio.sleep(0)  # It is under way, so `close` waits for it.
         return commit
+
+    async def positions_to_send(self, offsets: Offsets | None = None) -> GroupPositions:
+        """As `Consumer.positions_to_send`, of these offsets where they are given."""
+        return (await self._start()).committing_group().positions_to_send(offsets)
+
+    async def mark_positions(self) -> object:
+        return (await self._start()).committing_group().mark()
+
+    async def go_back(self, mark: Any, *, is_aborted: bool) -> None:
+        if not self._core.is_closed:
+            self._core.committing_group().go_back(mark, is_aborted=is_aborted)
 
     async def committed(
         self, partitions: Iterable[TopicPartition]
@@ -607,6 +619,28 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         with self._use:
             group = self._core.committing_group()
             return self._background.submit(group.commit(*group.wanted(offsets)))
+
+    def positions_to_send(self) -> GroupPositions:
+        """For `transaction.send_offsets(consumer)`: the positions that follow the last record that
+        `poll` returned (or that iteration yielded), and whose they are. Raises CommitRefusedError
+        (partitions were given up, and nobody has committed what was read of them),
+        InvalidRequestError (no group, or enable_auto_commit)."""
+        with self._use:
+            return self._core.committing_group().positions_to_send()
+
+    def mark_positions(self) -> object:
+        """For `producer.transaction(reads=consumer)`: up to where its transactions have committed.
+        Raises InvalidRequestError (no group, or enable_auto_commit)."""
+        with self._use:
+            return self._core.committing_group().mark()
+
+    def go_back(self, mark: Any, *, is_aborted: bool) -> None:
+        """For `producer.transaction(reads=consumer)`: all that is not committed is read again, by
+        what `mark_positions` gave if the transaction `is_aborted`, else by what the group has
+        committed, once that is known."""
+        with self._use:
+            if not self._core.is_closed:
+                self._core.committing_group().go_back(mark, is_aborted=is_aborted)
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
         """What the group has committed, whichever member did it: the offset of the next record,

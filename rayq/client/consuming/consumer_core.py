@@ -194,10 +194,12 @@ class ConsumerCore:
             logger.info("new partitions: %s", added)
             self.assign([*known, *added], START_OF_NEW_PARTITIONS)
 
-    def restart(self, partition: TopicPartition, start: Start) -> Stream:
+    def restart(
+        self, partition: TopicPartition, start: Start, begin_otherwise: int | None = None
+    ) -> Stream:
         self.give_back()
         topic_id = self.subscription.get(partition).stream.topic_id
-        fresh = Stream(partition, start, topic_id=topic_id)
+        fresh = Stream(partition, start, topic_id=topic_id, begin_otherwise=begin_otherwise)
         self.subscription.restart(partition, fresh)
         self.fetcher.stop_stale()
         self.fetcher.start([fresh])

@@ -250,6 +250,9 @@ class Fetcher:
             if found is not None:
                 stream.offset_known(found.offset, found.last_epoch)
                 return
+            if stream.begin_otherwise is not None:
+                stream.offset_known(stream.begin_otherwise)
+                return
         stream.offset_known(await self._resolve(stream, stream.start))
 
     def _place(self, stream: Stream, topic_id: str) -> tuple[str, str, int]:

@@ -8,6 +8,7 @@ overtake each other, and a consumer that commits often sends few requests.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -79,7 +80,8 @@ class GroupOffsets:
         self._coordinator = coordinator
         self._client = coordinator.client
         self._config = config
-        self._sequence = 0
+        self.sequences = itertools.count(1)
+        """The numbers of commits, also of those inside transactions."""
         self._waiting: deque[_CommitInFlight] = deque()
         self._sender: asyncio.Task[None] | None = None
         self._lookups: dict[tuple[str, int], asyncio.Future[CommittedOffset | None]] = {}
@@ -171,8 +173,7 @@ class GroupOffsets:
     ) -> dict[TopicPartition, str]:
         """Commits with retries; answers what was refused, and why."""
         client = self._client
-        self._sequence += 1
-        sequence = self._sequence
+        sequence = next(self.sequences)
         timeout_s = self._config.default_api_timeout_ms / 1000
         deadline = client.now + timeout_s
         backoff = Backoff(client.environment, self._config.retry_backoff_ms / 1000, BACKOFF_MAX_S)

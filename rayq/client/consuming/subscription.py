@@ -108,6 +108,7 @@ class Stream:
         topic_id: str | None = None,
         end: int | None = None,
         without: Transactions | None = None,
+        begin_otherwise: int | None = None,
     ) -> None:
         self.partition = partition
         self.topic_id = topic_id
@@ -119,8 +120,13 @@ class Stream:
         """Transactions whose batches are passed over, whatever becomes of them. With these, reading
         waits for no transaction: all others are decided below `end`. None: it waits for all that
         `isolation_level` says."""
+        self.begin_otherwise = begin_otherwise
+        """Where a stream without a `start` begins if its group has committed nothing. None: where
+        `auto_offset_reset` says."""
         self.task: asyncio.Task[None] | None = None
         # Written by the loop.
+        self.begin_offset: int | None = start if start is not None and start >= 0 else None
+        """Where reading began; None until that is known."""
         self.fetch_offset: int | None = None
         """Where the next fetch begins; None until the start is known."""
         self.last_epoch = last_epoch
@@ -170,6 +176,7 @@ class Stream:
         record before it has the leader epoch `last_epoch`."""
         if last_epoch is not None:
             self.last_epoch = self.consumed_epoch = last_epoch
+        self.begin_offset = offset
         self.fetch_offset = offset
         self.position = offset
 

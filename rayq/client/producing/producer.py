@@ -439,7 +439,8 @@ class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         that the transactional id committed last, and a second try with it raises
         AlreadyCommittedError. `reads` is a consumer of a group, without `enable_auto_commit`: its
         positions are committed with the records, and when the transaction is aborted it goes back
-        to where the block began. See `Transaction` for what the end of the block raises.
+        behind what is committed, and reads the rest again: so poll just before the block, or in
+        it. See `Transaction` for what the end of the block raises.
 
         The begin of the block raises as `begin_transaction` does; InvalidRequestError (no
         transactional_id, a bad name)."""

@@ -18,7 +18,12 @@ from rayq.client.producing.futures import DeliveryFuture, ManyDeliveryFuture, On
 from rayq.client.producing.producer_core import ProducerCore
 from rayq.client.producing.transaction_core import TransactionCore
 from rayq.config import is_unicode
-from rayq.errors import InvalidRequestError, RayqError, TransactionAbortedError
+from rayq.errors import (
+    CommitRefusedError,
+    InvalidRequestError,
+    RayqError,
+    TransactionAbortedError,
+)
 from rayq.records import OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:  # Only Python 3.13 has defaults for type variables; type checkers know them.
@@ -46,12 +51,11 @@ class Reading(Protocol):
         ...
 
     def mark_positions(self) -> object:
-        """Where it stands."""
+        """Up to where its transactions have committed."""
         ...
 
-    def go_back(self, mark: Any) -> None:
-        """Returns to where it stood, in the partitions that it still has. None: to where its group
-        goes on, once that is known."""
+    def go_back(self, mark: Any, *, is_aborted: bool) -> None:
+        """Has all that is not committed read again. Not `is_aborted`: that is not known yet."""
         ...
 
 
@@ -62,7 +66,13 @@ class AsyncReading(Protocol):
 
     async def mark_positions(self) -> object: ...
 
-    async def go_back(self, mark: Any) -> None: ...
+    async def go_back(self, mark: Any, *, is_aborted: bool) -> None: ...
+
+
+def _run_again(error: CommitRefusedError) -> TransactionAbortedError:
+    """What the end of a block raises after a rebalance: the block is run again, with what the
+    consumer has now, as after any other abort."""
+    return TransactionAbortedError(f"The transaction is aborted, run it again: {error}")
 
 
 class Transaction(Generic[ValueT_contra, KeyT_contra]):
@@ -151,12 +161,17 @@ class Transaction(Generic[ValueT_contra, KeyT_contra]):
         or not at all; until it has ended, whoever asks for them waits.
 
         Raises CommitRefusedError (partitions are no longer the consumer's), TimeoutError after
-        `max_block_ms`, InvalidRequestError; any of them makes the transaction fail."""
+        `max_block_ms`; these make the transaction fail. Raises also InvalidRequestError, TypeError,
+        UnknownTopicError (offsets that can never be right)."""
         self._transactions.check_open(self._token)
         if isinstance(offsets, Mapping):
             positions = self._background.run(_positions_of_group(self._core, group, offsets))
         else:
-            positions = offsets.positions_to_send()
+            try:
+                positions = offsets.positions_to_send()
+            except CommitRefusedError as error:
+                self._background.call_soon(self._transactions.failed, error)
+                raise
         self._background.run(self._transactions.send_offsets(self._token, positions))
 
     # --- its life, for the producer -------------------------------------------------------------
@@ -179,12 +194,14 @@ class Transaction(Generic[ValueT_contra, KeyT_contra]):
             except BaseException as error:
                 with closing_after(error):
                     self.abort()
+                if isinstance(error, CommitRefusedError):
+                    raise _run_again(error) from error
                 raise
         try:
             self._end(is_commit=True)
         except BaseException as error:
             with closing_after(error):
-                self._go_back(self._mark if isinstance(error, TransactionAbortedError) else None)
+                self._go_back(is_aborted=isinstance(error, TransactionAbortedError))
             raise
 
     def abort(self) -> None:
@@ -193,7 +210,7 @@ class Transaction(Generic[ValueT_contra, KeyT_contra]):
         try:
             self._end(is_commit=False)
         finally:
-            self._go_back(self._mark)
+            self._go_back(is_aborted=True)
 
     def _end(self, *, is_commit: bool) -> None:
         self._background.check_callable()
@@ -211,9 +228,9 @@ class Transaction(Generic[ValueT_contra, KeyT_contra]):
                 self._background.call_soon(self._transactions.withdraw, self._token)
             raise
 
-    def _go_back(self, mark: object) -> None:
+    def _go_back(self, *, is_aborted: bool) -> None:
         if self._reads is not None:
-            self._reads.go_back(mark)
+            self._reads.go_back(self._mark, is_aborted=is_aborted)
 
     def __reduce__(self) -> str:
         raise no_pickle_error(self, "a transaction")
@@ -305,7 +322,11 @@ class AsyncTransaction(Generic[ValueT_contra, KeyT_contra]):
         if isinstance(offsets, Mapping):
             positions = await _positions_of_group(self._core, group, offsets)
         else:
-            positions = await offsets.positions_to_send()
+            try:
+                positions = await offsets.positions_to_send()
+            except CommitRefusedError as error:
+                self._transactions.failed(error)
+                raise
         await self._transactions.send_offsets(self._token, positions)
 
     # --- its life, for the producer -------------------------------------------------------------
@@ -325,13 +346,14 @@ class AsyncTransaction(Generic[ValueT_contra, KeyT_contra]):
             except BaseException as error:
                 with closing_after(error):
                     await self.abort()
+                if isinstance(error, CommitRefusedError):
+                    raise _run_again(error) from error
                 raise
         try:
             await self._end(is_commit=True)
         except BaseException as error:
             with closing_after(error):
-                mark = self._mark if isinstance(error, TransactionAbortedError) else None
-                await self._go_back(mark)
+                await self._go_back(is_aborted=isinstance(error, TransactionAbortedError))
             raise
 
     async def abort(self) -> None:
@@ -339,15 +361,15 @@ class AsyncTransaction(Generic[ValueT_contra, KeyT_contra]):
         try:
             await self._end(is_commit=False)
         finally:
-            await self._go_back(self._mark)
+            await self._go_back(is_aborted=True)
 
     async def _end(self, *, is_commit: bool) -> None:
         self._transactions.shut()
         await self._transactions.end(self._token, is_commit=is_commit)
 
-    async def _go_back(self, mark: object) -> None:
+    async def _go_back(self, *, is_aborted: bool) -> None:
         if self._reads is not None:
-            await self._reads.go_back(mark)
+            await self._reads.go_back(self._mark, is_aborted=is_aborted)
 
     def __reduce__(self) -> str:
         raise no_pickle_error(self, "a transaction")
@@ -383,7 +405,7 @@ async def _positions_of_group(
         found.append(
             (topic.topic_id, place.partition, position.offset, None, position.metadata)
         )
-    return GroupPositions(group, "", 0, 0, found)
+    return GroupPositions(group, "", 0, next(_transactions_of(core).sequences), found)
 
 
 def _transactions_of(core: ProducerCore) -> TransactionCore:

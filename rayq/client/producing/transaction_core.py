@@ -5,6 +5,7 @@ what was sent, opens and shuts the producer for records. Belongs to the client's
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -74,8 +75,11 @@ class TransactionCore:
         self._owner = client.environment.new_id()
         self._ending: asyncio.Task[RayqError | None] | None = None
         self._has_sent_offsets = False
+        self._offsets_under_way: set[asyncio.Future[None]] = set()
         self._heard_at = client.now
         """When the coordinator last answered."""
+        self.sequences = itertools.count(1)
+        """The numbers of positions that were given without a consumer."""
         accumulator.refuse(self.state.refusal)
 
     # --- the beginning --------------------------------------------------------------------------
@@ -169,6 +173,8 @@ class TransactionCore:
         error: RayqError | None = None
         try:
             if is_commit and not state.has_failed:
+                if self._offsets_under_way:
+                    await asyncio.wait(self._offsets_under_way)
                 await self._drain()
             if not is_commit or state.has_failed:
                 self._sender.fail(
@@ -269,6 +275,8 @@ class TransactionCore:
         if not positions.offsets:
             return
         self._has_sent_offsets = True
+        under_way = asyncio.get_running_loop().create_future()
+        self._offsets_under_way.add(under_way)
         try:
             await self._send_offsets(positions)
         except TransactionEndedError as error:
@@ -289,6 +297,9 @@ class TransactionCore:
         except BaseException:
             self.failed(InvalidRequestError("sending positions was interrupted"))
             raise
+        finally:
+            self._offsets_under_way.discard(under_way)
+            under_way.set_result(None)
 
     async def _send_offsets(self, positions: GroupPositions) -> None:
         numbers = self.state.numbers

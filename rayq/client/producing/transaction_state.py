@@ -208,8 +208,9 @@ class TransactionState:
         if not is_committed:
             self._verdict = TransactionAbortedError(
                 f"The transaction of {self._id!r} was aborted before its commit was asked for: it "
-                "was open for longer than transaction_timeout_ms, or an operator aborted it. Run "
-                "it again."
+                "was open for longer than transaction_timeout_ms, or an operator aborted it, or "
+                "another producer has the transactional_id by now, as the next transaction will "
+                "say. Run it again."
             )
             return
         if end.name is not None:

@@ -102,14 +102,23 @@ class TransactionSummary(Response, frozen=True):
     transaction_timeout_ms: int
 
 
+LISTED_IDS_MAX = 10_000
+"""The most transactional ids of one answer to ListTransactions."""
+
+
 class ListTransactionsResponse(Response, frozen=True):
     transactions: list[TransactionSummary]
+    """Sorted by transactional id; those of an id oldest first."""
+    next_after: str | None
+    """Not None where one answer does not hold all ids: ask again with this as `after`."""
 
 
 class ListTransactions(ToCoordinator[ListTransactionsResponse], frozen=True):
     """What is under way of the transactional ids of one partition of `__transaction_state`."""
 
     api: ClassVar[int] = 72
+    after: str = ""
+    """Only ids after this one."""
     idle: bool = False
     """Also the ids of which nothing is under way."""
 
