@@ -8,7 +8,6 @@ import atexit
 import contextlib
 import gc
 import itertools
-import itertools
 import os
 import signal
 import subprocess
