@@ -488,11 +488,13 @@ class Cluster:
         The consumers are members of `group`; they are started and stopped by how old the oldest
         record is that waits, down to none. `handler` is called with a batch, in order within each
         partition; a batch counts as handled when it returns, and comes again when a consumer dies
-        before that was committed (at-least-once). A plain function runs in a thread; a coroutine
+        before that was committed (at-least-once). With `exactly_once` the handler returns what to
+        send (`Outgoing`, an iterable of them, or None), which takes effect together with that
+        commit, once. A plain function runs in a thread; a coroutine
         function on the consumer's event loop, which it must not block; of a class, each consumer
         makes an instance and calls that. Keywords as in `rayq.config.PoolConfig`, such as
         `min_consumers`, `max_consumers`, `target_lag_s`, `resources`, `batch`, `max_records`,
-        `retries`, `dead_letter_topic`.
+        `retries`, `dead_letter_topic`, `exactly_once`.
 
         On Ray the pool is a detached actor that Ray restarts: it outlives this process, until it or
         the cluster is stopped. `name` (the group's by default) finds it in `consumer_pools()`.

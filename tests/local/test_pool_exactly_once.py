@@ -100,9 +100,9 @@ def test_a_handler_that_keeps_raising_has_its_dead_letters_in_the_transaction(
 
     pool = cluster.consumer_pool(topic, group, handler, retries=1, dead_letter_topic=dead, **SOON)
     with pool:
-        status = pool.wait_idle(60)
-        assert status.dead_letters == 2 and status.records == 60
+        pool.wait_idle(60)
         eventually(lambda: pool.status().problem is None, "no problem is left")
+        assert pool.status().dead_letters == 2 and pool.status().records == 60
     assert min(calls[value] for value in bad) >= 3
     assert values_of(cluster, out) == sorted(set(sent) - set(bad))
     letters = read_all(cluster, dead)
@@ -133,7 +133,8 @@ def test_what_cannot_be_sent_is_an_error_of_the_handler(
 
     pool = cluster.consumer_pool(topic, group, handler, retries=0, dead_letter_topic=dead, **SOON)
     with pool:
-        assert pool.wait_idle(60).dead_letters == 1
+        pool.wait_idle(60)
+        eventually(lambda: pool.status().dead_letters == 1, "one is a dead letter")
     assert values_of(cluster, out) == [value for value in sent if value != b"0/4"]
     assert values_of(cluster, dead) == [b"0/4"]
 
@@ -198,7 +199,8 @@ def test_a_transaction_that_is_aborted_has_its_batch_handled_again(
         topic, group, lambda records: [Outgoing(out, one.value) for one in records], **SOON
     )
     with pool:
-        assert pool.wait_idle(60).dead_letters == 0
+        pool.wait_idle(60)
+        assert pool.status().dead_letters == 0
     assert len([one for one in problems if "handled again" in one]) == 2
     assert values_of(cluster, out) == sent
 
