@@ -98,9 +98,10 @@ class AbortedIndex:
         for segment in segments:
             if not segment.size or segment.next_offset <= used_from:
                 continue
-            content = self.content(segment.base_offset, segment.next_offset)
-            if self._bytes_in_files.get(segment.base_offset) != len(content):
-                found.append((segment.base_offset, content))
+            start, end = segment.base_offset, segment.next_offset
+            length = (self._number(end) - self._number(start)) * _ENTRY.size
+            if self._bytes_in_files.get(start) != length:
+                found.append((start, self.content(start, end)))
         return found
 
     def written(self, base_offset: int, content: bytes) -> None:

@@ -136,6 +136,9 @@ class Transactions:
         assert isinstance(answer, messages.EndTransactionResponse)
         return answer
 
+    async def abort(self, key: Key) -> None:
+        await self.producers.ask(messages.AbortTransaction, coordinator_of(key[0]), *key)
+
     async def outcome(self, key: Key) -> str:
         asked = messages.DescribeOutcome
         return str((await self.leaders.ask(asked, coordinator_of(key[0]), *key)).state)
@@ -244,9 +247,8 @@ def test_owners_names_and_operators(cluster: LocalCluster, topic: str) -> None:
             await of.end(key, name="n")
         key = (await of.end(key, False)).family, key[1] + 1
         await of.join(key, topic, 0)
-        await of.producers.of(messages.AbortTransaction, of.name)
-        with pytest.raises(InvalidRequestError, match="no open transaction"):
-            await of.producers.of(messages.AbortTransaction, of.name)
+        for _ in range(2):
+            await of.abort(key)
         assert not (await of.end(key)).is_committed
         following = await of.init("b")
         for late in (of.init("a"), of.end(following)):
@@ -261,7 +263,7 @@ def test_owners_names_and_operators(cluster: LocalCluster, topic: str) -> None:
         assert (described.owner, described.last_name) == ("b", "n")
         assert [one[3:] for one in described.participants] == [(0, False), (1, False)]
         await of.end(following, owner="b")
-        listed = await of.producers.ask(messages.ListTransactions, 0)
+        listed = await of.producers.ask(messages.ListTransactions, 0, "", True)
         (summary,) = (one for one in listed.transactions if one.transactional_id == of.name)
         assert (summary.state, summary.age_ms) == ("ready", None)
 
@@ -275,12 +277,12 @@ def test_ids_are_listed_in_pages(
         for _ in range(3):
             of.name = f"{of.name}-more"
             await of.init()
-        whole = await of.producers.ask(messages.ListTransactions, 0)
+        whole = await of.producers.ask(messages.ListTransactions, 0, "", True)
         assert whole.next_after is None
         monkeypatch.setattr(messages, "LISTED_IDS_MAX", 2)
         listed, after = [], ""
         while after is not None:
-            page = await of.producers.ask(messages.ListTransactions, 0, after)
+            page = await of.producers.ask(messages.ListTransactions, 0, after, True)
             listed, after = listed + page.transactions, page.next_after
         assert listed == whole.transactions
         assert len({one.transactional_id for one in listed}) > 2
@@ -301,15 +303,15 @@ def test_a_transaction_that_takes_too_long_is_aborted(
     run(cluster, story)
 
 
-def test_members_that_left_have_theirs_aborted(cluster: LocalCluster, topic: str) -> None:
+def test_only_what_is_open_is_aborted(cluster: LocalCluster, topic: str) -> None:
     async def story(of: Transactions) -> None:
         key = await of.init()
-        await of.leaders.ask(messages.AbortAbandoned, coordinator_of(key[0]), *key)
+        await of.abort(key)
         await of.join(key, topic, 0)
-        await of.leaders.ask(messages.AbortAbandoned, coordinator_of(key[0]), *key)
+        await of.abort(key)
         answer = await of.end(key)
         assert not answer.is_committed
-        await of.leaders.ask(messages.AbortAbandoned, coordinator_of(key[0]), *key)
+        await of.abort(key)
         assert await of.init() == (answer.family, answer.epoch)
 
     run(cluster, story)

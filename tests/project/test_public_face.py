@@ -138,7 +138,7 @@ def test_every_error_is_found_when_only_the_package_was_imported() -> None:
 
 
 def test_what_public_methods_return_is_exported() -> None:
-    inside = {"new_client", "shared_client", "begin_until_end", "positions_to_send"}  # for rayq's own parts
+    inside = {"new_client", "shared_client", "begin_until_end", "positions_to_send"}  # for rayq
     for face in (getattr(rayq, name) for name in NAMES):
         for name, method in inspect.getmembers(face, inspect.isfunction):
             if name.startswith("_") or name in inside:

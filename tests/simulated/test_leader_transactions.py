@@ -307,6 +307,24 @@ def test_all_that_wait_for_a_refused_transaction_fail_with_it() -> None:
     leading(work)
 
 
+def test_a_refusal_is_of_one_transaction_and_what_waits_behind_goes_on() -> None:
+    async def work(led: Led) -> None:
+        led.coordinators.answers_at_once = False
+        refused, behind = led.waiting(), led.waiting(epoch=1)
+        await led.settle()
+        led.coordinators.refusal = TransactionEndedError("over")
+        led.coordinators.answer()
+        await led.settle()
+        led.coordinators.refusal = None
+        led.coordinators.answer()
+        await led.settle()
+        await led.copied()
+        assert isinstance(refused.exception(), TransactionEndedError)
+        assert behind.result().base_offset == 0
+
+    leading(work)
+
+
 def test_a_coordinator_that_does_not_answer_makes_the_client_try_again() -> None:
     async def work(led: Led) -> None:
         led.coordinators.refusal = CoordinatorLoadingError("not yet")
@@ -688,6 +706,8 @@ def test_a_transaction_that_is_open_for_too_long_is_asked_about_and_raises_an_al
         led.coordinators.outcomes[FAMILY, 0] = "open"
         await led.look(61)
         assert led.measured()["unknown_transactions"] == 0
+        await led.look(30)
+        assert len(led.coordinators.asked_outcomes) == 2, "not so soon again"
         led.coordinators.outcomes[FAMILY, 0] = "unknown"
         await led.look(61)
         assert led.measured()["unknown_transactions"] == 1 and led.end == 1
@@ -707,7 +727,7 @@ def test_after_an_unclean_election_a_leader_asks_at_once_and_aborts_what_is_unkn
     state: str, is_aborted: bool
 ) -> None:
     def before(log: ReplicaLog) -> None:
-        for family, leader_epoch in ((FAMILY, 3), (OTHER, 6)):
+        for family, leader_epoch in ((FAMILY, 3), (OTHER, 5)):
             batch = batch_of(family)
             log.log.append_as_leader(
                 batch, read_header(batch), leader_epoch=leader_epoch, now_ms=1_000
