@@ -207,10 +207,11 @@ class DescribeOpenTransactions(ToLeader[DescribeOpenTransactionsResponse], froze
 
 
 class AbortUnknownTransaction(ToLeader[Done], frozen=True):
-    """Ends a transaction that is open in this partition and of which its coordinator knows nothing:
-    the leader asks the coordinator, and then aborts it here. Answers once the marker is committed.
-    Nothing is done where it is not open. Raises InvalidRequest (the coordinator knows it),
-    NotLeader, FencedEpoch, UnknownEpoch, UnknownTopic, Timeout, Storage errors."""
+    """Ends a transaction that is open in this partition and that its coordinator does not end: the
+    leader asks the coordinator. Where that still knows how it ended, it ends so here, too; else it
+    is aborted here. Answers once the marker is committed. Nothing is done where it is not open.
+    Raises InvalidRequest (the coordinator ends it), NotLeader, FencedEpoch, UnknownEpoch,
+    UnknownTopic, Timeout, Storage errors."""
 
     api: ClassVar[int] = 29
     family: Annotated[int, msgspec.Meta(ge=1 << 61)]

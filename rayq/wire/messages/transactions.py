@@ -171,8 +171,8 @@ class JoinTransaction(ToCoordinator[Done], frozen=True):
 
 class DescribeOutcomeResponse(Response, frozen=True):
     state: str
-    """"open", "committing", "aborting" or "unknown": forgotten, as all its markers are written, or
-    never heard of."""
+    """"open"; "committing" or "aborting" until all its markers are written; then "committed" or
+    "aborted", as long as it is the last of its id; else "unknown": forgotten, or never heard of."""
 
 
 class DescribeOutcome(ToCoordinator[DescribeOutcomeResponse], frozen=True):
