@@ -193,6 +193,8 @@ class DescribeOpenTransactionsResponse(Response, frozen=True):
     is_used: bool = True
     """False: the log holds nothing of any transaction. Where that is so in all partitions, one
     question to each is a cut."""
+    leader_epoch: int = 0
+    """In which this process leads, as far as it knows."""
 
 
 class DescribeOpenTransactions(ToLeader[DescribeOpenTransactionsResponse], frozen=True):
