@@ -169,6 +169,10 @@ class JoinTransaction(ToCoordinator[Done], frozen=True):
     participant_partition: Partition
 
 
+OUTCOMES_UNDER_WAY = ("open", "committing", "aborting")
+"""What a coordinator says of a transaction that it ends itself."""
+
+
 class DescribeOutcomeResponse(Response, frozen=True):
     state: str
     """"open"; "committing" or "aborting" until all its markers are written; then "committed" or
