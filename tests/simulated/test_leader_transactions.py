@@ -748,3 +748,20 @@ def test_after_an_unclean_election_a_leader_asks_at_once_and_aborts_what_is_unkn
             assert led.end == 3, "a marker that comes after all is a repetition"
 
     leading(work, before=before, last_unclean_epoch=5)
+
+
+def test_a_coordinator_that_does_not_answer_holds_up_no_question_to_another() -> None:
+    of_another = make_family(1, 1)
+
+    def before(log: ReplicaLog) -> None:
+        for family in (FAMILY, of_another):
+            batch = batch_of(family, is_transactional=True)
+            log.log.append_as_leader(batch, read_header(batch), leader_epoch=3, now_ms=1_000)
+
+    async def work(led: Led) -> None:
+        led.coordinators.outcomes = {(of_another, 0): "committed"}
+        await led.look(1)
+        assert led.coordinators.asked_outcomes == [(FAMILY, 0), (of_another, 0)]
+        assert led.measured()["open_transactions"] == 1
+
+    leading(work, before=before, last_unclean_epoch=5)

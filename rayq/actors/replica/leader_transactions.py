@@ -317,8 +317,9 @@ class LeaderTransactions:
         return unclean_epoch is not None and epoch is not None and epoch < unclean_epoch
 
     async def _ask(self) -> None:
+        silent: set[int] = set()
         for (family, epoch), one in self._watched.items():
-            if one.ask_s > self._clock.monotonic():
+            if one.ask_s > self._clock.monotonic() or coordinator_of(family) in silent:
                 continue
             try:
                 state = await self._links.outcome(family, epoch)
@@ -331,7 +332,8 @@ class LeaderTransactions:
                     self._forgotten(family, epoch, state, abort=one.is_before_unclean)
             except RayqError as error:
                 logger.info("transaction %d:%d in %s: %s", family, epoch, self._where, error)
-                return  # The coordinators of the others may not answer, either.
+                silent.add(coordinator_of(family))
+                continue
             one.ask_s = self._clock.monotonic() + ASK_AGAIN_S
 
     async def abort_unknown(self, request: messages.AbortUnknownTransaction) -> messages.Done:
