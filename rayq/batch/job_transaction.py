@@ -63,8 +63,9 @@ class JobTransaction(NamedTuple):
     @staticmethod
     async def begin(
         client: Client, transactional_id: str, name: str | None, *, timeout_s: float
-    ) -> JobTransaction:
-        """Begins a transaction; one of an earlier driver that is open is aborted. Raises
+    ) -> tuple[JobTransaction, str | None]:
+        """Begins a transaction; one of an earlier driver that is open is aborted. Returns it with
+        the last name that committed under the id. Raises
         AlreadyCommittedError, TransactionLimitError, InvalidRequestError, TimeoutError."""
         owner = client.environment.new_id()
         coordinator = TransactionsCoordinator(client, transactional_id, ProducerConfig())
@@ -79,9 +80,10 @@ class JobTransaction(NamedTuple):
                 f"The batch write {name!r} of {transactional_id!r} is committed, and a name "
                 "commits once: nothing was written. Go on with what comes after it."
             )
-        return JobTransaction(
+        transaction = JobTransaction(
             client, transactional_id, name, owner, answer.family, answer.epoch, timeout_s
         )
+        return transaction, answer.last_name
 
     async def keep_open(self) -> None:
         """Has the coordinator keep the transaction open, until this is cancelled."""

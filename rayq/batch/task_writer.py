@@ -102,6 +102,8 @@ class WriteJob(NamedTuple):
     """Whose transaction the job is; None: it is none. Then the producer ids are its family."""
     name: str | None = None
     """Under which it commits once."""
+    last_name: str | None = None
+    """The last name that committed under the transactional id when the job began."""
     owner: str = ""
     epoch: int = 0
 
@@ -172,13 +174,14 @@ def begin_write(
     )
     if transactional_id is None:
         return job
-    transaction = background.run(
+    transaction, last_name = background.run(
         JobTransaction.begin(client, transactional_id, name, timeout_s=timeout_s)
     )
     return job._replace(
         first_producer_id=transaction.family,
         transactional_id=transactional_id,
         name=name,
+        last_name=last_name,
         owner=transaction.owner,
         epoch=transaction.epoch,
     )

@@ -8,7 +8,7 @@ rows in the same order. `_ordered` ensures that for the rows of one aggregation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from pyspark import TaskContext
@@ -103,23 +103,36 @@ def write(
     task's errors reach the driver as PySpark's PythonException, with rayq's error in its text.
     """
     cluster = cluster or Cluster.current()
-    named = {
+    columns = {
         "value": value,
         "key": key,
         "partition": partition,
         "headers": headers,
         "timestamp": timestamp,
     }
+    records = records_of(df, columns)
+    job = job_for(cluster, topic, job, atomic=atomic, timeout_s=timeout_s)
+    return write_job(cluster, records, job, timeout_s=timeout_s)
+
+
+def records_of(df: DataFrame, columns: Mapping[str, str | Column | None]) -> DataFrame:
+    """The rows as records, in the order in which they are written. `columns` are those of
+    `write`."""
     records = df.select(
         *(
             (fn.col(given) if isinstance(given, str) else given).alias(name)
-            for name, given in named.items()
+            for name, given in columns.items()
             if given is not None
         )
     )
     _check_types(records)
-    records = _ordered(_with_long_partition(records))
-    job = job_for(cluster, topic, job, atomic=atomic, timeout_s=timeout_s)
+    return _ordered(_with_long_partition(records))
+
+
+def write_job(
+    cluster: Cluster, records: DataFrame, job: WriteJob, *, timeout_s: float
+) -> Written:
+    """Writes the rows of `records_of` as a job, and finishes it."""
     with writing(cluster, job, timeout_s=timeout_s):
         done = records.mapInArrow(_appender(cluster, job, timeout_s), _RESULT).collect()
         tasks = [(row.task, dict(zip(row.partitions, row.counts, strict=True))) for row in done]
