@@ -341,6 +341,8 @@ class ReplicaHost:
                 if replica.assignment.topic == OFFSETS_TOPIC:
                     return self._groups(request).write_marker(request)
                 return self._leader(request).transactions.write_marker(request)
+            case messages.SealPartition():
+                return self._leader(request).transactions.seal(request)
             case messages.AbortUnknownTransaction():
                 return self._leader(request).transactions.abort_unknown(request)
             case messages.DescribeReplica():
@@ -365,6 +367,10 @@ class ReplicaHost:
                 return self._transactions(request).init_producer(request)
             case messages.EndTransaction():
                 return self._transactions(request).end_transaction(request)
+            case messages.TouchTransaction():
+                return self._transactions(request).touch(request)
+            case messages.SealTransaction():
+                return self._transactions(request).seal(request)
             case messages.JoinTransaction():
                 return self._transactions(request).join(request)
             case messages.DescribeOutcome():
