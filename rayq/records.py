@@ -260,6 +260,7 @@ class GroupInfo(msgspec.Struct, frozen=True):
 class TransactionListing(msgspec.Struct, frozen=True):
     """A transaction in a list. `state` is "open", or "committing" or "aborting" while it is decided
     and some partitions lack its marker; "ready" is the next one of an id that has none under way.
+    That of a batch write is "sealed" between its last record and its decision.
     `producer_id` and `epoch` name it in errors and logs."""
 
     transactional_id: str

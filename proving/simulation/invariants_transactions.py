@@ -73,7 +73,7 @@ class TransactionInvariants:
                 raise InvariantError(f"{key} is forgotten, and {place} has no marker of it")
             return
         self._known[key] = value
-        if value.state != "open":
+        if value.is_decided:
             is_committed = value.state == "committing"
             if self._decided.setdefault(key, is_committed) != is_committed:
                 raise InvariantError(f"{key} is decided twice, and differently: now {value.state}")

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from proving.simulation import workload_transactions
 from proving.simulation.planting import Patch, plants
 from rayq.actors.replica.leader_transactions import LeaderTransactions
 from rayq.actors.transactions.transaction_coordinator import TransactionCoordinator
+from rayq.batch import taking_cuts
 from rayq.batch.transaction_cut import Cut
 from rayq.core import group_transactions, transaction_changes
 from rayq.core.transaction_admission import Step, TransactionAdmission
@@ -121,4 +121,12 @@ def snapshot_in_one_pass() -> list[Patch]:
         undecided = {(family, epoch) for one in first for family, epoch, _ in one.open}
         return Cut([one.high_watermark for one in first], tuple(sorted(undecided)))
 
-    return [(workload_transactions, "cut_of_one_pass", mutated)]
+    return [(taking_cuts, "cut_of_one_pass", mutated)]
+
+
+@plants("transactions", "a snapshot believes leaders that were replaced", TRANSACTIONS)
+def cut_not_confirmed() -> list[Patch]:
+    async def mutated(*_: Any) -> bool:
+        return True
+
+    return [(taking_cuts, "_still_lead", mutated)]

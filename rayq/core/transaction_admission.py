@@ -41,6 +41,7 @@ class TransactionAdmission:
 
     def __init__(self) -> None:
         self._joined: set[tuple[int, int]] = set()
+        self._sealed: set[tuple[int, int]] = set()
         self._coordinator_epochs: dict[int, int] = {}
         """By partition of `__transaction_state`, the highest leader epoch that sent a marker."""
 
@@ -55,10 +56,11 @@ class TransactionAdmission:
     ) -> Step:
         """What a batch needs now; ask again after each wait. Raises TransactionEndedError,
         TransactionLimitError."""
-        if epoch <= ended_epoch or (open_epoch is not None and epoch < open_epoch):
+        self._check_not_ended(family, epoch, open_epoch, ended_epoch)
+        if (family, epoch) in self._sealed:
             raise TransactionEndedError(
-                f"The transaction {family}:{epoch} has ended in this partition, or another has "
-                "begun after it. Nothing was written."
+                f"The transaction {family}:{epoch} takes no more records: its owner ends it. "
+                "Nothing was written."
             )
         if open_epoch is not None and open_epoch < epoch:
             return Step.WAIT
@@ -74,6 +76,28 @@ class TransactionAdmission:
         speaks after the transaction's end."""
         if epoch > ended_epoch:
             self._joined.add((family, epoch))
+
+    def seal(
+        self, family: int, epoch: int, *, open_epoch: int | None, ended_epoch: int
+    ) -> None:
+        """No batch of the transaction is appended any more. Its coordinator has sealed it: so it
+        joins under no later leader either. Raises TransactionEndedError, TransactionLimitError."""
+        self._check_not_ended(family, epoch, open_epoch, ended_epoch)
+        if len(self._sealed) >= OPEN_TRANSACTIONS_MAX:
+            raise TransactionLimitError(
+                f"{OPEN_TRANSACTIONS_MAX} transactions are sealed in this partition, the limit: "
+                "let some of them end."
+            )
+        self._sealed.add((family, epoch))
+
+    def _check_not_ended(
+        self, family: int, epoch: int, open_epoch: int | None, ended_epoch: int
+    ) -> None:
+        if epoch <= ended_epoch or (open_epoch is not None and epoch < open_epoch):
+            raise TransactionEndedError(
+                f"The transaction {family}:{epoch} has ended in this partition, or another has "
+                "begun after it. Nothing was written."
+            )
 
     def marker(
         self,
@@ -100,4 +124,5 @@ class TransactionAdmission:
                 f"comes before that of {family}:{epoch}."
             )
         self._joined.discard((family, epoch))
+        self._sealed.discard((family, epoch))
         return epoch > ended_epoch and (open_epoch is None or open_epoch == epoch)

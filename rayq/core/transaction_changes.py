@@ -45,6 +45,8 @@ TRANSACTION_TIMEOUT_MS_MAX = 15 * 60_000
 FAILOVER_TIMEOUT_MS = 5_000
 """What is left of a transaction's time under a new coordinator, at least: its producer has to find
 that one."""
+TOUCHED_MS_MAX = 3_600_000
+"""A transaction whose owner touches it has a time-out from each touch on, and so long in all."""
 UNUSED_ID_MS = 7 * 24 * 3_600_000
 """An id without a named transaction is forgotten after so long without use."""
 
@@ -122,7 +124,8 @@ def join(
     if transaction.state != "open":
         raise _ended(key)
     if participant in transaction.participants:
-        return []
+        # Once it is committed anew, no newer coordinator had begun, which might have sealed it.
+        return [TransactionRecord(key, transaction)]
     if len(transaction.participants) >= PARTICIPANTS_MAX:
         raise TransactionLimitError(
             f"A transaction has at most {PARTICIPANTS_MAX} partitions; one of "
@@ -130,6 +133,56 @@ def join(
         )
     participants = transaction.participants | {participant}
     return [TransactionRecord(key, msgspec.structs.replace(transaction, participants=participants))]
+
+
+def touch(
+    state: TransactionState,
+    transactional_id: str,
+    owner: str,
+    key: TransactionKey,
+    *,
+    now_s: float,
+    now_ms: int,
+) -> list[Record]:
+    """The owner still works on its present transaction, whose time-out begins anew. Raises
+    ProducerFencedError, TransactionEndedError."""
+    _check_present(state, transactional_id, owner, key)
+    transaction = state.transactions.get(key)
+    if transaction is None:
+        return []
+    touched = msgspec.structs.replace(transaction, is_touched=True)
+    state.deadlines_s[key] = _deadline_s(state, touched, now_s=now_s, now_ms=now_ms)
+    return [] if transaction.is_touched else [TransactionRecord(key, touched)]
+
+
+def seal(
+    state: TransactionState,
+    transactional_id: str,
+    owner: str,
+    key: TransactionKey,
+    *,
+    now_ms: int,
+) -> list[Record]:
+    """The owner's present transaction gets no more participants. Raises ProducerFencedError,
+    TransactionEndedError."""
+    _check_present(state, transactional_id, owner, key)
+    transaction = state.transactions.get(key)
+    if transaction is None:
+        transaction = TransactionValue(transactional_id, "open", now_ms, frozenset())
+    sealed = msgspec.structs.replace(transaction, state="sealed")
+    return [] if transaction == sealed else [TransactionRecord(key, sealed)]
+
+
+def _check_present(
+    state: TransactionState, transactional_id: str, owner: str, key: TransactionKey
+) -> None:
+    value = state.ids.get(transactional_id)
+    if value is None:
+        raise _ended(key)
+    if value.owner != owner:
+        raise _fenced(transactional_id)
+    if value.next != key:
+        raise _ended(key)
 
 
 def end(
@@ -150,10 +203,7 @@ def end(
         raise _ended(key)
     if value.last is not None and value.last.key == key:
         return []
-    if value.owner != owner:
-        raise _fenced(transactional_id)
-    if value.next != key:
-        raise _ended(key)
+    _check_present(state, transactional_id, owner, key)
     is_commit = is_commit and (name is None or name != value.last_name)
     return _end(state, transactional_id, value, is_commit=is_commit, name=name, now_ms=now_ms)
 
@@ -194,17 +244,25 @@ def expired(state: TransactionState, *, now_s: float, now_ms: int) -> list[str]:
     what is left of it."""
     found = []
     for key, transaction in state.transactions.items():
-        if transaction.state != "open":
+        if transaction.is_decided:
             continue
         deadline_s = state.deadlines_s.get(key)
         if deadline_s is None:
-            timeout_ms = state.ids[transaction.transactional_id].transaction_timeout_ms
-            left_ms = min(timeout_ms, transaction.start_ms + timeout_ms - now_ms)
-            deadline_s = now_s + max(left_ms, FAILOVER_TIMEOUT_MS) / 1000
-            state.deadlines_s[key] = deadline_s
+            least_s = now_s + FAILOVER_TIMEOUT_MS / 1000
+            deadline_s = _deadline_s(state, transaction, now_s=now_s, now_ms=now_ms)
+            deadline_s = state.deadlines_s[key] = max(deadline_s, least_s)
         if deadline_s <= now_s:
             found.append(transaction.transactional_id)
     return found
+
+
+def _deadline_s(
+    state: TransactionState, transaction: TransactionValue, *, now_s: float, now_ms: int
+) -> float:
+    """When a transaction has had its time, if its owner is heard of now for the last time."""
+    timeout_ms = state.ids[transaction.transactional_id].transaction_timeout_ms
+    all_ms = TOUCHED_MS_MAX if transaction.is_touched else timeout_ms
+    return now_s + min(timeout_ms, transaction.start_ms + all_ms - now_ms) / 1000
 
 
 def prolong(state: TransactionState, by_s: float) -> None:
@@ -275,7 +333,8 @@ def _end(
         decided = msgspec.structs.replace(
             transaction, state="committing" if is_commit else "aborting"
         )
-        records.append(TransactionRecord(key, decided))
+        # Without participants there are no markers, after which it would be forgotten.
+        records.append(TransactionRecord(key, decided if decided.participants else None))
     return records
 
 

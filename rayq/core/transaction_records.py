@@ -21,7 +21,7 @@ from rayq.records import TopicIdPartition
 
 VERSION = 1
 
-State = Literal["open", "committing", "aborting"]
+State = Literal["open", "sealed", "committing", "aborting"]
 
 
 class TransactionKey(NamedTuple):
@@ -60,13 +60,20 @@ class TransactionValue(msgspec.Struct, frozen=True):
     """A transaction from its first participant until each has its marker.
 
     `participants` are partitions with its records, or those of `__consumer_offsets` with its
-    positions. `start_ms` is when the first of them joined.
+    positions. `start_ms` is when the first of them joined. A sealed transaction gets no more of
+    them. `is_touched`: its owner says now and then that it still works on it, and it may stay open
+    for longer than its time-out.
     """
 
     transactional_id: str
     state: State
     start_ms: int
     participants: frozenset[TopicIdPartition]
+    is_touched: bool = False
+
+    @property
+    def is_decided(self) -> bool:
+        return self.state in ("committing", "aborting")
 
 
 class IdRecord(NamedTuple):
@@ -111,6 +118,7 @@ class _StoredTransaction(msgspec.Struct, array_like=True, frozen=True):
     state: State
     start_ms: int
     participants: dict[str, list[int]]
+    is_touched: bool = False
 
 
 class _Versioned(msgspec.Struct, array_like=True, frozen=True):
@@ -141,7 +149,7 @@ def encode(record: Record) -> tuple[bytes, bytes | None]:
     for topic_id, partition in sorted(value.participants):
         grouped.setdefault(topic_id, []).append(partition)
     stored = _StoredTransaction(
-        VERSION, value.transactional_id, value.state, value.start_ms, grouped
+        VERSION, value.transactional_id, value.state, value.start_ms, grouped, value.is_touched
     )
     return key, _encoder.encode(stored)
 
@@ -173,7 +181,11 @@ def decode(key: bytes | None, value: bytes | None) -> Record:
         return TransactionRecord(
             at,
             TransactionValue(
-                stored.transactional_id, stored.state, stored.start_ms, participants
+                stored.transactional_id,
+                stored.state,
+                stored.start_ms,
+                participants,
+                stored.is_touched,
             ),
         )
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -67,7 +67,7 @@ class TransactionState:
             self._of_id[known.transactional_id].remove(key)
             if not self._of_id[known.transactional_id]:
                 del self._of_id[known.transactional_id]
-        if transaction is None or transaction.state != "open":
+        if transaction is None or transaction.is_decided:
             self.deadlines_s.pop(key, None)
         if transaction is None:
             self.written.pop(key, None)

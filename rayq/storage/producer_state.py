@@ -23,6 +23,7 @@ from rayq.storage.open_transactions import (
     OpenTransactions,
     TransactionsSnapshot,
 )
+from rayq.transaction_ids import family_of, is_transactional
 
 BATCHES_REMEMBERED = 5
 """A producer may have this many batches in flight, and may send each of them again."""
@@ -193,6 +194,17 @@ class ProducerState:
             producer_id
             for producer_id, producer in self._producers.items()
             if producer_id in ids and not self._expired(producer_id, producer)
+        )
+
+    def records_of(self, family: int, epoch: int) -> list[tuple[int, int]]:
+        """Each producer id of a family that wrote in the family's open transaction, and how many
+        records; ascending."""
+        return sorted(
+            (producer_id, producer.batches[-1].last_sequence + 1)
+            for producer_id, producer in self._producers.items()
+            if producer.epoch == epoch
+            and is_transactional(producer_id)
+            and family_of(producer_id) == family
         )
 
     def batches_below(self, offset: int) -> tuple[int, ...]:

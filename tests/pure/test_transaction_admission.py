@@ -102,6 +102,28 @@ def test_a_membership_is_of_one_epoch_and_goes_with_its_marker() -> None:
     assert step(made, 5) is Step.JOIN, "a leader that cuts the marker off asks anew"
 
 
+@pytest.mark.parametrize("has_joined", [True, False])
+def test_a_sealed_transaction_takes_no_batch_until_its_marker_says_the_same(
+    has_joined: bool,
+) -> None:
+    made = admission(5) if has_joined else admission()
+    made.seal(FAMILY, 5, open_epoch=5, ended_epoch=4)
+    made.joined(FAMILY, 5, ended_epoch=4)
+    for open_epoch in (5, None, 4):
+        with pytest.raises(TransactionEndedError, match="no more records"):
+            step(made, 5, open_epoch=open_epoch, ended=3)
+    assert step(made, 6) is Step.JOIN
+    assert is_appended(made, 5, open_epoch=5, ended=4)
+    with pytest.raises(TransactionEndedError):
+        step(made, 5, ended=5)
+
+
+@pytest.mark.parametrize("open_epoch, ended", [(None, 5), (6, -1)])
+def test_what_has_ended_is_not_sealed(open_epoch: int | None, ended: int) -> None:
+    with pytest.raises(TransactionEndedError):
+        admission(5).seal(FAMILY, 5, open_epoch=open_epoch, ended_epoch=ended)
+
+
 def test_a_refused_marker_leaves_the_membership() -> None:
     made = admission(5)
     with pytest.raises(TransactionOrderError):

@@ -82,6 +82,13 @@ class Coordinator:
         self.apply(changes.end(*at, **how, now_ms=self.now_ms))
         return changes.ended(*at, **how)
 
+    def touch(self, key: TransactionKey, owner: str = "a") -> list[Record]:
+        now = {"now_s": self.now_s, "now_ms": self.now_ms}
+        return self.apply(changes.touch(self.state, "id", owner, key, **now))
+
+    def seal(self, key: TransactionKey, owner: str = "a") -> list[Record]:
+        return self.apply(changes.seal(self.state, "id", owner, key, now_ms=self.now_ms))
+
     def mark(self, key: TransactionKey, *participants: tuple[str, int]) -> None:
         for one in participants:
             self.apply(changes.marker_written(self.state, key, one))
@@ -161,9 +168,70 @@ def test_there_are_limits(of: Coordinator, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(TransactionLimitError, match="2 transactional ids"):
         of.init(name="third")
     of.join(key, P0, P1)
-    assert of.join(key, P1) == []
+    of.join(key, P1)
     with pytest.raises(TransactionLimitError, match="2 partitions"):
         of.join(key, P2)
+
+
+def test_who_has_joined_joins_again_by_a_record(of: Coordinator) -> None:
+    key = of.init()
+    of.join(key, P0)
+    assert of.join(key, P0), "its commit shows that no newer coordinator has sealed it"
+    assert of.state.transactions[key].participants == {P0}
+
+
+# --- seals --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_a_sealed_transaction_gets_no_more_partitions_and_ends_as_any(
+    of: Coordinator, is_commit: bool
+) -> None:
+    key = of.init()
+    of.join(key, P0, P1)
+    assert of.seal(key) and of.seal(key) == []
+    for one in (P0, P2):
+        with pytest.raises(TransactionEndedError):
+            of.join(key, one)
+    of.fail_over()
+    with pytest.raises(TransactionEndedError):
+        of.join(key, P0)
+    assert changes.outcome(of.state, key) == "sealed"
+    assert of.end(key, is_commit)[0] is is_commit
+    assert changes.unmarked(of.state, key) == {P0, P1}
+    with pytest.raises(TransactionEndedError):
+        of.seal(key)
+
+
+def test_a_transaction_that_nobody_joined_can_be_sealed_and_leaves_nothing(of: Coordinator) -> None:
+    key = of.init()
+    of.seal(key)
+    with pytest.raises(TransactionEndedError):
+        of.join(key, P0)
+    of.end(key)
+    assert of.state.transactions == {}
+
+
+def test_only_the_owner_seals_and_touches(of: Coordinator) -> None:
+    key = of.init("a")
+    of.join(key, P0)
+    of.init("b")
+    with pytest.raises(ProducerFencedError):
+        of.seal(key, "a")
+    with pytest.raises(ProducerFencedError):
+        of.touch(key, "a")
+    with pytest.raises(TransactionEndedError):
+        of.seal(key, "b")
+
+
+def test_a_sealed_transaction_whose_owner_died_is_aborted(of: Coordinator) -> None:
+    key = of.init()
+    of.join(key, P0)
+    of.touch(key)
+    of.seal(key)
+    of.now_s += 60
+    assert of.expire() == ["id"]
+    assert of.state.transactions[key].state == "aborting"
 
 
 # --- ends ---------------------------------------------------------------------------------------
@@ -333,6 +401,51 @@ def test_a_new_coordinator_grants_what_is_left(
     of.now_s += left_s - 0.1
     assert of.expire() == []
     of.now_s += 0.1
+    assert of.expire() == ["id"]
+
+
+def test_a_touched_transaction_has_its_timeout_from_each_touch_on_for_an_hour(
+    of: Coordinator,
+) -> None:
+    key = of.init()
+    assert of.touch(key) == [], "it has no partition, so it has no time-out either"
+    of.join(key, P0)
+    of.now_s += 59
+    assert of.touch(key) and not of.touch(key), "that it is touched is kept"
+    for _ in range(59):
+        assert of.expire() == []
+        of.now_s += 60 - 0.1
+        of.touch(key)
+    of.now_s += 61
+    assert of.expire() == ["id"]
+    with pytest.raises(TransactionEndedError):
+        of.touch(key)
+
+
+def test_no_touch_keeps_a_transaction_for_longer_than_an_hour(of: Coordinator) -> None:
+    key = of.init()
+    of.join(key, P0)
+    for _ in range(61):
+        of.touch(key)
+        assert of.expire() == []
+        of.now_s += 59
+    of.touch(key)
+    of.now_s += 1
+    assert of.expire() == ["id"]
+
+
+def test_a_new_coordinator_grants_a_touched_transaction_a_whole_timeout(of: Coordinator) -> None:
+    key = of.init()
+    of.join(key, P0)
+    of.touch(key)
+    for _ in range(20):
+        of.now_s += 50
+        of.touch(key)
+    of.fail_over()
+    assert of.expire() == []
+    of.now_s += 59
+    assert of.expire() == []
+    of.now_s += 1
     assert of.expire() == ["id"]
 
 

@@ -39,7 +39,12 @@ records = st.one_of(
         keys,
         st.none()
         | st.builds(
-            TransactionValue, names, st.sampled_from(["open", "committing", "aborting"]), numbers, partitions
+            TransactionValue,
+            names,
+            st.sampled_from(["open", "sealed", "committing", "aborting"]),
+            numbers,
+            partitions,
+            st.booleans(),
         ),
     ),
 )

@@ -53,6 +53,7 @@ class Transactions(RuleBasedStateMachine):
         self.heard: list[tuple[str, TransactionKey]] = []
         self.outcomes: dict[TransactionKey, bool] = {}
         self.joined: dict[TransactionKey, set[tuple[str, int]]] = {}
+        self.sealed: dict[TransactionKey, frozenset[tuple[str, int]]] = {}
 
     # --- the coordinator and its log ------------------------------------------------------------
 
@@ -116,7 +117,7 @@ class Transactions(RuleBasedStateMachine):
         for batch in self.log[: self.committed]:
             for record in batch:
                 transaction = record.value if isinstance(record, TransactionRecord) else None
-                if transaction is not None and transaction.state != "open":
+                if transaction is not None and transaction.is_decided:
                     self.decided(record[0], transaction.state == "committing")
                     assert self.joined.get(record[0], set()) <= transaction.participants
 
@@ -198,11 +199,11 @@ class Transactions(RuleBasedStateMachine):
         _, key = self.one_of_the_latest(data)
 
         def told(state: TransactionState) -> Callable[[], None]:
-            # A deposed coordinator may say so of what has ended since: the marker, which is always
-            # written, fences what is appended after it.
-            return lambda: (
-                None if by_the_deposed else self.joined.setdefault(key, set()).add(participant)
-            )
+            def hear() -> None:
+                assert key not in self.sealed
+                self.joined.setdefault(key, set()).add(participant)
+
+            return hear
 
         try:
             self.decide(
@@ -213,6 +214,42 @@ class Transactions(RuleBasedStateMachine):
                 commits=commits,
                 by_the_deposed=by_the_deposed,
             )
+        except RayqError:
+            pass
+
+    @precondition(lambda self: self.heard)
+    @rule(commits=st.booleans(), by_the_deposed=rarely, data=st.data())
+    def seal(self, commits: bool, by_the_deposed: bool, data: st.DataObject) -> None:
+        owner, key = self.one_of_the_latest(data)
+
+        def told(state: TransactionState) -> Callable[[], None]:
+            participants = state.transactions[key].participants
+
+            def hear() -> None:
+                assert self.joined.get(key, set()) <= participants
+                assert self.sealed.setdefault(key, participants) == participants
+
+            return hear
+
+        try:
+            self.decide(
+                lambda state: changes.seal(
+                    state, ID, owner, key, now_ms=int(self.now_s * 1000)
+                ),
+                told,
+                commits=commits,
+                by_the_deposed=by_the_deposed,
+            )
+        except RayqError:
+            pass
+
+    @precondition(lambda self: self.heard)
+    @rule(data=st.data())
+    def touch(self, data: st.DataObject) -> None:
+        owner, key = self.one_of_the_latest(data)
+        now = {"now_s": self.now_s, "now_ms": int(self.now_s * 1000)}
+        try:
+            self.decide(lambda state: changes.touch(state, ID, owner, key, **now))
         except RayqError:
             pass
 
@@ -279,7 +316,7 @@ class Transactions(RuleBasedStateMachine):
     @rule(participant=participants, data=st.data())
     def mark(self, participant: tuple[str, int], data: st.DataObject) -> None:
         state = self.coordinator.state
-        ended = [key for key, one in state.transactions.items() if one.state != "open"]
+        ended = [key for key, one in state.transactions.items() if one.is_decided]
         if not ended or self.coordinator.based_on > self.committed:
             return  # Markers are written once the decision is committed.
         key = data.draw(st.sampled_from(ended))
@@ -293,12 +330,12 @@ class Transactions(RuleBasedStateMachine):
         state = self.coordinator.state
         for key, one in state.transactions.items():
             is_present = state.ids[one.transactional_id].next == key
-            assert (one.state == "open") == is_present
+            assert one.is_decided != is_present
             assert state.id_of(key) == (one.transactional_id if is_present else None)
         assert len(state.under_way(ID)) <= changes.UNFINISHED_MAX + 1
         assert set(state.under_way(ID)) == set(state.transactions)
         assert set(state.written) <= set(state.transactions)
-        assert all(state.transactions[key].state == "open" for key in state.deadlines_s)
+        assert all(not state.transactions[key].is_decided for key in state.deadlines_s)
 
 
 TestTransactions = Transactions.TestCase

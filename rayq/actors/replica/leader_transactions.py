@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from rayq.actors.purgatory import Purgatory
 from rayq.actors.replica.replica_log import ReplicaLog
@@ -35,14 +35,15 @@ from rayq.transaction_ids import coordinator_of, family_of
 from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MARKER_WAIT_S = 5.0
 """A marker that is not committed by then is not acknowledged: its coordinator sends it again."""
 LOOK_INTERVAL_S = 10.0
 """How often a leader looks for transactions that are open for too long."""
 OPEN_MAX_S = 16 * 60.0
-"""No transaction of a living coordinator is open for so long: it ends after 15 minutes at most, and
-its marker comes soon after."""
+"""No transaction of one producer is open for so long where its coordinator lives: it ends after 15
+minutes at most, and its marker comes soon after. That of a job may be open for an hour."""
 ASK_AGAIN_S = 60.0
 
 Key = tuple[int, int]
@@ -101,6 +102,7 @@ class LeaderTransactions:
         """By family, in the order in which they came."""
         self._joining: dict[Key, asyncio.Task[None]] = {}
         self._markers: Purgatory[messages.Done] = Purgatory()
+        self._seals: Purgatory[messages.SealPartitionResponse] = Purgatory()
         self._watched: dict[Key, _Watched] = {}
         self._look_s = self._clock.monotonic()
         self._asking: asyncio.Task[None] | None = None
@@ -116,6 +118,7 @@ class LeaderTransactions:
         if self._asking is not None:
             self._asking.cancel()
         self._markers.fail(error)
+        self._seals.fail(error)
         waiting, self._waiting = self._waiting, {}
         for batch in (one for batches in waiting.values() for one in batches):
             _fail(batch, error)
@@ -228,12 +231,30 @@ class LeaderTransactions:
         return self._once_committed()
 
     def _once_committed(self) -> messages.Done | asyncio.Future[messages.Done]:
-        """The answer to a request about a marker: once all that is in the log now is committed."""
+        """The answer to a request about a marker."""
+        return self._when_committed(self._markers, messages.Done())
+
+    def _when_committed(self, waiting: Purgatory[T], answer: T) -> T | asyncio.Future[T]:
+        """The answer, once all that is in the log now is committed."""
         end_offset = self._replica_log.log.end_offset
         if end_offset <= self._replica_log.high_watermark:
-            return messages.Done()
+            return answer
         deadline_s = self._clock.monotonic() + MARKER_WAIT_S
-        return self._markers.add(end_offset, messages.Done(), deadline_s=deadline_s)
+        return waiting.add(end_offset, answer, deadline_s=deadline_s)
+
+    def seal(
+        self, request: messages.SealPartition
+    ) -> messages.SealPartitionResponse | asyncio.Future[messages.SealPartitionResponse]:
+        """See `messages.SealPartition`."""
+        family, epoch = request.family, request.epoch
+        self._admission.seal(
+            family,
+            epoch,
+            open_epoch=self._log.open_epoch(family),
+            ended_epoch=self._log.ended_epoch(family),
+        )
+        written = self._replica_log.log.producers.records_of(family, epoch)
+        return self._when_committed(self._seals, messages.SealPartitionResponse(written))
 
     def _end(self, family: int, epoch: int, is_commit: bool, coordinator_epoch: int) -> None:
         self._append_marker(
@@ -244,6 +265,7 @@ class LeaderTransactions:
     def reached(self, high_watermark: int) -> None:
         """All below is committed."""
         self._markers.reached(high_watermark)
+        self._seals.reached(high_watermark)
 
     def check_decided(self, before_offset: int) -> None:
         """Raises OpenTransactionError where records below an offset are of a transaction that is
@@ -262,13 +284,13 @@ class LeaderTransactions:
 
     def expire(self, now_s: float) -> None:
         """Fails the requests that waited for too long."""
-        if not self._markers.is_empty:
-            self._markers.expire(
-                now_s,
-                TimeoutError(
-                    f"The in-sync replicas of {self._where} did not confirm the marker in time."
-                ),
+        if not (self._markers.is_empty and self._seals.is_empty):
+            error = TimeoutError(
+                f"The in-sync replicas of {self._where} did not confirm the end of a transaction "
+                "in time."
             )
+            self._markers.expire(now_s, error)
+            self._seals.expire(now_s, error)
         for family, batches in list(self._waiting.items()):
             kept = [batch for batch in batches if batch.deadline_s > now_s]
             for batch in batches:

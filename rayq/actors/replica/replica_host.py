@@ -342,6 +342,8 @@ class ReplicaHost:
                 if self._holds_groups(request):
                     return self._groups(request).write_marker(request)
                 return self._leader(request).transactions.write_marker(request)
+            case messages.SealPartition():
+                return self._leader(request).transactions.seal(request)
             case messages.AbortUnknownTransaction():
                 if self._holds_groups(request):
                     return self._groups(request).abort_unknown(request)
@@ -368,6 +370,10 @@ class ReplicaHost:
                 return self._transactions(request).init_producer(request)
             case messages.EndTransaction():
                 return self._transactions(request).end_transaction(request)
+            case messages.TouchTransaction():
+                return self._transactions(request).touch(request)
+            case messages.SealTransaction():
+                return self._transactions(request).seal(request)
             case messages.JoinTransaction():
                 return self._transactions(request).join(request)
             case messages.DescribeOutcome():

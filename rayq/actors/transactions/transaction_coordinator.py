@@ -144,6 +144,41 @@ class TransactionCoordinator(Coordinator[Record]):
             is_committed, *following, is_complete=key not in self.state.transactions
         )
 
+    async def touch(self, request: messages.TouchTransaction) -> messages.Done:
+        """See `messages.TouchTransaction`."""
+        await self._begin_for(request.transactional_id)
+        records = await self._decide(
+            lambda: changes.touch(
+                self.state,
+                request.transactional_id,
+                request.owner,
+                TransactionKey(request.family, request.epoch),
+                now_s=self._environment.clock.monotonic(),
+                now_ms=self._clock_watch.latest_ms(),
+            )
+        )
+        self._append(records)
+        await self._until_committed()
+        return messages.Done()
+
+    async def seal(self, request: messages.SealTransaction) -> messages.SealTransactionResponse:
+        """See `messages.SealTransaction`."""
+        key = TransactionKey(request.family, request.epoch)
+        await self._begin_for(request.transactional_id)
+        records = await self._decide(
+            lambda: changes.seal(
+                self.state,
+                request.transactional_id,
+                request.owner,
+                key,
+                now_ms=self._clock_watch.latest_ms(),
+            )
+        )
+        self._append(records)
+        participants = sorted(self.state.transactions[key].participants)
+        await self._until_committed()
+        return messages.SealTransactionResponse(participants)
+
     # --- servers ----------------------------------------------------------------------------
 
     async def join(self, request: messages.JoinTransaction) -> messages.Done:
@@ -303,7 +338,7 @@ class TransactionCoordinator(Coordinator[Record]):
     # --- markers ----------------------------------------------------------------------------
 
     def _write_markers_of(self, key: TransactionKey, transaction: TransactionValue) -> None:
-        if transaction.state == "open":
+        if not transaction.is_decided:
             return
 
         async def write() -> None:

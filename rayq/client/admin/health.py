@@ -313,7 +313,7 @@ def _transaction_problems(transactions: Iterable[TransactionListing]) -> Iterabl
         return
     first = late[0]
     assert first.age_ms is not None
-    if first.state == "open":
+    if first.state in ("open", "sealed"):
         reason, then = "its coordinator has not ended it", "rayq transactions abort"
     else:
         reason, then = "a partition does not take its marker", "rayq transactions describe"

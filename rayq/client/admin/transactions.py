@@ -110,7 +110,9 @@ class TransactionAdmin:
 
     async def abort_transaction(self, transactional_id: str) -> None:
         info = await self.describe_transaction(transactional_id)
-        found = next((one for one in info.transactions if one.state == "open"), None)
+        found = next(
+            (one for one in info.transactions if one.state in ("open", "sealed")), None
+        )
         if found is None:
             states = ", ".join(one.state for one in info.transactions)
             raise InvalidRequestError(

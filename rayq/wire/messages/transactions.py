@@ -87,6 +87,49 @@ class EndTransaction(ToCoordinator[EndTransactionResponse], frozen=True):
     wait_ms: Milliseconds
 
 
+class TouchTransaction(ToCoordinator[Done], frozen=True):
+    """The owner of a transaction still works on it: its time-out begins anew, for an hour at most
+    from the first partition on. Raises ProducerFenced, TransactionEnded."""
+
+    api: ClassVar[int] = 75
+    transactional_id: TransactionalId
+    owner: Id
+    family: Family
+    epoch: TransactionEpoch
+
+
+class SealTransactionResponse(Response, frozen=True):
+    participants: list[tuple[str, int]]
+    """`(topic id, partition)` of all that have records of the transaction, sorted."""
+
+
+class SealTransaction(ToCoordinator[SealTransactionResponse], frozen=True):
+    """No further partition may join the transaction: the first part of the end of one that many
+    writers write. Answers once that is committed. A repetition answers the same. Raises
+    ProducerFenced, TransactionEnded."""
+
+    api: ClassVar[int] = 76
+    transactional_id: TransactionalId
+    owner: Id
+    family: Family
+    epoch: TransactionEpoch
+
+
+class SealPartitionResponse(Response, frozen=True):
+    written: list[tuple[int, int]]
+    """`(producer id, records)` of each writer, ascending."""
+
+
+class SealPartition(ToLeader[SealPartitionResponse], frozen=True):
+    """From the owner of a sealed transaction to the leader of each participant, which takes no more
+    of its batches from now on. Answers what is there, once that is committed. Raises
+    TransactionEnded, TransactionLimit."""
+
+    api: ClassVar[int] = 77
+    family: Family
+    epoch: TransactionEpoch
+
+
 # --- from operators -----------------------------------------------------------------------------
 
 
@@ -95,7 +138,7 @@ class TransactionSummary(Response, frozen=True):
     family: int
     epoch: int
     state: str
-    """"open", "committing" or "aborting"; "ready" where no transaction is under way."""
+    """"open", "sealed", "committing" or "aborting"; "ready" where no transaction is under way."""
     age_ms: int | None
     """Since its first partition joined."""
     partitions: int
@@ -175,8 +218,9 @@ OUTCOMES_UNDER_WAY = ("open", "committing", "aborting")
 
 class DescribeOutcomeResponse(Response, frozen=True):
     state: str
-    """"open"; "committing" or "aborting" until all its markers are written; then "committed" or
-    "aborted", as long as it is the last of its id; else "unknown": forgotten, or never heard of."""
+    """"open" or "sealed"; "committing" or "aborting" until all its markers are written; then
+    "committed" or "aborted", as long as it is the last of its id; else "unknown": forgotten, or
+    never heard of."""
 
 
 class DescribeOutcome(ToCoordinator[DescribeOutcomeResponse], frozen=True):
