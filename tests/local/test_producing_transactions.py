@@ -81,6 +81,24 @@ def test_a_transaction_has_its_time(three: LocalCluster) -> None:
     assert values(three) == [b"in time"]
 
 
+def test_what_is_open_when_the_whole_cluster_dies_ends_by_its_time_out(tmp_path: Path) -> None:
+    with LocalCluster(brokers=3, data_dir=tmp_path, **FAST) as cluster:
+        cluster.create_topic("out")
+        producer = cluster.producer(
+            transactional_id="dies", transaction_timeout_ms=1000, max_block_ms=100
+        )
+        producer.begin_transaction()
+        producer.send("out", b"open").result(30)
+        with cluster.producer() as plain:
+            plain.send("out", b"after it").result(30)
+        assert stable_offset(cluster) == 0
+        cluster.abort()
+    with LocalCluster(data_dir=tmp_path, **FAST) as cluster:
+        eventually(lambda: stable_offset(cluster) == 3, "its marker is written")
+        assert values(cluster) == [b"after it"]
+        eventually(lambda: not cluster.admin.list_transactions(), "it is forgotten")
+
+
 def test_the_last_owner_of_an_id_writes_and_the_one_before_does_not(three: LocalCluster) -> None:
     old = three.producer(transactional_id="shared")
     old.begin_transaction()
