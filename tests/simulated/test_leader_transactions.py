@@ -676,7 +676,7 @@ def test_what_is_open_and_what_ended_is_told_as_of_one_moment() -> None:
         await led.ended()
         await led.written(epoch=1)
         assert led.described() == messages.DescribeOpenTransactionsResponse(
-            5, 2, [(OTHER, 0, 2), (FAMILY, 1, 4)], [], True
+            5, 2, [(OTHER, 0, 2), (FAMILY, 1, 4)], [], True, LEADER_EPOCH
         )
         assert led.described(3).ended == [(FAMILY, 0)] and led.described(4).ended == []
         led.mark(family=OTHER)

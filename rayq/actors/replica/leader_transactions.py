@@ -45,8 +45,6 @@ OPEN_MAX_S = 16 * 60.0
 """No transaction of one producer is open for so long where its coordinator lives: it ends after 15
 minutes at most, and its marker comes soon after. That of a job may be open for an hour."""
 ASK_AGAIN_S = 60.0
-_UNDER_WAY = ("open", "committing", "aborting")
-"""What a coordinator says of a transaction that it ends itself."""
 
 Key = tuple[int, int]
 """A transaction: `(family, epoch)`."""
@@ -346,7 +344,8 @@ class LeaderTransactions:
             try:
                 state = await self._links.outcome(family, epoch)
                 self._check()
-                if self._log.open_epoch(family) == epoch and state not in _UNDER_WAY:
+                is_over = state not in messages.OUTCOMES_UNDER_WAY
+                if is_over and self._log.open_epoch(family) == epoch:
                     # The coordinator has forgotten the transaction, so it has seen all its
                     # markers committed, or lost its own log. In the one case an unclean
                     # election cut the marker off here.
@@ -364,7 +363,7 @@ class LeaderTransactions:
         if self._log.open_epoch(family) == epoch:
             state = await self._links.outcome(family, epoch)
             self._check()
-            if state in _UNDER_WAY:
+            if state in messages.OUTCOMES_UNDER_WAY:
                 raise InvalidRequestError(
                     f"Transaction {family}:{epoch} in {self._where} is {state}: its coordinator "
                     "knows it, and ends it. Abort it by its transactional id."

@@ -207,7 +207,8 @@ class DescribeOpenTransactions(ToLeader[DescribeOpenTransactionsResponse], froze
 
 
 class AbortUnknownTransaction(ToLeader[Done], frozen=True):
-    """Ends a transaction that is open in this partition and that its coordinator does not end: the
+    """Ends a transaction that is open in this partition (in one of `__consumer_offsets`: that holds
+    positions of groups there) and that its coordinator does not end: the
     leader asks the coordinator. Where that still knows how it ended, it ends so here, too; else it
     is aborted here. Answers once the marker is committed. Nothing is done where it is not open.
     Raises InvalidRequest (the coordinator ends it), NotLeader, FencedEpoch, UnknownEpoch,

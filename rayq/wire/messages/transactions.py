@@ -143,6 +143,7 @@ class TransactionSummary(Response, frozen=True):
     """Since its first partition joined."""
     partitions: int
     transaction_timeout_ms: int
+    """For how long it may be open; an hour for the transaction of a batch write."""
 
 
 LISTED_IDS_MAX = 10_000
@@ -210,6 +211,10 @@ class JoinTransaction(ToCoordinator[Done], frozen=True):
     epoch: TransactionEpoch
     participant_topic_id: Id
     participant_partition: Partition
+
+
+OUTCOMES_UNDER_WAY = ("open", "committing", "aborting")
+"""What a coordinator says of a transaction that it ends itself."""
 
 
 class DescribeOutcomeResponse(Response, frozen=True):
