@@ -276,8 +276,9 @@ class TransactionCoordinator(Coordinator[Record]):
             one = self.state.transactions[key]
             age_ms = max(0, now_ms - one.start_ms)
             count = len(one.participants)
+            most_ms = changes.TOUCHED_MS_MAX if one.is_touched else timeout_ms
             found.append(
-                messages.TransactionSummary(name, *key, one.state, age_ms, count, timeout_ms)
+                messages.TransactionSummary(name, *key, one.state, age_ms, count, most_ms)
             )
         following = value.next
         return found or [

@@ -143,6 +143,7 @@ class TransactionSummary(Response, frozen=True):
     """Since its first partition joined."""
     partitions: int
     transaction_timeout_ms: int
+    """For how long it may be open; an hour for the transaction of a batch write."""
 
 
 LISTED_IDS_MAX = 10_000
