@@ -147,8 +147,8 @@ class Transactions:
         """Returns once all participants have their markers."""
         async with asyncio.timeout(60):
             for key in keys:
-                under_way = ("open", "committing", "aborting")
-                while await self.outcome(key) in under_way:  # Each look takes a commit.
+                # Each look takes a commit.
+                while await self.outcome(key) not in messages.OUTCOMES_OVER:
                     pass
 
     async def describe(self) -> messages.DescribeTransactionResponse:

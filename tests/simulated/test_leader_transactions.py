@@ -721,11 +721,11 @@ def test_a_transaction_that_is_open_for_too_long_is_asked_about_and_raises_an_al
         leading(work)
 
 
-@pytest.mark.parametrize("state", ["unknown", "aborted", "committed", "open"])
+@pytest.mark.parametrize("state", ["unknown", "aborted", "committed", "open", "sealed"])
 def test_after_an_unclean_election_a_leader_asks_at_once_and_aborts_what_is_unknown(
     state: str,
 ) -> None:
-    is_ended = state != "open"
+    is_ended = state not in ("open", "sealed")
 
     def before(log: ReplicaLog) -> None:
         for family, leader_epoch in ((FAMILY, 3), (OTHER, 5)):

@@ -333,7 +333,7 @@ class GroupCoordinator(Coordinator[Record]):
         family, epoch = request.family, request.epoch
         if group_transactions.has_joined(self.state, family, epoch):
             outcome = await self._links.outcome(family, epoch)
-            if outcome in messages.OUTCOMES_UNDER_WAY:
+            if outcome not in messages.OUTCOMES_OVER:
                 raise InvalidRequestError(
                     f"Transaction {family}:{epoch} is {outcome}: its coordinator knows it, and "
                     "ends it. Abort it by its transactional id."

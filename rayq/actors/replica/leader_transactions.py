@@ -344,7 +344,7 @@ class LeaderTransactions:
             try:
                 state = await self._links.outcome(family, epoch)
                 self._check()
-                is_over = state not in messages.OUTCOMES_UNDER_WAY
+                is_over = state in messages.OUTCOMES_OVER
                 if is_over and self._log.open_epoch(family) == epoch:
                     # The coordinator has forgotten the transaction, so it has seen all its
                     # markers committed, or lost its own log. In the one case an unclean
@@ -363,7 +363,7 @@ class LeaderTransactions:
         if self._log.open_epoch(family) == epoch:
             state = await self._links.outcome(family, epoch)
             self._check()
-            if state in messages.OUTCOMES_UNDER_WAY:
+            if state not in messages.OUTCOMES_OVER:
                 raise InvalidRequestError(
                     f"Transaction {family}:{epoch} in {self._where} is {state}: its coordinator "
                     "knows it, and ends it. Abort it by its transactional id."

@@ -213,8 +213,8 @@ class JoinTransaction(ToCoordinator[Done], frozen=True):
     participant_partition: Partition
 
 
-OUTCOMES_UNDER_WAY = ("open", "committing", "aborting")
-"""What a coordinator says of a transaction that it ends itself."""
+OUTCOMES_OVER = ("committed", "aborted", "unknown")
+"""What a coordinator says of a transaction that it does nothing about any more."""
 
 
 class DescribeOutcomeResponse(Response, frozen=True):
