@@ -109,7 +109,7 @@ class Transaction(Generic[ValueT_contra, KeyT_contra]):
         self._send = send
         self._send_many = send_many
         self._began = began
-        self._name = _check_name(name)
+        self._name = check_name(name)
         self._reads = reads
         self._mark: object = None
         self._token = object()
@@ -271,7 +271,7 @@ class AsyncTransaction(Generic[ValueT_contra, KeyT_contra]):
         self._send = send
         self._send_many = send_many
         self._began = began
-        self._name = _check_name(name)
+        self._name = check_name(name)
         self._reads = reads
         self._mark: object = None
         self._token = object()
@@ -425,7 +425,7 @@ def none_begun_error() -> InvalidRequestError:
     )
 
 
-def _check_name(name: object) -> str | None:
+def check_name(name: object) -> str | None:
     """Raises TypeError, InvalidRequestError."""
     if name is None:
         return None
