@@ -6,15 +6,14 @@ from typing import Any
 
 import msgspec
 
-from proving.simulation import workload_transactions
 from proving.simulation.planting import Patch, plants
 from rayq.actors.replica.leader_transactions import LeaderTransactions
 from rayq.actors.transactions.transaction_coordinator import TransactionCoordinator
+from rayq.batch import taking_cuts
 from rayq.batch.transaction_cut import Cut
-from rayq.core import group_offsets, group_transactions, transaction_changes
+from rayq.core import group_transactions, transaction_changes
 from rayq.core.transaction_admission import Step, TransactionAdmission
 from rayq.core.transaction_records import IdRecord
-from rayq.storage.open_transactions import OpenTransactions
 from rayq.wire import messages
 
 TRANSACTIONS = "transactions"
@@ -42,17 +41,6 @@ def end_answered_before_it_is_committed() -> list[Patch]:
         self._check(None)
 
     return [(TransactionCoordinator, "_until_committed", until_committed)]
-
-
-@plants("transactions", "the records of a decision are written one by one", TRANSACTIONS)
-def decision_split() -> list[Patch]:
-    append = TransactionCoordinator._append
-
-    def mutated(self: Any, records: Any) -> None:
-        for record in records:
-            append(self, [record])
-
-    return [(TransactionCoordinator, "_append", mutated)]
 
 
 # --- the leader -----------------------------------------------------------------------------------
@@ -110,31 +98,7 @@ def repeated_marker_acknowledged_at_once() -> list[Patch]:
     return [(LeaderTransactions, "write_marker", mutated)]
 
 
-@plants("transactions", "a marker decides before it is replicated", TRANSACTIONS)
-def stable_offset_over_an_unreplicated_marker() -> list[Patch]:
-    def mutated(self: Any, high_watermark: int) -> Any:
-        return self.first_open
-
-    return [(OpenTransactions, "first_undecided", mutated)]
-
-
 # --- groups ---------------------------------------------------------------------------------------
-
-
-@plants("transactions", "a pending position is not waited for", TRANSACTIONS)
-def position_told_while_pending() -> list[Patch]:
-    return [(group_offsets, "check_none_pending", lambda known, group, wanted: None)]
-
-
-@plants("transactions", "positions of a member that lost its partitions are taken", TRANSACTIONS)
-def positions_of_a_lost_member_taken() -> list[Patch]:
-    def committable(state: Any, group: str, member: str, epoch: int, offsets: Any) -> Any:
-        known = state.groups.get(group)
-        if known is None or member not in known.members:
-            return group_offsets.committable(state, group, member, epoch, offsets)
-        return offsets, []
-
-    return [(group_transactions, "committable", committable)]
 
 
 @plants("transactions", "a group notes no end of what it holds no position of", TRANSACTIONS)
@@ -157,4 +121,12 @@ def snapshot_in_one_pass() -> list[Patch]:
         undecided = {(family, epoch) for one in first for family, epoch, _ in one.open}
         return Cut([one.high_watermark for one in first], tuple(sorted(undecided)))
 
-    return [(workload_transactions, "cut_of_one_pass", mutated)]
+    return [(taking_cuts, "cut_of_one_pass", mutated)]
+
+
+@plants("transactions", "a snapshot believes leaders that were replaced", TRANSACTIONS)
+def cut_not_confirmed() -> list[Patch]:
+    async def mutated(*_: Any) -> bool:
+        return True
+
+    return [(taking_cuts, "_still_lead", mutated)]

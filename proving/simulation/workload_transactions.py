@@ -27,7 +27,8 @@ from proving.simulation.workload import PRODUCERS, Workload
 from proving.simulation.world import Host
 from rayq.actors.replica.replica import Replica
 from rayq.batch.job_partition import JobPartition
-from rayq.batch.transaction_cut import Cut, cut_of_one_pass, cut_of_two_passes
+from rayq.batch.taking_cuts import take_cut, together
+from rayq.batch.transaction_cut import Cut
 from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.client import Client
 from rayq.client.consuming.consumer import AsyncConsumer
@@ -400,18 +401,8 @@ class TransactionWorkload(Workload):
             JobPartition(client, place, topics[place.topic].topic_id, CUT_LIMIT_S)
             for place in self.outputs
         ]
-        first = await asyncio.gather(*(one.open_transactions() for one in partitions))
-        while (cut := cut_of_one_pass(first)) is None:
-            second = await asyncio.gather(
-                *(
-                    one.open_transactions(log.high_watermark)
-                    for one, log in zip(partitions, first, strict=True)
-                )
-            )
-            if (cut := cut_of_two_passes(first, second)) is not None:
-                break
-            first = second
-        return cut
+        first = await together(one.open_transactions() for one in partitions)
+        return await take_cut(client, partitions, first, CUT_LIMIT_S)
 
 
 class _WantedAbortError(Exception):

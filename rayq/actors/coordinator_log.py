@@ -1,4 +1,4 @@
-"""A coordinator's partition of an internal topic: its decisions go there in batches, one batch
+"""A coordinator's partition of an internal topic: its decisions go there in batches, a few batches
 under way at a time (group commit, acks=all), and come back when a coordinator begins."""
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ RETRY_S = 0.1
 READ_BYTES = MIB
 BATCH_BYTES = MIB
 """Decisions are appended together up to this size; a decision is never split."""
+WRITES_MAX = 4
+"""So many batches are under way. A decision need not wait for a whole write of another one; what
+comes while all of them are under way is written together."""
 APPEND_TIMEOUT_MS = 3_600_000
 """An append is waited for until its fate is known: at the latest when the role ends."""
 
@@ -53,7 +56,10 @@ class CoordinatorLog(Generic[RecordT]):
         """How many of them are committed."""
         self.generation = 0
         """A new generation begins whenever decisions were dropped."""
-        self._is_writing = False
+        self._written = 0
+        """How many of them are in the log, committed or not."""
+        self._writes = 0
+        """How many batches wait to be committed."""
         self._is_write_scheduled = False
         self._waiting: Purgatory[None] = Purgatory()
 
@@ -62,7 +68,7 @@ class CoordinatorLog(Generic[RecordT]):
         committed all or not at all."""
         self._pending.append(records)
         self.decided += 1
-        if not self._is_writing and not self._is_write_scheduled:
+        if self._writes < WRITES_MAX and not self._is_write_scheduled:
             # At the end of the turn: requests that came together are written together.
             self._is_write_scheduled = True
             asyncio.get_running_loop().call_soon(self._write)
@@ -75,14 +81,14 @@ class CoordinatorLog(Generic[RecordT]):
     def drop(self, error: RayqError) -> None:
         """Forgets what is not committed; the requests that wait for it get the error."""
         self.generation += 1
-        self._is_writing = False
+        self._writes = 0
         self._pending.clear()
-        self.committed = self.decided
+        self.committed = self._written = self.decided
         self._waiting.fail(error)
 
     def _write(self) -> None:
         self._is_write_scheduled = False
-        if self._is_writing or not self._pending:
+        if self._writes >= WRITES_MAX or not self._pending:
             return
         keys: list[bytes | None] = []
         values: list[bytes | None] = []
@@ -107,27 +113,28 @@ class CoordinatorLog(Generic[RecordT]):
         except RayqError as error:
             self._on_failure(error)
             return
-        index, generation = self.committed + decisions, self.generation
+        self._written += decisions
+        index, generation = self._written, self.generation
         if isinstance(outcome, messages.ProduceResponse):
-            self._written(index)
+            self._committed_up_to(index)
             return
-        self._is_writing = True
+        self._writes += 1
 
         def done(future: asyncio.Future[messages.ProduceResponse]) -> None:
             error = future.exception()
             if generation != self.generation:
                 return
-            self._is_writing = False
+            self._writes -= 1
             if error is None:
-                self._written(index)
+                self._committed_up_to(index)
             else:
                 assert isinstance(error, RayqError)
                 self._on_failure(error)
 
         outcome.add_done_callback(done)
 
-    def _written(self, index: int) -> None:
-        self.committed = index
+    def _committed_up_to(self, index: int) -> None:
+        self.committed = max(self.committed, index)
         self._waiting.reached(index)
         self._write()
 

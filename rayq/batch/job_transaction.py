@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rayq.batch.job_partition import JobPartition
-from rayq.batch.offset_ranges import together
+from rayq.batch.taking_cuts import together
 from rayq.client.client import Client
 from rayq.client.coordinator import TransactionsCoordinator
 from rayq.config import ProducerConfig

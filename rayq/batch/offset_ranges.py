@@ -8,17 +8,17 @@ checkpoint all mean the same records. What they leave out of transactions says
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 import logging
 import operator
 import re
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, SupportsIndex, TypeVar
 
 from rayq.batch.job_partition import JobPartition
-from rayq.batch.transaction_cut import Cut, cut_of_one_pass, cut_of_two_passes
+from rayq.batch.taking_cuts import take_cut, together
+from rayq.batch.transaction_cut import Cut
 from rayq.client.client import Client
 from rayq.client.cluster import Cluster
 from rayq.client.consuming.group_consumer import pattern_text
@@ -27,7 +27,6 @@ from rayq.core import topic_pattern
 from rayq.errors import (
     InvalidRequestError,
     OffsetOutOfRangeError,
-    TimeoutError,
     UnknownTopicError,
 )
 from rayq.records import OffsetRange, TopicPartition
@@ -321,7 +320,7 @@ async def _snapshot(
     first = [log for _, log in logs]
     cut: Cut | None = None
     if any(end.offset == "latest" or end.timestamp_ms is not None for end in ends.values()):
-        cut = await _cut(client, partitions, first, timeout_s)
+        cut = await take_cut(client, partitions, first, timeout_s)
     highs = [log.high_watermark for log in first] if cut is None else cut.ends
     without = None if cut is None else cut.without
     return await together(
@@ -341,30 +340,6 @@ async def _log_of(partition: JobPartition) -> tuple[int, DescribeOpenTransaction
     low = await partition.offset(EARLIEST)
     assert low is not None, "a log has a beginning"
     return low, await partition.open_transactions()
-
-
-async def _cut(
-    client: Client,
-    partitions: Sequence[JobPartition],
-    first: list[DescribeOpenTransactionsResponse],
-    timeout_s: float,
-) -> Cut:
-    """See `rayq.batch.transaction_cut`. `first` are the answers of the first pass."""
-    deadline = client.now + timeout_s
-    while client.now < deadline:
-        if (cut := cut_of_one_pass(first)) is not None:
-            return cut
-        second = await together(
-            partition.open_transactions(log.high_watermark)
-            for partition, log in zip(partitions, first, strict=True)
-        )
-        if (cut := cut_of_two_passes(first, second)) is not None:
-            return cut
-        first = second
-    raise TimeoutError(
-        f"No moment of all partitions was found within {timeout_s:g} s: compaction removes markers "
-        "of transactions at once, because delete_retention_ms of a topic is too short."
-    )
 
 
 def _check_order(place: TopicPartition, start: _At, end: _At) -> None:
@@ -465,16 +440,6 @@ async def _names_matching(client: Client, pattern: str, timeout_s: float) -> lis
             f"No topic's name matches the pattern {pattern!r}. It has to match the whole name."
         )
     return sorted(names)
-
-
-async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Results in order; the first error cancels the others."""
-    tasks = [asyncio.ensure_future(one) for one in work]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 # --- arithmetic of ranges -------------------------------------------------------------------------

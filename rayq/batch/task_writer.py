@@ -39,7 +39,8 @@ from typing import Any, NamedTuple
 from rayq.batch.job_partition import JobPartition
 from rayq.batch.job_transaction import JobTransaction, aborted
 from rayq.batch.numbered_sender import NumberedSender
-from rayq.batch.offset_ranges import snapshot, together
+from rayq.batch.offset_ranges import snapshot
+from rayq.batch.taking_cuts import together
 from rayq.client.admin.transactions import check_transactional_id
 from rayq.client.client import Client
 from rayq.client.cluster import Cluster

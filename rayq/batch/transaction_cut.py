@@ -9,6 +9,9 @@ Why: let a cut show some record of a transaction. Then that partition has the ma
 marker is written once the transaction is decided, after all its records were acknowledged; so they
 lie below every h, which was asked for later. And they are shown in every partition, or the
 transaction would be left out.
+
+That holds for an h of the leader of that moment. A process that leads no more, and does not know it
+yet, may answer with an older one: so the leaders' epochs are confirmed after the second pass.
 """
 
 from __future__ import annotations

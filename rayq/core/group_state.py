@@ -53,7 +53,7 @@ class Session:
     disconnected_s: float | None = None
     revoking_since_s: float | None = None
     last_sequence: int | None = None
-    transaction_sequence: int = 0
+    transaction_sequence: int = -1
     """Of the last commit inside a transaction: plain commits from before it are outdated."""
     gained: Partitions = NOTHING
     """Partitions that came with this epoch: a commit of them under the previous one is outdated."""

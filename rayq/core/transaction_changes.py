@@ -287,7 +287,12 @@ def marker_written(
 def outcome(state: TransactionState, key: TransactionKey) -> str:
     """See `messages.DescribeOutcomeResponse`."""
     transaction = state.transactions.get(key)
-    return "unknown" if transaction is None else transaction.state
+    if transaction is not None:
+        return transaction.state
+    last = state.last_of_family(key.family)
+    if last is None or last.key != key:
+        return "unknown"
+    return "committed" if last.is_committed else "aborted"
 
 
 def forget_unused(state: TransactionState, *, now_ms: int) -> list[Record]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from rayq.core.transaction_records import (
     IdRecord,
     IdValue,
+    Outcome,
     Record,
     TransactionKey,
     TransactionValue,
@@ -36,6 +37,11 @@ class TransactionState:
         """The transactional id whose present transaction this is."""
         found = self._of_family.get(key.family)
         return found if found is not None and self.ids[found].next == key else None
+
+    def last_of_family(self, family: int) -> Outcome | None:
+        """How the last transaction ended of the transactional id that has this family."""
+        found = self._of_family.get(family)
+        return None if found is None else self.ids[found].last
 
     def under_way(self, transactional_id: str) -> list[TransactionKey]:
         """The transactions of an id that are open or lack markers, oldest first."""

@@ -576,6 +576,8 @@ class FakeCluster:
             case m.CheckRange():
                 self.checked.append(request)
                 return m.Done()
+            case m.ConfirmMetadata():
+                return m.ChangeResponse(self.version)
             case m.EnsureOffsetsTopic():
                 if "__consumer_offsets" not in self.topics:
                     self._create_topic("__consumer_offsets", 1, {})
@@ -706,6 +708,7 @@ class FakeCluster:
             open=[(*of, first) for of, first in transactions.open.items()],
             ended=[] if since is None else transactions.ended_between(since, one.end),
             is_used=transactions.is_used,
+            leader_epoch=one.leader_epoch,
         )
 
     async def fetch(self, broker: int, request: m.Fetch) -> Any:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -116,6 +117,25 @@ def test_what_ends_between_the_two_passes_is_left_out(
     taken = snapshot(cluster, "t")
     assert [(one.end, one.without) for one in taken] == [(0, (A, B)), (3, (A, B))]
     assert values(cluster, taken) == []
+
+
+def test_a_cut_begins_anew_where_a_leader_that_was_replaced_has_answered(
+    fake: FakeCluster, cluster: Cluster
+) -> None:
+    fake.create_topic("t", partitions=2)
+    for partition in (0, 1):
+        fake.write_in(A, "t", [b"a%d" % partition], partition)
+        fake.end_in(A, "t", partition)
+    fake.move_leader("t", 1, 1)
+    before = {"high_watermark": 0, "last_stable_offset": 0, "leader_epoch": 1}
+    fake.fault(
+        DescribeOpenTransactions,
+        matches=lambda request, _: request.partition == 1,
+        carry_out=True,
+        times=2,
+        change=lambda answer, data: (msgspec.structs.replace(answer, **before), data),
+    )
+    assert values(cluster, snapshot(cluster, "t")) == ["a0", "a1"]
 
 
 def test_a_cut_begins_anew_where_compaction_removed_markers_meanwhile(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -206,6 +207,38 @@ def test_a_consumer_that_commits_by_itself_is_refused(two: FakeCluster, cluster:
                 pass
             with pytest.raises(InvalidRequestError), producer.transaction() as tx:
                 tx.send_offsets(consumer)
+
+
+def test_what_is_no_consumer_of_this_kind_is_refused_at_once(
+    two: FakeCluster, cluster: Cluster
+) -> None:
+    with (
+        cluster.producer(transactional_id="id") as producer,
+        cluster.consumer("t", group="g", **FAST) as consumer,
+    ):
+        wrong: list[Any] = ["t", 7]
+        for reads in wrong:
+            with pytest.raises(TypeError, match=r"cluster\.consumer"):
+                producer.transaction(reads=reads)
+            with producer.transaction() as tx, pytest.raises(TypeError):
+                tx.send_offsets(reads)
+        with producer.transaction() as tx, pytest.raises(TypeError, match="leave out group"):
+            tx.send_offsets(consumer, group="other")
+
+    async def on_a_loop() -> None:
+        async with (
+            cluster.async_producer(transactional_id="id") as producer,
+            cluster.async_consumer("t", group="g") as of_a_loop,
+        ):
+            with pytest.raises(TypeError, match="AsyncConsumer"):
+                producer.transaction(reads=consumer)  # type: ignore[arg-type]
+            with (
+                cluster.producer(transactional_id="other") as other,
+                pytest.raises(TypeError, match=r"cluster\.consumer"),
+            ):
+                other.transaction(reads=of_a_loop)  # type: ignore[arg-type]
+
+    asyncio.run(on_a_loop())
 
 
 @pytest.mark.parametrize("is_polled_before", [False, True])

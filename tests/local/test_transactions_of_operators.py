@@ -8,7 +8,12 @@ import pytest
 
 from rayq import HangingTransaction, TopicPartition
 from rayq.actors.transactions.links import Links
-from rayq.errors import InvalidRequestError, ProducerFencedError, TransactionAbortedError
+from rayq.errors import (
+    InvalidRequestError,
+    ProducerFencedError,
+    RayqError,
+    TransactionAbortedError,
+)
 from rayq.testing import LocalCluster
 from rayq.transaction_ids import make_family
 from tests.local.cli_support import Command
@@ -120,6 +125,42 @@ def test_what_no_coordinator_knows_is_found_and_aborted(
         assert admin.find_hanging_transactions([topic]) == []
         producer.commit_transaction()
     assert values(read_all(cluster, topic)) == [b"known"]
+
+
+@pytest.mark.parametrize("outcome, position", [("unknown", None), ("committed", 1)])
+def test_positions_of_a_transaction_that_its_coordinator_forgot_hang_no_group(
+    cluster: LocalCluster,
+    new_topic: NewTopic,
+    monkeypatch: pytest.MonkeyPatch,
+    outcome: str,
+    position: int | None,
+) -> None:
+    topic, admin = new_topic(partitions=1), cluster.admin
+    group, place = f"of-{topic}", TopicPartition(topic, 0)
+
+    async def join(*_: object) -> None:
+        """The coordinator agrees, and forgets it."""
+
+    async def told(*_: object) -> str:
+        return outcome
+
+    producer = cluster.producer(transactional_id=f"id-{topic}")
+    with monkeypatch.context() as patch:
+        patch.setattr(Links, "join", join)
+        producer.begin_transaction()
+        producer._begun.send_offsets({place: 1}, group=group)  # type: ignore[union-attr]
+    (hanging,) = admin.find_hanging_transactions("__consumer_offsets")
+    assert hanging in admin.find_hanging_transactions()
+    with pytest.raises(RayqError, match="pending|transaction"):
+        admin.delete_group(group, timeout_s=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Links, "outcome", told)
+        for _ in range(2):  # The second time there is nothing to do.
+            admin.abort_hanging_transaction(hanging)
+    assert admin.find_hanging_transactions() == []
+    with cluster.consumer(group=group) as consumer:
+        assert consumer.committed([place])[place] == position
+    producer.close()
 
 
 # --- the command ----------------------------------------------------------------------------------

@@ -341,6 +341,21 @@ def test_a_transaction_is_forgotten_with_its_last_marker(of: Coordinator) -> Non
     of.fail_over()
     assert changes.unmarked(of.state, key) == {P0, P1}, "a new coordinator writes all again"
     of.mark(key, P0, P1)
+    assert key not in of.state.transactions
+
+
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_of_each_id_it_is_known_how_its_last_transaction_ended(
+    of: Coordinator, is_commit: bool
+) -> None:
+    key = of.init()
+    of.join(key, P0)
+    following = of.end(key, is_commit=is_commit)[1]
+    of.mark(key, P0)
+    of.fail_over()
+    assert changes.outcome(of.state, key) == ("committed" if is_commit else "aborted")
+    assert changes.outcome(of.state, following) == "unknown"
+    of.end(following)
     assert changes.outcome(of.state, key) == "unknown"
 
 

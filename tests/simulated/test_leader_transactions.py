@@ -738,7 +738,7 @@ def test_what_is_open_and_what_ended_is_told_as_of_one_moment() -> None:
         await led.ended()
         await led.written(epoch=1)
         assert led.described() == messages.DescribeOpenTransactionsResponse(
-            5, 2, [(OTHER, 0, 2), (FAMILY, 1, 4)], [], True
+            5, 2, [(OTHER, 0, 2), (FAMILY, 1, 4)], [], True, LEADER_EPOCH
         )
         assert led.described(3).ended == [(FAMILY, 0)] and led.described(4).ended == []
         led.mark(family=OTHER)
@@ -775,19 +775,20 @@ def test_a_transaction_that_is_open_for_too_long_is_asked_about_and_raises_an_al
         assert led.measured()["unknown_transactions"] == 1 and led.end == 1
         assert "transaction_unknown" in caplog.text and "aborted=False" in caplog.text
         await led.ended()
-        await led.look(61)
-        assert (led.measured()["unknown_transactions"], led.measured()["open_transactions"]) == (
-            0, 0
-        )
+        figures = led.measured()
+        assert figures["unknown_transactions"] == figures["open_transactions"] == 0
+        assert figures["oldest_transaction_seconds"] == 0, "at once, not after the next look"
 
     with caplog.at_level(logging.ERROR):
         leading(work)
 
 
-@pytest.mark.parametrize("state, is_aborted", [("unknown", True), ("open", False)])
+@pytest.mark.parametrize("state", ["unknown", "aborted", "committed", "open"])
 def test_after_an_unclean_election_a_leader_asks_at_once_and_aborts_what_is_unknown(
-    state: str, is_aborted: bool
+    state: str,
 ) -> None:
+    is_ended = state != "open"
+
     def before(log: ReplicaLog) -> None:
         for family, leader_epoch in ((FAMILY, 3), (OTHER, 5)):
             batch = batch_of(family)
@@ -800,12 +801,29 @@ def test_after_an_unclean_election_a_leader_asks_at_once_and_aborts_what_is_unkn
         await led.look(1)
         assert led.coordinators.asked_outcomes == [(FAMILY, 0)], "the other came after it"
         await led.copied()
-        assert led.end == (3 if is_aborted else 2)
-        assert led.log.last_stable_offset == (1 if is_aborted else 0)
-        if is_aborted:
+        assert led.end == (3 if is_ended else 2)
+        assert led.log.last_stable_offset == (1 if is_ended else 0)
+        if is_ended:
             answer, _ = await led.fetching(0)
-            assert answer.aborted == [(FAMILY, 0)]
+            assert answer.aborted == ([] if state == "committed" else [(FAMILY, 0)])
             await led.ended(0, is_commit=True)
             assert led.end == 3, "a marker that comes after all is a repetition"
+
+    leading(work, before=before, last_unclean_epoch=5)
+
+
+def test_a_coordinator_that_does_not_answer_holds_up_no_question_to_another() -> None:
+    of_another = make_family(1, 1)
+
+    def before(log: ReplicaLog) -> None:
+        for family in (FAMILY, of_another):
+            batch = batch_of(family, is_transactional=True)
+            log.log.append_as_leader(batch, read_header(batch), leader_epoch=3, now_ms=1_000)
+
+    async def work(led: Led) -> None:
+        led.coordinators.outcomes = {(of_another, 0): "committed"}
+        await led.look(1)
+        assert led.coordinators.asked_outcomes == [(FAMILY, 0), (of_another, 0)]
+        assert led.measured()["open_transactions"] == 1
 
     leading(work, before=before, last_unclean_epoch=5)

@@ -224,6 +224,8 @@ class Controller:
                     replication_factor=request.replication_factor,
                     options=request.config,
                 )
+            case messages.ConfirmMetadata():
+                return None, broker_changes.change_nothing(state)
             case messages.EnsureOffsetsTopic():
                 return None, topic_changes.ensure_own_topic(
                     state,

@@ -316,6 +316,44 @@ class GroupCoordinator(Coordinator[Record]):
         await self._until_committed()
         return answer
 
+    async def describe_open_transactions(
+        self, request: messages.DescribeOpenTransactions
+    ) -> messages.DescribeOpenTransactionsResponse:
+        """The transactions that hold positions here; of offsets the answer says nothing."""
+        await self._begin(is_write=True)
+        held = [(family, one.epoch, 0) for family, one in sorted(self.state.transactions.items())]
+        await self._until_committed()
+        return messages.DescribeOpenTransactionsResponse(
+            0, 0, held, [], leader_epoch=request.leader_epoch
+        )
+
+    async def abort_unknown(self, request: messages.AbortUnknownTransaction) -> messages.Done:
+        """See `messages.AbortUnknownTransaction`."""
+        await self._begin(is_write=True)
+        family, epoch = request.family, request.epoch
+        if group_transactions.has_joined(self.state, family, epoch):
+            outcome = await self._links.outcome(family, epoch)
+            if outcome in messages.OUTCOMES_UNDER_WAY:
+                raise InvalidRequestError(
+                    f"Transaction {family}:{epoch} is {outcome}: its coordinator knows it, and "
+                    "ends it. Abort it by its transactional id."
+                )
+            await self._begin(is_write=True)
+            ended = self.state.ended.get(family)
+            records = await self._decide(
+                lambda: group_transactions.end(
+                    self.state,
+                    family,
+                    epoch,
+                    is_commit=outcome == "committed",
+                    coordinator_epoch=0 if ended is None else ended.coordinator_epoch,
+                    now_ms=self._environment.clock.wall_ms(),
+                )
+            )
+            self._append(records)
+        await self._until_committed()
+        return messages.Done()
+
     async def delete(self, request: messages.DeleteGroup) -> messages.Done:
         """See `messages.DeleteGroup`."""
         await self._begin_for(request.group, is_write=True)

@@ -147,6 +147,7 @@ class LeaderReads:
             [*self._transactions.undecided(high_watermark)],
             [] if since is None else log.ended_between(since, high_watermark),
             self._transactions.is_used,
+            self._state.leader_epoch,
         )
 
     def describe_producers(

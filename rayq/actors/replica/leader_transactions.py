@@ -337,22 +337,24 @@ class LeaderTransactions:
         return unclean_epoch is not None and epoch is not None and epoch < unclean_epoch
 
     async def _ask(self) -> None:
+        silent: set[int] = set()
         for (family, epoch), one in self._watched.items():
-            if one.ask_s > self._clock.monotonic():
+            if one.ask_s > self._clock.monotonic() or coordinator_of(family) in silent:
                 continue
             try:
                 state = await self._links.outcome(family, epoch)
                 self._check()
-                if self._log.open_epoch(family) == epoch:
+                is_over = state not in messages.OUTCOMES_UNDER_WAY
+                if is_over and self._log.open_epoch(family) == epoch:
+                    # The coordinator has forgotten the transaction, so it has seen all its
+                    # markers committed, or lost its own log. In the one case an unclean
+                    # election cut the marker off here.
                     one.is_unknown = state == "unknown"
-                    if one.is_unknown:
-                        # The coordinator has forgotten the transaction, so it has seen all its
-                        # markers committed, or lost its own log. In the one case an unclean
-                        # election cut the marker off here.
-                        self._unknown(family, epoch, abort=one.is_before_unclean)
+                    self._forgotten(family, epoch, state, abort=one.is_before_unclean)
             except RayqError as error:
                 logger.info("transaction %d:%d in %s: %s", family, epoch, self._where, error)
-                return  # The coordinators of the others may not answer, either.
+                silent.add(coordinator_of(family))
+                continue
             one.ask_s = self._clock.monotonic() + ASK_AGAIN_S
 
     async def abort_unknown(self, request: messages.AbortUnknownTransaction) -> messages.Done:
@@ -361,29 +363,31 @@ class LeaderTransactions:
         if self._log.open_epoch(family) == epoch:
             state = await self._links.outcome(family, epoch)
             self._check()
-            if state != "unknown":
+            if state in messages.OUTCOMES_UNDER_WAY:
                 raise InvalidRequestError(
                     f"Transaction {family}:{epoch} in {self._where} is {state}: its coordinator "
                     "knows it, and ends it. Abort it by its transactional id."
                 )
             if self._log.open_epoch(family) == epoch:
-                self._unknown(family, epoch, abort=True)
+                self._forgotten(family, epoch, state, abort=True)
         answer = self._once_committed()
         return await answer if isinstance(answer, asyncio.Future) else answer
 
-    def _unknown(self, family: int, epoch: int, *, abort: bool) -> None:
-        if abort:
-            self._end(family, epoch, is_commit=False, coordinator_epoch=0)
+    def _forgotten(self, family: int, epoch: int, state: str, *, abort: bool) -> None:
+        """Ends a transaction whose coordinator sends no marker (any more), as its coordinator says
+        that it ended. Where that is unknown it is aborted, or stays as it is."""
+        if state != "unknown" or abort:
+            self._end(family, epoch, state == "committed", coordinator_epoch=0)
         log_event(
             logger,
             logging.ERROR,
-            "transaction_unknown",
+            "transaction_unknown" if state == "unknown" else "transaction_marker_lost",
             topic=self.assignment.topic,
             partition=self.assignment.partition,
             epoch=self.assignment.leader_epoch,
             family=family,
             transaction_epoch=epoch,
-            aborted=abort,
+            aborted=state == "aborted" or (state == "unknown" and abort),
         )
 
     # --- figures ----------------------------------------------------------------------------
@@ -394,7 +398,11 @@ class LeaderTransactions:
         if not log.is_used:
             return []
         at = {"topic": self.assignment.topic, "partition": self.assignment.partition}
-        watched = self._watched.values()
+        watched = [
+            one
+            for (family, epoch), one in self._watched.items()
+            if log.open_epoch(family) == epoch
+        ]
         oldest_s = max((now_s - one.since_s for one in watched), default=0.0)
         unknown = sum(one.is_unknown for one in watched)
         lag = self._replica_log.high_watermark - self._replica_log.last_stable_offset

@@ -335,15 +335,18 @@ class ReplicaHost:
             case messages.DescribeProducers():
                 return self._leader(request).reads.describe_producers(request)
             case messages.DescribeOpenTransactions():
+                if self._holds_groups(request):
+                    return self._groups(request).describe_open_transactions(request)
                 return self._leader(request).reads.describe_open_transactions(request)
             case messages.WriteMarker():
-                replica = self._replica(request.topic_id, request.partition)
-                if replica.assignment.topic == OFFSETS_TOPIC:
+                if self._holds_groups(request):
                     return self._groups(request).write_marker(request)
                 return self._leader(request).transactions.write_marker(request)
             case messages.SealPartition():
                 return self._leader(request).transactions.seal(request)
             case messages.AbortUnknownTransaction():
+                if self._holds_groups(request):
+                    return self._groups(request).abort_unknown(request)
                 return self._leader(request).transactions.abort_unknown(request)
             case messages.DescribeReplica():
                 return self._replica(request.topic_id, request.partition).describe()
@@ -397,6 +400,11 @@ class ReplicaHost:
         replica = self._replica(request.topic_id, request.partition)
         check_not_internal(replica.assignment.topic)
         return replica.leader(request.leader_epoch)
+
+    def _holds_groups(self, request: messages.ToLeader[Any]) -> bool:
+        """Whether transactions are open in the partition for positions of groups."""
+        replica = self._replica(request.topic_id, request.partition)
+        return replica.assignment.topic == OFFSETS_TOPIC
 
     def _groups(self, request: messages.ToLeader[Any]) -> GroupCoordinator:
         replica = self._replica(request.topic_id, request.partition)

@@ -137,7 +137,7 @@ class TransactionAdmin:
         were asked, and unknown to them, hangs."""
         if topics is None:
             response = await self._client.fetch_all(timeout_s=self._left_s)
-            topics = [one.name for one in response.topics if not one.name.startswith("__")]
+            topics = [one.name for one in response.topics if one.name != TRANSACTIONS_TOPIC]
         places = [
             TopicPartition(name, number)
             for name in topics

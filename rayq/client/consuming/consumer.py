@@ -620,13 +620,13 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
             group = self._core.committing_group()
             return self._background.submit(group.commit(*group.wanted(offsets)))
 
-    def positions_to_send(self) -> GroupPositions:
+    def positions_to_send(self, offsets: Offsets | None = None) -> GroupPositions:
         """For `transaction.send_offsets(consumer)`: the positions that follow the last record that
-        `poll` returned (or that iteration yielded), and whose they are. Raises CommitRefusedError
-        (partitions were given up, and nobody has committed what was read of them),
-        InvalidRequestError (no group, or enable_auto_commit)."""
+        `poll` returned (or that iteration yielded), or these offsets, and whose they are. Raises
+        CommitRefusedError (partitions were given up, and nobody has committed what was read of
+        them), InvalidRequestError (no group, or enable_auto_commit)."""
         with self._use:
-            return self._core.committing_group().positions_to_send()
+            return self._core.committing_group().positions_to_send(offsets)
 
     def mark_positions(self) -> object:
         """For `producer.transaction(reads=consumer)`: up to where its transactions have committed.

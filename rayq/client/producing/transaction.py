@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self
 
@@ -110,6 +111,8 @@ class Transaction(Generic[ValueT_contra, KeyT_contra]):
         self._send_many = send_many
         self._began = began
         self._name = check_name(name)
+        if reads is not None:
+            _check_reading(reads, None, is_async=False)
         self._reads = reads
         self._mark: object = None
         self._token = object()
@@ -160,13 +163,15 @@ class Transaction(Generic[ValueT_contra, KeyT_contra]):
         records, for a group without members. They take effect with the records of the transaction,
         or not at all; until it has ended, whoever asks for them waits.
 
-        Raises CommitRefusedError (partitions are no longer the consumer's), TimeoutError after
-        `max_block_ms`; these make the transaction fail. Raises also InvalidRequestError, TypeError,
-        UnknownTopicError (offsets that can never be right)."""
+        Raises CommitRefusedError (partitions are no longer the consumer's), GroupNotEmptyError (a
+        group that is given by its name has members), TimeoutError after `max_block_ms`; these make
+        the transaction fail. Raises also InvalidRequestError, TypeError, UnknownTopicError (offsets
+        that can never be right)."""
         self._transactions.check_open(self._token)
         if isinstance(offsets, Mapping):
             positions = self._background.run(_positions_of_group(self._core, group, offsets))
         else:
+            _check_reading(offsets, group, is_async=False)
             try:
                 positions = offsets.positions_to_send()
             except CommitRefusedError as error:
@@ -272,6 +277,8 @@ class AsyncTransaction(Generic[ValueT_contra, KeyT_contra]):
         self._send_many = send_many
         self._began = began
         self._name = check_name(name)
+        if reads is not None:
+            _check_reading(reads, None, is_async=True)
         self._reads = reads
         self._mark: object = None
         self._token = object()
@@ -322,6 +329,7 @@ class AsyncTransaction(Generic[ValueT_contra, KeyT_contra]):
         if isinstance(offsets, Mapping):
             positions = await _positions_of_group(self._core, group, offsets)
         else:
+            _check_reading(offsets, group, is_async=True)
             try:
                 positions = await offsets.positions_to_send()
             except CommitRefusedError as error:
@@ -389,6 +397,19 @@ class AsyncTransaction(Generic[ValueT_contra, KeyT_contra]):
             return
         with closing_after(error):
             await self.abort()
+
+
+def _check_reading(reads: object, group: str | None, *, is_async: bool) -> None:
+    """Raises TypeError."""
+    tells = getattr(reads, "positions_to_send", None)
+    if tells is None or iscoroutinefunction(tells) is not is_async:
+        kind = "cluster.async_consumer: an AsyncConsumer" if is_async else "cluster.consumer"
+        raise TypeError(
+            f"Positions come from a consumer (made by {kind}) or, of send_offsets, from a mapping "
+            f"of partitions to offsets with group=..., not from {shown(reads)}."
+        )
+    if group is not None:
+        raise TypeError("A consumer's positions are those of its own group: leave out group=...")
 
 
 async def _positions_of_group(

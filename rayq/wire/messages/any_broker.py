@@ -160,6 +160,13 @@ class EnsureOffsetsTopic(ToController[ChangeResponse], frozen=True):
     api: ClassVar[int] = 8
 
 
+class ConfirmMetadata(ToController[ChangeResponse], frozen=True):
+    """Changes nothing. Metadata of at least the version of the answer have all that was committed
+    before this was asked, whichever controller or broker is out of date."""
+
+    api: ClassVar[int] = 14
+
+
 class AlterReassignments(Change, frozen=True):
     """Moves partitions (KIP-455): adds the replicas of the target, and removes the others once all
     replicas of the target are in sync. All of the moves begin, or none."""

@@ -193,6 +193,8 @@ class DescribeOpenTransactionsResponse(Response, frozen=True):
     is_used: bool = True
     """False: the log holds nothing of any transaction. Where that is so in all partitions, one
     question to each is a cut."""
+    leader_epoch: int = 0
+    """In which this process leads, as far as it knows."""
 
 
 class DescribeOpenTransactions(ToLeader[DescribeOpenTransactionsResponse], frozen=True):
@@ -205,10 +207,12 @@ class DescribeOpenTransactions(ToLeader[DescribeOpenTransactionsResponse], froze
 
 
 class AbortUnknownTransaction(ToLeader[Done], frozen=True):
-    """Ends a transaction that is open in this partition and of which its coordinator knows nothing:
-    the leader asks the coordinator, and then aborts it here. Answers once the marker is committed.
-    Nothing is done where it is not open. Raises InvalidRequest (the coordinator knows it),
-    NotLeader, FencedEpoch, UnknownEpoch, UnknownTopic, Timeout, Storage errors."""
+    """Ends a transaction that is open in this partition (in one of `__consumer_offsets`: that holds
+    positions of groups there) and that its coordinator does not end: the
+    leader asks the coordinator. Where that still knows how it ended, it ends so here, too; else it
+    is aborted here. Answers once the marker is committed. Nothing is done where it is not open.
+    Raises InvalidRequest (the coordinator ends it), NotLeader, FencedEpoch, UnknownEpoch,
+    UnknownTopic, Timeout, Storage errors."""
 
     api: ClassVar[int] = 29
     family: Annotated[int, msgspec.Meta(ge=1 << 61)]

@@ -213,10 +213,15 @@ class JoinTransaction(ToCoordinator[Done], frozen=True):
     participant_partition: Partition
 
 
+OUTCOMES_UNDER_WAY = ("open", "sealed", "committing", "aborting")
+"""What a coordinator says of a transaction that it ends itself."""
+
+
 class DescribeOutcomeResponse(Response, frozen=True):
     state: str
-    """"open", "sealed", "committing", "aborting" or "unknown": forgotten, as all its markers are
-    written, or never heard of."""
+    """"open" or "sealed"; "committing" or "aborting" until all its markers are written; then
+    "committed" or "aborted", as long as it is the last of its id; else "unknown": forgotten, or
+    never heard of."""
 
 
 class DescribeOutcome(ToCoordinator[DescribeOutcomeResponse], frozen=True):
