@@ -41,6 +41,7 @@ from rayq.batch.job_transaction import JobTransaction, aborted
 from rayq.batch.numbered_sender import NumberedSender
 from rayq.batch.offset_ranges import snapshot
 from rayq.batch.taking_cuts import together
+from rayq.client.admin.transactions import check_transactional_id
 from rayq.client.client import Client
 from rayq.client.cluster import Cluster
 from rayq.client.consuming.arrow import load_pyarrow
@@ -50,6 +51,7 @@ from rayq.client.producing.accumulator import (
     RECORD_OVERHEAD_BYTES,
 )
 from rayq.client.producing.partitioner import partition_of_key
+from rayq.client.producing.transaction import check_name
 from rayq.client.timeouts import takes_timeout
 from rayq.config import HOUR_MS, TopicConfig, parse_stored
 from rayq.errors import (
@@ -151,9 +153,12 @@ def begin_write(
     this id, a job of that name raises AlreadyCommittedError.
 
     Raises UnknownTopicError, PartitionOfflineError, TimeoutError, AlreadyCommittedError,
-    TransactionLimitError, InvalidRequestError (a name without an id)."""
-    if name is not None and transactional_id is None:
+    TransactionLimitError, InvalidRequestError (a bad id or name, or a name without an id)."""
+    if transactional_id is not None:
+        check_transactional_id(transactional_id)
+    elif name is not None:
         raise InvalidRequestError("A name is that of a transaction: give a transactional_id, too.")
+    check_name(name)
     found = cluster or Cluster.current()
     ranges = snapshot(found, topic, starting_offsets="latest", timeout_s=timeout_s)
     client, background = found.shared_client()

@@ -501,6 +501,9 @@ def test_jobs_that_are_no_transactions_are_not_taken_for_some(
         job_for(cluster, topic, begin_write(cluster, topic), atomic=True, timeout_s=60.0)
     with pytest.raises(InvalidRequestError, match="transactional_id"):
         begin_write(cluster, topic, name="n")
+    for wrong in ({"transactional_id": ""}, {"transactional_id": "i", "name": "x" * 257}):
+        with pytest.raises(InvalidRequestError, match="256 characters"):
+            begin_write(cluster, topic, **wrong)
 
 
 def test_a_transaction_is_kept_open_while_its_driver_lives(

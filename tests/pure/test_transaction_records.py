@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import msgspec
 import pytest
 from hypothesis import example, given
@@ -12,6 +14,7 @@ from rayq.core.transaction_records import (
     IdValue,
     Outcome,
     Record,
+    State,
     TransactionKey,
     TransactionRecord,
     TransactionValue,
@@ -19,6 +22,7 @@ from rayq.core.transaction_records import (
     encode,
 )
 from rayq.errors import CorruptBatchError, UnsupportedFormatError
+from rayq.wire.messages import OUTCOMES_UNDER_WAY
 
 names = st.text(max_size=8)
 numbers = st.integers(0, 2**62)
@@ -57,6 +61,10 @@ def test_what_is_encoded_is_decoded(record: Record) -> None:
     if isinstance(found, IdRecord) and found.value is not None and found.value.last is not None:
         assert isinstance(found.value.next, TransactionKey)
         assert isinstance(found.value.last.key, TransactionKey)
+
+
+def test_whoever_asks_for_an_outcome_knows_each_state_of_what_is_under_way() -> None:
+    assert set(get_args(State)) == set(OUTCOMES_UNDER_WAY), "else a leader takes it for ended"
 
 
 @given(st.none() | st.binary(max_size=30), st.none() | st.binary(max_size=30))

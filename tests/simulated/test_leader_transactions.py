@@ -34,6 +34,7 @@ from rayq.errors import (
 from rayq.metrics import Sample
 from rayq.storage.batch import encode_batch, read_header, split_batches
 from rayq.storage.data_directory import PartitionDirectory
+from rayq.transaction_ids import is_transactional as is_transactional_id
 from rayq.transaction_ids import make_family
 from rayq.wire import messages
 from rayq.wire.answer_room import AnswerRoom
@@ -86,7 +87,7 @@ def batch_of(
         producer_epoch=epoch,
         base_sequence=sequence if family is not None and is_numbered else None,
         is_transactional=(
-            family in (FAMILY, OTHER) if is_transactional is None else is_transactional
+            is_transactional_id(family) if is_transactional is None else is_transactional
         ),
     )
 
@@ -153,6 +154,13 @@ class Led:
     ) -> messages.Done | asyncio.Future[messages.Done]:
         return self.leader.transactions.write_marker(
             messages.WriteMarker("id", 0, LEADER_EPOCH, family, epoch, is_commit, coordinator)
+        )
+
+    def seal(
+        self, epoch: int = 0
+    ) -> messages.SealPartitionResponse | asyncio.Future[messages.SealPartitionResponse]:
+        return self.leader.transactions.seal(
+            messages.SealPartition("id", 0, LEADER_EPOCH, FAMILY, epoch)
         )
 
     async def ended(
@@ -527,6 +535,60 @@ def test_a_marker_needs_no_min_insync_to_be_written_but_is_not_acknowledged() ->
         with pytest.raises(TimeoutError):
             answer.result()
         assert led.log.last_stable_offset == 0
+
+    leading(work)
+
+
+# --- seals ----------------------------------------------------------------------------------------
+
+
+def test_a_seal_says_what_each_writer_has_once_that_is_committed() -> None:
+    async def work(led: Led) -> None:
+        await led.written(FAMILY)
+        await led.written(FAMILY + 7)
+        await led.written(OTHER)
+        answers = [led.waiting(FAMILY + 7, sequence=1), led.waiting(FAMILY + 2)]
+        sealed = led.seal()
+        assert isinstance(sealed, asyncio.Future) and not sealed.done()
+        await led.copied()
+        assert sealed.result().written == [(FAMILY, 1), (FAMILY + 2, 1), (FAMILY + 7, 2)]
+        assert [answer.result().base_offset for answer in answers] == [3, 4]
+        assert led.seal() == sealed.result(), "a repetition"
+
+    leading(work)
+
+
+def test_what_comes_behind_a_seal_is_refused_also_where_it_waits_for_its_join() -> None:
+    async def work(led: Led) -> None:
+        led.coordinators.answers_at_once = False
+        waiting = led.waiting(FAMILY + 1)
+        await led.settle()
+        assert led.seal() == messages.SealPartitionResponse([])
+        led.coordinators.answer()
+        await led.settle()
+        with pytest.raises(TransactionEndedError):
+            waiting.result()
+        with pytest.raises(TransactionEndedError):
+            led.produce(FAMILY + 1)
+        await led.ended()
+        with pytest.raises(TransactionEndedError):
+            led.seal()
+        assert led.end == 1, "its marker"
+
+    leading(work)
+
+
+def test_a_seal_ends_with_its_leader() -> None:
+    async def work(led: Led) -> None:
+        waiting = led.waiting()
+        await led.settle()
+        sealed = led.seal()
+        assert isinstance(sealed, asyncio.Future)
+        led.leader.end("another leads")
+        await led.settle()
+        for answer in (waiting, sealed):
+            with pytest.raises(NotLeaderError):
+                answer.result()
 
     leading(work)
 

@@ -110,7 +110,7 @@ class Transaction(Generic[ValueT_contra, KeyT_contra]):
         self._send = send
         self._send_many = send_many
         self._began = began
-        self._name = _check_name(name)
+        self._name = check_name(name)
         if reads is not None:
             _check_reading(reads, None, is_async=False)
         self._reads = reads
@@ -276,7 +276,7 @@ class AsyncTransaction(Generic[ValueT_contra, KeyT_contra]):
         self._send = send
         self._send_many = send_many
         self._began = began
-        self._name = _check_name(name)
+        self._name = check_name(name)
         if reads is not None:
             _check_reading(reads, None, is_async=True)
         self._reads = reads
@@ -446,7 +446,7 @@ def none_begun_error() -> InvalidRequestError:
     )
 
 
-def _check_name(name: object) -> str | None:
+def check_name(name: object) -> str | None:
     """Raises TypeError, InvalidRequestError."""
     if name is None:
         return None
