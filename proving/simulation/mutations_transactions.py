@@ -129,4 +129,4 @@ def cut_not_confirmed() -> list[Patch]:
     async def mutated(*_: Any) -> bool:
         return True
 
-    return [(taking_cuts, "_still_lead", mutated)]
+    return [(taking_cuts, "still_lead", mutated)]

@@ -3,8 +3,9 @@
 Task `n` writes as the `n`-th producer of the transaction's family, so however many tasks there are,
 each partition joins once and gets one marker. The end has two parts. The coordinator *seals* the
 transaction, then the leaders of its partitions do: no batch is appended any more, and each leader
-says what every writer has there. Only where that is what the tasks reported the driver commits. So
-a copy of a task that runs for longer than the job adds nothing.
+says what every writer has there. The controller confirms that they lead: one that was replaced may
+not know all. Only where it is what the tasks reported the driver commits. So a copy of a task that
+runs for longer than the job adds nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rayq.batch.job_partition import JobPartition
-from rayq.batch.taking_cuts import together
+from rayq.batch.taking_cuts import still_lead, together
 from rayq.client.client import Client
 from rayq.client.coordinator import TransactionsCoordinator
 from rayq.config import ProducerConfig
@@ -23,6 +24,7 @@ from rayq.errors import (
     AlreadyCommittedError,
     ProducerFencedError,
     RayqError,
+    TimeoutError,
     TransactionAbortedError,
     TransactionEndedError,
     TransactionOutcomeUnknownError,
@@ -35,6 +37,7 @@ from rayq.wire.messages import (
     InitProducer,
     InitProducerResponse,
     SealPartition,
+    SealPartitionResponse,
     SealTransaction,
     SealTransactionResponse,
     TouchTransaction,
@@ -111,21 +114,17 @@ class JobTransaction(NamedTuple):
         """Takes no more records. Returns how many of each writer there are in each partition of the
         topic, to which all tasks write. Raises TransactionAbortedError, UnknownTopicError,
         PartitionOfflineError, TimeoutError."""
-        found: dict[int, dict[int, int]] = {}
 
-        async def seal_partition(topic_id: str, partition: int) -> None:
-            place = JobPartition(
-                self.client, TopicPartition(topic, partition), topic_id, self.timeout_s
-            )
-            answer, _ = await place.exchange(
+        async def seal_partition(partition: JobPartition) -> SealPartitionResponse:
+            number = partition.place.partition
+            answer, _ = await partition.exchange(
                 lambda leader_epoch: SealPartition(
-                    topic_id, partition, leader_epoch, self.family, self.epoch
+                    partition.topic_id, number, leader_epoch, self.family, self.epoch
                 )
             )
-            found[partition] = {
-                producer_id - self.family: records for producer_id, records in answer.written
-            }
+            return answer
 
+        deadline = self.client.now + self.timeout_s
         try:
             sealed: SealTransactionResponse = await self._ask(
                 lambda topic_id, partition, leader_epoch: SealTransaction(
@@ -138,10 +137,27 @@ class JobTransaction(NamedTuple):
                     self.epoch,
                 )
             )
-            await together(seal_partition(*one) for one in sealed.participants)
+            partitions = [
+                JobPartition(self.client, TopicPartition(topic, number), topic_id, self.timeout_s)
+                for topic_id, number in sealed.participants
+            ]
+            while self.client.now < deadline:
+                answers = await together(map(seal_partition, partitions))
+                epochs = [answer.leader_epoch for answer in answers]
+                if await still_lead(self.client, partitions, epochs, deadline):
+                    return {
+                        partition.place.partition: {
+                            producer_id - self.family: records
+                            for producer_id, records in answer.written
+                        }
+                        for partition, answer in zip(partitions, answers, strict=True)
+                    }
         except (ProducerFencedError, TransactionEndedError) as error:
             raise aborted(error) from error
-        return found
+        raise TimeoutError(
+            f"What a batch write of {self.transactional_id!r} has in {topic} was not confirmed "
+            f"within {self.timeout_s:g} s: the leaders of its partitions change all the time."
+        )
 
     async def commit(self) -> None:
         """Raises TransactionAbortedError, AlreadyCommittedError, TransactionOutcomeUnknownError."""

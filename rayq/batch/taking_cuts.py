@@ -34,7 +34,7 @@ async def take_cut(
         cut = cut_of_two_passes(first, second)
         if cut is None:
             first = second
-        elif await _still_lead(client, partitions, second, deadline):
+        elif await still_lead(client, partitions, [log.leader_epoch for log in second], deadline):
             return cut
         else:
             first = await together(partition.open_transactions() for partition in partitions)
@@ -45,22 +45,22 @@ async def take_cut(
     )
 
 
-async def _still_lead(
+async def still_lead(
     client: Client,
     partitions: Sequence[JobPartition],
-    answers: Sequence[DescribeOpenTransactionsResponse],
+    leader_epochs: Sequence[int],
     deadline: float,
 ) -> bool:
-    """Whether those that answered led for sure when they did. A leader that is cut off from the
-    other servers goes on answering for a session, and what it shows may be older than what the next
-    leader has committed meanwhile."""
+    """Whether those that answered in these leader epochs led for sure when they did. A leader that
+    is cut off from the other servers goes on answering for a session, and what it shows may be
+    older than what the next leader has committed meanwhile."""
     await client.change(ConfirmMetadata(), timeout_s=max(deadline - client.now, 0.001))
     topics = sorted({partition.place.topic for partition in partitions})
     await client.refresh(topics, timeout_s=max(deadline - client.now, 0.001))
-    for partition, answer in zip(partitions, answers, strict=True):
+    for partition, leader_epoch in zip(partitions, leader_epochs, strict=True):
         place = partition.place
         found = client.metadata.partition(place.topic, partition.topic_id, place.partition)
-        if found is None or found.leader_epoch != answer.leader_epoch:
+        if found is None or found.leader_epoch != leader_epoch:
             return False
     return True
 

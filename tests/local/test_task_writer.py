@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from rayq import OffsetRange, TopicPartition
+from rayq.actors.replica.leader_transactions import LeaderTransactions
 from rayq.batch import job_transaction
 from rayq.batch.offset_ranges import snapshot
 from rayq.batch.task_writer import (
@@ -37,6 +38,7 @@ from rayq.errors import (
     UnknownTopicError,
 )
 from rayq.testing import LocalCluster
+from rayq.wire.messages import SealPartition, SealPartitionResponse
 from tests.local.support import eventually, leader_of, read_all, values
 
 NewTopic = Callable[..., str]
@@ -476,6 +478,26 @@ def test_a_seal_outlives_the_leader_of_a_partition(fragile: LocalCluster) -> Non
             write_task(fragile, job, 1, [to_partition(0)])
         finish(fragile, job, task)
     assert len(read_all(fragile, "t")) == 3
+
+
+def test_what_a_leader_says_that_was_replaced_does_not_count(
+    cluster: LocalCluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[SealPartition] = []
+    seal = LeaderTransactions.seal
+
+    def with_an_older_first(leader: LeaderTransactions, request: SealPartition) -> Any:
+        asked.append(request)
+        if len(asked) == 1:  # It lacks what its successor has.
+            return SealPartitionResponse([], request.leader_epoch - 1)
+        return seal(leader, request)
+
+    monkeypatch.setattr(LeaderTransactions, "seal", with_an_older_first)
+    job = begin_atomic(cluster, topic)
+    with writing(cluster, job):
+        finish(cluster, job, write_task(cluster, job, 0, [numbered(10)]))
+    assert len(asked) == 2
+    assert numbers(cluster, topic) == list(range(10))
 
 
 def test_a_job_with_a_name_commits_once(cluster: LocalCluster, topic: str) -> None:

@@ -563,7 +563,7 @@ def test_what_comes_behind_a_seal_is_refused_also_where_it_waits_for_its_join() 
         led.coordinators.answers_at_once = False
         waiting = led.waiting(FAMILY + 1)
         await led.settle()
-        assert led.seal() == messages.SealPartitionResponse([])
+        assert led.seal() == messages.SealPartitionResponse([], LEADER_EPOCH)
         led.coordinators.answer()
         await led.settle()
         with pytest.raises(TransactionEndedError):

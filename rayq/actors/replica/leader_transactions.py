@@ -254,7 +254,8 @@ class LeaderTransactions:
             ended_epoch=self._log.ended_epoch(family),
         )
         written = self._replica_log.log.producers.records_of(family, epoch)
-        return self._when_committed(self._seals, messages.SealPartitionResponse(written))
+        answer = messages.SealPartitionResponse(written, self.assignment.leader_epoch)
+        return self._when_committed(self._seals, answer)
 
     def _end(self, family: int, epoch: int, is_commit: bool, coordinator_epoch: int) -> None:
         self._append_marker(

@@ -118,6 +118,7 @@ class SealTransaction(ToCoordinator[SealTransactionResponse], frozen=True):
 class SealPartitionResponse(Response, frozen=True):
     written: list[tuple[int, int]]
     """`(producer id, records)` of each writer, ascending."""
+    leader_epoch: Epoch
 
 
 class SealPartition(ToLeader[SealPartitionResponse], frozen=True):
