@@ -48,6 +48,7 @@ logger = logging.getLogger(__name__)
 TRANSACTION_TIMEOUT_MS = 60_000
 """A driver that was not heard of for so long is dead: its transaction is aborted."""
 TOUCH_INTERVAL_S = 10.0
+ABORT_TIMEOUT_S = 10.0
 MARKERS_WAIT_MS = 1000
 """How long a commit waits for the markers after it was decided."""
 
@@ -175,8 +176,9 @@ class JobTransaction(NamedTuple):
             raise aborted("its end came before its commit was asked for.")
 
     async def abort(self) -> None:
-        """Ends it without its records, if it has not ended."""
-        await self._end(is_commit=False)
+        """Ends it without its records, if it has not ended. Tries for `ABORT_TIMEOUT_S` at most:
+        it ends by its time-out anyway."""
+        await self._replace(timeout_s=min(self.timeout_s, ABORT_TIMEOUT_S))._end(is_commit=False)
 
     async def _end(self, *, is_commit: bool) -> EndTransactionResponse:
         wait_ms = MARKERS_WAIT_MS if is_commit else 0
