@@ -97,6 +97,7 @@ class TransactionWorkload(Workload):
 
         def observe(owner: Owner) -> None:
             invariants.observe(owner)
+            self.invariants.observe()
             self.groups.observe(owner)
 
         invariants.on_committed = committed
