@@ -61,7 +61,6 @@ class TransactionLoad:
         self._processes: list[Any] = []
         self._current: dict[str, Any] = {}
         """The newest process of each slot."""
-        self._killed: set[Any] = set()
         self._hanging: list[Any] = []
         self._is_calm = threading.Event()
         self._disturber = threading.Thread(target=self._disturb, daemon=True)
@@ -131,7 +130,6 @@ class TransactionLoad:
             process = self._current[slot]
             if self._rng.random() < KILL_SHARE:
                 self.counts["killed"] += 1
-                self._killed.add(process)
                 process.kill()
                 process.join()
             else:
@@ -148,11 +146,11 @@ class TransactionLoad:
     def _end(self, kind: str) -> list[str]:
         problems = []
         for process in self._processes:
-            if not process.name.startswith(kind) or process in self._killed:
+            if not process.name.startswith(kind):
                 continue
             process.terminate()
             process.join(END_TIMEOUT_S)
-            if process.exitcode not in (0, -signal.SIGTERM):  # None: it is still there.
+            if process.exitcode not in (0, -signal.SIGTERM, -signal.SIGKILL):  # None: still there
                 problems.append(f"{process.name} ended with {process.exitcode}.")
         return problems
 
