@@ -15,7 +15,7 @@ from rayq.actors.transactions.transaction_coordinator import TransactionCoordina
 from rayq.batch import taking_cuts
 from rayq.batch.transaction_cut import Cut
 from rayq.client.producing.transaction_state import TransactionState
-from rayq.core import group_offsets, group_transactions, transaction_changes
+from rayq.core import group_transactions, transaction_changes
 from rayq.core.transaction_admission import Step, TransactionAdmission
 from rayq.core.transaction_records import IdRecord, TransactionRecord
 from rayq.storage import recovery
@@ -30,7 +30,7 @@ TRANSACTIONS = "transactions"
 # --- the coordinator ------------------------------------------------------------------------------
 
 
-@plants("transactions", "the next transaction has the epoch of the one that ended", TRANSACTIONS)
+@plants("29", "the next transaction has the epoch of the one that ended", TRANSACTIONS)
 def epoch_of_a_transaction_kept() -> list[Patch]:
     end = transaction_changes._end
 
@@ -43,7 +43,7 @@ def epoch_of_a_transaction_kept() -> list[Patch]:
     return [(transaction_changes, "_end", mutated)]
 
 
-@plants("transactions", "a commit is answered before its decision is committed", TRANSACTIONS)
+@plants("20, 30", "a commit is answered before its decision is committed", TRANSACTIONS)
 def end_answered_before_it_is_committed() -> list[Patch]:
     async def until_committed(self: Any) -> None:
         self._check(None)
@@ -51,7 +51,7 @@ def end_answered_before_it_is_committed() -> list[Patch]:
     return [(TransactionCoordinator, "_until_committed", until_committed)]
 
 
-@plants("transactions", "a new owner's beginning ends only what is open", TRANSACTIONS)
+@plants("29", "a new owner's beginning ends only what is open", TRANSACTIONS)
 def only_what_is_open_fenced() -> list[Patch]:
     init_producer = transaction_changes.init_producer
 
@@ -67,25 +67,7 @@ def only_what_is_open_fenced() -> list[Patch]:
     return [(transaction_changes, "init_producer", mutated)]
 
 
-@plants("transactions", "an end that comes again ends the present transaction", TRANSACTIONS)
-def end_without_epoch() -> list[Patch]:
-    end, ended = transaction_changes.end, transaction_changes.ended
-
-    def mutated(state: Any, transactional_id: str, owner: str, key: Any, **options: Any) -> Any:
-        value = state.ids.get(transactional_id)
-        if value is not None and value.owner == owner and value.next in state.transactions:
-            key = value.next
-        return end(state, transactional_id, owner, key, **options)
-
-    def answer(state: Any, transactional_id: str, owner: str, key: Any, **options: Any) -> Any:
-        return ended(
-            state, transactional_id, owner, state.ids[transactional_id].last.key, **options
-        )
-
-    return [(transaction_changes, "end", mutated), (transaction_changes, "ended", answer)]
-
-
-@plants("transactions", "markers are written before their decision is committed", TRANSACTIONS)
+@plants("30", "markers are written before their decision is committed", TRANSACTIONS)
 def marker_before_its_decision() -> list[Patch]:
     def mutated(self: Any, key: Any, transaction: Any) -> None:
         async def write() -> None:
@@ -102,7 +84,7 @@ def marker_before_its_decision() -> list[Patch]:
     return [(TransactionCoordinator, "_write_markers_of", mutated)]
 
 
-@plants("transactions", "each record of a decision is a batch of its own", TRANSACTIONS)
+@plants("30", "each record of a decision is a batch of its own", TRANSACTIONS)
 def decision_split() -> list[Patch]:
     append = CoordinatorLog.append
 
@@ -114,7 +96,7 @@ def decision_split() -> list[Patch]:
     return [(CoordinatorLog, "append", mutated), (coordinator_log, "BATCH_BYTES", 1)]
 
 
-@plants("transactions", "markers end with the coordinator that decided", TRANSACTIONS)
+@plants("30", "markers end with the coordinator that decided", TRANSACTIONS)
 def markers_end_with_their_coordinator() -> list[Patch]:
     load = TransactionCoordinator._load
 
@@ -128,7 +110,7 @@ def markers_end_with_their_coordinator() -> list[Patch]:
     return [(TransactionCoordinator, "_load", mutated)]
 
 
-@plants("transactions", "a participant that cannot be reached needs no marker", TRANSACTIONS)
+@plants("30", "a participant that cannot be reached needs no marker", TRANSACTIONS)
 def unreachable_participant_left_out() -> list[Patch]:
     is_marked = TransactionCoordinator._is_marked
 
@@ -142,7 +124,7 @@ def unreachable_participant_left_out() -> list[Patch]:
 # --- the leader -----------------------------------------------------------------------------------
 
 
-@plants("transactions", "a leader appends before its partition has joined", TRANSACTIONS)
+@plants("25", "a leader appends before its partition has joined", TRANSACTIONS)
 def appended_before_the_join() -> list[Patch]:
     batch = TransactionAdmission.batch
 
@@ -153,7 +135,7 @@ def appended_before_the_join() -> list[Patch]:
     return [(TransactionAdmission, "batch", mutated)]
 
 
-@plants("transactions", "a join counts for every later transaction of the family", TRANSACTIONS)
+@plants("25", "a join counts for every later transaction of the family", TRANSACTIONS)
 def joined_without_epoch() -> list[Patch]:
     batch = TransactionAdmission.batch
 
@@ -172,7 +154,7 @@ def joined_without_epoch() -> list[Patch]:
     return [(TransactionAdmission, "batch", mutated), (TransactionAdmission, "marker", marker)]
 
 
-@plants("transactions", "where nothing is open a marker is acknowledged unwritten", TRANSACTIONS)
+@plants("26", "where nothing is open a marker is acknowledged unwritten", TRANSACTIONS)
 def no_marker_where_nothing_is_open() -> list[Patch]:
     marker = TransactionAdmission.marker
 
@@ -182,7 +164,7 @@ def no_marker_where_nothing_is_open() -> list[Patch]:
     return [(TransactionAdmission, "marker", mutated)]
 
 
-@plants("transactions", "a repeated marker is acknowledged at once", TRANSACTIONS)
+@plants("26", "a repeated marker is acknowledged at once", TRANSACTIONS)
 def repeated_marker_acknowledged_at_once() -> list[Patch]:
     write_marker = LeaderTransactions.write_marker
 
@@ -194,7 +176,7 @@ def repeated_marker_acknowledged_at_once() -> list[Patch]:
     return [(LeaderTransactions, "write_marker", mutated)]
 
 
-@plants("transactions", "a marker is acknowledged before it is committed", TRANSACTIONS)
+@plants("26", "a marker is acknowledged before it is committed", TRANSACTIONS)
 def marker_acknowledged_at_once() -> list[Patch]:
     def mutated(self: Any) -> messages.Done:
         return messages.Done()
@@ -202,7 +184,7 @@ def marker_acknowledged_at_once() -> list[Patch]:
     return [(LeaderTransactions, "_once_committed", mutated)]
 
 
-@plants("transactions", "a marker ends whatever its family has open", TRANSACTIONS)
+@plants("26", "a marker ends whatever its family has open", TRANSACTIONS)
 def marker_of_any_epoch() -> list[Patch]:
     marker, update = TransactionAdmission.marker, OpenTransactions.update
 
@@ -222,7 +204,7 @@ def marker_of_any_epoch() -> list[Patch]:
     return [(TransactionAdmission, "marker", mutated), (OpenTransactions, "update", closing)]
 
 
-@plants("transactions", "a batch does not wait for the marker of the one before", TRANSACTIONS)
+@plants("26", "a batch does not wait for the marker of the one before", TRANSACTIONS)
 def next_transaction_not_held_back() -> list[Patch]:
     batch = TransactionAdmission.batch
 
@@ -238,7 +220,7 @@ def next_transaction_not_held_back() -> list[Patch]:
 # --- a partition's log ----------------------------------------------------------------------------
 
 
-@plants("transactions", "the last stable offset passes with an uncommitted marker", TRANSACTIONS)
+@plants("27", "the last stable offset passes with an uncommitted marker", TRANSACTIONS)
 def stable_offset_over_an_uncommitted_marker() -> list[Patch]:
     def mutated(self: Any, _: int) -> int | None:
         first: int | None = self.first_open
@@ -247,7 +229,7 @@ def stable_offset_over_an_uncommitted_marker() -> list[Patch]:
     return [(OpenTransactions, "first_undecided", mutated)]
 
 
-@plants("transactions", "recovery forgets what is open", TRANSACTIONS)
+@plants("27", "recovery forgets what is open", TRANSACTIONS)
 def open_transactions_forgotten_in_recovery() -> list[Patch]:
     load_producers = recovery.load_producers
 
@@ -259,7 +241,7 @@ def open_transactions_forgotten_in_recovery() -> list[Patch]:
     return [(recovery, "load_producers", mutated)]
 
 
-@plants("transactions", "a truncation leaves the open transactions as they were", TRANSACTIONS)
+@plants("27", "a truncation leaves the open transactions as they were", TRANSACTIONS)
 def open_transactions_kept_over_truncation() -> list[Patch]:
     truncate = Log._truncate
 
@@ -274,7 +256,7 @@ def open_transactions_kept_over_truncation() -> list[Patch]:
 # --- groups ---------------------------------------------------------------------------------------
 
 
-@plants("transactions", "a group notes no end of what it holds no position of", TRANSACTIONS)
+@plants("26", "a group notes no end of what it holds no position of", TRANSACTIONS)
 def end_without_positions_not_noted() -> list[Patch]:
     end = group_transactions.end
 
@@ -285,29 +267,24 @@ def end_without_positions_not_noted() -> list[Patch]:
     return [(group_transactions, "end", mutated)]
 
 
-@plants("transactions", "positions are told, and set, while a transaction holds them", TRANSACTIONS)
-def pending_position_told() -> list[Patch]:
-    def mutated(*_: Any) -> None:
-        return
-
-    return [(group_offsets, "check_none_pending", mutated)]
-
-
 # --- producers ------------------------------------------------------------------------------------
 
 
-@plants("transactions", "a transaction is committed though a batch of it failed", TRANSACTIONS)
+@plants("29", "a transaction is committed though a batch of it failed", TRANSACTIONS)
 def failed_batch_committed() -> list[Patch]:
-    def mutated(*_: Any) -> None:
-        return
+    decide = TransactionState.decide
 
-    return [(TransactionState, "failed", mutated)]
+    def mutated(self: Any, **options: Any) -> None:
+        self._failure = None
+        decide(self, **options)
+
+    return [(TransactionState, "decide", mutated)]
 
 
 # --- readers --------------------------------------------------------------------------------------
 
 
-@plants("transactions", "a snapshot asks each partition once", TRANSACTIONS)
+@plants("32", "a snapshot asks each partition once", TRANSACTIONS)
 def snapshot_in_one_pass() -> list[Patch]:
     def mutated(first: Any) -> Cut:
         undecided = {(family, epoch) for one in first for family, epoch, _ in one.open}
@@ -316,7 +293,7 @@ def snapshot_in_one_pass() -> list[Patch]:
     return [(taking_cuts, "cut_of_one_pass", mutated)]
 
 
-@plants("transactions", "a snapshot believes leaders that were replaced", TRANSACTIONS)
+@plants("32", "a snapshot believes leaders that were replaced", TRANSACTIONS)
 def cut_not_confirmed() -> list[Patch]:
     async def mutated(*_: Any) -> bool:
         return True
