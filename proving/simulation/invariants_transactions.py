@@ -86,6 +86,9 @@ class TransactionInvariants:
                     self._end(place, TransactionKey(position.family, position.value.epoch), None)
                 elif isinstance(position, PendingRecord | OffsetRecord):
                     self._take_position(position)
+                    if isinstance(position, PendingRecord) and position.value is not None:
+                        taker = TransactionKey(position.value.family, position.value.epoch)
+                        self._write(place, taker)
         elif header.producer_id is not None and is_transactional(header.producer_id):
             assert header.producer_epoch is not None
             transaction = TransactionKey(family_of(header.producer_id), header.producer_epoch)
