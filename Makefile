@@ -19,7 +19,7 @@ INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint req
 
 .DEFAULT_GOAL := help
 .PHONY: help setup java hosts demo test test-thorough test-all test-fast bench bench-peers sim chaos \
-	chaos-hostile chaos-groups lint lock docs clean hunt mutants
+	chaos-transactions chaos-hostile chaos-groups lint lock docs clean hunt mutants
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -115,6 +115,9 @@ sim: $(FOR_THE_TESTS) ## Run seeds of the simulation: make sim SEEDS=0:2000 SCEN
 MINUTES ?= 5
 chaos: $(FOR_THE_TESTS) ## Kill and stop real processes at load: make chaos MINUTES=5; a table, exit 1 on loss
 	@$(BIN)/python -m proving.chaos --minutes $(MINUTES)
+
+chaos-transactions: $(FOR_THE_TESTS) ## The same beside clients with transactions, which die and hang as well: MINUTES=5
+	@$(BIN)/python -m proving.chaos --transactions --rate 300 --minutes $(MINUTES)
 
 chaos-hostile: $(FOR_THE_TESTS) ## Ten hostile clients beside ten honest ones, every other minute: MINUTES=5
 	@$(BIN)/python -m proving.chaos --hostile --minutes $(MINUTES)

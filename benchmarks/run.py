@@ -33,6 +33,7 @@ from benchmarks.ray_data import ray_data_read
 from benchmarks.reopen import reopen
 from benchmarks.report import Row, print_all, wide_console
 from benchmarks.spark import spark_read
+from benchmarks.transactions import transactions
 from rayq.testing import LocalCluster
 
 OUTPUT = Path(".bench")
@@ -92,6 +93,7 @@ ALONE: dict[str, Callable[[Path], list[Row]]] = {
     "client-speed": client_speed,
     "reopen": reopen,
     "compaction": compaction,
+    "transactions": transactions,
     "groups-local": groups_local,
 }
 ON_RAY = {**on_ray.SECTIONS, "groups": groups, "ray-data": ray_data_read, "spark": spark_read}

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rayq.client.consuming.consumer import AsyncConsumer, Consumer
     from rayq.client.producing.futures import DeliveryFuture, ManyDeliveryFuture
     from rayq.client.producing.producer import AsyncProducer, Producer
+    from rayq.client.producing.transaction import AsyncTransaction, Transaction
     from rayq.config import (
         ClusterConfig,
         ConsumerConfig,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     )
     from rayq.entry import connect, start
     from rayq.errors import (
+        AlreadyCommittedError,
         AuthenticationError,
         BufferFullError,
         CommitRefusedError,
@@ -36,11 +38,14 @@ if TYPE_CHECKING:
         DeserializationError,
         OffsetOutOfRangeError,
         OutcomeUnknownError,
+        ProducerFencedError,
         RayqError,
         RecordTooLargeError,
         SerializationError,
         TimeoutError,
         TopicExistsError,
+        TransactionAbortedError,
+        TransactionOutcomeUnknownError,
         UnknownTopicError,
     )
     from rayq.metrics import Sample
@@ -53,8 +58,10 @@ if TYPE_CHECKING:
         GroupMemberInfo,
         GroupMembership,
         GroupOffset,
+        HangingTransaction,
         OffsetAndMetadata,
         OffsetRange,
+        Outgoing,
         PartitionInfo,
         PoolConsumer,
         PoolStatus,
@@ -64,6 +71,9 @@ if TYPE_CHECKING:
         ReplicaInfo,
         TopicInfo,
         TopicPartition,
+        TransactionInfo,
+        TransactionListing,
+        TransactionParticipant,
     )
     from rayq.serialization import json_deserializer, json_serializer, typed_json_deserializer
 
@@ -79,6 +89,7 @@ _HOMES = {
     "rayq.client.consuming.consumer": ("AsyncConsumer", "Consumer"),
     "rayq.client.producing.futures": ("DeliveryFuture", "ManyDeliveryFuture"),
     "rayq.client.producing.producer": ("AsyncProducer", "Producer"),
+    "rayq.client.producing.transaction": ("AsyncTransaction", "Transaction"),
     "rayq.config_reference": (
         "ClusterConfig",
         "ConsumerConfig",
@@ -120,9 +131,11 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "Admin",
+    "AlreadyCommittedError",
     "AsyncAdmin",
     "AsyncConsumer",
     "AsyncProducer",
+    "AsyncTransaction",
     "AuthenticationError",
     "BrokerInfo",
     "BufferFullError",
@@ -144,17 +157,20 @@ __all__ = [
     "GroupMemberInfo",
     "GroupMembership",
     "GroupOffset",
+    "HangingTransaction",
     "ManyDeliveryFuture",
     "OffsetAndMetadata",
     "OffsetOutOfRangeError",
     "OffsetRange",
     "OutcomeUnknownError",
+    "Outgoing",
     "PartitionInfo",
     "PoolConfig",
     "PoolConsumer",
     "PoolStatus",
     "Producer",
     "ProducerConfig",
+    "ProducerFencedError",
     "RayqError",
     "Reassignment",
     "Record",
@@ -168,6 +184,12 @@ __all__ = [
     "TopicExistsError",
     "TopicInfo",
     "TopicPartition",
+    "Transaction",
+    "TransactionAbortedError",
+    "TransactionInfo",
+    "TransactionListing",
+    "TransactionOutcomeUnknownError",
+    "TransactionParticipant",
     "UnknownTopicError",
     "__version__",
     "connect",

@@ -100,6 +100,7 @@ PositiveSeconds = Annotated[float, Bounds(0, above_zero=True)]
 NotNegativeSeconds = Annotated[float, Bounds(0)]
 SessionMs = Annotated[int, Bounds(100, HOUR_MS)]
 PollIntervalMs = Annotated[int, Bounds(1, INT64_MAX)]
+TransactionTimeoutMs = Annotated[int, Bounds(1000, 15 * 60_000)]
 
 
 def _plain_functions(config: object, *names: str) -> None:
@@ -253,6 +254,10 @@ class ClusterConfig:
     """Partitions of `__consumer_offsets`, fixed when the first group is used: each has a
     coordinator of its own."""
 
+    transaction_state_partitions: Annotated[int, Bounds(1, 256)] = 1
+    """Partitions of `__transaction_state`, fixed at the first transaction: each has a coordinator
+    of its own."""
+
     offsets_retention_ms: Positive = 7 * DAY_MS
     """Positions of a group without members are forgotten after so long."""
 
@@ -380,6 +385,14 @@ class ProducerConfig:
     key_serializer: Serializer | None = None
     """The same for keys. A partitioner gets the bytes."""
 
+    transactional_id: str | None = None
+    """Writes in transactions, under a name that stays over restarts: a producer that starts with it
+    fences the one before. 1 to 256 characters. Needs acks="all" and enable_idempotence."""
+
+    transaction_timeout_ms: TransactionTimeoutMs = 60_000
+    """A transaction that has not ended so long after its first record is aborted, as of a producer
+    that died: readers of its partitions wait for it meanwhile."""
+
     def __post_init__(self) -> None:
         _check_values(self)
         _require(
@@ -390,6 +403,16 @@ class ProducerConfig:
         _require(
             self.buffer_memory >= self.batch_size,
             "buffer_memory must be at least batch_size, or no batch would ever fill.",
+        )
+        _require(
+            self.transactional_id is None
+            or (1 <= len(self.transactional_id) <= 256 and is_unicode(self.transactional_id)),
+            "transactional_id has 1 to 256 characters of Unicode.",
+        )
+        _require(
+            self.transactional_id is None or self.idempotent,
+            'transactional_id needs enable_idempotence and acks="all": a transaction that may lose '
+            "records is none.",
         )
         _plain_functions(self, "value_serializer", "key_serializer")
 
@@ -446,6 +469,11 @@ class ConsumerConfig:
 
     auto_commit_interval_ms: Positive = 5_000
     """How often, with `enable_auto_commit`."""
+
+    isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed"
+    """"read_committed" returns records of transactions that committed, and stops below the first
+    transaction that is not decided. "read_uncommitted" returns everything that is replicated. Where
+    nobody uses transactions they are the same."""
 
     max_poll_records: Positive = 500
     """The most records that one `poll` returns unless it says otherwise."""
@@ -552,6 +580,11 @@ class PoolConfig:
     dead_letter_topic: str | None = None
     """Where records go that the handler keeps refusing, with the reason in headers. None: nowhere,
     they are tried again until they succeed, and what follows in their partition waits."""
+
+    exactly_once: bool = False
+    """Each batch is a transaction: what the handler returns (an `Outgoing`, an iterable of them, or
+    None) is sent, and the batch counts as handled, both or neither. So is what goes to the dead
+    letters."""
 
     max_poll_interval_ms: PollIntervalMs = 300_000
     """The most time that one call of the handler may take. A consumer that takes longer loses its

@@ -53,6 +53,7 @@ class ClusterKeywords(TypedDict, total=False):
     compaction_bytes_per_s: int
     compaction_memory_bytes: int
     offsets_topic_partitions: int
+    transaction_state_partitions: int
     offsets_retention_ms: int
     group_disconnect_grace_ms: int
     group_assignors: dict[str, str] | None
@@ -85,6 +86,8 @@ class ProducerKeywords(TypedDict, total=False):
     buffer_memory: int
     max_block_ms: int
     partitioner: Partitioner | None
+    transactional_id: str | None
+    transaction_timeout_ms: int
 
 
 class ConsumerKeywords(TypedDict, total=False):
@@ -98,6 +101,7 @@ class ConsumerKeywords(TypedDict, total=False):
     max_poll_interval_ms: int
     enable_auto_commit: bool
     auto_commit_interval_ms: int
+    isolation_level: Literal["read_committed", "read_uncommitted"]
     max_poll_records: int
     fetch_max_bytes: int
     fetch_max_wait_ms: int
@@ -124,6 +128,7 @@ class PoolKeywords(TypedDict, total=False):
     retry_backoff_ms: int
     retry_backoff_max_ms: int
     dead_letter_topic: str | None
+    exactly_once: bool
     max_poll_interval_ms: int
     group_session_timeout_ms: int
     drain_timeout_s: float

@@ -266,6 +266,38 @@ class ProducerFencedError(RayqError):
     """A newer producer with the same id took over."""
 
 
+# --- transactions -------------------------------------------------------------------------------
+
+
+class TransactionAbortedError(RayqError):
+    """The transaction was aborted, and none of it is visible to whoever reads what is committed: a
+    record of it could not be written, or its `transaction_timeout_ms` was over. Run it again."""
+
+
+class TransactionOutcomeUnknownError(RayqError):
+    """The commit was asked for, and no answer came for `max_block_ms`, or another producer took the
+    transactional id over before one came. The transaction is committed whole, or not at all."""
+
+    outcome_unknown = True
+
+
+class AlreadyCommittedError(RayqError):
+    """A transaction with this name is committed: this one was aborted, since a name commits
+    once."""
+
+
+class OpenTransactionError(RayqError):
+    """A range of offsets contains records of a transaction that is not decided yet; the message
+    says whose. It ends with its commit or its time-out."""
+
+    retriable = True
+
+
+class TransactionLimitError(RayqError):
+    """Too many transactional ids, or too many transactions open at once; the message has the
+    limit."""
+
+
 class RewriteMismatchError(RayqError):
     """A task of a batch write ran again and made other records, or another order of them, than its
     earlier attempt had written: neither attempt's records may be taken for the task's. Make the
@@ -537,9 +569,32 @@ class OffsetNotAvailableError(InternalError):
 
 
 class CoordinatorLoadingError(InternalError):
-    """A group's new coordinator is still reading what its predecessors wrote."""
+    """A new coordinator (of groups or of transactions) is still reading what its predecessors
+    wrote."""
 
     retriable = True
+
+
+class TransactionEndedError(InternalError):
+    """The transaction that a batch, a position or a question names has ended."""
+
+    not_written = True
+
+
+class TransactionOrderError(InternalError):
+    """A batch or a marker has to wait: an older transaction of the same producer has no marker in
+    this partition yet, or the coordinator has not said that the partition takes part."""
+
+    retriable = True
+    not_written = True
+
+
+class OffsetPendingError(InternalError):
+    """A transaction that has not ended holds positions of the group: whoever asks for them, or
+    writes others, waits for its end."""
+
+    retriable = True
+    not_written = True
 
 
 class UnknownMemberError(InternalError):

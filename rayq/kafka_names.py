@@ -10,7 +10,6 @@ _CONNECT = 'the address is given once: rayq.connect("host:9392"), and the cluste
 _SERIALIZERS = "say value_serializer= and key_serializer= to cluster.producer"
 _DESERIALIZERS = "say value_deserializer= and key_deserializer= to cluster.consumer"
 _HANDLERS = "a pool's handler gets the bytes: decode them there"
-_NO_TRANSACTIONS = "there are no transactions"
 _NO_CLIENT_ID = "there is none: servers see the client's host and process"
 _TLS = "over TLS give tls_ca= (and tls_certificate=, tls_key=) to rayq.connect, and token="
 _PARTITIONS = "say partitions= to create_topic"
@@ -26,9 +25,6 @@ _EVERYWHERE = {
     "serializer": _SERIALIZERS,
     "deserializer": _DESERIALIZERS,
     "schema_registry_url": "there is no schema registry",
-    "transactional_id": _NO_TRANSACTIONS,
-    "transaction_timeout_ms": _NO_TRANSACTIONS,
-    "isolation_level": _NO_TRANSACTIONS,
     "security_protocol": _TLS,
     "ssl_context": _TLS,
     "ssl_cafile": "say tls_ca= to rayq.connect",
@@ -94,9 +90,11 @@ _CLUSTER = {
     "advertised_listeners": "say advertised_host=",
     "zookeeper_connect": "there is no ZooKeeper",
     "broker_session_timeout_ms": "say session_timeout_ms=",
+    "transaction_state_log_num_partitions": "say transaction_state_partitions=",
 }
 
 _PRODUCER = {
+    "isolation_level": "say isolation_level= to cluster.consumer",
     "topic": "the topic is named by `send`",
     "retries": "say delivery_timeout_ms=: retries go on for so long",
     "message_timeout_ms": "say delivery_timeout_ms=",
@@ -117,6 +115,7 @@ _PRODUCER = {
 }
 
 _CONSUMER = {
+    "transactional_id": "say transactional_id= to cluster.producer",
     "group_id": "say group=",
     "group_name": "say group=",
     "consumer_group": "say group=",

@@ -113,6 +113,33 @@ _METRICS = (
         "The size of the in-sync set; from the leader.",
     ),
     Metric("rayq_partition_replicas", "gauge", _PARTITION, "The replicas; from the leader."),
+    # Where a partition holds anything of transactions.
+    Metric(
+        "rayq_partition_last_stable_offset_lag",
+        "gauge",
+        _PARTITION,
+        "From the last stable offset, where readers of what is committed find nothing more, to the "
+        "high watermark; from the leader.",
+    ),
+    Metric(
+        "rayq_partition_open_transactions",
+        "gauge",
+        _PARTITION,
+        "Transactions with records in the partition that have no marker yet; from the leader.",
+    ),
+    Metric(
+        "rayq_partition_oldest_transaction_seconds",
+        "gauge",
+        _PARTITION,
+        "For how long the leader has known the oldest open transaction; a new leader begins at 0.",
+    ),
+    Metric(
+        "rayq_partition_unknown_transactions",
+        "gauge",
+        _PARTITION,
+        "Open transactions of which their coordinator knows nothing, so that nobody ends them; "
+        "from the leader.",
+    ),
     # Brokers.
     Metric("rayq_disk_free_bytes", "gauge", _PROCESS, "Free bytes where the broker's data is."),
     Metric(
@@ -211,6 +238,21 @@ _METRICS = (
         "rayq_consumergroup_group_max_lag_seconds", "gauge", _GROUP, "Of the worst partition."
     ),
     Metric("rayq_consumergroup_group_sum_lag", "gauge", _GROUP, "Over all partitions."),
+    # Transactions, from their coordinators.
+    Metric(
+        "rayq_open_transactions",
+        "gauge",
+        ("cluster", "partition"),
+        "Transactions that are open, or whose markers are not all written; of the coordinator that "
+        "leads this partition of __transaction_state.",
+    ),
+    Metric(
+        "rayq_transaction_end_seconds",
+        "histogram",
+        _PROCESS,
+        "From the decision of a transaction (commit, abort or time-out) to its last marker: from "
+        "then on all readers see how it ended.",
+    ),
     # Consumer pools, from the pool's own process: on Ray only.
     Metric("rayq_pool_wanted_consumers", "gauge", _POOL, "Consumers that there should be now."),
     Metric("rayq_pool_running_consumers", "gauge", _POOL, "Consumers that run."),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import msgspec
@@ -61,6 +61,18 @@ class Record(OfValueAndKey, msgspec.Struct, Generic[ValueT_co, KeyT_co], frozen=
     key: KeyT_co
     value: ValueT_co
     headers: Headers
+
+
+class Outgoing(msgspec.Struct, frozen=True):
+    """A record to send, which the handler of a consumer pool with `exactly_once` returns. The
+    fields mean what the arguments of `producer.send` mean."""
+
+    topic: str
+    value: bytes | None
+    key: bytes | None = None
+    headers: Iterable[tuple[str, bytes]] | None = None
+    partition: int | None = None
+    timestamp_ms: int | None = None
 
 
 class RecordMetadata(NamedTuple):
@@ -243,6 +255,61 @@ class GroupInfo(msgspec.Struct, frozen=True):
     def lag(self) -> int:
         """The sum over all partitions whose lag is known."""
         return sum(one.lag for one in self.partitions.values() if one.lag is not None)
+
+
+class TransactionListing(msgspec.Struct, frozen=True):
+    """A transaction in a list. `state` is "open", or "committing" or "aborting" while it is decided
+    and some partitions lack its marker; "ready" is the next one of an id that has none under way.
+    That of a batch write is "sealed" between its last record and its decision.
+    `producer_id` and `epoch` name it in errors and logs."""
+
+    transactional_id: str
+    state: str
+    producer_id: int
+    epoch: int
+    age_ms: int | None
+    """Since its first partition joined; None for "ready"."""
+    transaction_timeout_ms: int
+    partitions: int
+
+    @property
+    def is_hanging(self) -> bool:
+        """Whether it should have ended a minute ago, by its time-out at the latest."""
+        return self.age_ms is not None and self.age_ms > self.transaction_timeout_ms + 60_000
+
+
+class TransactionParticipant(msgspec.Struct, frozen=True):
+    """A partition that takes part in the transaction of this `producer_id` and `epoch`. Of
+    `__consumer_offsets` it is one with positions of a group."""
+
+    producer_id: int
+    epoch: int
+    topic_partition: TopicPartition
+    has_marker: bool
+    """Whether readers of the partition see how the transaction ended."""
+
+
+class TransactionInfo(msgspec.Struct, frozen=True):
+    """A transactional id: `owner` is the random id of the producer that has it now, `last_name` the
+    name of its last named transaction that committed."""
+
+    transactional_id: str
+    owner: str
+    transaction_timeout_ms: int
+    last_name: str | None
+    transactions: list[TransactionListing]
+    """Those under way, the oldest first; else the next one."""
+    participants: list[TransactionParticipant]
+
+
+class HangingTransaction(msgspec.Struct, frozen=True):
+    """A transaction that is open in a partition, and of which its coordinator knows nothing: so
+    nobody ends it, and readers of what is committed wait at `first_offset`."""
+
+    topic_partition: TopicPartition
+    producer_id: int
+    epoch: int
+    first_offset: int
 
 
 class PoolConsumer(msgspec.Struct, frozen=True):

@@ -42,6 +42,11 @@ def main(arguments: list[str] | None = None) -> int:
         help="multiplies how long writes may pause, for machines that others use as well",
     )
     parser.add_argument(
+        "--transactions",
+        action="store_true",
+        help="clients with transactions beside the load, which are killed and hang as well",
+    )
+    parser.add_argument(
         "--hostile",
         action="store_true",
         help="no faults: hostile clients beside honest ones, every other minute",
@@ -56,7 +61,14 @@ def main(arguments: list[str] | None = None) -> int:
     console.print(f"seed {options.seed}", highlight=False)
     if options.hostile:
         return _run_hostile(options.minutes, options.seed, options.leniency, console)
-    plan = Plan(options.minutes, options.seed, kinds, options.rate, options.leniency)
+    plan = Plan(
+        options.minutes,
+        options.seed,
+        kinds,
+        options.rate,
+        options.leniency,
+        options.transactions,
+    )
     try:
         # Ray prints much on stdout about each process that dies.
         with contextlib.redirect_stdout(io.StringIO()):

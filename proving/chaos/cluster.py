@@ -53,6 +53,8 @@ class ChaosCluster:
     def __init__(self, root: Path, brokers: int = 3) -> None:
         self._root = root
         self._brokers = brokers
+        self.topics = [TOPIC]
+        """The topics that faults hit, and that have to be well again after each."""
         self._ray: RayNodes | None = None
         self._nodes: dict[int, Any] = {}
         self._cluster: Cluster | None = None
@@ -110,8 +112,8 @@ class ChaosCluster:
 
     # --- who is where -----------------------------------------------------------------------------
 
-    def partitions(self) -> list[PartitionInfo]:
-        return self.rayq.admin.describe_topic(TOPIC).partitions
+    def partitions(self, topic: str = TOPIC) -> list[PartitionInfo]:
+        return self.rayq.admin.describe_topic(topic).partitions
 
     def replica_pid(self, partition: PartitionInfo, broker: int) -> int | None:
         return next(one.pid for one in partition.replicas if one.broker == broker)
@@ -171,11 +173,12 @@ class ChaosCluster:
             live = sorted(one.broker for one in info.brokers if one.live)
             if live != list(self.brokers):
                 return f"brokers {live} live"
-            for partition in self.partitions():
-                if len(partition.isr) < REPLICAS or partition.leader is None:
-                    return f"partition {partition.partition} has {partition.isr} in sync"
-                if any(one.pid is None for one in partition.replicas):
-                    return f"partition {partition.partition} has a silent replica"
+            for topic in self.topics:
+                for partition in self.partitions(topic):
+                    if len(partition.isr) < REPLICAS or partition.leader is None:
+                        return f"{topic}-{partition.partition} has {partition.isr} in sync"
+                    if any(one.pid is None for one in partition.replicas):
+                        return f"{topic}-{partition.partition} has a silent replica"
         except RayqError as error:
             return f"{type(error).__name__}: {error}"
         return None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from proving.chaos.cluster import ChaosCluster
+from proving.chaos.cluster import TOPIC, ChaosCluster
 from proving.chaos.processes import Victim, hold
 
 KILLED_LIMIT_S = 1.0
@@ -76,7 +76,7 @@ class Target(NamedTuple):
     kind: Kind
     pids: list[int]
     partitions: list[int]
-    """The partitions that the fault affects. The others must make progress too."""
+    """The partitions of the load that the fault affects. The others must make progress too."""
     broker: int | None
     """The broker of the node, for faults of nodes."""
     what: str
@@ -135,7 +135,8 @@ def choose(cluster: ChaosCluster, kind: Kind, rng: random.Random) -> Target | No
 
 
 def _replica(cluster: ChaosCluster, kind: Kind, leads: bool, rng: random.Random) -> Target | None:
-    partition = rng.choice(cluster.partitions())
+    topic = rng.choice(cluster.topics)
+    partition = rng.choice(cluster.partitions(topic))
     brokers = [
         one.broker for one in partition.replicas if (one.broker == partition.leader) == leads
     ]
@@ -144,8 +145,9 @@ def _replica(cluster: ChaosCluster, kind: Kind, leads: bool, rng: random.Random)
     if pid is None:
         return None
     role = "leader" if leads else "follower"
-    what = f"{role} of partition {partition.partition} on broker {broker} (pid {pid})"
-    return Target(kind, [pid], [partition.partition], None, what, kind.lasts_s)
+    what = f"{role} of {topic}-{partition.partition} on broker {broker} (pid {pid})"
+    affected = [partition.partition] if topic == TOPIC else []
+    return Target(kind, [pid], affected, None, what, kind.lasts_s)
 
 
 def _leading_broker(cluster: ChaosCluster, rng: random.Random, avoided: int | None) -> int:

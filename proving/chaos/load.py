@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
@@ -132,29 +132,28 @@ class Load:
 
 
 def read_all(cluster: Cluster, spec: LoadSpec) -> int:
-    """One more consumer reads every partition from its start up to its end. Returns the number of
-    records. Raises TimeoutError."""
-    recorder, places = spec.recorder(), spec.places
+    """One more consumer reads every partition. Returns the number of records. Raises
+    TimeoutError."""
+    recorder = spec.recorder()
+    for place in spec.places:
+        recorder.assigned("final-reader", *place)
     count = 0
+    for records in read_to_end(cluster, spec.places):
+        recorder.polled("final-reader", records)
+        count += len(records)
+    return count
+
+
+def read_to_end(cluster: Cluster, places: Sequence[TopicPartition]) -> Iterator[list[Record]]:
+    """Reads every partition from its start up to its end. Raises TimeoutError."""
     with cluster.consumer(auto_offset_reset="earliest") as consumer:
         consumer.assign(places)
-        for place in places:
-            recorder.assigned("final-reader", *place)
         ends = consumer.end_offsets(places)
-        next_offsets = consumer.beginning_offsets(places)
         deadline_s = time.monotonic() + READ_TIMEOUT_S
-        while any(next_offsets[place] < ends[place] for place in places):
+        while any(consumer.position(one) < ends[one] for one in places):
             if time.monotonic() > deadline_s:
-                raise TimeoutError(
-                    f"{count} records were read in {READ_TIMEOUT_S:.0f} s, up to {next_offsets} "
-                    f"of {ends}."
-                )
-            records = consumer.poll(timeout_s=1.0, max_records=5000)
-            recorder.polled("final-reader", records)
-            count += len(records)
-            for record in records:
-                next_offsets[TopicPartition(record.topic, record.partition)] = record.offset + 1
-    return count
+                raise TimeoutError(f"{places} were not read to {ends} in {READ_TIMEOUT_S:.0f} s.")
+            yield consumer.poll(timeout_s=1.0, max_records=5000)
 
 
 # --- inside the processes -------------------------------------------------------------------------

@@ -33,6 +33,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "checker_faults": verdict and [f"{one.kind}: {one.what}" for one in verdict.faults[:100]],
         "problems": result.problems,
         "injected": dict(result.injected),
+        "transactions": dict(result.transactions),
         "history": None if result.history is None else str(result.history),
         "kinds": {
             str(kind): {
@@ -99,6 +100,9 @@ def show(result: Result, console: Console) -> None:
             f"{result.duplicated} duplicated, {result.verdict.unknown} of unknown outcome",
             highlight=False,
         )
+    if result.transactions:
+        counts = ", ".join(f"{count} {what}" for what, count in result.transactions.items())
+        console.print(f"clients with transactions: {counts}", highlight=False)
     if result.history is not None:
         console.print(
             f"The history is kept: python -m rayq.testing.checker {result.history}",

@@ -26,6 +26,7 @@ from proving.chaos.load import Load, LoadSpec, read_all
 from proving.chaos.measure import Measured, measure, violations
 from proving.chaos.processes import MARK
 from proving.chaos.standstill import Standstill
+from proving.chaos.transactions import TRANSACTION_TOPICS, TransactionLoad
 from rayq.errors import RayqError
 from rayq.testing.checker import Verdict, check, read_history
 from rayq.testing.checker.writes import DUPLICATE, LOST, UNSEEN
@@ -48,6 +49,7 @@ class Plan:
     records_per_s: int = RECORDS_PER_S
     leniency: float = 1.0
     """The factor by which the limits of pauses and of recoveries grow."""
+    has_transactions: bool = False
 
 
 @dataclass
@@ -60,6 +62,8 @@ class Result:
     problems: list[str] = field(default_factory=list)
     verdict: Verdict | None = None
     load_s: float = 0.0
+    transactions: Counter[str] = field(default_factory=Counter)
+    """What the clients with transactions did, where the plan has some."""
     history: Path | None = None
     """The history file, which is kept only after a failure."""
 
@@ -115,6 +119,7 @@ def run(plan: Plan, say: Callable[[str], None]) -> Result:
 def _run(plan: Plan, directory: Path, result: Result, say: Callable[[str], None]) -> None:
     cluster = ChaosCluster(directory / "data")
     load: Load | None = None
+    transactions: TransactionLoad | None = None
     try:
         say("starting a Ray head and three nodes with a broker each")
         cluster.start()
@@ -129,6 +134,11 @@ def _run(plan: Plan, directory: Path, result: Result, say: Callable[[str], None]
         )
         load = Load(spec)
         load.start()
+        if plan.has_transactions:
+            transactions = TransactionLoad(spec)
+            transactions.start(cluster.rayq)
+            cluster.topics += TRANSACTION_TOPICS
+            cluster.wait_settled()
         started_s = time.monotonic()
         with Injector(cluster) as injector, Standstill() as standstill:
             _break(plan, cluster, injector, standstill, result, say, started_s)
@@ -138,6 +148,9 @@ def _run(plan: Plan, directory: Path, result: Result, say: Callable[[str], None]
         result.problems += finished.problems
         result.measured = measure(result.faults, finished.acknowledged)
         result.problems += violations(result.measured, plan.leniency)
+        if transactions is not None:
+            result.transactions = transactions.counts
+            result.problems += transactions.finish(cluster.rayq)
         read_all(cluster.rayq, spec)
         say("judging")
         with open(spec.history, "rb") as file:
@@ -145,6 +158,8 @@ def _run(plan: Plan, directory: Path, result: Result, say: Callable[[str], None]
         if result.verdict.is_clean:
             cluster.stop()
     finally:
+        if transactions is not None:
+            transactions.abort()
         if load is not None:
             load.abort()
         cluster.close()

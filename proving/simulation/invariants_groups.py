@@ -25,6 +25,7 @@ from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.replica.replica import Replica
 from rayq.client.consuming.consumer import AsyncConsumer
 from rayq.core.group_records import (
+    EndedRecord,
     GroupRecord,
     GroupValue,
     MemberRecord,
@@ -32,13 +33,14 @@ from rayq.core.group_records import (
     OffsetRecord,
     OffsetValue,
     Partitions,
-    Record,
+    PendingRecord,
     decode,
 )
 from rayq.core.topic_changes import OFFSETS_TOPIC
 from rayq.records import TopicIdPartition, TopicPartition
 from rayq.storage.batch import decode_columns, read_header
 
+_GroupRecord = GroupRecord | MemberRecord | OffsetRecord
 SILENT = re.compile(r"member (\w+)[^;]* was silent for")
 
 
@@ -80,10 +82,11 @@ class GroupInvariants:
         if replica.assignment.topic != OFFSETS_TOPIC:
             return
         columns = decode_columns(batch, 0, read_header(batch))
-        records = [
+        decoded = [
             decode(key, value)
             for key, value in zip(columns.keys or (), columns.values, strict=True)
         ]
+        records = [one for one in decoded if not isinstance(one, EndedRecord | PendingRecord)]
         changed = dict.fromkeys(record.group for record in records)
         before = {name: self._group(name).value.epoch for name in changed}
         gone: dict[str, dict[str, MemberValue]] = {name: {} for name in changed}
@@ -97,7 +100,7 @@ class GroupInvariants:
     def _group(self, name: str) -> _Group:
         return self._groups.setdefault(name, _Group())
 
-    def _replay(self, record: Record, gone: dict[str, dict[str, MemberValue]]) -> None:
+    def _replay(self, record: _GroupRecord, gone: dict[str, dict[str, MemberValue]]) -> None:
         group = self._group(record.group)
         if isinstance(record, OffsetRecord):
             self._replay_offset(group, record)
@@ -177,7 +180,7 @@ class GroupInvariants:
             return
         host = self._cluster.replica_hosts.get(owner)
         for replica in () if host is None else host._replicas.values():
-            if (coordinator := replica._coordinator) is not None:
+            if isinstance(coordinator := replica._coordinator, GroupCoordinator):
                 self._check_coordinator(replica, coordinator)
 
     def _check_coordinator(self, replica: Replica, coordinator: GroupCoordinator) -> None:

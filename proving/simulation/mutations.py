@@ -19,6 +19,7 @@ import msgspec
 import proving.simulation.mutations_groups  # registers its bugs
 import proving.simulation.mutations_moves  # registers its bugs
 import proving.simulation.mutations_sharing  # registers its bugs
+import proving.simulation.mutations_transactions  # registers its bugs
 import proving.simulation.mutations_trimming  # noqa: F401 - and of what removes records
 from proving.simulation.planting import MUTATIONS, Patch, plants
 from rayq.actors.controller.controller_host import ControllerHost
@@ -311,7 +312,7 @@ def producers_forgotten_in_recovery() -> list[Patch]:
             return None
         return check(self, header)
 
-    def forget(disk: Any, directory: str, segments: Any, end_offset: int) -> ProducerState:
+    def forget(*_: Any) -> ProducerState:
         return ProducerState()
 
     return [(ProducerState, "check", mutated), (recovery, "load_producers", forget)]

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from proving.simulation.planting import Patch, plants
+from rayq.actors.coordinator_log import CoordinatorLog
 from rayq.actors.groups.group_coordinator import GroupCoordinator
-from rayq.actors.groups.group_log import GroupLog
 from rayq.actors.replica import compactor
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
@@ -55,8 +55,8 @@ def held_partitions_not_listed() -> list[Patch]:
 
 @plants("21", "commits are accepted of whoever sends them", GROUPS)
 def commit_of_a_lost_partition_accepted() -> list[Patch]:
-    def commit(state: Any, group: str, *, offsets: Any, now_ms: int, **member: Any) -> Any:
-        return group_offsets._set(state, group, offsets, now_ms), []
+    def commit(state: Any, group: str, *given: Any, now_ms: int) -> Any:
+        return group_offsets._set(state, group, given[-1], now_ms), []
 
     return [(group_offsets, "commit", commit)]
 
@@ -82,7 +82,7 @@ def served_before_the_replay() -> list[Patch]:
 
 @plants("20", "a new coordinator replays what is committed by then, not all there is", GROUPS)
 def replay_ends_at_the_high_watermark() -> list[Patch]:
-    replay = GroupLog.replay
+    replay = CoordinatorLog.replay
 
     class _Seen:
         """A log that seems to end at its high watermark."""
@@ -103,15 +103,15 @@ def replay_ends_at_the_high_watermark() -> list[Patch]:
             found = getattr(self._replica_log, name, None)
             return getattr(self._replica_log.log, name) if found is None else found
 
-    async def mutated(self: Any, state: Any) -> int:
+    async def mutated(self: Any, take: Any) -> int:
         replica_log = self._replica_log
         self._replica_log = _Seen(replica_log)
         try:
-            return await replay(self, state)
+            return await replay(self, take)
         finally:
             self._replica_log = replica_log
 
-    return [(GroupLog, "replay", mutated)]
+    return [(CoordinatorLog, "replay", mutated)]
 
 
 @plants("21", "after a change of coordinator nobody's session is extended", GROUPS)

@@ -23,6 +23,7 @@ from proving.simulation.workload import Workload
 from proving.simulation.workload_groups import GroupWorkload
 from proving.simulation.workload_moves import GroupMovesWorkload, MovesWorkload, Operators
 from proving.simulation.workload_swarm import SwarmWorkload
+from proving.simulation.workload_transactions import TransactionWorkload
 from proving.simulation.world import World
 from rayq.config import ClusterConfig
 from rayq.testing.checker import check
@@ -65,6 +66,7 @@ SCENARIOS: dict[str, type[Workload]] = {
     "moves": MovesWorkload,
     "group-moves": GroupMovesWorkload,
     "swarm": SwarmWorkload,
+    "transactions": TransactionWorkload,
 }
 
 

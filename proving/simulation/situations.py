@@ -16,8 +16,8 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any
 from unittest import mock
 
+from rayq.actors.coordinator_log import CoordinatorLog
 from rayq.actors.groups.group_coordinator import GroupCoordinator
-from rayq.actors.groups.group_log import GroupLog
 from rayq.actors.metadata.quorum import Quorum
 from rayq.actors.replica.follower import Follower
 from rayq.actors.replica.leader import Leader
@@ -314,7 +314,7 @@ def _check_producer(self: ProducerState, header: object) -> Generator[None, Any,
 
 @_around(recovery, "load_producers")
 def _load_producers(
-    disk: Any, directory: str, segments: Any, end_offset: int
+    disk: Any, directory: str, segments: Any, end_offset: int, clean_until: int
 ) -> Generator[None, Any, None]:
     snapshots = [one for one in snapshot_offsets(disk, directory) if one <= end_offset]
     _note("producers-from-snapshot", bool(snapshots))
@@ -324,7 +324,7 @@ def _load_producers(
 
 @_around(log_module, "load_producers")
 def _load_producers_again(
-    disk: Any, directory: str, segments: Any, end_offset: int
+    disk: Any, directory: str, segments: Any, end_offset: int, clean_until: int
 ) -> Generator[None, Any, None]:
     snapshots = [one for one in snapshot_offsets(disk, directory) if one < end_offset]
     _note("truncation-above-snapshot", bool(snapshots))
@@ -448,8 +448,8 @@ def _commit(self: GroupCoordinator, request: object) -> Generator[None, Any, Non
         _note("commit-refused", not error.retriable)
 
 
-@_around(GroupLog, "drop")
-def _drop(self: GroupLog, error: RayqError) -> Generator[None, Any, None]:
+@_around(CoordinatorLog, "drop")
+def _drop(self: CoordinatorLog[Any], error: RayqError) -> Generator[None, Any, None]:
     _note("coordinator-ended-with-waiters", bool(self._waiting._waiters))
     yield
 

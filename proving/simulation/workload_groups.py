@@ -31,8 +31,8 @@ from proving.simulation.workload import PRODUCERS, Workload
 from proving.simulation.world import Host
 from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.consuming.consumer import AsyncConsumer
-from rayq.client.consuming.coordinator import offsets_partitions
 from rayq.client.consuming.group_consumer import Callbacks
+from rayq.client.coordinator import offsets_partitions
 from rayq.config import ConsumerConfig
 from rayq.config_keywords import TopicKeywords
 from rayq.core.topic_changes import OFFSETS_TOPIC

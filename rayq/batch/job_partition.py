@@ -10,7 +10,13 @@ from rayq.client.metadata import LeaderAndEpoch
 from rayq.environment import Buffer
 from rayq.errors import PartitionOfflineError, TimeoutError, UnknownTopicError
 from rayq.records import TopicPartition
-from rayq.wire.messages import ListOffsets, Request, ResponseT
+from rayq.wire.messages import (
+    DescribeOpenTransactions,
+    DescribeOpenTransactionsResponse,
+    ListOffsets,
+    Request,
+    ResponseT,
+)
 
 ATTEMPT_TIMEOUT_S = 10.0
 """How long one question to a leader waits for its answer before it is repeated."""
@@ -72,6 +78,21 @@ class JobPartition(NamedTuple):
             )
         )
         return answer.offset
+
+    async def open_transactions(
+        self, since_offset: int | None = None
+    ) -> DescribeOpenTransactionsResponse:
+        """How far the log goes, what is not decided in it, and what was decided from an offset on.
+        Raises as `exchange` does."""
+        answer, _ = await self.exchange(
+            lambda leader_epoch: DescribeOpenTransactions(
+                topic_id=self.topic_id,
+                partition=self.place.partition,
+                leader_epoch=leader_epoch,
+                since_offset=since_offset,
+            )
+        )
+        return answer
 
     def _check_topic_id(self, known_id: str) -> None:
         if known_id != self.topic_id:

@@ -32,7 +32,7 @@ from rayq.errors import (
 )
 from rayq.records import OffsetRange
 from rayq.storage.batch import BatchHeader, read_header, split_batches
-from rayq.wire.messages import EARLIEST, Fetch, Produce
+from rayq.wire.messages import EARLIEST, READ_UNCOMMITTED, Fetch, Produce
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +79,7 @@ class NumberedSender:
         partition: JobPartition,
         producer_id: int,
         *,
+        epoch: int = 0,
         scan_from: int,
         scan_first: bool,
         on_change: Callable[[], None],
@@ -87,7 +88,7 @@ class NumberedSender:
         Earlier attempts wrote nothing below the offset `scan_from`. `scan_first`: look for what
         they wrote before anything is sent, because the leader may have forgotten them."""
         self._partition = partition
-        self._producer_id = producer_id
+        self._producer = (producer_id, epoch)
         self._on_change = on_change
         self._waiting: deque[NumberedBatch] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -108,6 +109,11 @@ class NumberedSender:
     @property
     def has_room(self) -> bool:
         return len(self._waiting) < WAITING_MAX
+
+    @property
+    def count(self) -> int:
+        """How many records are written, by this attempt or an earlier one."""
+        return self._next_sequence
 
     @property
     def is_idle(self) -> bool:
@@ -264,7 +270,9 @@ class NumberedSender:
             self._scanned_to = next_offset
 
     def _remember(self, header: BatchHeader) -> None:
-        if header.base_sequence is None or header.producer_id != self._producer_id:
+        if header.base_sequence is None:
+            return
+        if (header.producer_id, header.producer_epoch) != self._producer:
             return
         next_sequence = header.base_sequence + header.last_offset_delta + 1
         self._known[header.base_sequence] = _Known(
@@ -289,6 +297,7 @@ class NumberedSender:
                 last_epoch=None,
                 bytes_max=SCAN_BYTES,
                 wait_ms=0,
+                isolation=READ_UNCOMMITTED,
             )
         )
         if answer.cleaned_offset > offset:

@@ -2,36 +2,42 @@
 
 A job that looks for "latest" in each of its tasks reads a state that the log never had. Here
 `snapshot` asks for every bound once and returns plain values, so that tasks, retries of tasks and a
-checkpoint all mean the same records.
+checkpoint all mean the same records. What they leave out of transactions says
+`rayq.batch.transaction_cut`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 import logging
 import operator
 import re
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, SupportsIndex, TypeVar
 
 from rayq.batch.job_partition import JobPartition
+from rayq.batch.taking_cuts import take_cut, together
+from rayq.batch.transaction_cut import Cut
 from rayq.client.client import Client
 from rayq.client.cluster import Cluster
 from rayq.client.consuming.group_consumer import pattern_text
 from rayq.client.timeouts import seconds
 from rayq.core import topic_pattern
-from rayq.errors import InvalidRequestError, OffsetOutOfRangeError, UnknownTopicError
+from rayq.errors import (
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    UnknownTopicError,
+)
 from rayq.records import OffsetRange, TopicPartition
-from rayq.wire.messages import EARLIEST, LATEST
+from rayq.wire.messages import EARLIEST, DescribeOpenTransactionsResponse
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-PartitionOffset = int | Literal["earliest", "latest"]
+PartitionOffset = int | Literal["earliest", "latest", "last_stable"]
 Offsets = (
-    Literal["earliest", "latest"]
+    Literal["earliest", "latest", "last_stable"]
     | Mapping[TopicPartition, PartitionOffset]
     | Mapping[str, Mapping[int, PartitionOffset] | Mapping[str, PartitionOffset]]
 )
@@ -54,6 +60,9 @@ class Split(NamedTuple):
     partition: int
     start: int
     end: int
+    without: tuple[tuple[int, int], ...] | None = None
+    """`(family, epoch)` of the transactions whose records are left out, whatever became of them.
+    None: reading waits until every transaction with records in the range is decided."""
 
     @property
     def place(self) -> TopicPartition:
@@ -95,11 +104,15 @@ def snapshot(
     `start == end`), sorted by topic and partition. Call it once for each job, on the driver.
 
     `topics` by name, or those whose whole name `pattern` matches (see `Consumer.subscribe`).
-    "latest" is the high watermark as it is now. A mapping of offsets or times has to name every
-    partition; with `new_partitions="earliest"` those missing in `starting_offsets` begin at their
-    log start. A time stands for the first record that is at or after it, and for the end where no
-    record is so late. A start by time and an end by offset (or the other way round) that cross are
-    an empty range. `cluster`: None means the process's current one.
+    "latest" is the high watermark as it is now; of each transaction all records are read, or none:
+    one that is not decided by then is left out. To go on where a job ended, end each of them at
+    "last_stable", which is below the first transaction that is not decided. A mapping of offsets or
+    times has to name every partition; with `new_partitions="earliest"` those missing in
+    `starting_offsets` begin at their log start. A time stands for the first record that is at or
+    after it, and for the end where no record is so late. A start by time and an end by offset (or
+    the other way round) that cross are an empty range. Below an end by offset or time, whoever
+    reads waits for transactions that are not decided. `cluster`: None means the process's current
+    one.
 
     An offset below the log start (expired, or deleted) or above the end is an
     `OffsetOutOfRangeError`; with `fail_on_data_loss=False` it is logged, and what is left is read.
@@ -107,7 +120,7 @@ def snapshot(
     Raises InvalidRequestError (nothing to read from, two kinds of start or end, an end before its
     start, a partition that is missing in a mapping or does not exist), UnknownTopicError (also for
     a pattern that matches nothing), PartitionOfflineError and TimeoutError (a leader could not be
-    asked for `timeout_s` seconds).
+    asked for `timeout_s` seconds), TransactionLimitError.
     """
     if new_partitions not in ("error", "earliest"):
         raise InvalidRequestError(
@@ -186,7 +199,7 @@ class _Bound:
             self._values = {place: self._at(value) for place, value in flat.items()}
 
     def _at(self, value: Any) -> _At:
-        words = ("earliest", "latest") if self.side == "starting" else ("latest",)
+        words = ("earliest" if self.side == "starting" else "last_stable", "latest")
         if value in words or (type(value) is int and 0 <= value < 2**62):
             return _At(value)
         raise InvalidRequestError(
@@ -300,15 +313,33 @@ async def _snapshot(
     ends = end.of(places)
     for place in places:
         _check_order(place, starts[place], ends[place])
+    partitions = [
+        JobPartition(client, place, found[place.topic].topic_id, timeout_s) for place in places
+    ]
+    logs = await together(_log_of(one) for one in partitions)
+    first = [log for _, log in logs]
+    cut: Cut | None = None
+    if any(end.offset == "latest" or end.timestamp_ms is not None for end in ends.values()):
+        cut = await take_cut(client, partitions, first, timeout_s)
+    highs = [log.high_watermark for log in first] if cut is None else cut.ends
+    without = None if cut is None else cut.without
     return await together(
         _resolve(
-            JobPartition(client, place, found[place.topic].topic_id, timeout_s),
-            starts[place],
-            ends[place],
-            fail_on_data_loss=fail_on_data_loss,
+            partition,
+            starts[partition.place],
+            ends[partition.place],
+            _LogBounds(partition.place, low, high, log.last_stable_offset, fail_on_data_loss),
+            without,
         )
-        for place in places
+        for partition, (low, log), high in zip(partitions, logs, highs, strict=True)
     )
+
+
+async def _log_of(partition: JobPartition) -> tuple[int, DescribeOpenTransactionsResponse]:
+    """The log start, and how far the log goes."""
+    low = await partition.offset(EARLIEST)
+    assert low is not None, "a log has a beginning"
+    return low, await partition.open_transactions()
 
 
 def _check_order(place: TopicPartition, start: _At, end: _At) -> None:
@@ -323,19 +354,26 @@ def _check_order(place: TopicPartition, start: _At, end: _At) -> None:
 
 
 async def _resolve(
-    partition: JobPartition, start: _At, end: _At, *, fail_on_data_loss: bool
+    partition: JobPartition,
+    start: _At,
+    end: _At,
+    log: _LogBounds,
+    without: tuple[tuple[int, int], ...] | None,
 ) -> Split:
-    place = partition.place
-    low, high = await together([partition.offset(EARLIEST), partition.offset(LATEST)])
-    assert low is not None and high is not None, "a log has a beginning and an end"
-    log = _LogBounds(place, low, high, fail_on_data_loss)
+    """The range of one partition; `without` are the transactions that are left out below
+    "latest"."""
+    place, high = partition.place, log.high
     if start.timestamp_ms is not None:
         found = await partition.offset(start.timestamp_ms)
         first = high if found is None else found
+    elif start.offset == "latest" and end.offset == "last_stable":
+        first = log.stable  # A transaction that is open now is read whole, later.
     else:
         first = log.offset_of(start, "starts at")
+    ends_at_high = end.offset == "latest"
     if end.timestamp_ms is not None:
         found = await partition.offset(end.timestamp_ms)
+        ends_at_high = found is None or found >= high
         last = high if found is None else found
     else:
         last = log.offset_of(end, "ends at")
@@ -351,6 +389,7 @@ async def _resolve(
         partition=place.partition,
         start=first,
         end=max(first, last),
+        without=without if ends_at_high else None,
     )
 
 
@@ -358,6 +397,8 @@ class _LogBounds(NamedTuple):
     place: TopicPartition
     low: int
     high: int
+    stable: int
+    """Below it every transaction is decided."""
     fail_on_data_loss: bool
 
     def offset_of(self, at: _At, side: str) -> int:
@@ -367,6 +408,8 @@ class _LogBounds(NamedTuple):
             return self.low
         if at.offset == "latest":
             return self.high
+        if at.offset == "last_stable":
+            return self.stable
         assert isinstance(at.offset, int)
         if self.low <= at.offset <= self.high:
             return at.offset
@@ -399,16 +442,6 @@ async def _names_matching(client: Client, pattern: str, timeout_s: float) -> lis
     return sorted(names)
 
 
-async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Results in order; the first error cancels the others."""
-    tasks = [asyncio.ensure_future(one) for one in work]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
 # --- arithmetic of ranges -------------------------------------------------------------------------
 
 
@@ -417,8 +450,18 @@ def start_offsets(ranges: Iterable[Split]) -> dict[TopicPartition, int]:
 
 
 def end_offsets(ranges: Iterable[Split]) -> dict[TopicPartition, int]:
-    """Where to go on: `starting_offsets` of the next snapshot."""
-    return {one.place: one.end for one in ranges}
+    """Where to go on: `starting_offsets` of the next snapshot. Raises InvalidRequestError for
+    ranges that leave out transactions: the next snapshot would never read what they wrote."""
+    ends = {}
+    for one in ranges:
+        if one.without:
+            raise InvalidRequestError(
+                f"The range of {one.topic}-{one.partition} leaves out {len(one.without)} "
+                "transactions that were not decided when it was taken, so nothing can go on at its "
+                'end. Take it with ending_offsets="last_stable", the next ones too.'
+            )
+        ends[one.place] = one.end
+    return ends
 
 
 def split_ranges(ranges: Iterable[Split], min_partitions: int | None = None) -> list[Split]:

@@ -22,15 +22,19 @@ from rayq.client.consuming.subscription import AssignedPartition, Slice, Stream,
 from rayq.client.timeouts import takes_timeout
 from rayq.client.waiting import Wakeup
 from rayq.config import MIB, ConsumerConfig
+from rayq.core.topic_changes import TRANSACTIONS_TOPIC
 from rayq.errors import (
     CorruptBatchError,
     InvalidRequestError,
     LogTruncatedError,
     OffsetOutOfRangeError,
+    OpenTransactionError,
     PartitionOfflineError,
     RayqError,
     TimeoutError,
 )
+from rayq.transaction_ids import coordinator_of
+from rayq.wire.messages import ListTransactions
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +48,8 @@ BATCH_BYTES = 64 * MIB
 STEP_RECORDS = 4096
 STEP_BYTES = 8 * MIB
 """Records are turned into Arrow by so many at a time, while they are in the processor's cache."""
+COORDINATOR_TIMEOUT_S = 5.0
+"""How long to ask for the name of an open transaction, for an error."""
 FETCH_BUFFER_BYTES = 16 * MIB
 """What is fetched ahead of the reader, at most; a process may read many splits at once."""
 
@@ -87,14 +93,16 @@ def read_range(
     records and about 64 MiB.
 
     Exactly the records with offsets `split.start <= offset < split.end` that the log holds (a
-    compacted log has gaps), never fewer: leaders that move are followed, failures are tried again,
-    and without any progress for `timeout_s` seconds it raises. All readers of a process share their
+    compacted log has gaps), never fewer, and without those of transactions that were aborted or
+    that `split.without` names: leaders that move are followed, failures are tried again, and
+    without any progress for `timeout_s` seconds it raises. All readers of a process share their
     connections. `cluster`: None means the process's current one. Closing the generator stops
     fetching.
 
-    Raises PartitionOfflineError or TimeoutError (no progress), UnknownTopicError (the topic was
-    deleted meanwhile, or is another one of that name by now), OffsetOutOfRangeError (records of the
-    split expired meanwhile) and LogTruncatedError (an unclean election took them back); with
+    Raises PartitionOfflineError or TimeoutError (no progress), OpenTransactionError (no progress,
+    because `split.without` is None and a transaction is not decided), UnknownTopicError (the topic
+    was deleted meanwhile, or is another one of that name by now), OffsetOutOfRangeError (records of
+    the split expired meanwhile) and LogTruncatedError (an unclean election took them back); with
     `fail_on_data_loss=False` the last two are logged, and what is left is read. Also
     CorruptBatchError (records of the split cannot be read; it has their `offset` and the
     `next_offset`, to read the rest as a split of its own), InvalidRequestError, MissingExtraError.
@@ -104,16 +112,15 @@ def read_range(
         raise InvalidRequestError(f"batch_records has to be a positive int, not {batch_records!r}.")
     client, background = (cluster or Cluster.current()).shared_client()
     reset: Literal["none", "earliest"] = "none" if fail_on_data_loss else "earliest"
-    reader = _Reader(client, split, reset, timeout_s)
-    return _batches(reader, background, schema, batch_records)
+    reader = _Reader(client, background, split, reset, timeout_s)
+    return _batches(reader, schema, batch_records)
 
 
-def _batches(
-    reader: _Reader, background: BackgroundLoop, schema: Any, batch_records: int
-) -> Iterator[Any]:
+def _batches(reader: _Reader, schema: Any, batch_records: int) -> Iterator[Any]:
     if reader.split.is_empty:
         return
     pa = load_pyarrow()
+    background = reader.background
     background.run(reader.open())
     try:
         steps: list[Any] = []
@@ -172,13 +179,16 @@ class _Reader:
     def __init__(
         self,
         client: Client,
+        background: BackgroundLoop,
         split: Split,
         reset: Literal["none", "earliest"],
         timeout_s: float,
     ) -> None:
         self._client = client
+        self.background = background
         self.split = split
         self._timeout_s = timeout_s
+        self._partition = JobPartition(client, split.place, split.topic_id, timeout_s)
         self._news = Wakeup()
         self._config = ConsumerConfig(
             auto_offset_reset=reset, fetch_buffer_bytes=FETCH_BUFFER_BYTES
@@ -190,20 +200,57 @@ class _Reader:
 
     def _stream_from(self, offset: int) -> Stream:
         split = self.split
-        return Stream(split.place, offset, topic_id=split.topic_id, end=split.end)
+        return Stream(
+            split.place,
+            offset,
+            topic_id=split.topic_id,
+            end=split.end,
+            without=None if split.without is None else frozenset(split.without),
+        )
 
     # --- the loop -------------------------------------------------------------------------------
 
     async def open(self) -> None:
         split = self.split
-        partition = JobPartition(self._client, split.place, split.topic_id, self._timeout_s)
-        await partition.load_topic()
+        await self._partition.load_topic()
         subscription = Subscription()
         subscription.assigned = {split.place: self._assigned}
         self._fetcher = Fetcher(self._client, self._config, subscription)
         self._fetcher.add_listener(self._news.set)
         self._fetcher.start([self._assigned.stream])
         self.made_progress()
+
+    async def _open_transaction(self) -> str | None:
+        """Which transaction reading waits for; None: none."""
+        log = await self._partition.open_transactions()
+        first = min(log.open, key=lambda one: one[2], default=None)
+        if first is None or first[2] >= self.split.end:
+            return None
+        family, epoch, offset = first
+        transactional_id = await self._transactional_id(family)
+        return (
+            f"the transaction of {transactional_id} (producer {family}, epoch {epoch}) that began "
+            f"at offset {offset} is not decided"
+        )
+
+    async def _transactional_id(self, family: int) -> str:
+        """Whose producers these are, as far as their coordinator says it."""
+        partition = coordinator_of(family)
+        try:
+            answer, _ = await self._client.exchange_with_leader(
+                TRANSACTIONS_TOPIC,
+                partition,
+                lambda topic_id, leader: ListTransactions(topic_id, partition, leader.epoch),
+                timeout_s=COORDINATOR_TIMEOUT_S,
+                attempt_timeout_s=COORDINATOR_TIMEOUT_S,
+            )
+        except RayqError as error:
+            logger.info("no transactional id of producer %d: %s", family, error)
+        else:
+            for one in answer.transactions:
+                if one.family == family:
+                    return f"transactional id {one.transactional_id!r}"
+        return "a transactional id"
 
     def close(self) -> None:
         if self._fetcher is not None:
@@ -278,8 +325,8 @@ class _Reader:
         )
 
     def _wait(self, stream: Stream) -> None:
-        """Waits until there is news. Raises PartitionOfflineError or TimeoutError after `timeout_s`
-        without progress."""
+        """Waits until there is news. Raises PartitionOfflineError, OpenTransactionError or
+        TimeoutError after `timeout_s` without progress."""
         if stream.received_bytes != self._received_bytes:
             self._received_bytes = stream.received_bytes
             self.made_progress()
@@ -288,8 +335,14 @@ class _Reader:
             self._news.wait(left_s)
             return
         trouble = stream.trouble
+        waits_for_lso = self.split.without is None and (stream.log_end or 0) < self.split.end
+        if trouble is None and waits_for_lso:
+            found = self.background.run(self._open_transaction())
+            if found is not None:
+                reason = f"for {self._timeout_s:g} s {found}: it ends with its commit or time-out."
+                raise OpenTransactionError(self._told(OpenTransactionError(reason)))
         kind = PartitionOfflineError if isinstance(trouble, PartitionOfflineError) else TimeoutError
-        reason = trouble or "its leader answers, but has no such records (yet)"
+        last = trouble or "its leader answers, but has no such records (yet)"
         raise kind(
-            self._told(kind(f"no progress for {self._timeout_s:g} s. The last reason: {reason}"))
+            self._told(kind(f"no progress for {self._timeout_s:g} s. The last reason: {last}"))
         )

@@ -20,20 +20,28 @@ What this promises, without transactions:
   recognised, but a task that was cut short cannot be finished (`UnknownProducerError`). A
   partition's leader knows 100,000 producers; each task that writes to it is one.
 - Readers see records as soon as they are committed, also those of a job that fails later.
+
+A job may be one transaction instead (`transactional_id`): then readers see all of its records at
+once, or none. `job_transaction` says how that works.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 from rayq.batch.job_partition import JobPartition
+from rayq.batch.job_transaction import JobTransaction, aborted
 from rayq.batch.numbered_sender import NumberedSender
-from rayq.batch.offset_ranges import snapshot, together
+from rayq.batch.offset_ranges import snapshot
+from rayq.batch.taking_cuts import together
+from rayq.client.admin.transactions import check_transactional_id
 from rayq.client.client import Client
 from rayq.client.cluster import Cluster
 from rayq.client.consuming.arrow import load_pyarrow
@@ -43,12 +51,22 @@ from rayq.client.producing.accumulator import (
     RECORD_OVERHEAD_BYTES,
 )
 from rayq.client.producing.partitioner import partition_of_key
+from rayq.client.producing.transaction import check_name
 from rayq.client.timeouts import takes_timeout
 from rayq.config import HOUR_MS, TopicConfig, parse_stored
-from rayq.errors import InvalidRequestError, RecordTooLargeError, RewriteMismatchError
+from rayq.errors import (
+    InvalidRequestError,
+    RayqError,
+    RecordTooLargeError,
+    RewriteMismatchError,
+    TransactionEndedError,
+    TransactionOutcomeUnknownError,
+)
 from rayq.records import Headers, OffsetRange, TopicPartition
 from rayq.storage.batch import SEQUENCE_COUNT, encode_batch
 from rayq.wire.messages import DescribeProducers
+
+logger = logging.getLogger(__name__)
 
 COLUMNS = ("key", "value", "partition", "timestamp", "headers")
 """What may be written. Only `value` has to be there."""
@@ -83,24 +101,64 @@ class WriteJob(NamedTuple):
     batch_bytes: int
     append_time: bool
     """Whether the topic's records carry the leader's time (`message_timestamp_type`)."""
+    transactional_id: str | None = None
+    """Whose transaction the job is; None: it is none. Then the producer ids are its family."""
+    name: str | None = None
+    """Under which it commits once."""
+    last_name: str | None = None
+    """The last name that committed under the transactional id when the job began."""
+    owner: str = ""
+    epoch: int = 0
+
+    def transaction(self, client: Client, timeout_s: float) -> JobTransaction | None:
+        """The job's transaction; None: its records become visible one after the other."""
+        if self.transactional_id is None:
+            return None
+        return JobTransaction(
+            client,
+            self.transactional_id,
+            self.name,
+            self.owner,
+            self.first_producer_id,
+            self.epoch,
+            timeout_s,
+        )
 
 
 class TaskWritten(NamedTuple):
     """What became of a task's records: `repeated` of them were there already, sent by an earlier
-    attempt or by a try whose answer was lost. `partitions` are those that got records of the task,
+    attempt or by a try whose answer was lost. `partitions` tells how many each partition got,
     `ranges` are by partition, in order."""
 
     task: int
     records: int
     repeated: int
-    partitions: list[int]
+    partitions: dict[int, int]
     ranges: list[OffsetRange]
 
 
 @takes_timeout
-def begin_write(cluster: Cluster | None, topic: str, *, timeout_s: float = 60.0) -> WriteJob:
+def begin_write(
+    cluster: Cluster | None,
+    topic: str,
+    *,
+    transactional_id: str | None = None,
+    name: str | None = None,
+    timeout_s: float = 60.0,
+) -> WriteJob:
     """Begins a job: call it once, on the driver. `cluster`: None means the process's current one.
-    Raises UnknownTopicError, PartitionOfflineError, TimeoutError."""
+
+    With a `transactional_id` the job is a transaction, and what an earlier job of this id has open
+    is aborted. With a `name`, too, it commits once: while it is the last name that committed under
+    this id, a job of that name raises AlreadyCommittedError.
+
+    Raises UnknownTopicError, PartitionOfflineError, TimeoutError, AlreadyCommittedError,
+    TransactionLimitError, InvalidRequestError (a bad id or name, or a name without an id)."""
+    if transactional_id is not None:
+        check_transactional_id(transactional_id)
+    elif name is not None:
+        raise InvalidRequestError("A name is that of a transaction: give a transactional_id, too.")
+    check_name(name)
     found = cluster or Cluster.current()
     ranges = snapshot(found, topic, starting_offsets="latest", timeout_s=timeout_s)
     client, background = found.shared_client()
@@ -111,7 +169,7 @@ def begin_write(cluster: Cluster | None, topic: str, *, timeout_s: float = 60.0)
     topic_config = background.run(config())
     room_bytes = max(topic_config.max_message_bytes - BATCH_OVERHEAD_BYTES, 1)
     job_number = client.environment.random.getrandbits(JOB_BITS)
-    return WriteJob(
+    job = WriteJob(
         topic=topic,
         topic_id=ranges[0].topic_id,
         start_offsets=[one.end for one in ranges],
@@ -120,18 +178,78 @@ def begin_write(cluster: Cluster | None, topic: str, *, timeout_s: float = 60.0)
         batch_bytes=min(BATCH_BYTES, room_bytes),
         append_time=topic_config.message_timestamp_type == "append",
     )
+    if transactional_id is None:
+        return job
+    transaction, last_name = background.run(
+        JobTransaction.begin(client, transactional_id, name, timeout_s=timeout_s)
+    )
+    return job._replace(
+        first_producer_id=transaction.family,
+        transactional_id=transactional_id,
+        name=name,
+        last_name=last_name,
+        owner=transaction.owner,
+        epoch=transaction.epoch,
+    )
 
 
 def job_for(
-    cluster: Cluster, topic: str, kept: WriteJob | None, *, timeout_s: float
+    cluster: Cluster, topic: str, kept: WriteJob | None, *, atomic: bool, timeout_s: float
 ) -> WriteJob:
-    """The job that the caller kept, else a new one. Raises InvalidRequestError for a job of another
-    topic, and what `begin_write` raises."""
+    """The job that the caller kept, else a new one. A job that is a transaction begins anew: the
+    cluster may have ended the one that was kept. Raises InvalidRequestError for a job of another
+    topic, and for one that is no transaction where it is to be `atomic`; and what `begin_write`
+    raises."""
     if kept is None:
-        return begin_write(cluster, topic, timeout_s=timeout_s)
+        client, _ = cluster.shared_client()
+        new_id = f"rayq-write-{client.environment.new_id()}" if atomic else None
+        return begin_write(cluster, topic, transactional_id=new_id, timeout_s=timeout_s)
     if kept.topic != topic:
         raise InvalidRequestError(f"The job is one of topic {kept.topic!r}, not {topic!r}.")
+    if kept.transactional_id is not None:
+        begun = begin_write(
+            cluster,
+            topic,
+            transactional_id=kept.transactional_id,
+            name=kept.name,
+            timeout_s=timeout_s,
+        )
+        return begun._replace(topic_id=kept.topic_id)
+    if atomic:
+        raise InvalidRequestError(
+            "The job is no transaction: begin_write makes one with a transactional_id and a name."
+        )
     return kept
+
+
+@contextmanager
+def writing(cluster: Cluster | None, job: WriteJob, *, timeout_s: float = 60.0) -> Iterator[None]:
+    """Wraps the tasks of a job and its `finish_write`, on the driver: the job's transaction stays
+    open, for an hour at most, and an exception aborts it. Does nothing for other jobs."""
+    client, background = (cluster or Cluster.current()).shared_client()
+    transaction = job.transaction(client, timeout_s)
+    if transaction is None:
+        yield
+        return
+
+    async def keep() -> asyncio.Task[None]:
+        return client.environment.tasks.spawn(
+            transaction.keep_open(), f"keep the transaction of {job.transactional_id} open"
+        )
+
+    task = background.run(keep())
+    try:
+        yield
+    except TransactionOutcomeUnknownError:
+        raise  # Whoever asked for a commit does not ask for an abort.
+    except BaseException:
+        try:
+            background.run(transaction.abort())
+        except RayqError as error:
+            logger.warning("the transaction ends by its time-out: %s", error)
+        raise
+    finally:
+        background.call_soon(task.cancel)
 
 
 @takes_timeout
@@ -154,30 +272,33 @@ def write_task(
     Raises InvalidRequestError (other columns or types, a partition that does not exist),
     RewriteMismatchError (see above), OutcomeUnknownError or PartitionOfflineError (a batch was not
     acknowledged for `timeout_s` seconds), UnknownTopicError (the topic was deleted meanwhile),
-    RecordTooLargeError, NullKeyError, InvalidTimestampError, DiskFullError, MissingExtraError.
+    RecordTooLargeError, NullKeyError, InvalidTimestampError, DiskFullError, MissingExtraError,
+    TransactionAbortedError.
     """
     if type(task) is not int or not 0 <= task < TASKS_MAX:
         raise InvalidRequestError(f"Tasks are numbered from 0 to {TASKS_MAX - 1}, not {task!r}.")
     client, background = (cluster or Cluster.current()).shared_client()
-    writing = _Writing(client, job, job.first_producer_id + task, timeout_s)
+    attempt = _Writing(client, job, job.first_producer_id + task, timeout_s)
     cutter = _Cutter(job, task)
     records = 0
     try:
         for rows in _rows_of(batches):
             records += len(rows.values)
             for partition, batch in cutter.cut(rows):
-                background.run(writing.put(partition, batch))
+                background.run(attempt.put(partition, batch))
         for partition, batch in cutter.rest():
-            background.run(writing.put(partition, batch))
-        background.run(writing.finish())
+            background.run(attempt.put(partition, batch))
+        background.run(attempt.finish())
+    except TransactionEndedError as error:
+        raise aborted(error) from error
     finally:
-        background.call_soon(writing.close)
-    senders = [writing.senders[partition] for partition in sorted(writing.senders)]
+        background.call_soon(attempt.close)
+    senders = [attempt.senders[partition] for partition in sorted(attempt.senders)]
     return TaskWritten(
         task=task,
         records=records,
         repeated=sum(sender.repeated for sender in senders),
-        partitions=sorted(writing.senders),
+        partitions={one: attempt.senders[one].count for one in sorted(attempt.senders)},
         ranges=[written for sender in senders for written in sender.ranges],
     )
 
@@ -186,24 +307,32 @@ def write_task(
 def finish_write(
     cluster: Cluster | None,
     job: WriteJob,
-    written: Iterable[tuple[int, Iterable[int]]],
+    written: Iterable[tuple[int, Mapping[int, int]]],
     *,
     timeout_s: float = 60.0,
 ) -> None:
     """Ends a job: call it once, on the driver, after the last task. `written` are the tasks, each
-    with the partitions that got its records.
+    with what `TaskWritten.partitions` says.
 
     A task compares what it writes with what an earlier attempt wrote, in the partitions it writes
     to. This call finds the rest: the records of an attempt whose rows went to other partitions, and
     of a job that was divided into more tasks. Leaders remember for a day which producers wrote.
 
-    Raises RewriteMismatchError, UnknownTopicError, PartitionOfflineError, TimeoutError.
+    A job that is a transaction is committed here, if all its tasks reported is there and nothing
+    else is.
+
+    Raises RewriteMismatchError, UnknownTopicError, PartitionOfflineError, TimeoutError; and of a
+    transaction TransactionAbortedError, TransactionOutcomeUnknownError, AlreadyCommittedError.
     """
-    tasks: defaultdict[int, set[int]] = defaultdict(set)
+    tasks: defaultdict[int, dict[int, int]] = defaultdict(dict)
     for task, partitions in written:
-        for partition in partitions:
-            tasks[partition].add(task)
+        for partition, count in partitions.items():
+            tasks[partition][task] = count
     client, background = (cluster or Cluster.current()).shared_client()
+    transaction = job.transaction(client, timeout_s)
+    if transaction is not None:
+        background.run(_commit(transaction, job.topic, tasks))
+        return
 
     async def check(partition: int) -> None:
         place = TopicPartition(job.topic, partition)
@@ -217,7 +346,7 @@ def finish_write(
             )
         )
         found = {producer_id - job.first_producer_id for producer_id in answer.producer_ids}
-        unknown = sorted(found - tasks[partition])
+        unknown = sorted(found - tasks[partition].keys())
         if unknown:
             raise RewriteMismatchError(
                 f"An earlier attempt at task {unknown[0]} of this job wrote to "
@@ -227,6 +356,24 @@ def finish_write(
             )
 
     background.run(together(check(partition) for partition in range(len(job.start_offsets))))
+
+
+async def _commit(
+    transaction: JobTransaction, topic: str, reported: Mapping[int, Mapping[int, int]]
+) -> None:
+    found = await transaction.seal(topic)
+    for partition in sorted({*found, *reported}):
+        there, wanted = found.get(partition, {}), reported.get(partition, {})
+        if there == wanted:
+            continue
+        task = min(one for one in {*there, *wanted} if there.get(one) != wanted.get(one))
+        raise RewriteMismatchError(
+            f"Task {task} of this job reported {wanted.get(task, 0)} records for "
+            f"{topic}-{partition}, and {there.get(task, 0)} are there: the rows of a task changed "
+            "between its attempts, or the job was divided into other tasks. Nothing of it becomes "
+            "visible. Make the job repeatable: persist what is written before the write."
+        )
+    await transaction.commit()
 
 
 class _Writing:
@@ -252,6 +399,7 @@ class _Writing:
             sender = self.senders[partition] = NumberedSender(
                 target,
                 self._producer_id,
+                epoch=job.epoch,
                 scan_from=job.start_offsets[partition],
                 scan_first=age_ms > YOUNG_JOB_MS,
                 on_change=self._changed.set,
@@ -419,8 +567,10 @@ class _Cutter:
             open_.headers[:count],
             open_.timestamps_ms[:count],
             producer_id=producer,
+            producer_epoch=self._job.epoch,
             base_sequence=open_.next_sequence,
             append_time=self._job.append_time,
+            is_transactional=self._job.transactional_id is not None,
         )
         open_.next_sequence += count
         for column in (open_.values, open_.keys, open_.headers, open_.timestamps_ms, open_.sizes):

@@ -6,7 +6,17 @@ from typing import Annotated
 
 import typer
 
-from rayq.cli import bench, cluster, groups, log, moves, operations, servers, topics
+from rayq.cli import (
+    bench,
+    cluster,
+    groups,
+    log,
+    moves,
+    operations,
+    servers,
+    topics,
+    transactions,
+)
 from rayq.cli.consume import consume
 from rayq.cli.delete_records import delete_records
 from rayq.cli.produce import produce
@@ -38,6 +48,7 @@ cluster.app.command("replace-disk")(operations.replace_disk)
 cluster.app.command("recover-quorum")(operations.recover_quorum)
 app.add_typer(topics.app, name="topic")
 app.add_typer(groups.app, name="group")
+app.add_typer(transactions.app, name="transactions")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(bench.app, name="bench")
 app.add_typer(log.app, name="log")

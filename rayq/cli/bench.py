@@ -181,24 +181,17 @@ def consume(
                 consumer.beginning_offsets(places).values()
             )
             goal = min(count, there)
-            if goal == 0:
-                raise InvalidRequestError(f"Topic {name!r} is empty: there is nothing to read.")
             read = read_bytes = 0
-            began_s = moved_s = time.perf_counter()
+            until = consumer.begin_until_end(TIMEOUT_S)
+            began_s = time.perf_counter()
             with output.progress("consuming", goal) as advance:
-                while read < goal:
-                    records = consumer.poll(1.0, 10_000)
-                    if records:
-                        moved_s = time.perf_counter()
-                    elif time.perf_counter() - moved_s > TIMEOUT_S:
-                        raise TimeoutError(
-                            f"Nothing came for {TIMEOUT_S:g} s after {read:,} of {goal:,} records: "
-                            "see `rayq cluster health`."
-                        )
+                while read < goal and (records := consumer.poll_until(until, 10_000)):
                     read += len(records)
                     read_bytes += sum(len(record.value or b"") for record in records)
                     advance(read)
             took_s = time.perf_counter() - began_s
+            if read == 0:
+                raise InvalidRequestError(f"Topic {name!r} is empty: there is nothing to read.")
     _report(read, read_bytes // max(1, read), took_s, [], json, "consumed")
 
 

@@ -6,7 +6,7 @@ import os
 import select
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -20,6 +20,8 @@ from rayq.client.cluster import Cluster
 from rayq.client.consuming.consumer import Consumer
 from rayq.config import ConsumerConfig
 from rayq.records import Record, TopicPartition
+
+IsolationLevel = Literal["read_committed", "read_uncommitted"]
 
 POLL_S = 0.2
 POLL_RECORDS_MAX = 10_000
@@ -84,6 +86,13 @@ def consume(
             autocompletion=complete_group,
         ),
     ] = None,
+    isolation_level: Annotated[
+        IsolationLevel,
+        typer.Option(
+            "--isolation-level",
+            help="Of transactions: only what is committed, or everything that is replicated.",
+        ),
+    ] = "read_committed",
     config: Annotated[
         list[str] | None,
         typer.Option("-X", "--config", metavar="KEY=VALUE", help="A config of the consumer."),
@@ -108,7 +117,10 @@ def consume(
     if group is not None and partitions is not None:
         raise typer.BadParameter("a group gives out the partitions: leave --partition out")
     begin = where(offset, output.now_ms())
-    options = config_values(ConsumerConfig, config or ())
+    options = {
+        "isolation_level": isolation_level,
+        **config_values(ConsumerConfig, config or ()),
+    }
     printer = Printer(formatter(template, null=NULL if show_null else b""), count)
     with connected(cluster, topics=topics) as connection:
         if group is not None:
@@ -251,7 +263,4 @@ def _as_member(
         for records in _polls(consumer, exit_at_end, printer):
             printer.print(records)
             if records:
-                # It commits only what was printed: all other records come again.
-                consumer.commit(
-                    {TopicPartition(one.topic, one.partition): one.offset + 1 for one in records}
-                )
+                consumer.commit()  # Of what was printed; all other records come again.

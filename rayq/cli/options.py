@@ -32,11 +32,11 @@ ClusterAddress = Annotated[
 ]
 
 
-def _quickly(context: typer.Context) -> contextlib.AbstractContextManager[Cluster]:
+def quickly(context: typer.Context) -> contextlib.AbstractContextManager[Cluster]:
     return connected(context.params.get("cluster"), COMPLETION_TIMEOUT_S)
 
 
-def _offered(names: list[str], incomplete: str) -> list[str]:
+def offered(names: list[str], incomplete: str) -> list[str]:
     """The names to offer, without those that a terminal would take for more than a name."""
     names = [name for name in names if name.startswith(incomplete) and name.isprintable()]
     return names[:COMPLETIONS_MAX]
@@ -44,16 +44,16 @@ def _offered(names: list[str], incomplete: str) -> list[str]:
 
 def complete_topic(ctx: typer.Context, incomplete: str) -> list[str]:
     """The topics to offer. No topics where no cluster answers: a completion must not complain."""
-    with contextlib.suppress(RayqError, OSError), _quickly(ctx) as cluster:
+    with contextlib.suppress(RayqError, OSError), quickly(ctx) as cluster:
         names = cluster.admin.list_topics(timeout_s=COMPLETION_TIMEOUT_S)
-        return _offered(names, incomplete)
+        return offered(names, incomplete)
     return []
 
 
 def complete_group(ctx: typer.Context, incomplete: str) -> list[str]:
-    with contextlib.suppress(RayqError, OSError), _quickly(ctx) as cluster:
+    with contextlib.suppress(RayqError, OSError), quickly(ctx) as cluster:
         groups = [one.group for one in cluster.admin.list_groups(timeout_s=COMPLETION_TIMEOUT_S)]
-        return _offered(groups, incomplete)
+        return offered(groups, incomplete)
     return []
 
 

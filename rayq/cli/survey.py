@@ -8,6 +8,7 @@ from typing import NamedTuple
 from rayq.client.admin.admin import INTERNAL_PREFIX, AsyncAdmin
 from rayq.client.admin.health import Problem, find_problems
 from rayq.client.cluster import Cluster
+from rayq.core.topic_changes import TRANSACTIONS_TOPIC
 from rayq.errors import (
     DisconnectedError,
     RayqError,
@@ -15,16 +16,25 @@ from rayq.errors import (
     UnknownGroupError,
     UnknownTopicError,
 )
-from rayq.records import BrokerInfo, ClusterInfo, GroupInfo, Reassignment, TopicInfo
+from rayq.records import (
+    BrokerInfo,
+    ClusterInfo,
+    GroupInfo,
+    HangingTransaction,
+    Reassignment,
+    TopicInfo,
+    TransactionListing,
+)
 from rayq.wire.messages import Metadata
 
-GROUPS_TIMEOUT_S = 5.0
+COORDINATORS_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 2.0
 """A broker that has not answered by then is called silent."""
 
 
 class Survey(NamedTuple):
-    """A cluster, its topics (rayq's own too), its groups, and the moves that are under way.
+    """A cluster, its topics (rayq's own too), its groups, and the moves and transactions that are
+    under way.
     `silent` are the brokers that count as live and do not answer: where the voters have no
     majority, no controller can declare them dead."""
 
@@ -33,6 +43,8 @@ class Survey(NamedTuple):
     groups: list[GroupInfo]
     moves: list[Reassignment]
     silent: frozenset[int]
+    transactions: list[TransactionListing]
+    hanging: list[HangingTransaction]
 
     @property
     def users_topics(self) -> list[TopicInfo]:
@@ -63,14 +75,14 @@ async def _topics(admin: AsyncAdmin, internal: bool) -> list[TopicInfo]:
 
 def survey(cluster: Cluster) -> Survey:
     """Describes the whole cluster. A topic or group that is deleted meanwhile is left out, and so
-    is a group whose coordinator does not answer: the partitions say why. Raises RayqError where no
-    broker answers."""
+    is a group or a transaction whose coordinator does not answer: the partitions say why. Raises
+    RayqError where no broker answers."""
     client, background = cluster.shared_client()
     admin = AsyncAdmin(client)
 
     async def group(name: str) -> GroupInfo | None:
         try:
-            return await admin.describe_group(name, timeout_s=GROUPS_TIMEOUT_S)
+            return await admin.describe_group(name, timeout_s=COORDINATORS_TIMEOUT_S)
         except (UnknownGroupError, UnknownTopicError):
             return None
         except RayqError as error:
@@ -80,13 +92,37 @@ def survey(cluster: Cluster) -> Survey:
 
     async def groups() -> list[GroupInfo]:
         try:
-            listed = await admin.list_groups(timeout_s=GROUPS_TIMEOUT_S)
+            listed = await admin.list_groups(timeout_s=COORDINATORS_TIMEOUT_S)
         except RayqError as error:
             if not error.retriable:
                 raise
             return []
         found = await asyncio.gather(*(group(one.group) for one in listed))
         return [one for one in found if one is not None]
+
+    async def transactions() -> list[TransactionListing]:
+        try:
+            return await admin.list_transactions(timeout_s=COORDINATORS_TIMEOUT_S)
+        except RayqError as error:
+            if not error.retriable:
+                raise
+            return []
+
+    async def hanging(topics: list[TopicInfo]) -> list[HangingTransaction]:
+        if not any(topic.name == TRANSACTIONS_TOPIC for topic in topics):
+            return []  # Nobody uses transactions.
+        led = [
+            topic.name
+            for topic in topics
+            if not topic.name.startswith(INTERNAL_PREFIX)
+            and all(one.leader is not None for one in topic.partitions)
+        ]
+        try:
+            return await admin.find_hanging_transactions(led, timeout_s=COORDINATORS_TIMEOUT_S)
+        except RayqError as error:
+            if not (error.retriable or isinstance(error, UnknownTopicError)):
+                raise
+            return []
 
     async def is_silent(broker: BrokerInfo) -> bool:
         try:
@@ -108,7 +144,13 @@ def survey(cluster: Cluster) -> Survey:
         # Without a controller nothing moves, and no process knows of moves.
         moves = [] if info.controller is None else await admin.list_reassignments()
         return Survey(
-            cluster=info, topics=topics, groups=await groups(), moves=moves, silent=silent
+            cluster=info,
+            topics=topics,
+            groups=await groups(),
+            moves=moves,
+            silent=silent,
+            transactions=await transactions(),
+            hanging=await hanging(topics),
         )
 
     return background.run(look())

@@ -28,10 +28,11 @@ from rayq.client.consumer_pool import (
 )
 from rayq.client.consuming.consumer import AsyncConsumer, Consumer, check_callbacks
 from rayq.client.consuming.consumer_core import ConsumerCore
-from rayq.client.consuming.group_consumer import Callback, Callbacks, check_group
+from rayq.client.consuming.group_consumer import Callback, Callbacks
 from rayq.client.consuming.last_records import check_count, newest
 from rayq.client.consuming.until_end import UNTIL_END_TIMEOUT_S
 from rayq.client.environment import process_name, system_environment
+from rayq.client.group_positions import check_group
 from rayq.client.left_open import unwatch, watch, watch_loop
 from rayq.client.producing.producer import AsyncProducer, Producer
 from rayq.client.producing.producer_core import ProducerCore
@@ -487,11 +488,13 @@ class Cluster:
         The consumers are members of `group`; they are started and stopped by how old the oldest
         record is that waits, down to none. `handler` is called with a batch, in order within each
         partition; a batch counts as handled when it returns, and comes again when a consumer dies
-        before that was committed (at-least-once). A plain function runs in a thread; a coroutine
+        before that was committed (at-least-once). With `exactly_once` the handler returns what to
+        send (`Outgoing`, an iterable of them, or None), which takes effect together with that
+        commit, once. A plain function runs in a thread; a coroutine
         function on the consumer's event loop, which it must not block; of a class, each consumer
         makes an instance and calls that. Keywords as in `rayq.config.PoolConfig`, such as
         `min_consumers`, `max_consumers`, `target_lag_s`, `resources`, `batch`, `max_records`,
-        `retries`, `dead_letter_topic`.
+        `retries`, `dead_letter_topic`, `exactly_once`.
 
         On Ray the pool is a detached actor that Ray restarts: it outlives this process, until it or
         the cluster is stopped. `name` (the group's by default) finds it in `consumer_pools()`.

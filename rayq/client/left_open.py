@@ -135,9 +135,15 @@ async def _until_the_loop_ends(core: Core, name: str) -> None:
 @atexit.register
 def _deliver_at_exit() -> None:
     """Delivers what producers for threads have not sent when the program ends. It logs an error for
-    what it could not deliver."""
+    what it could not deliver, and for what nobody committed."""
     deadline = time.monotonic() + LAST_PATIENCE_S
     for core, name in list(_producers.items()):
+        if not core.is_closed and core.has_open_transaction:
+            logger.error(
+                "%s has an open transaction, which nobody ended before the program did: it will be "
+                "aborted. Use transactions in a `with` block.",
+                name,
+            )
         if core.is_closed or not core.unsent_count():
             continue
         if core.loop.is_running():

@@ -297,6 +297,11 @@ def allocate_producer_ids(state: ClusterState) -> list[MetadataRecord]:
     return [ProducerIdsAllocated(state.next_producer_id + PRODUCER_ID_BLOCK)]
 
 
+def change_nothing(state: ClusterState) -> list[MetadataRecord]:
+    """A record whose commit proves that no newer controller had begun, and tells nothing new."""
+    return [ProducerIdsAllocated(state.next_producer_id)]
+
+
 def settle_topic(
     state: ClusterState, topic: Topic, heard: Collection[int]
 ) -> list[MetadataRecord]:

@@ -5,18 +5,26 @@ Each function reads the state and returns the records to commit. Errors are thos
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from rayq.core.group_changes import find_group, find_member
 from rayq.core.group_draft import check_group_count
-from rayq.core.group_records import GroupRecord, GroupValue, OffsetRecord, OffsetValue, Record
+from rayq.core.group_records import (
+    GroupRecord,
+    GroupValue,
+    OffsetRecord,
+    OffsetValue,
+    PendingRecord,
+    Record,
+)
 from rayq.core.group_state import Group, GroupState
 from rayq.errors import (
     CommitRefusedError,
     FencedMemberError,
     GroupLimitError,
     GroupNotEmptyError,
+    OffsetPendingError,
     to_wire,
 )
 from rayq.records import TopicIdPartition
@@ -43,63 +51,88 @@ class OffsetCommit(NamedTuple):
 def commit(
     state: GroupState,
     group: str,
-    *,
     member: str,
     member_epoch: int,
     sequence: int,
     offsets: Sequence[OffsetCommit],
+    *,
     now_ms: int,
 ) -> tuple[list[Record], list[Refused]]:
     """Commits positions of a member, or, where `member` is empty, of a consumer that assigned its
     partitions to itself. Raises UnknownMemberError, FencedMemberError, GroupNotEmptyError,
-    GroupLimitError."""
+    GroupLimitError, OffsetPendingError."""
     known = state.groups.get(group)
-    _check_metadata(known, group, offsets)
+    check_metadata(known, group, offsets)
+    taken, refused = committable(state, group, member, member_epoch, offsets)
+    if member:
+        session = state.groups[group].sessions[member]
+        if sequence <= session.transaction_sequence:
+            return [], [
+                refusal(one, "the member has put newer positions into a transaction since")
+                for one in offsets
+            ]
+        if session.last_sequence is not None and sequence < session.last_sequence:
+            return [], []
+        session.last_sequence = sequence
+    check_none_pending(known, group, places_of(taken))
+    return _set(state, group, taken, now_ms), refused
+
+
+def committable(
+    state: GroupState,
+    group: str,
+    member: str,
+    member_epoch: int,
+    offsets: Sequence[OffsetCommit],
+) -> tuple[Sequence[OffsetCommit], list[Refused]]:
+    """Which of these positions the member may commit, or whoever commits without a member. Raises
+    UnknownMemberError, FencedMemberError, GroupNotEmptyError."""
     if not member:
+        known = state.groups.get(group)
         _check_no_members(known, group, "Positions can be committed without a member")
-        return _set(state, group, offsets, now_ms), []
+        return offsets, []
     value = find_member(state, group, member, None)
     if member_epoch not in (value.member_epoch, value.previous_epoch):
         raise FencedMemberError(
             f"Member {member} of group {group!r} is in epoch {value.member_epoch}, the commit in "
             f"{member_epoch}: it is refused."
         )
-    session = state.groups[group].sessions[member]
-    if session.last_sequence is not None and sequence < session.last_sequence:
-        return [], []
-    session.last_sequence = sequence
-    committable = value.owned
+    owned = value.owned
     if member_epoch != value.member_epoch:
-        committable -= session.gained  # What it had of them under that epoch it gave up.
-    records: list[Record] = []
+        # What it had of them under that epoch it gave up.
+        owned -= state.groups[group].sessions[member].gained
+    taken: list[OffsetCommit] = []
     refused: list[Refused] = []
     for one in offsets:
-        at = (one.topic_id, one.partition)
-        if at in committable:
-            records.append(_offset_record(group, one, now_ms))
+        if (one.topic_id, one.partition) in owned:
+            taken.append(one)
         else:
             where = f"{state.name_of_topic(one.topic_id)}-{one.partition}"
-            error = CommitRefusedError(
+            reason = (
                 f"{where} is not assigned to member {member} of group {group!r}: it was taken "
                 "away meanwhile, and another may have gone on from the last commit."
             )
-            refused.append((*at, *to_wire(error)))
-    _check_offset_count(known, group, records)
-    return records, refused
+            refused.append(refusal(one, reason))
+    return taken, refused
 
 
 def set_offsets(
     state: GroupState, group: str, offsets: Sequence[OffsetCommit], *, now_ms: int
 ) -> list[Record]:
-    """Sets the positions of a group without members. Raises GroupNotEmptyError, GroupLimitError."""
-    _check_no_members(state.groups.get(group), group, "Its positions can be set")
+    """Sets the positions of a group without members. Raises GroupNotEmptyError, GroupLimitError,
+    OffsetPendingError."""
+    known = state.groups.get(group)
+    _check_no_members(known, group, "Its positions can be set")
+    check_none_pending(known, group, places_of(offsets))
     return _set(state, group, offsets, now_ms)
 
 
 def delete_group(state: GroupState, group: str) -> list[Record]:
-    """Deletes a group and its positions. Raises UnknownGroupError, GroupNotEmptyError."""
+    """Deletes a group and its positions. Raises UnknownGroupError, GroupNotEmptyError,
+    OffsetPendingError."""
     known = find_group(state, group)
     _check_no_members(known, group, "It can be deleted")
+    check_none_pending(known, group, None)
     return _tombstones(group, known.offsets, is_whole=True)
 
 
@@ -114,8 +147,9 @@ def expire_offsets(state: GroupState, *, now_ms: int, retention_ms: int) -> list
             at
             for at, one in group.offsets.items()
             if now_ms - max(empty_since_ms, one.commit_time_ms) > retention_ms
+            and at not in group.pending
         ]
-        is_whole = len(old) == len(group.offsets)
+        is_whole = len(old) == len(group.offsets) and not group.pending
         if old or is_whole:
             records += _tombstones(name, old, is_whole=is_whole)
     return records
@@ -139,7 +173,7 @@ def forget_topics(state: GroupState, *, now_s: float) -> list[Record]:
         OffsetRecord(name, topic_id, partition, None)
         for name, group in state.groups.items()
         for topic_id, partition in sorted(group.offsets)
-        if topic_id in gone
+        if topic_id in gone and (topic_id, partition) not in group.pending
     ]
 
 
@@ -151,14 +185,19 @@ def _set(
     if known is None:
         check_group_count(state)
         records.append(GroupRecord(group, GroupValue(empty_since_ms=now_ms)))
-    records += [_offset_record(group, one, now_ms) for one in offsets]
-    _check_offset_count(known, group, records)
+    for one in offsets:
+        value = OffsetValue(one.offset, one.last_epoch, one.metadata, now_ms)
+        records.append(OffsetRecord(group, one.topic_id, one.partition, value))
+    check_offset_count(known, group, records)
     return records
 
 
-def _offset_record(group: str, one: OffsetCommit, now_ms: int) -> OffsetRecord:
-    value = OffsetValue(one.offset, one.last_epoch, one.metadata, now_ms)
-    return OffsetRecord(group, one.topic_id, one.partition, value)
+def places_of(offsets: Iterable[OffsetCommit]) -> list[TopicIdPartition]:
+    return [(one.topic_id, one.partition) for one in offsets]
+
+
+def refusal(one: OffsetCommit, reason: str) -> Refused:
+    return (one.topic_id, one.partition, *to_wire(CommitRefusedError(reason)))
 
 
 def _tombstones(
@@ -178,13 +217,30 @@ def _check_no_members(known: Group | None, group: str, what: str) -> None:
         )
 
 
-def _check_metadata(known: Group | None, group: str, offsets: Sequence[OffsetCommit]) -> None:
+def check_none_pending(
+    known: Group | None, group: str, wanted: Collection[TopicIdPartition] | None
+) -> None:
+    """Raises OffsetPendingError where a transaction holds one of these positions (None: any)."""
+    if known is None or not known.pending:
+        return
+    for topic_id, partition in known.pending if wanted is None else wanted:
+        held = known.pending.get((topic_id, partition))
+        if held is not None:
+            raise OffsetPendingError(
+                f"The position of group {group!r} in partition {partition} of the topic with id "
+                f"{topic_id} waits for the end of a transaction (family {held.family}, epoch "
+                f"{held.epoch})."
+            )
+
+
+def check_metadata(known: Group | None, group: str, offsets: Sequence[OffsetCommit]) -> None:
     length = sum(len(one.metadata) for one in offsets)
     if length == 0:
         return
     if known is not None:
         replaced = {(one.topic_id, one.partition) for one in offsets}
         length += sum(len(one.metadata) for at, one in known.offsets.items() if at not in replaced)
+        length += sum(len(one.metadata) for at, one in known.pending.items() if at not in replaced)
     if length > METADATA_LENGTH_MAX:
         raise GroupLimitError(
             f"Group {group!r} would have {length} characters of metadata with its positions, the "
@@ -192,14 +248,16 @@ def _check_metadata(known: Group | None, group: str, offsets: Sequence[OffsetCom
         )
 
 
-def _check_offset_count(known: Group | None, group: str, records: Sequence[Record]) -> None:
+def check_offset_count(known: Group | None, group: str, records: Sequence[Record]) -> None:
     count = len(records)
     if known is not None:
-        if len(known.offsets) + count <= OFFSETS_MAX:
+        if len(known.offsets) + len(known.pending) + count <= OFFSETS_MAX:
             return
-        count = len(known.offsets)
+        places = known.offsets.keys() | known.pending.keys()
+        count = len(places)
         count += sum(
-            isinstance(one, OffsetRecord) and (one.topic_id, one.partition) not in known.offsets
+            isinstance(one, OffsetRecord | PendingRecord)
+            and (one.topic_id, one.partition) not in places
             for one in records
         )
     if count > OFFSETS_MAX:

@@ -3,7 +3,8 @@
 The topic is compacted, so each record is the whole value of its key and stands for itself; None as
 value (a tombstone) ends the key. Key and value are msgpack arrays:
 
-- key: `[kind, ...]` with kind "group", "member" or "offset", then what it names;
+- key: `[kind, ...]` with kind "group", "member", "offset", "pending" or "ended", then what it
+  names;
 - value: `[version, ...]`. Fields may be appended with a default; a change that an older rayq must
   not misread raises the version, and a higher one than this rayq's is refused.
 
@@ -81,6 +82,30 @@ class OffsetValue(msgspec.Struct, frozen=True):
     commit_time_ms: int
 
 
+class PendingOffset(msgspec.Struct, frozen=True):
+    """A position that takes effect if its transaction commits."""
+
+    family: int
+    epoch: int
+    member: str
+    """"" where no member committed it."""
+    sequence: int
+    """Of the commit, which puts late ones in their place."""
+    offset: int
+    last_epoch: int | None
+    metadata: str
+
+
+class EndedTransaction(msgspec.Struct, frozen=True):
+    """The latest transaction of a family that has ended here. It is kept for a day, so that no late
+    request brings its positions back."""
+
+    epoch: int
+    coordinator_epoch: int
+    """The leader epoch of the transaction's coordinator."""
+    ended_ms: int
+
+
 class GroupRecord(NamedTuple):
     group: str
     value: GroupValue | None
@@ -99,7 +124,19 @@ class OffsetRecord(NamedTuple):
     value: OffsetValue | None
 
 
-Record = GroupRecord | MemberRecord | OffsetRecord
+class PendingRecord(NamedTuple):
+    group: str
+    topic_id: str
+    partition: int
+    value: PendingOffset | None
+
+
+class EndedRecord(NamedTuple):
+    family: int
+    value: EndedTransaction | None
+
+
+Record = GroupRecord | MemberRecord | OffsetRecord | PendingRecord | EndedRecord
 
 
 # --- bytes --------------------------------------------------------------------------------------
@@ -120,6 +157,17 @@ class _OffsetKey(msgspec.Struct, tag="offset", array_like=True, frozen=True):
     partition: int
 
 
+class _PendingKey(msgspec.Struct, tag="pending", array_like=True, frozen=True):
+    group: str
+    topic_id: str
+    partition: int
+
+
+class _EndedKey(msgspec.Struct, tag="ended", array_like=True, frozen=True):
+    family: int
+
+
+_Key = _GroupKey | _MemberKey | _OffsetKey | _PendingKey | _EndedKey
 _Grouped = list[tuple[str, list[int]]]
 
 
@@ -156,6 +204,24 @@ class _StoredOffset(msgspec.Struct, array_like=True, frozen=True):
     commit_time_ms: int
 
 
+class _StoredPending(msgspec.Struct, array_like=True, frozen=True):
+    version: int
+    family: int
+    epoch: int
+    member: str
+    sequence: int
+    offset: int
+    last_epoch: int | None
+    metadata: str
+
+
+class _StoredEnded(msgspec.Struct, array_like=True, frozen=True):
+    version: int
+    epoch: int
+    coordinator_epoch: int
+    ended_ms: int
+
+
 class _Versioned(msgspec.Struct, array_like=True, frozen=True):
     """The part of a value that every version has."""
 
@@ -163,18 +229,24 @@ class _Versioned(msgspec.Struct, array_like=True, frozen=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_key_decoder = msgspec.msgpack.Decoder(_GroupKey | _MemberKey | _OffsetKey)
+_key_decoder = msgspec.msgpack.Decoder(_Key)
 _version_decoder = msgspec.msgpack.Decoder(_Versioned)
 _group_decoder = msgspec.msgpack.Decoder(_StoredGroup)
 _member_decoder = msgspec.msgpack.Decoder(_StoredMember)
 _offset_decoder = msgspec.msgpack.Decoder(_StoredOffset)
+_pending_decoder = msgspec.msgpack.Decoder(_StoredPending)
+_ended_decoder = msgspec.msgpack.Decoder(_StoredEnded)
 
 
 def encode(record: Record) -> tuple[bytes, bytes | None]:
     """`(key, value)` of the log's record."""
-    key: _GroupKey | _MemberKey | _OffsetKey
+    key: _Key
     if isinstance(record, OffsetRecord):
         key = _OffsetKey(record.group, record.topic_id, record.partition)
+    elif isinstance(record, PendingRecord):
+        key = _PendingKey(record.group, record.topic_id, record.partition)
+    elif isinstance(record, EndedRecord):
+        key = _EndedKey(record.family)
     elif isinstance(record, MemberRecord):
         key = _MemberKey(record.group, record.member)
     else:
@@ -201,6 +273,16 @@ def decode(key: bytes | None, value: bytes | None) -> Record:
         if isinstance(named, _MemberKey):
             member = None if value is None else _member(_member_decoder.decode(value))
             return MemberRecord(named.group, named.member, member)
+        if isinstance(named, _PendingKey):
+            pending = (
+                None if value is None else PendingOffset(*_fields(_pending_decoder.decode(value)))
+            )
+            return PendingRecord(named.group, named.topic_id, named.partition, pending)
+        if isinstance(named, _EndedKey):
+            ended = (
+                None if value is None else EndedTransaction(*_fields(_ended_decoder.decode(value)))
+            )
+            return EndedRecord(named.family, ended)
         group = None if value is None else GroupValue(*_fields(_group_decoder.decode(value)))
         return GroupRecord(named.group, group)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -209,13 +291,17 @@ def decode(key: bytes | None, value: bytes | None) -> Record:
         ) from error
 
 
-def _stored(value: GroupValue | MemberValue | OffsetValue) -> tuple[Any, ...]:
+def _stored(
+    value: GroupValue | MemberValue | OffsetValue | PendingOffset | EndedTransaction,
+) -> tuple[Any, ...]:
     """The version, then the value's fields in their order."""
     fields = msgspec.structs.astuple(value)
     return (VERSION, *(_grouped(one) if isinstance(one, frozenset) else one for one in fields))
 
 
-def _fields(stored: _StoredGroup | _StoredMember | _StoredOffset) -> tuple[Any, ...]:
+def _fields(
+    stored: _StoredGroup | _StoredMember | _StoredOffset | _StoredPending | _StoredEnded,
+) -> tuple[Any, ...]:
     return msgspec.structs.astuple(stored)[1:]
 
 

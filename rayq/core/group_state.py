@@ -15,6 +15,8 @@ from typing import NamedTuple
 from rayq.core.assignors import Assignor, MemberSubscription
 from rayq.core.group_records import (
     NOTHING,
+    EndedRecord,
+    EndedTransaction,
     GroupRecord,
     GroupValue,
     MemberRecord,
@@ -22,6 +24,8 @@ from rayq.core.group_records import (
     OffsetRecord,
     OffsetValue,
     Partitions,
+    PendingOffset,
+    PendingRecord,
     Record,
 )
 from rayq.core.topic_pattern import matches
@@ -49,6 +53,8 @@ class Session:
     disconnected_s: float | None = None
     revoking_since_s: float | None = None
     last_sequence: int | None = None
+    transaction_sequence: int = -1
+    """Of the last commit inside a transaction: plain commits from before it are outdated."""
     gained: Partitions = NOTHING
     """Partitions that came with this epoch: a commit of them under the previous one is outdated."""
 
@@ -58,6 +64,8 @@ class Group:
     value: GroupValue = field(default_factory=GroupValue)
     members: dict[str, MemberValue] = field(default_factory=dict)
     offsets: dict[TopicIdPartition, OffsetValue] = field(default_factory=dict)
+    pending: dict[TopicIdPartition, PendingOffset] = field(default_factory=dict)
+    """Positions that transactions hold."""
     sessions: dict[str, Session] = field(default_factory=dict)
     settled: bool | None = None
     """Whether every member has its target; None: that is still to be computed."""
@@ -83,12 +91,27 @@ class Group:
         return next((key for key, one in self.members.items() if one.instance == instance), None)
 
 
+@dataclass(slots=True)
+class OpenTransaction:
+    """A transaction that holds positions here."""
+
+    epoch: int
+    offsets: set[tuple[str, str, int]] = field(default_factory=set)
+    """`(group, topic id, partition)`"""
+    members: set[tuple[str, str]] = field(default_factory=set)
+    """`(group, member)` of those who committed them."""
+
+
 class GroupState:
     """See the module. `assignors` are those that members may name (`load_assignors`)."""
 
     def __init__(self, assignors: Mapping[str, Assignor | str]) -> None:
         self.assignors = assignors
         self.groups: dict[str, Group] = {}
+        self.transactions: dict[int, OpenTransaction] = {}
+        """By family: it has one transaction open at a time."""
+        self.ended: dict[int, EndedTransaction] = {}
+        """By family."""
         self.topics: dict[str, SubscribedTopic] = {}
         self._names: dict[str, str] = {}
         self._matches: dict[str, set[str]] = {}
@@ -147,6 +170,12 @@ class GroupState:
 
     def replay(self, record: Record) -> None:
         """Applies one record. Records of different keys may come in any order (compaction)."""
+        if isinstance(record, EndedRecord):
+            if record.value is None:
+                self.ended.pop(record.family, None)
+            else:
+                self.ended[record.family] = record.value
+            return
         group = self.groups.get(record.group)
         if group is None:
             if record.value is None:
@@ -158,6 +187,8 @@ class GroupState:
                 group.offsets.pop(at, None)
             else:
                 group.offsets[at] = record.value
+        elif isinstance(record, PendingRecord):
+            self._replay_pending(group, record)
         elif isinstance(record, MemberRecord):
             group.settled = None
             self._replay_member(group, record.member, record.value)
@@ -165,10 +196,25 @@ class GroupState:
             assert isinstance(record, GroupRecord)
             if record.value is not None:
                 group.value = record.value
-            elif group.members or group.offsets:
+            elif group.members or group.offsets or group.pending:
                 group.value = GroupValue()
             else:
                 del self.groups[record.group]
+
+    def _replay_pending(self, group: Group, record: PendingRecord) -> None:
+        name, topic_id, partition, value = record
+        before = group.pending.pop((topic_id, partition), None)
+        if before is not None:
+            transaction = self.transactions[before.family]
+            transaction.offsets.discard((name, topic_id, partition))
+            if not transaction.offsets:
+                del self.transactions[before.family]
+        if value is not None:
+            group.pending[topic_id, partition] = value
+            transaction = self.transactions.setdefault(value.family, OpenTransaction(value.epoch))
+            transaction.offsets.add((name, topic_id, partition))
+            if value.member:
+                transaction.members.add((name, value.member))
 
     def _replay_member(self, group: Group, member: str, value: MemberValue | None) -> None:
         if value is None:
@@ -203,6 +249,10 @@ class GroupState:
                     assert partition not in aimed, (where, partition, aimed[partition])
                     aimed[partition] = member
             assert (group.value.empty_since_ms is None) == bool(group.members), name
+            for at, pending in group.pending.items():
+                transaction = self.transactions[pending.family]
+                assert transaction.epoch == pending.epoch, (name, at)
+                assert (name, *at) in transaction.offsets
 
 
 def partitions_of(topic_ids: Mapping[str, SubscribedTopic]) -> Partitions:

@@ -38,19 +38,23 @@ PARTITIONS_MAX = 10_000
 DEFAULT_REPLICATION_FACTOR = 3
 OFFSETS_TOPIC = "__consumer_offsets"
 """Rayq's own topic of what groups committed: clients may read it, not change it."""
-OFFSETS_TOPIC_OPTIONS = {
+TRANSACTIONS_TOPIC = "__transaction_state"
+"""Rayq's own topic of what transaction coordinators decided, likewise."""
+OWN_TOPICS = (OFFSETS_TOPIC, TRANSACTIONS_TOPIC)
+OWN_TOPIC_OPTIONS = {
     "cleanup_policy": "compact",
     "segment_bytes": 16 * MIB,
     "max_message_bytes": 64 * MIB,
 }
-OFFSETS_TOPIC_FIXED = {
+OWN_TOPIC_FIXED = {
     "cleanup_policy",
+    "flush",
     "max_message_bytes",
     "retention_ms",
     "retention_bytes",
     "unclean_leader_election",
 }
-"""The keys of that topic's config that cannot be changed."""
+"""The keys of their config that cannot be changed."""
 _LEGAL_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -93,29 +97,25 @@ def create_topic(
     )
 
 
-def ensure_offsets_topic(
-    state: ClusterState, *, topic_id: str, partitions: int
+def ensure_own_topic(
+    state: ClusterState, name: str, *, topic_id: str, partitions: int
 ) -> list[MetadataRecord]:
-    """Creates `__consumer_offsets`, unless it is there. Raises InvalidReplicationFactorError while
+    """Creates one of `OWN_TOPICS`, unless it is there. Raises InvalidReplicationFactorError while
     too few brokers live, ReplicaLimitError."""
-    if OFFSETS_TOPIC in state.topic_ids:
+    if name in state.topic_ids:
         return []
     return _create(
-        state,
-        topic_id,
-        OFFSETS_TOPIC,
-        OFFSETS_TOPIC_OPTIONS,
-        partitions=partitions,
-        replication_factor=None,
+        state, topic_id, name, OWN_TOPIC_OPTIONS, partitions=partitions, replication_factor=None
     )
 
 
 def check_not_internal(name: str) -> None:
     """Raises InvalidTopicError for a topic that only rayq itself may change."""
-    if name == OFFSETS_TOPIC:
+    if name in OWN_TOPICS:
+        calls = "group" if name == OFFSETS_TOPIC else "transaction"
         raise InvalidTopicError(
             f"{name!r} is rayq's own: it cannot be written to, grown, reconfigured or deleted by "
-            "clients. Use the group calls of the admin instead."
+            f"clients. Use the {calls} calls of the admin instead."
         )
 
 
@@ -189,8 +189,8 @@ def alter_topic_config(
     state: ClusterState, name: str, changes: Mapping[str, Any]
 ) -> list[MetadataRecord]:
     """Changes single keys of a topic's config. Raises UnknownTopicError, ConfigError,
-    InvalidTopicError for what rayq's own topic depends on."""
-    if any(key.replace(".", "_") in OFFSETS_TOPIC_FIXED for key in changes):
+    InvalidTopicError for what rayq's own topics depend on."""
+    if any(key.replace(".", "_") in OWN_TOPIC_FIXED for key in changes):
         check_not_internal(name)
     topic = find_topic(state, name)
     changes = {key.replace(".", "_"): value for key, value in changes.items()}

@@ -18,6 +18,7 @@ from rayq.batch.task_writer import (
     headers_of,
     job_for,
     write_task,
+    writing,
 )
 from rayq.client.cluster import Cluster
 from rayq.errors import InvalidRequestError
@@ -45,6 +46,7 @@ def write_topic(
     timestamp: str | None = None,
     header_columns: Sequence[str] = (),
     job: WriteJob | None = None,
+    atomic: bool = False,
     timeout_s: float = 120.0,
     ray_remote_args: dict[str, Any] | None = None,
     concurrency: int | None = None,
@@ -63,11 +65,19 @@ def write_topic(
     twice. Where it makes other rows than before, it fails with RewriteMismatchError. A write that
     fails leaves the records that it has written so far. Another call writes all records anew,
     unless it has the same `job` (of `begin_write`) and the Dataset consists of the same blocks.
-    `rayq.batch.task_writer` says how far that goes. Raises what `write_task` raises.
+    `rayq.batch.task_writer` says how far that goes.
+
+    `atomic`: the write is one transaction. Readers see all of its records at once, when it has
+    ended well; of a write that fails they see none. Until then they wait, in all partitions that
+    it writes to, also for the records of others behind it; an hour is the most that it may take.
+    `job` may be a transaction as well: see `begin_write`.
+
+    Raises what `write_task`, `finish_write` and `begin_write` raise.
     """
     found = cluster or Cluster.current()
+    job = job_for(found, topic, job, atomic=atomic, timeout_s=timeout_s)
     sink = TopicDatasink(
-        job_for(found, topic, job, timeout_s=timeout_s),
+        job,
         cluster=found,
         columns={
             "value": value,
@@ -79,7 +89,8 @@ def write_topic(
         header_columns=header_columns,
         timeout_s=timeout_s,
     )
-    dataset.write_datasink(sink, ray_remote_args=ray_remote_args, concurrency=concurrency)
+    with writing(found, job, timeout_s=timeout_s):
+        dataset.write_datasink(sink, ray_remote_args=ray_remote_args, concurrency=concurrency)
     assert sink.written is not None, "write_datasink returns after on_write_complete, or raises"
     return sink.written
 

@@ -49,7 +49,8 @@ class Snapshot(NamedTuple):
 
     @property
     def end_offsets(self) -> dict[TopicPartition, int]:
-        """The `starting_offsets` of the next job."""
+        """The `starting_offsets` of the next job. Raises InvalidRequestError where this snapshot
+        leaves out transactions: take it with ending_offsets="last_stable"."""
         return offset_ranges.end_offsets(self.ranges)
 
 
@@ -60,7 +61,8 @@ def snapshot(
 
     `bounds` are the keywords of `rayq.batch.offset_ranges.snapshot`, with the meanings that users
     of Spark's Kafka source know: pattern, starting_offsets ("earliest"), ending_offsets ("latest",
-    the end as it is now), starting_timestamp(s), ending_timestamp(s), new_partitions,
+    the end as it is now, without the transactions that are not decided; "last_stable", below the
+    first of these), starting_timestamp(s), ending_timestamp(s), new_partitions,
     fail_on_data_loss (True), timeout_s (60). `cluster`: None means the process's current cluster.
     Raises what that function raises.
     """
@@ -86,7 +88,7 @@ def read_topic(
     The ends are fixed here, once, so reading again gives the same records. Take the `Snapshot`
     yourself to know where the next job goes on::
 
-        taken = rayq.data.snapshot("flights")
+        taken = rayq.data.snapshot("flights", ending_offsets="last_stable")
         dataset = rayq.data.read_topic(taken)
         ...
         more = rayq.data.read_topic("flights", starting_offsets=taken.end_offsets)

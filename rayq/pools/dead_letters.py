@@ -9,7 +9,7 @@ from rayq.client.producing.producer import AsyncProducer
 from rayq.config import PoolConfig
 from rayq.errors import RayqError
 from rayq.pools.pool_handler import described, error_message
-from rayq.records import Record
+from rayq.records import Outgoing, Record
 
 logger = logging.getLogger(__name__)
 
@@ -23,8 +23,31 @@ SOURCE_HEADER = "rayq.source"
 """`topic/partition/offset`."""
 
 
+def source_of(record: Record) -> str:
+    return f"{record.topic}/{record.partition}/{record.offset}"
+
+
+def dead_letter(topic: str, record: Record, error: BaseException) -> Outgoing:
+    return Outgoing(
+        topic,
+        record.value,
+        key=record.key,
+        headers=[
+            *record.headers,
+            (CLASS_HEADER, type(error).__qualname__.encode()),
+            (MESSAGE_HEADER, error_message(error).encode()),
+            (SOURCE_HEADER, source_of(record).encode()),
+        ],
+        timestamp_ms=record.timestamp_ms,
+    )
+
+
+def not_written(topic: str, record: Record, refused: BaseException) -> str:
+    return f"{source_of(record)} could not be written to topic {topic!r}: {refused}"
+
+
 class DeadLetters:
-    """Writes the dead letters of one consumer."""
+    """Writes the dead letters of one consumer, and counts them."""
 
     def __init__(self, cluster: Cluster, config: PoolConfig) -> None:
         self._cluster = cluster
@@ -41,26 +64,26 @@ class DeadLetters:
             self._producer = self._cluster.async_producer(
                 max_block_ms=timeout_ms, delivery_timeout_ms=timeout_ms
             )
-        source = f"{record.topic}/{record.partition}/{record.offset}"
+        letter = dead_letter(topic, record, error)
         try:
             delivery = await self._producer.send(
                 topic,
-                record.value,
-                key=record.key,
-                headers=[
-                    *record.headers,
-                    (CLASS_HEADER, type(error).__qualname__.encode()),
-                    (MESSAGE_HEADER, error_message(error).encode()),
-                    (SOURCE_HEADER, source.encode()),
-                ],
-                timestamp_ms=record.timestamp_ms,
+                letter.value,
+                key=letter.key,
+                headers=letter.headers,
+                timestamp_ms=letter.timestamp_ms,
             )
             await delivery
         except RayqError as refused:
-            return f"{source} could not be written to topic {topic!r}: {refused}"
-        logger.warning("%s went to topic %r: %s", source, topic, described(error))
-        self.written += 1
+            return not_written(topic, record, refused)
+        self.note(record, error)
         return None
+
+    def note(self, record: Record, error: BaseException) -> None:
+        """It is written."""
+        topic = self._config.dead_letter_topic
+        logger.warning("%s went to topic %r: %s", source_of(record), topic, described(error))
+        self.written += 1
 
     def close(self) -> None:
         if self._producer is not None:

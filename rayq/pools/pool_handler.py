@@ -11,12 +11,13 @@ import inspect
 import logging
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from rayq.client.consumer_pool import Handler
 from rayq.environment import Threads
 from rayq.errors import HandlerError
+from rayq.records import Outgoing
 
 logger = logging.getLogger(__name__)
 
@@ -27,23 +28,26 @@ ERROR_MESSAGE_CHARACTERS_MAX = 1_000
 class PoolHandler:
     """A coroutine function runs on the event loop, everything else in `threads`."""
 
-    def __init__(self, threads: Threads, load: Callable[[], Handler]) -> None:
+    def __init__(
+        self, threads: Threads, load: Callable[[], Handler], *, exactly_once: bool = False
+    ) -> None:
         """`load` may take its time, and may raise HandlerError. `threads` is one thread: what a
         handler opens in its first call, the others find in the same thread."""
         self._threads = threads
         self._load = load
+        self._outgoing_of = outgoing_of if exactly_once else refuse_outgoing
         self._handler: Handler | None = None
 
     async def make(self) -> None:
         """Raises HandlerError."""
         self._handler = await self._threads.run(_made, self._load)
 
-    async def call(self, given: Any) -> BaseException | None:
-        """Returns the error that the handler raised."""
+    async def call(self, given: Any) -> list[Outgoing] | BaseException:
+        """Returns what is to be sent, or the error that the handler raised."""
         assert self._handler is not None
         if is_async(self._handler):
-            return await _awaited(self._handler, given)
-        return await self._threads.run(_called, self._handler, given)
+            return await _awaited(self._handler, given, self._outgoing_of)
+        return await self._threads.run(_called, self._handler, given, self._outgoing_of)
 
     async def close(self) -> None:
         """Calls `close` of an instance that has it; an error of it is logged."""
@@ -72,6 +76,41 @@ def described(error: BaseException) -> str:
     return f"{type(error).__qualname__}: {error_message(error)}{where}"
 
 
+# --- what a handler returns -----------------------------------------------------------------------
+
+OutgoingOf = Callable[[Any], list[Outgoing]]
+
+
+def outgoing_of(result: Any) -> list[Outgoing]:
+    """What a handler of a pool with exactly_once has returned. Raises TypeError, and what an
+    iterator raises."""
+    if result is None:
+        return []
+    if isinstance(result, Outgoing):
+        return [result]
+    found = list(result) if isinstance(result, Iterable) else [result]
+    for one in found:
+        if not isinstance(one, Outgoing):
+            raise TypeError(
+                "with exactly_once the handler returns an Outgoing, an iterable of them, or None, "
+                f"not {type(one).__qualname__}"
+            )
+    return found
+
+
+def refuse_outgoing(result: Any) -> list[Outgoing]:
+    """The same without exactly_once: nothing is sent. Raises TypeError."""
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise TypeError("the handler returned a generator, of which nothing has run: no yield")
+    first = result[0] if isinstance(result, list | tuple) and result else result
+    if isinstance(first, Outgoing):
+        raise TypeError(
+            "the handler returned an Outgoing, which this pool does not send: start it with "
+            "exactly_once=True, or send by a producer of your own and return nothing"
+        )
+    return []
+
+
 # --- in a thread ----------------------------------------------------------------------------------
 
 
@@ -97,7 +136,9 @@ def _close(handler: Handler | None) -> None:
             logger.exception("close() of the pool's handler failed")
 
 
-def _called(handler: Handler, given: Any) -> BaseException | None:
+def _called(
+    handler: Handler, given: Any, outgoing: OutgoingOf
+) -> list[Outgoing] | BaseException:
     """The error is returned, because a future cannot carry every error, and a SystemExit would end
     the event loop that waits for the future."""
     try:
@@ -108,27 +149,27 @@ def _called(handler: Handler, given: Any) -> BaseException | None:
             raise TypeError(
                 "the handler returned an awaitable: make it a coroutine function (async def)"
             )
-        if inspect.isgenerator(result) or inspect.isasyncgen(result):
-            raise TypeError("the handler returned a generator, of which nothing has run: no yield")
+        return outgoing(result)
     except BaseException as error:  # noqa: BLE001 - a user's handler may raise anything
         return error
-    return None
 
 
 # --- on the event loop ----------------------------------------------------------------------------
 
 
-async def _awaited(handler: Handler, given: Any) -> BaseException | None:
-    """The error that it raised, also a CancelledError of its own. A handler that is cancelled with
-    its consumer has not handled the batch, however it ended."""
-    error: BaseException | None = None
+async def _awaited(
+    handler: Handler, given: Any, outgoing: OutgoingOf
+) -> list[Outgoing] | BaseException:
+    """Also a CancelledError of its own. A handler that is cancelled with its consumer has not
+    handled the batch, however it ended."""
+    result: list[Outgoing] | BaseException
     try:
-        await handler(given)
+        result = outgoing(await handler(given))
     except GeneratorExit:  # the loop itself is gone
         raise
     except BaseException as raised:  # noqa: BLE001 - a user's handler may raise anything
-        error = raised
+        result = raised
     task = asyncio.current_task()
     if task is not None and task.cancelling():
-        raise asyncio.CancelledError from error
-    return error
+        raise asyncio.CancelledError from (result if isinstance(result, BaseException) else None)
+    return result

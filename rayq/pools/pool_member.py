@@ -1,9 +1,12 @@
 """One consumer of a pool: polls, calls the user's handler, commits; and what becomes of failures.
 
 What was handled is committed a fifth of a second later at most, so a consumer that dies leaves that
-much, and the batch it was at, to be handled again. Partitions come and go only between batches or
-while a failed batch waits to be tried again: the consumer then polls with everything paused, which
-keeps it in its group, and drops from the batch what is no longer its own.
+much, and the batch it was at, to be handled again. With exactly_once each batch is a transaction
+that commits its positions, and what the handler returned, before the next poll.
+
+Partitions come and go only between batches or while a failed batch waits to be tried again: the
+consumer then polls with everything paused, which keeps it in its group, and drops from the batch
+what is no longer its own.
 """
 
 from __future__ import annotations
@@ -20,11 +23,19 @@ from rayq.client.cluster import Cluster
 from rayq.client.consumer_pool import Handler, PoolSpec
 from rayq.client.consuming.consumer import AsyncConsumer
 from rayq.environment import Environment
-from rayq.errors import CommitRefusedError, CorruptBatchError, HandlerError, RayqError
-from rayq.pools.dead_letters import DeadLetters
+from rayq.errors import (
+    CommitRefusedError,
+    CorruptBatchError,
+    HandlerError,
+    ProducerFencedError,
+    RayqError,
+    TransactionAbortedError,
+)
+from rayq.pools.dead_letters import DeadLetters, dead_letter, not_written
 from rayq.pools.pool_batch import PoolBatch, poll_batch
 from rayq.pools.pool_handler import PoolHandler, described
-from rayq.records import Record, TopicPartition
+from rayq.pools.pool_transactions import PoolTransactions, RefusedOutgoing
+from rayq.records import Outgoing, Record, TopicPartition
 
 logger = logging.getLogger(__name__)
 
@@ -73,18 +84,25 @@ class PoolMember:
         environment: Environment,
         cluster: Cluster,
         spec: PoolSpec,
+        name: str,
         load_handler: Callable[[], Handler],
     ) -> None:
-        """For `environment.threads` and `load_handler` see `PoolHandler`."""
+        """`name` tells it from the other consumers of the pool, those of the past too. For
+        `environment.threads` and `load_handler` see `PoolHandler`."""
         self._environment = environment
         self._cluster = cluster
         self._spec = spec
         self._config = spec.config
-        self._handler = PoolHandler(environment.threads, load_handler)
+        exactly_once = spec.config.exactly_once
+        self._handler = PoolHandler(
+            environment.threads, load_handler, exactly_once=exactly_once
+        )
+        self._transactions = PoolTransactions(cluster, spec, name) if exactly_once else None
         self._consumer: AsyncConsumer | None = None
         self._dead_letters = DeadLetters(cluster, spec.config)
         self._done: dict[int, int] = {}
-        """By partition: the offset after what is handled and not committed yet."""
+        """By partition: the offset after what is handled and not committed yet. Nothing with
+        exactly_once: a transaction has committed it."""
         self._gone: set[int] = set()
         """Partitions that were taken while a batch was in hand."""
         self._partitions: set[int] = set()
@@ -157,7 +175,12 @@ class PoolMember:
         )
         try:
             while not self._draining.is_set() and self._failed_polls < FAILED_POLLS_MAX:
-                await self._turn(consumer)
+                try:
+                    await self._turn(consumer)
+                except TransactionAbortedError as error:
+                    self._note(f"a batch is handled again: {error}")
+                    await consumer.go_back({}, is_aborted=False)
+                    await self._sleep(FAILED_POLL_PAUSE_S)
                 self._check_lease()
             await self._commit(consumer, self._done)
             await consumer.close(config.drain_timeout_s)
@@ -167,6 +190,8 @@ class PoolMember:
         finally:
             self._partitions.clear()
             self._dead_letters.close()
+            if self._transactions is not None:
+                self._transactions.close()
         await self._handler.close()
         if not self._draining.is_set():
             self._failure = self._problem
@@ -185,7 +210,8 @@ class PoolMember:
         return self._config.max_poll_interval_ms / 1000
 
     async def _turn(self, consumer: AsyncConsumer) -> None:
-        """Polls once and deals with what comes."""
+        """Polls once and deals with what comes. Raises TransactionAbortedError where reading is to
+        go on at what is committed."""
         try:
             batch = await self._poll(consumer)
         except CorruptBatchError as error:
@@ -204,7 +230,7 @@ class PoolMember:
             partition: await consumer.position(TopicPartition(self._spec.topic, partition))
             for partition in batch.partitions()
         }
-        if not await self._deal_with(consumer, batch):
+        if not await self._deal_with(consumer, batch, ends):
             return
         # Where the poll ended, which may be further than the last record.
         self._finish({one: end for one, end in ends.items() if one not in self._gone})
@@ -266,7 +292,8 @@ class PoolMember:
     # --- commits --------------------------------------------------------------------------------
 
     def _finish(self, ends: dict[int, int]) -> None:
-        self._done.update(ends)
+        if self._transactions is None:
+            self._done.update(ends)
 
     async def _commit(self, consumer: AsyncConsumer, partitions: Iterable[int]) -> None:
         """Commits what is handled of these partitions. Offsets that cannot be committed are tried
@@ -284,6 +311,8 @@ class PoolMember:
         """Commits the positions of all partitions; right while there is no batch in hand. They may
         be further than the last record, where compaction removed the records that followed."""
         await self._commit(consumer, self._done)
+        if self._transactions is not None:
+            await consumer.mark_positions()  # Those of the last transaction are committed.
         if not self._done and await self._is_settled(consumer, None):
             self._problem = None
 
@@ -302,12 +331,18 @@ class PoolMember:
 
     # --- a batch --------------------------------------------------------------------------------
 
-    async def _deal_with(self, consumer: AsyncConsumer, batch: PoolBatch) -> bool:
+    async def _deal_with(
+        self, consumer: AsyncConsumer, batch: PoolBatch, ends: dict[int, int]
+    ) -> bool:
         """Returns once each of its records is handled, or is a dead letter, or is another
-        consumer's. False: the batch was left because this consumer is drained."""
+        consumer's. False: the batch was left because this consumer is drained. `ends` says by
+        partition where the poll ended. Raises TransactionAbortedError where it is to be read
+        again."""
         tries = 0
         while len(batch):
-            error = await self._try(batch)
+            error = await self._try(
+                consumer, batch, {one: ends[one] for one in batch.partitions()}
+            )
             if error is None:
                 return True
             tries += 1
@@ -323,17 +358,51 @@ class PoolMember:
                 return False
         return True
 
-    async def _try(self, batch: PoolBatch) -> BaseException | None:
-        """Calls the handler; returns the error that it raised."""
+    async def _try(
+        self, consumer: AsyncConsumer, batch: PoolBatch, ends: dict[int, int]
+    ) -> BaseException | None:
+        """Calls the handler, and sends what it returned; returns the error that it raised, or that
+        sending raised because of what it returned."""
         began_s = self._handling_since_s = self._now_s
         try:
-            error = await self._handler.call(batch.given)
+            result = await self._handler.call(batch.given)
+            self._handling_since_s = None
+            if isinstance(result, BaseException):
+                return result
+            error = await self._transact(consumer, ends, result)
         finally:
             self._busy_s += self._now_s - began_s
             self._handling_since_s = None
         if error is None:
             self._records += len(batch)
         return error
+
+    async def _transact(
+        self, consumer: AsyncConsumer, ends: dict[int, int], outgoing: list[Outgoing]
+    ) -> BaseException | None:
+        """Commits the offsets that follow what was handled together with what is to be sent for it.
+        Returns the error of a record that cannot be sent. Nobody polls before it is known what
+        became of the transaction, so partitions are given up only afterwards. Raises
+        TransactionAbortedError where the batch is to be read again."""
+        if self._transactions is None:
+            return None
+        places = {TopicPartition(self._spec.topic, one): end for one, end in ends.items()}
+        error = await self._transactions.write(consumer, places, outgoing)
+        if error is None:
+            return None
+        while not self._draining.is_set():
+            try:
+                await self._transactions.settle()
+                break
+            except ProducerFencedError:
+                raise
+            except RayqError as unsettled:
+                self._note(f"what became of a transaction is not known yet: {unsettled}")
+                await self._sleep(FAILED_POLL_PAUSE_S)
+                self._check_lease()
+        if isinstance(error, RefusedOutgoing):
+            return error.cause
+        raise TransactionAbortedError(str(error)) from error
 
     def _backoff_s(self, tries: int) -> float:
         config = self._config
@@ -357,13 +426,15 @@ class PoolMember:
             piece, failed = pieces.pop()
             piece = piece.without(self._gone) if self._gone else piece
             if len(piece) and failed is None:
-                failed = await self._try(piece)
+                failed = await self._try(consumer, piece, piece.ends())
             if failed is None:
                 self._finish(piece.ends())
             elif len(piece) > 1:
                 earlier, later = piece.halves()
                 pieces += [(later, None), (earlier, None)]
-            elif len(piece) == 1 and not await self._write_dead_letter(piece.record(), failed):
+            elif len(piece) == 1 and not await self._write_dead_letter(
+                consumer, piece.record(), failed, piece.ends()
+            ):
                 tries += 1
                 pieces.append((piece, failed))
                 await self._hold(consumer, self._backoff_s(tries))
@@ -389,15 +460,27 @@ class PoolMember:
             value=None,
             headers=[],
         )
-        if not await self._write_dead_letter(stand_in, error):
+        ends = {place.partition: next_offset}
+        if not await self._write_dead_letter(consumer, stand_in, error, ends):
             return False
         await consumer.seek(place, next_offset)
-        self._finish({place.partition: next_offset})
+        self._finish(ends)
         return True
 
-    async def _write_dead_letter(self, record: Record, error: BaseException) -> bool:
+    async def _write_dead_letter(
+        self, consumer: AsyncConsumer, record: Record, error: BaseException, ends: dict[int, int]
+    ) -> bool:
         """False: it could not be written, or not for certain."""
-        problem = await self._dead_letters.write(record, error)
+        topic = self._config.dead_letter_topic
+        assert topic is not None
+        if self._transactions is None:
+            problem = await self._dead_letters.write(record, error)
+        else:
+            letter = dead_letter(topic, record, error)
+            refused = await self._transact(consumer, ends, [letter])
+            problem = None if refused is None else not_written(topic, record, refused)
+            if refused is None:
+                self._dead_letters.note(record, error)
         if problem is not None:
             self._note(problem)
         return problem is None

@@ -61,7 +61,9 @@ class LocalHosting:
 
     async def start_member(self, name: str) -> MemberHandle:
         environment = with_one_thread(system_environment(None))
-        member = PoolMember(environment, self._cluster, self._spec, lambda: self._handler)
+        member = PoolMember(
+            environment, self._cluster, self._spec, name, lambda: self._handler
+        )
         return LocalMember(member, f"consumer {name} of pool {self._spec.name}")
 
     async def find_members(self) -> dict[str, MemberHandle]:

@@ -73,6 +73,7 @@ class PoolConsumerActor:
             with_one_thread(environment),
             work.cluster,
             work.spec,
+            name[-NAME_CHARACTERS:],
             lambda: _loaded(work.handler),
         )
         loop = asyncio.get_running_loop()

@@ -34,10 +34,12 @@ EPOCH_LEAP = 1000
 """The new epoch is so much higher than any that is known here. A majority of the old voters, taken
 for lost, may come back with promises of their own: this log is then the better one wherever the two
 meet, and theirs is cut (docs/protocol.md, rules 3 and 4)."""
-PRODUCER_ID_LEAP = 1 << 32
+PRODUCER_ID_LEAP = 1 << 26
 """What the lost voters had granted since this copy was written must never be granted again: leader
 epochs leap by `EPOCH_LEAP`, producer ids by this. A replica that is away may hold batches of an
-epoch that is not known here; batches under an id that is used twice would pass for retries."""
+epoch that is not known here; batches under an id that is used twice would pass for retries.
+Families of transactions are numbered by producer ids, up to 2^32: so there is room for sixty
+recoveries."""
 READ_BYTES_MAX = 1 << 30
 
 

@@ -47,10 +47,14 @@ def read(
     `{TopicPartition("t", 0): 23}` or `{"t": {0: 23}}`; or a time (Unix milliseconds, or a datetime
     with a time zone), one for all or one for each partition. Ends are exclusive. "latest" is the
     high watermark at this call: records that are appended later are not part of the DataFrame,
-    however often and late it is evaluated. Nothing is fetched before it is evaluated. A mapping
-    names every partition; with `new_partitions="earliest"` the partitions that `starting_offsets`
-    leaves out, such as new ones, begin at their log start. A time after the last record stands for
-    the partition's end, as a start too (where Spark's Kafka source raises).
+    however often and late it is evaluated. Of each transaction it has all records or none: one that
+    is not decided at this call is left out. Nothing is fetched before it is evaluated. Where a
+    later read goes on at the ends of this one, end all of them at "last_stable", below the first
+    transaction that is not decided. Below an end by offset or time, tasks wait for transactions
+    that are not decided. A mapping names every partition; with `new_partitions="earliest"` the
+    partitions that `starting_offsets` leaves out, such as new ones, begin at their log start. A
+    time after the last record stands for the partition's end, as a start too (where Spark's Kafka
+    source raises).
 
     Each topic partition becomes one Spark partition. `min_partitions` cuts large ranges by offset
     until there are at least as many. `fail_on_data_loss`: whether expired records are an error, or

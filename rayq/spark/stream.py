@@ -11,7 +11,7 @@ The offsets of each batch are written to the checkpoint before the batch runs, a
 afterwards. So after a crash at any point the one batch that may have been under way is run again
 with the same id and the same offsets, and no batch is left out. That is at-least-once. It is
 exactly once where the function does nothing twice for one batch id, for example where it replaces
-the earlier result of that id.
+the earlier result of that id, and where `to_topic` takes the place of the function.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from typing import Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import InheritableThread
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 
 from rayq.batch.offset_ranges import Offsets, Split, Time, Times, split_ranges
+from rayq.batch.task_writer import WriteJob
 from rayq.client.cluster import Cluster
 from rayq.client.timeouts import seconds
 from rayq.errors import CheckpointMismatchError, InvalidRequestError
@@ -38,8 +39,10 @@ from rayq.spark.batches import Resumption, with_topics
 from rayq.spark.checkpoint import Checkpoint, QueryMetadata
 from rayq.spark.read import read_ranges
 from rayq.spark.streaming_query import BatchFunction, Engine, StreamingQuery, patiently
+from rayq.spark.topic_sink import TopicSink
 from rayq.spark.topic_source import TopicSource
 from rayq.spark.trigger import Trigger, parse_trigger
+from rayq.spark.write import records_of, write_job
 
 logger = logging.getLogger(__name__)
 
@@ -147,15 +150,54 @@ class TopicStream:
             raise InvalidRequestError(
                 f"foreach_batch takes a function of a DataFrame and a batch id, not {function!r}."
             )
-        return StreamStarter(self, function)
+        return StreamStarter(self, lambda query_id: function)
+
+    def to_topic(
+        self,
+        topic: str,
+        function: Callable[[DataFrame], DataFrame] | None = None,
+        *,
+        key: str | Column | None = None,
+        value: str | Column = "value",
+        partition: str | Column | None = None,
+        headers: str | Column | None = None,
+        timestamp: str | Column | None = None,
+        timeout_s: float = 120.0,
+    ) -> StreamStarter:
+        """Each batch is written to `topic` exactly once, whatever is restarted: it is a
+        transaction, whose records become visible all at once.
+
+        `function(df)` makes of a batch the rows to write, the same in each run of the batch; None:
+        they are the batch's records. The columns and `timeout_s` are those of `rayq.spark.write`,
+        which says what a task's attempts have to have in common. A batch may take an hour at most.
+        The query ends with a CheckpointMismatchError where a later batch of it is committed."""
+        columns = {
+            "value": value,
+            "key": key,
+            "partition": partition,
+            "headers": headers,
+            "timestamp": timestamp,
+        }
+        cluster, timeout_s = self.source.cluster, seconds(timeout_s)
+
+        def write(df: DataFrame, job: WriteJob) -> None:
+            rows = df if function is None else function(df)
+            write_job(cluster, records_of(rows, columns), job, timeout_s=timeout_s)
+
+        return StreamStarter(
+            self, lambda query_id: TopicSink(cluster, topic, query_id, write, timeout_s=timeout_s)
+        )
 
 
 class StreamStarter:
     """A stream that can be started."""
 
-    def __init__(self, stream: TopicStream, function: BatchFunction) -> None:
+    def __init__(
+        self, stream: TopicStream, function_of: Callable[[str], BatchFunction]
+    ) -> None:
+        """`function_of(query id)` is called for each batch."""
         self._stream = stream
-        self._function = function
+        self._function_of = function_of
 
     def start(self) -> StreamingQuery:
         """Starts the query, in a thread of its own. Returns once the checkpoint is read, or made,
@@ -182,7 +224,7 @@ class StreamStarter:
                 checkpoint=checkpoint,
                 resumption=resumption,
                 engine=stream.engine,
-                function=self._function,
+                function=self._function_of(metadata.id),
                 trigger=stream.trigger,
                 offsets_max=stream.offsets_max,
                 group=stream.group,

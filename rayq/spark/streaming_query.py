@@ -21,6 +21,7 @@ from rayq.errors import InvalidRequestError, RayqError, StreamingQueryError
 from rayq.records import TopicPartition
 from rayq.spark.batches import MicroBatch, Resumption, after, next_batch
 from rayq.spark.checkpoint import Checkpoint
+from rayq.spark.topic_sink import TopicSink
 from rayq.spark.topic_source import TopicSource, advice
 from rayq.spark.trigger import Trigger
 
@@ -399,7 +400,7 @@ class StreamingQuery:
             "processedRowsPerSecond": batch.offsets / seconds,
             "durationMs": dict(watch.durations_ms),
             "sources": [source],
-            "sink": {"description": f"foreach_batch({_name_of(self._function)})"},
+            "sink": {"description": _description_of(self._function)},
         }
         if self._group is not None:
             progress["group"] = {"name": self._group, "error": group_error}
@@ -486,8 +487,10 @@ def _nested(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
     return found
 
 
-def _name_of(function: BatchFunction) -> str:
-    return getattr(function, "__qualname__", type(function).__qualname__)
+def _description_of(function: BatchFunction) -> str:
+    if isinstance(function, TopicSink):
+        return str(function)
+    return f"foreach_batch({getattr(function, '__qualname__', type(function).__qualname__)})"
 
 
 def _now_ms() -> int:

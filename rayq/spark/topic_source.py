@@ -55,6 +55,7 @@ class TopicSource:
             self.cluster,
             self.topics,
             pattern=self.pattern,
+            ending_offsets="last_stable",
             fail_on_data_loss=self._fail_on_data_loss,
             timeout_s=timeout_s,
             **where,
@@ -62,8 +63,9 @@ class TopicSource:
         return [one._replace(end=one.start) for one in found]
 
     def available(self, positions: Iterable[Split], timeout_s: float) -> list[Split]:
-        """For each partition the range from the query's position to the present end. The range of a
-        new partition begins at its log start.
+        """For each partition the range from the query's position to the present end, which is below
+        the first transaction that is not decided: a later batch reads it. The range of a new
+        partition begins at its log start.
 
         Raises OffsetOutOfRangeError where records at a position are gone (with
         `fail_on_data_loss=False` the loss is logged, and the range begins at the log start),
@@ -76,6 +78,7 @@ class TopicSource:
                 self.cluster,
                 names,
                 starting_offsets={one.place: one.start for one in kept},
+                ending_offsets="last_stable",
                 new_partitions="earliest",
                 fail_on_data_loss=self._fail_on_data_loss,
                 timeout_s=timeout_s,
@@ -83,7 +86,10 @@ class TopicSource:
         except (OffsetOutOfRangeError, InvalidRequestError):
             # The cause may be a topic that was created anew: it is shorter, or has fewer
             # partitions. Then this is the error to raise.
-            check_same_topics(kept, snapshot(self.cluster, names, timeout_s=timeout_s))
+            ranges = snapshot(
+                self.cluster, names, ending_offsets="last_stable", timeout_s=timeout_s
+            )
+            check_same_topics(kept, ranges)
             raise
         check_same_topics(kept, found)
         return found

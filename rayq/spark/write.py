@@ -8,7 +8,7 @@ rows in the same order. `_ordered` ensures that for the rows of one aggregation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from pyspark import TaskContext
@@ -28,7 +28,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from rayq.batch.task_writer import WriteJob, finish_write, job_for, write_task
+from rayq.batch.task_writer import WriteJob, finish_write, job_for, write_task, writing
 from rayq.client.cluster import Cluster
 from rayq.client.consuming.arrow import load_pyarrow
 from rayq.errors import InvalidRequestError
@@ -40,6 +40,7 @@ _RESULT = StructType(
         StructField("records", LongType(), False),
         StructField("repeated", LongType(), False),
         StructField("partitions", ArrayType(LongType(), False), False),
+        StructField("counts", ArrayType(LongType(), False), False),
     ]
 )
 _BINARY = (BinaryType, StringType)
@@ -70,6 +71,7 @@ def write(
     timestamp: str | Column | None = None,
     cluster: Cluster | None = None,
     job: WriteJob | None = None,
+    atomic: bool = False,
     timeout_s: float = 120.0,
 ) -> Written:
     """Evaluates `df` and appends each of its rows to `topic`. Returns when all are committed.
@@ -87,33 +89,54 @@ def write(
     Spark promises no order: use `sortWithinPartitions` there. An attempt that makes other rows than
     the attempt before raises RewriteMismatchError, rather than write a row twice or not at all.
     This ends with the job: a job that fails leaves the records that its tasks have written, and
-    another write appends all records again. There are no transactions: readers may see a part of
-    the records. `job`: the result of `rayq.batch.task_writer.begin_write`, which you keep to repeat
-    a job that may have run.
+    another write appends all records again. `job`: the result of
+    `rayq.batch.task_writer.begin_write`, which you keep to repeat a job that may have run.
 
-    Raises InvalidRequestError (a column of the wrong type), UnknownTopicError, NoClusterError. A
+    Readers may see a part of the records, unless the write is `atomic`: then it is a transaction.
+    Readers see all of its records at once, when it has ended well; of a job that fails they see
+    none. Until then they wait, in all partitions that the job writes to, also for the records of
+    others behind it; an hour is the most that it may take. `job` may be a transaction as well: see
+    `begin_write`.
+
+    Raises InvalidRequestError (a column of the wrong type), UnknownTopicError, NoClusterError; of a
+    transaction TransactionAbortedError, TransactionOutcomeUnknownError, AlreadyCommittedError. A
     task's errors reach the driver as PySpark's PythonException, with rayq's error in its text.
     """
     cluster = cluster or Cluster.current()
-    named = {
+    columns = {
         "value": value,
         "key": key,
         "partition": partition,
         "headers": headers,
         "timestamp": timestamp,
     }
+    records = records_of(df, columns)
+    job = job_for(cluster, topic, job, atomic=atomic, timeout_s=timeout_s)
+    return write_job(cluster, records, job, timeout_s=timeout_s)
+
+
+def records_of(df: DataFrame, columns: Mapping[str, str | Column | None]) -> DataFrame:
+    """The rows as records, in the order in which they are written. `columns` are those of
+    `write`."""
     records = df.select(
         *(
             (fn.col(given) if isinstance(given, str) else given).alias(name)
-            for name, given in named.items()
+            for name, given in columns.items()
             if given is not None
         )
     )
     _check_types(records)
-    records = _ordered(_with_long_partition(records))
-    job = job_for(cluster, topic, job, timeout_s=timeout_s)
-    done = records.mapInArrow(_appender(cluster, job, timeout_s), _RESULT).collect()
-    finish_write(cluster, job, ((row.task, row.partitions) for row in done), timeout_s=timeout_s)
+    return _ordered(_with_long_partition(records))
+
+
+def write_job(
+    cluster: Cluster, records: DataFrame, job: WriteJob, *, timeout_s: float
+) -> Written:
+    """Writes the rows of `records_of` as a job, and finishes it."""
+    with writing(cluster, job, timeout_s=timeout_s):
+        done = records.mapInArrow(_appender(cluster, job, timeout_s), _RESULT).collect()
+        tasks = [(row.task, dict(zip(row.partitions, row.counts, strict=True))) for row in done]
+        finish_write(cluster, job, tasks, timeout_s=timeout_s)
     return Written(sum(row.records for row in done), sum(row.repeated for row in done))
 
 
@@ -171,7 +194,8 @@ def _appender(
                 pa.array([done.task], pa.int64()),
                 pa.array([done.records], pa.int64()),
                 pa.array([done.repeated], pa.int64()),
-                pa.array([done.partitions], pa.list_(pa.int64())),
+                pa.array([list(done.partitions)], pa.list_(pa.int64())),
+                pa.array([list(done.partitions.values())], pa.list_(pa.int64())),
             ],
             names=_RESULT.names,
         )

@@ -38,14 +38,16 @@ class CleanState(msgspec.Struct, array_like=True, frozen=True):
     """Below it offsets may be missing: compaction removed records that have a later record of their
     key, or tombstones. For records that were copied from a leader, the leader's offset counts."""
     tombstone_horizon: int = 0
-    """Below it tombstones may be missing. So another replica whose log ends below may hold records
-    that were deleted, and has to copy the log anew."""
+    """Below it tombstones and markers of transactions may be missing. So another replica whose log
+    ends below may hold records that were deleted, or transactions without an end, and has to copy
+    the log anew."""
     clean_until: int = 0
-    """This replica has compacted its log up to here. The part from here on is dirty."""
+    """This replica has compacted its log up to here. The part from here on is dirty. No batch below
+    belongs to a transaction any more."""
     marks: tuple[Mark, ...] = ()
     """Ascending. A tombstone may go `delete_retention_ms` after the first mark above it."""
     tombstones: int = 0
-    """The number of tombstones that the last pass left."""
+    """The number of tombstones and markers that the last pass left."""
 
     def removable_below(self, now_ms: int, delete_retention_ms: int) -> int:
         """The offset below which tombstones have been in the log for long enough."""

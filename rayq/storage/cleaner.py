@@ -5,8 +5,12 @@ maps each key to its latest offset there. Then it copies the log from its start 
 records that the map supersedes. The map has a limit: when it is full, the pass covers less, and the
 next pass goes on from there. This follows the cleaner of Kafka, which KIP-58 describes.
 
-Records without a key and control batches stay too. Of a batch that loses all its records the header
-stays in three cases: for the last batches of each live producer (so that the replicas that copy the
+The log is compacted up to the last stable offset at most, so each transaction has ended. Records of
+aborted transactions go, and supersede nothing. The batches of committed transactions lose the
+attribute that says so: from then on they need no marker, and markers go as tombstones go.
+
+Records without a key stay too. Of a batch that loses all its records the header stays in three
+cases: for the last batches of each live producer (so that the replicas that copy the
 log still recognise a retry), and for the last batch of a leader epoch and of a segment (so that
 their ends are known). Tombstones, which are records without a value, stay for `delete_retention_ms`
 after the pass that first left nothing else of their key. A batch whose CRC is right, and whose
@@ -47,8 +51,11 @@ from rayq.storage.batch import (
     decode_columns,
     keep_records,
     read_header,
+    without_records,
+    without_transaction,
 )
 from rayq.storage.segment import LOG_SUFFIX, Segment, pread, segment_path
+from rayq.transaction_ids import family_of
 
 CLEANING = "cleaning"
 """The directory for new segments, within the partition's directory."""
@@ -83,7 +90,9 @@ class CleaningJob(msgspec.Struct, frozen=True, kw_only=True):
     dirty_offset: int
     """The log below was compacted before."""
     tombstones_below: int
-    """Tombstones below this offset go."""
+    """Tombstones and markers below this offset go."""
+    aborted: frozenset[tuple[int, int]]
+    """Families and epochs of the aborted transactions with batches in these segments."""
     producer_batches: tuple[int, ...]
     """The base offsets of the batches whose headers hold the state of live producers."""
     index_interval_bytes: int
@@ -113,9 +122,9 @@ class CleaningResult(msgspec.Struct, frozen=True, kw_only=True):
     end_offset: int
     """The log is compacted up to here. When the map was full, this is before the job's end."""
     tombstones: int
-    """The number of tombstones that stay."""
+    """The number of tombstones and markers that stay."""
     horizon: int
-    """The offset after the last tombstone that went. 0: no tombstone went."""
+    """The offset after the last tombstone or marker that went. 0: none went."""
     keys: int
     records_read: int = 0
     records_kept: int = 0
@@ -169,7 +178,7 @@ def _clean(disk: Disk, job: CleaningJob) -> Steps:
     remove_cleaning(disk, job.directory)
     checked_file.make_directory(disk, directory)
     latest, end_offset = yield from _latest_offsets(disk, job)
-    cleaning = _Pass(disk, job, directory, latest)
+    cleaning = _Pass(disk, job, directory, latest, end_offset)
     for group in job.groups:
         sources = [source for source in group if source.base_offset < end_offset]
         if sources:
@@ -212,7 +221,8 @@ def _latest_offsets(
                     continue
                 if latest and len(latest) + header.record_count > job.keys_max:
                     return latest, end_offset
-                columns = None if header.is_control else _columns(data, position, header)
+                is_mapped = not header.is_control and not _is_aborted(job, header)
+                columns = _columns(data, position, header) if is_mapped else None
                 if columns is not None:
                     for offset, key in zip(columns.offsets, columns.keys or (), strict=False):
                         if key is not None:
@@ -222,7 +232,13 @@ def _latest_offsets(
     return latest, end_offset
 
 
-def _columns(data: bytes, position: int, header: BatchHeader) -> Columns | None:
+def _is_aborted(job: CleaningJob, header: BatchHeader) -> bool:
+    if not header.is_transactional or header.producer_id is None:
+        return False
+    return (family_of(header.producer_id), header.producer_epoch) in job.aborted
+
+
+def _columns(data: Buffer, position: int, header: BatchHeader) -> Columns | None:
     """The records of a batch. None: it is no batch of records, although its CRC is right. Raises
     CorruptBatchError where the CRC is wrong."""
     check_body(data, position, header)
@@ -270,12 +286,19 @@ class _Pass:
     """The second half of a pass: copies groups of segments without superseded records."""
 
     def __init__(
-        self, disk: Disk, job: CleaningJob, directory: str, latest: dict[bytes, int]
+        self,
+        disk: Disk,
+        job: CleaningJob,
+        directory: str,
+        latest: dict[bytes, int],
+        end_offset: int,
     ) -> None:
         self._disk = disk
         self._job = job
         self._directory = directory
         self._latest = latest
+        self._end_offset = end_offset
+        """The batches of a segment from here on stay as they are: the map does not cover them."""
         self._producer_batches = frozenset(job.producer_batches)
         self.groups: list[CleanedGroup] = []
         self.tombstones = 0
@@ -304,8 +327,12 @@ class _Pass:
                     emptied = None
                     batch = self._filtered(data, position, before)
                     header = read_header(batch)
-                    is_changed |= header.record_count != before.record_count
-                    if header.record_count or header.base_offset in self._producer_batches:
+                    is_changed |= header != before
+                    if (
+                        header.record_count
+                        or header.base_offset in self._producer_batches
+                        or (header.is_control and self._keeps_marker(header))
+                    ):
                         output.add(header, batch)
                     else:
                         emptied = header, batch
@@ -329,17 +356,31 @@ class _Pass:
             )
         )
 
+    def _keeps_marker(self, header: BatchHeader) -> bool:
+        if header.base_offset < self._job.tombstones_below:
+            self.horizon = max(self.horizon, header.next_offset)
+            return False
+        self.tombstones += 1
+        return True
+
     def _filtered(self, data: bytes, position: int, header: BatchHeader) -> Buffer:
         """The batch as it is to be: the same bytes, or fewer records between the same first and
         last offset. So logs that were cleaned differently agree on where batches end."""
-        whole = data[position : position + header.length]
-        columns = _columns(whole, 0, header)
+        whole: Buffer = data[position : position + header.length]
         self.records_read += header.record_count
+        if header.is_transactional:
+            check_body(whole, 0, header)
+            if header.is_control or header.base_offset >= self._end_offset:
+                return whole
+            is_aborted = _is_aborted(self._job, header)
+            whole = without_transaction(without_records(header) if is_aborted else whole)
+            header = read_header(whole)
+        columns = _columns(whole, 0, header)
         if columns is None:
             self.unreadable_batches += 1
             if self.unreadable_offset is None:
                 self.unreadable_offset = header.base_offset
-        if columns is None or header.is_control:
+        if columns is None:
             self.records_kept += header.record_count
             return whole
         latest, tombstones_below = self._latest, self._job.tombstones_below

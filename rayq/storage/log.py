@@ -13,11 +13,14 @@ from rayq.errors import (
     OffsetOutOfRangeError,
     StorageError,
 )
+from rayq.storage.aborted_index import AbortedIndex
 from rayq.storage.appending import Room, check_order, count_fitting, is_full, open_failed
 from rayq.storage.batch import (
     BatchHeader,
+    Marker,
     check_body,
     check_produced,
+    encode_marker,
     split_batches,
     stamp,
 )
@@ -75,9 +78,9 @@ class Log:
     call that would use the disk raises `StorageError`. A full disk (`DiskFullError`) does not: the
     log is as it was before the append.
 
-    The files in the partition's directory are segments, `checkpoint`, `leader-epochs` and
-    `*.snapshot`; those of compaction are `cleaned`, `cleaning/` and, during a swap, `swap`. Only
-    the batches below `flushed_offset` are sure to survive a power loss.
+    The files in the partition's directory are segments, `checkpoint`, `leader-epochs`, `*.aborted`
+    and `*.snapshot`; those of compaction are `cleaned`, `cleaning/` and, during a swap, `swap`.
+    Only the batches below `flushed_offset` are sure to survive a power loss.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class Log:
         """Grows with each truncation."""
         self.epochs: EpochCache = recovered.epochs
         self.producers: ProducerState = recovered.producers
+        self._aborted = recovered.aborted
         self._clean = recovered.clean_state
         self._segments = SegmentList(recovered.segments)
         self._start = recovered.log_start
@@ -211,8 +215,27 @@ class Log:
 
     @property
     def tombstone_horizon(self) -> int:
-        """Below it tombstones may be missing: see `CleanState`."""
+        """Below it tombstones and markers may be missing: see `CleanState`."""
         return self._clean.tombstone_horizon
+
+    def stable_offset(self, high_watermark: int) -> int:
+        """The last stable offset: all batches below it are committed, and their transactions have
+        ended by a marker that is committed. At most `high_watermark`."""
+        first = self.producers.transactions.first_undecided(high_watermark)
+        return high_watermark if first is None else min(high_watermark, max(first, self._start))
+
+    def aborted_between(self, start: int, end: int) -> list[tuple[int, int]]:
+        """`(family, epoch)` of the aborted transactions that may have batches from `start` up to
+        `end` (exclusive), which is at most the last stable offset."""
+        return self._aborted.between(start, end)
+
+    def ended_between(self, start: int, end: int) -> list[tuple[int, int]] | None:
+        """`(family, epoch)` of the transactions whose markers lie from `start` up to `end`
+        (exclusive). None: the log cannot tell any more, since retention or compaction may have
+        taken markers there, or they are too many, or it was opened since."""
+        if start < max(self._start, self.tombstone_horizon):
+            return None
+        return self.producers.transactions.ended_between(start, end)
 
     # --- appending --------------------------------------------------------------------------------
 
@@ -228,16 +251,33 @@ class Log:
         self._check_usable()
         check_produced(header)
         assert len(batch) == header.length
+        self._make_room(header.length)
+        is_append_time = self._config.message_timestamp_type == "append"
+        return self._stamp_and_append(batch, leader_epoch, now_ms, is_append_time)
+
+    def append_marker(self, marker: Marker, *, leader_epoch: int, now_ms: int) -> BatchHeader:
+        """Appends the marker of a transaction, and returns its stamped header. A marker may use the
+        reserve of the disk: it lets retention go on, which frees space. Raises `DiskFullError`,
+        `StorageError`."""
+        self._check_usable()
+        return self._stamp_and_append(encode_marker(marker), leader_epoch, now_ms, False)
+
+    def _stamp_and_append(
+        self,
+        batch: bytearray | memoryview,
+        leader_epoch: int,
+        now_ms: int,
+        timestamp_from_append: bool,
+    ) -> BatchHeader:
         latest = self.epochs.latest()
         assert latest is None or leader_epoch >= latest, f"epoch {leader_epoch} after {latest}"
-        self._make_room(header.length)
         stamped = stamp(
             batch,
             0,
             base_offset=self._end,
             leader_epoch=leader_epoch,
             append_time_ms=max(self._last_append_time_ms, now_ms),
-            timestamp_from_append=self._config.message_timestamp_type == "append",
+            timestamp_from_append=timestamp_from_append,
         )
         if count_fitting(self._config, self._segments.active, [(0, stamped)]) == 0:
             self._roll()
@@ -266,7 +306,8 @@ class Log:
         check_order(self.directory, batches, end, last_epoch, self.cleaned_offset)
         for position, header in batches:
             check_body(view, position, header)
-        self._make_room(len(view))
+        # Markers may use the reserve, as on the leader.
+        self._make_room(sum(header.length for _, header in batches if not header.is_control))
         if is_restart:
             # The leader's log starts inside this batch.
             self._guarded(lambda: self._restart(first.base_offset, self._start))
@@ -331,7 +372,9 @@ class Log:
             # After a gap, too, the epoch begins at the end: compaction keeps the last batch of the
             # epoch before.
             self.epochs.assign(header.leader_epoch, self._end)
-        self.producers.update(header)
+        aborted = self.producers.update(header)
+        if aborted is not None:
+            self._aborted.add(aborted)
         self._end = header.next_offset
         self._size_bytes += header.length
         self._bytes_since_checkpoint += header.length
@@ -351,6 +394,7 @@ class Log:
         """
         self._check_usable()
         self._room.forget()
+        self.producers.transactions.forget_decided(high_watermark)
         is_due = may_checkpoint and (
             checkpoint
             or self._directory_checkpointed < self._directory_changes
@@ -387,6 +431,7 @@ class Log:
                 if write is not None:
                     writes.append((index, write))
         changed = self.epochs.changes != self._written_epoch_changes
+        used_from = self.producers.transactions.used_from
         return CheckpointJob(
             state=LogCheckpoint(
                 recovery_point=self._end,
@@ -396,7 +441,12 @@ class Log:
             index_writes=tuple(writes),
             epochs=self.epochs.encode() if changed else None,
             epoch_changes=self.epochs.changes,
-            producer_snapshot=self.producers.snapshot(),
+            aborted=(
+                ()
+                if used_from is None
+                else tuple(self._aborted.to_write(self._segments, used_from))
+            ),
+            producer_snapshot=self.producers.snapshot(high_watermark),
         )
 
     def apply_flush(self, plan: FlushPlan, *, has_checkpoint: bool = True) -> bool:
@@ -413,6 +463,8 @@ class Log:
         if plan.checkpoint is not None and has_checkpoint:
             for index, write in plan.checkpoint.index_writes:
                 index.written(write.count)
+            for base_offset, content in plan.checkpoint.aborted:
+                self._aborted.written(base_offset, content)
             self._checkpoint = plan.checkpoint.state
             self._written_epoch_changes = plan.checkpoint.epoch_changes
             self._bytes_since_checkpoint -= plan.bytes_since_checkpoint
@@ -553,6 +605,7 @@ class Log:
         for snapshot in snapshot_offsets(self._disk, self.directory):
             if snapshot > end:
                 self._disk.remove(snapshot_path(self.directory, snapshot))
+        self._aborted.cut(end, segment.base_offset)
         while self._segments.active is not segment:
             dropped = self._segments.pop_last()
             remove_segment(self._disk, self.directory, dropped.base_offset)
@@ -562,8 +615,11 @@ class Log:
                 unsynced.file.sync_data()
         self._disk.sync_dir(self.directory)
         self._become(segment.next_offset)
-        self.producers = load_producers(self._disk, self.directory, self._segments, self._end)
-        if self._clean != (state := self._clean.cut(self._end)):
+        state = self._clean.cut(self._end)
+        self.producers = load_producers(
+            self._disk, self.directory, self._segments, self._end, state.clean_until
+        )
+        if self._clean != state:
             write_clean_state(self._disk, self.directory, state)
             self._clean = state
 
@@ -609,6 +665,7 @@ class Log:
         self._clean = reset.clean_state
         self._become(reset.end_offset)
         self.producers = producers
+        self._aborted = AbortedIndex()
 
     def _become(self, end_offset: int) -> None:
         """The log ends at `end_offset` now, all of it synced."""
@@ -628,11 +685,12 @@ class Log:
 
     def retention_start(self, now_ms: int, high_watermark: int) -> int:
         """The log start that retention_ms and retention_bytes call for: the base offset of a
-        segment, at most `high_watermark`, or the present start. Only closed segments go, by their
-        append times."""
+        segment, at most the last stable offset, or the present start. Only closed segments go, by
+        their append times."""
         if not self._config.is_deleted_by_retention:
             return self._start
-        start = self._segments.retention_start(self._config, now_ms, high_watermark)
+        stable_offset = self.stable_offset(high_watermark)
+        start = self._segments.retention_start(self._config, now_ms, stable_offset)
         return self._start if start is None else max(start, self._start)
 
     def advance_start(self, offset: int, *, keeps_segments: bool = False) -> list[str]:
@@ -659,6 +717,7 @@ class Log:
                     self._disk.rename(path, path + DELETED_SUFFIX)
                     renamed.append(path + DELETED_SUFFIX)
                 self._segments.pop_first()
+                self._aborted.drop([segment.base_offset], segment.next_offset)
                 self._size_bytes -= segment.size
         except OSError as error:
             raise self._fail("delete an old segment", error) from error
@@ -707,12 +766,13 @@ class Log:
         anything is dirty. `cleaner.clean` does the job in any process; then call `plan_swap`.
 
         A pass covers closed segments below the high watermark and the recovery point of the last
-        checkpoint.
+        checkpoint, and below the last stable offset.
         """
         self._check_usable()
         if not self._config.is_compacted:
             return None
-        limit_offset = min(self._checkpoint.high_watermark, self._checkpoint.recovery_point)
+        known = min(self._checkpoint.high_watermark, self._checkpoint.recovery_point)
+        limit_offset = self.stable_offset(known)
         segments = cleanable(self._config, self._segments, limit_offset, now_ms)
         if not segments or any(segment.has_pending_entries for segment in segments):
             return None
@@ -724,6 +784,7 @@ class Log:
             groups=grouped(self._config, segments),
             dirty_offset=self._clean.clean_until,
             tombstones_below=self._clean.removable_below(now_ms, self._config.delete_retention_ms),
+            aborted=frozenset(self.aborted_between(self._segments[0].base_offset, limit_offset)),
             producer_batches=self.producers.batches_below(segments[-1].next_offset),
             index_interval_bytes=self._config.index_interval_bytes,
             memory_bytes=memory_bytes,
@@ -758,8 +819,17 @@ class Log:
         assert not any(old.has_pending_entries for group in replaced for old in group), (
             "their index entries were in the files when the pass was planned"
         )
+        aborted = [
+            self._aborted.content(max(one.base_offsets[0], state.clean_until), one.next_offset)
+            for one in swap.groups
+        ]
         return SwapPlan(
-            self._disk, self.directory, swap, replaced, cleaning.job.index_interval_bytes
+            disk=self._disk,
+            directory=self.directory,
+            swap=swap,
+            replaced=replaced,
+            index_interval_bytes=cleaning.job.index_interval_bytes,
+            aborted=tuple(aborted) if self.producers.transactions.is_used else (),
         )
 
     def apply_swap(self, plan: SwapPlan, segments: list[Segment]) -> None:
@@ -770,6 +840,9 @@ class Log:
             for old, new in zip(plan.replaced, segments, strict=True):
                 new.move_to(self.directory)
                 self._segments.replace(old, new)
+                # Below the clean offset no aborted records are left.
+                clean_until = min(new.next_offset, plan.swap.state.clean_until)
+                self._aborted.drop([one.base_offset for one in old], clean_until)
         except OSError as error:
             raise self._fail("take over compacted segments", error) from error
         self._size_bytes = self._segments.size_bytes

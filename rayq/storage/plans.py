@@ -16,6 +16,7 @@ from rayq.config import MIB
 from rayq.environment import Disk, File
 from rayq.errors import CorruptBatchError, StorageError, UnsupportedFormatError
 from rayq.storage import checked_file
+from rayq.storage.aborted_index import write_aborted
 from rayq.storage.appending import is_full, open_failed
 from rayq.storage.batch import BatchHeader, check_body, decode_columns
 from rayq.storage.checkpoint import LogCheckpoint, write_checkpoint
@@ -41,6 +42,8 @@ class CheckpointJob:
     epochs: bytes | None
     """The content of `leader-epochs`. None when the file has it already."""
     epoch_changes: int
+    aborted: tuple[tuple[int, bytes], ...]
+    """Base offsets and contents of the files `*.aborted` that change."""
     producer_snapshot: bytes
 
     def is_news(self, checkpoint: LogCheckpoint) -> bool:
@@ -53,6 +56,8 @@ class CheckpointJob:
             write.file.sync_data()
         if self.epochs is not None:
             write_epochs(disk, directory, self.epochs)
+        for base_offset, content in self.aborted:
+            write_aborted(disk, directory, base_offset, content)
         path = snapshot_path(directory, self.state.recovery_point)
         checked_file.replace(disk, path, self.producer_snapshot)
         write_checkpoint(disk, directory, self.state)

@@ -1,4 +1,5 @@
-"""The state that a partition keeps of its idempotent producers, so that a retry appends once."""
+"""The state that a partition keeps of its idempotent producers, so that a retry appends once, and
+of their transactions."""
 
 from __future__ import annotations
 
@@ -17,6 +18,12 @@ from rayq.errors import (
 )
 from rayq.storage import checked_file
 from rayq.storage.batch import SEQUENCE_COUNT, BatchHeader
+from rayq.storage.open_transactions import (
+    AbortedTransaction,
+    OpenTransactions,
+    TransactionsSnapshot,
+)
+from rayq.transaction_ids import family_of, is_transactional
 
 BATCHES_REMEMBERED = 5
 """A producer may have this many batches in flight, and may send each of them again."""
@@ -30,7 +37,7 @@ PRODUCERS_MAX = 100_000
 SNAPSHOTS_KEPT = 3
 SNAPSHOT_SUFFIX = ".snapshot"
 _KIND = "producer-snapshot"
-_VERSION = 1
+_VERSION = 2
 
 
 class DuplicateBatch(NamedTuple):
@@ -72,6 +79,7 @@ class _StateSnapshot(msgspec.Struct, array_like=True):
     newest_append_time_ms: int
     producers: list[_ProducerSnapshot]
     time_ms: int = 0
+    transactions: TransactionsSnapshot | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -85,7 +93,7 @@ class ProducerState:
     followers agree on it. Sequences wrap at 2**31. Time is that of the appends, in steps of at most
     `APPEND_STEP_MAX_MS`: without appends no producer expires, so the only producer of a partition
     never does. (A replica that copies a compacted log gets fewer batches, and may forget a producer
-    later than its leader.)
+    later than its leader.) A producer whose transaction is open is not forgotten.
     """
 
     def __init__(self) -> None:
@@ -94,6 +102,7 @@ class ProducerState:
         self._newest_append_time_ms = 0
         self._time_ms = 0
         """The partition's time."""
+        self.transactions = OpenTransactions()
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -107,7 +116,7 @@ class ProducerState:
         if header.producer_id is None or header.base_sequence is None:
             return None
         producer = self._producers.get(header.producer_id)
-        if producer is None or self._expired(producer):
+        if producer is None or self._expired(header.producer_id, producer):
             if header.base_sequence != 0:
                 raise UnknownProducerError(
                     f"Producer {header.producer_id} is not known here and its batch begins at "
@@ -140,24 +149,32 @@ class ProducerState:
             )
         return None
 
-    def _expired(self, producer: _Producer) -> bool:
-        return self._time_ms - producer.active_ms > PRODUCER_EXPIRY_MS
+    def _expired(self, producer_id: int, producer: _Producer) -> bool:
+        is_silent = self._time_ms - producer.active_ms > PRODUCER_EXPIRY_MS
+        return is_silent and not self.transactions.is_open(producer_id)
 
-    def update(self, header: BatchHeader) -> None:
-        """Remembers a batch that was appended."""
+    def update(self, header: BatchHeader) -> AbortedTransaction | None:
+        """Remembers a batch that was appended. Returns the transaction that it aborted."""
         step_ms = header.append_time_ms - self._newest_append_time_ms
         if step_ms > 0:
             self._newest_append_time_ms = header.append_time_ms
             self._time_ms += min(step_ms, APPEND_STEP_MAX_MS)
-        if header.producer_id is None or header.base_sequence is None:
-            return
-        producer = self._producers.pop(header.producer_id, None)
-        if producer is None or producer.epoch != header.producer_epoch or self._expired(producer):
+        producer_id = header.producer_id
+        if producer_id is None or header.base_sequence is None:
+            return self.transactions.update(header, self._time_ms)
+        producer = self._producers.pop(producer_id, None)
+        if (
+            producer is None
+            or producer.epoch != header.producer_epoch
+            or self._expired(producer_id, producer)
+        ):
             producer = _Producer(header.producer_epoch)
+        self.transactions.update(header, self._time_ms)
         producer.active_ms = self._time_ms
-        self._producers[header.producer_id] = producer
+        self._producers[producer_id] = producer
         if len(self._producers) > PRODUCERS_MAX:
-            del self._producers[next(iter(self._producers))]
+            idle = (one for one in self._producers if not self.transactions.is_open(one))
+            del self._producers[next(idle, producer_id)]
         last_sequence = (header.base_sequence + header.last_offset_delta) % SEQUENCE_COUNT
         producer.batches.append(
             _Batch(
@@ -168,6 +185,7 @@ class ProducerState:
                 append_time_ms=header.append_time_ms,
             )
         )
+        return None
 
     def ids_from(self, first: int, count: int) -> list[int]:
         """The ids from `first` on, `count` of them, whose producers are remembered; ascending."""
@@ -175,7 +193,18 @@ class ProducerState:
         return sorted(
             producer_id
             for producer_id, producer in self._producers.items()
-            if producer_id in ids and not self._expired(producer)
+            if producer_id in ids and not self._expired(producer_id, producer)
+        )
+
+    def records_of(self, family: int, epoch: int) -> list[tuple[int, int]]:
+        """Each producer id of a family that wrote in the family's open transaction, and how many
+        records; ascending."""
+        return sorted(
+            (producer_id, producer.batches[-1].last_sequence + 1)
+            for producer_id, producer in self._producers.items()
+            if producer.epoch == epoch
+            and is_transactional(producer_id)
+            and family_of(producer_id) == family
         )
 
     def batches_below(self, offset: int) -> tuple[int, ...]:
@@ -184,8 +213,8 @@ class ProducerState:
         return tuple(
             sorted(
                 batch.base_offset
-                for producer in self._producers.values()
-                if not self._expired(producer)
+                for producer_id, producer in self._producers.items()
+                if not self._expired(producer_id, producer)
                 for batch in producer.batches
                 if batch.last_offset < offset
             )
@@ -194,9 +223,11 @@ class ProducerState:
     def clear(self) -> None:
         self._producers.clear()
         self._newest_append_time_ms = self._time_ms = 0
+        self.transactions = OpenTransactions()
 
     def forget_from(self, offset: int) -> None:
-        """Drops the batches that contain or follow `offset`."""
+        """Drops the batches that contain or follow `offset`, for a log that begins anew there."""
+        self.transactions.forget_from(offset)
         for producer_id, producer in list(self._producers.items()):
             kept = [batch for batch in producer.batches if batch.last_offset < offset]
             if kept:
@@ -205,11 +236,13 @@ class ProducerState:
             else:
                 del self._producers[producer_id]
 
-    def snapshot(self) -> bytes:
-        """The state in the format of a snapshot file. Forgets the expired producers."""
-        expired = [key for key, producer in self._producers.items() if self._expired(producer)]
+    def snapshot(self, high_watermark: int = 0) -> bytes:
+        """The state in the format of a snapshot file. Forgets the expired producers. Of the
+        markers below the high watermark it has the epochs only."""
+        expired = [key for key, one in self._producers.items() if self._expired(key, one)]
         for producer_id in expired:
             del self._producers[producer_id]
+        self.transactions.forget_ended_before(self._time_ms - PRODUCER_EXPIRY_MS)
         producers = [
             _ProducerSnapshot(
                 producer_id, producer.epoch, list(producer.batches), producer.active_ms
@@ -217,7 +250,12 @@ class ProducerState:
             for producer_id, producer in self._producers.items()
         ]
         content = _encoder.encode(
-            _StateSnapshot(self._newest_append_time_ms, producers, self._time_ms)
+            _StateSnapshot(
+                self._newest_append_time_ms,
+                producers,
+                self._time_ms,
+                self.transactions.snapshot(high_watermark),
+            )
         )
         return checked_file.encode(_KIND, _VERSION, content)
 
@@ -245,6 +283,7 @@ class ProducerState:
         self._producers = producers
         self._newest_append_time_ms = snapshot.newest_append_time_ms
         self._time_ms = snapshot.time_ms
+        self.transactions = OpenTransactions.of(snapshot.transactions)
 
 
 def snapshot_path(directory: str, offset: int) -> str:

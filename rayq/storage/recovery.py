@@ -20,9 +20,11 @@ from rayq.config import TopicConfig
 from rayq.environment import Disk, File
 from rayq.errors import CorruptBatchError, StorageError
 from rayq.storage import checked_file
+from rayq.storage.aborted_index import AbortedIndex
 from rayq.storage.checkpoint import LogCheckpoint, read_checkpoint, write_checkpoint
 from rayq.storage.clean_state import CleanState, read_clean_state, write_clean_state
 from rayq.storage.epochs import EpochCache, read_epochs, write_epochs
+from rayq.storage.open_transactions import OpenTransactions
 from rayq.storage.producer_state import ProducerState, snapshot_offsets, snapshot_path
 from rayq.storage.segment import (
     BODY_SCAN_BYTES,
@@ -65,6 +67,7 @@ class RecoveredLog(msgspec.Struct):
     """The segments with batches above the recovery point."""
     epochs: EpochCache
     producers: ProducerState
+    aborted: AbortedIndex
     clean_state: CleanState
     written_epoch_changes: int | None
     """`epochs.changes` as the file `leader-epochs` has them. None: the file has others."""
@@ -187,8 +190,13 @@ class _Recovery:
         try:
             self._epochs = self._load_epochs()
             self._producers = load_producers(
-                self._disk, self._directory, self._segments, self._recovery_point
+                self._disk,
+                self._directory,
+                self._segments,
+                self._recovery_point,
+                self._clean_state.clean_until,
             )
+            self._aborted = self._load_aborted()
         except CorruptBatchError as error:
             raise StorageError(
                 f"{error} The batches there were on disk; nothing was deleted."
@@ -204,6 +212,7 @@ class _Recovery:
             written_epoch_changes=written,
             is_new=is_new,
             producers=self._producers,
+            aborted=self._aborted,
             clean_state=self._clean_state.cut(self._segments[-1].next_offset),
             is_changed=self._is_changed or self._start != self._checkpoint.log_start,
         )
@@ -244,6 +253,30 @@ class _Recovery:
         epochs.truncate_to_end(self._recovery_point)
         self._has_epochs_file = has_file and epochs.changes == known
         return epochs
+
+    def _load_aborted(self) -> AbortedIndex:
+        """The index of aborted transactions below the recovery point. It is made anew from the
+        headers where a file is missing or damaged."""
+        used_from = self._producers.transactions.used_from
+        aborted = AbortedIndex()
+        if used_from is None:
+            return aborted
+        for segment in self._segments:
+            is_concerned = segment.size and segment.next_offset > used_from
+            if is_concerned and not aborted.load(self._disk, segment):
+                break
+        else:
+            return aborted
+        logger.warning(
+            "%s: the index of aborted transactions was missing or wrong; made anew", segment.path
+        )
+        self._is_changed = True
+        transactions, aborted = OpenTransactions(), AbortedIndex()
+        for header in headers_between(self._segments, used_from, self._recovery_point):
+            ended = transactions.update(header, 0)
+            if ended is not None:
+                aborted.add(ended)
+        return aborted
 
     def _read_tail(self, beyond: list[int]) -> None:
         """Reads from the recovery point up to the first damaged batch, and cuts there."""
@@ -292,7 +325,9 @@ class _Recovery:
                 segment.appended(header, interval)
                 if header.leader_epoch != latest:
                     self._epochs.assign(header.leader_epoch, end_offset)
-                self._producers.update(header)
+                aborted = self._producers.update(header)
+                if aborted is not None:
+                    self._aborted.add(aborted)
         except CorruptBatchError as error:
             reason = str(error)
         _write_again(segment.file, start, segment.size)
@@ -322,11 +357,15 @@ def _write_again(file: File, start: int, end: int) -> None:
 
 
 def load_producers(
-    disk: Disk, directory: str, segments: Sequence[Segment], end_offset: int
+    disk: Disk,
+    directory: str,
+    segments: Sequence[Segment],
+    end_offset: int,
+    clean_until: int = 0,
 ) -> ProducerState:
     """The producer state of all batches below `end_offset`, from the newest intact snapshot at or
-    below it, and the headers of the log from there. Raises `CorruptBatchError` or
-    `UnsupportedFormatError`."""
+    below it, and the headers of the log from there. The log is compacted up to `clean_until`.
+    Raises `CorruptBatchError` or `UnsupportedFormatError`."""
     producers = ProducerState()
     first = segments[0].base_offset
     for offset in reversed(snapshot_offsets(disk, directory)):
@@ -340,9 +379,19 @@ def load_producers(
             continue
         first = max(first, offset)
         break
-    for header in headers_between(segments, first, end_offset):
+    # What the snapshot has open in a part that was compacted or removed since has ended there,
+    # perhaps by a marker that went too. The batches behind that part tell what is open.
+    replayed = first
+    first_open = producers.transactions.first_open
+    kept_from = max(clean_until, segments[0].base_offset)
+    if first_open is not None and first_open < kept_from:
+        replayed = min(first, kept_from)
+        producers.transactions.forget_from(replayed)
+    for header in headers_between(segments, replayed, end_offset):
         if header.base_offset >= first:
             producers.update(header)
+        elif header.base_offset >= replayed:
+            producers.transactions.update(header, 0)
     return producers
 
 

@@ -1,4 +1,5 @@
-"""One segment of a log: the file `<base offset, 20 digits>.log` and its two indexes."""
+"""One segment of a log: the file `<base offset, 20 digits>.log` and its two indexes. A file of the
+index of aborted transactions may be beside them."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from rayq.storage.index import (
 )
 
 LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX = ".log", ".index", ".timeindex"
-SUFFIXES = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX)
+ABORTED_SUFFIX = ".aborted"
+SUFFIXES = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, ABORTED_SUFFIX)
 DELETED_SUFFIX = ".deleted"
 HEADER_SCAN_BYTES = 8 * 1024
 """A scan for a batch between two index entries reads this much at once."""

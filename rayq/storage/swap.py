@@ -19,6 +19,7 @@ from rayq.config import TopicConfig
 from rayq.environment import Disk
 from rayq.errors import StorageError
 from rayq.storage import checked_file
+from rayq.storage.aborted_index import write_aborted
 from rayq.storage.appending import RELATIVE_OFFSET_MAX
 from rayq.storage.clean_state import CleanState, write_clean_state
 from rayq.storage.cleaner import (
@@ -143,6 +144,8 @@ class SwapPlan:
     replaced: tuple[tuple[Segment, ...], ...]
     """The old segments of each group. Only the log looks at these."""
     index_interval_bytes: int
+    aborted: tuple[bytes, ...]
+    """What the index of aborted transactions has of each group. Empty where the log has none."""
 
     def prepare(self) -> list[Segment]:
         """Checks the new segments and writes the file `swap`. Raises `StorageError` or OSError:
@@ -155,6 +158,11 @@ class SwapPlan:
                 raise StorageError(f"{segment.path} is not what the cleaner has made.")
             segment.release()  # There may be many segments, and none is read now.
             segments.append(segment)
+        if self.aborted:
+            cleaning = f"{self.directory}/{CLEANING}"
+            for group, entries in zip(self.swap.groups, self.aborted, strict=True):
+                write_aborted(self.disk, cleaning, group.base_offsets[0], entries)
+            self.disk.sync_dir(cleaning)
         content = msgspec.msgpack.encode(self.swap)
         checked_file.write(self.disk, f"{self.directory}/{SWAP}", _KIND, _VERSION, content)
         return segments

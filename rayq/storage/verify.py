@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from rayq.environment import Disk
 from rayq.errors import CorruptBatchError, RayqError, UnsupportedFormatError
 from rayq.storage import checked_file
-from rayq.storage.batch import BatchHeader, decode_columns
+from rayq.storage.aborted_index import AbortedIndex
+from rayq.storage.batch import BatchHeader, decode_columns, read_marker
 from rayq.storage.checkpoint import LogCheckpoint, read_checkpoint
 from rayq.storage.clean_state import read_clean_state
 from rayq.storage.cleaner import CLEANING
@@ -22,6 +23,7 @@ from rayq.storage.metadata_log import ENTRIES, MetadataLog
 from rayq.storage.producer_state import ProducerState, snapshot_offsets, snapshot_path
 from rayq.storage.recovery import RESET
 from rayq.storage.segment import (
+    ABORTED_SUFFIX,
     BODY_SCAN_BYTES,
     DELETED_SUFFIX,
     LOG_SUFFIX,
@@ -242,11 +244,14 @@ def _check(
 
 
 def _unreadable(segment: Segment, position: int, header: BatchHeader) -> str | None:
-    """Why the records of a batch cannot be decoded, or None. Its CRC is right, so the disk did not
-    damage it, and all replicas hold the same bytes."""
+    """Why the records of a batch, or the marker, cannot be decoded, or None. Its CRC is right, so
+    the disk did not damage it, and all replicas hold the same bytes."""
     batch = pread(segment.file, header.length, position)
     try:
-        decode_columns(batch, 0, header, check_crc=False)
+        if header.is_control:
+            read_marker(batch, 0, header)
+        else:
+            decode_columns(batch, 0, header, check_crc=False)
     except (CorruptBatchError, UnsupportedFormatError) as error:
         return f"{segment.path}, position {position}: written so, no disk damaged it: {error}"
     return None
@@ -256,6 +261,9 @@ def _indexes(
     disk: Disk, segment: Segment, starts: dict[int, int], following: int | None, report: Report
 ) -> None:
     """Checks the indexes. A wrong index is no damage, since the next start makes it anew."""
+    aborted = segment_path(segment.directory, segment.base_offset, ABORTED_SUFFIX)
+    if disk.exists(aborted) and not AbortedIndex().load(disk, segment):
+        report.notes.append(f"{aborted} is damaged")
     for index in (segment.offsets, segment.times):
         if not disk.exists(index.path):
             report.notes.append(f"{index.path} is missing")

@@ -17,7 +17,7 @@ async def all_pages(ask: Ask, request: Metadata) -> MetadataResponse:
     answer = await ask(request)
     topics, version, after = answer.topics, answer.version, answer.next_after
     while after is not None:
-        page = await ask(Metadata(request.topics, version, 0, after))
+        page = await ask(Metadata(request.topics, version, 0, after, request.topic_ids))
         topics = [*topics, *page.topics]
         version, after = min(version, page.version), page.next_after
     return msgspec.structs.replace(answer, version=version, topics=topics, next_after=None)

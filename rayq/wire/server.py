@@ -43,7 +43,9 @@ from rayq.wire.stream import FrameStream
 logger = logging.getLogger(__name__)
 
 SERVER_API_MIN = 40
-"""Only servers may send the requests with this number or a higher one."""
+"""Only servers may send the requests with this number or a higher one, but for those below."""
+TRANSACTION_APIS = range(70, 80)
+"""What producers and operators ask the coordinator of a transaction."""
 
 HANDSHAKE_TIMEOUT_S = 5.0
 """A connection that is not authenticated by then, TLS included, is closed."""
@@ -402,7 +404,8 @@ class _ServerStream(FrameStream):
                 f"There is no request of kind {api}: this server is an older rayq, or the client "
                 "is no rayq."
             )
-        if api >= SERVER_API_MIN and peer.role != "server":
+        is_for_servers = api >= SERVER_API_MIN and api not in TRANSACTION_APIS
+        if is_for_servers and peer.role != "server":
             raise AuthenticationError(
                 f"{kind.__name__} is for the cluster's servers, and {self.address} "
                 "connected as a client."

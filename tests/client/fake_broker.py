@@ -35,6 +35,7 @@ from rayq.errors import (
     TopicExistsError,
     UnknownProducerError,
     UnknownTopicError,
+    UnsupportedVersionError,
 )
 from rayq.storage.batch import (
     BatchHeader,
@@ -45,11 +46,19 @@ from rayq.storage.batch import (
     read_header,
     stamp,
 )
+from rayq.transaction_ids import is_transactional
 from rayq.wire import messages as m
 from rayq.wire.authentication import Identity, client_key
 from rayq.wire.network import AsyncioNetwork
 from rayq.wire.server import Peer, Server
 from tests.client.fake_groups import FakeGroups
+from tests.client.fake_transaction_log import (
+    PlayedTransactions,
+    Transaction,
+    marker_batch,
+    transactional_batch,
+)
+from tests.client.fake_transactions import FakeTransactions
 
 SECRET = b"the secret of the played cluster"
 T = TypeVar("T")
@@ -103,6 +112,17 @@ class FakePartition:
     def notify(self) -> None:
         self.grew.set()
         self.grew = asyncio.Event()
+
+    @property
+    def transactions(self) -> PlayedTransactions:
+        return PlayedTransactions(header for header, _ in self.batches)
+
+    def end_for(self, isolation: int) -> int:
+        """Where the log ends for a reader."""
+        transactions = self.transactions
+        if isolation == m.ISOLATION_NONE and transactions.is_used:
+            raise UnsupportedVersionError("This client does not know transactions.")
+        return transactions.stable_offset(self.end) if isolation == m.READ_COMMITTED else self.end
 
 
 @dataclass
@@ -194,6 +214,7 @@ class FakeCluster:
         self.requests_done: set[str] = set()
         """The ids of changes that were made; they are not made again when a client repeats them."""
         self.groups = FakeGroups(self)
+        self.transactions = FakeTransactions(self)
         self._faults: list[Fault] = []
         self._changed = asyncio.Event()
         self._loop = asyncio.new_event_loop()
@@ -335,12 +356,41 @@ class FakeCluster:
 
         return self.call(append)
 
+    def write_in(
+        self,
+        of: Transaction,
+        topic: str,
+        values: list[bytes],
+        partition: int = 0,
+        **columns: Any,
+    ) -> int:
+        """As `write`, in a transaction, which has joined the partition."""
+
+        def append() -> int:
+            batch = transactional_batch(values, of, **{"timestamps_ms": 1000, **columns})
+            return self._append(self.topics[topic].partitions[partition], batch)
+
+        return self.call(append)
+
+    def end_in(
+        self, of: Transaction, topic: str, partition: int = 0, *, is_commit: bool = True
+    ) -> int:
+        """Appends the marker of a transaction. Returns its offset."""
+
+        def append() -> int:
+            batch = marker_batch(of, is_commit=is_commit)
+            return self._append(self.topics[topic].partitions[partition], batch)
+
+        return self.call(append)
+
     def records(self, topic: str, partition: int = 0) -> list[tuple[int, bytes | None]]:
         """The `(offset, value)` of each record in the log."""
 
         def read() -> list[tuple[int, bytes | None]]:
             found: list[tuple[int, bytes | None]] = []
             for header, data in self.topics[topic].partitions[partition].batches:
+                if header.is_control:
+                    continue
                 columns = decode_columns(data, 0, header)
                 found += zip(columns.offsets, columns.values, strict=True)
             return found
@@ -501,6 +551,8 @@ class FakeCluster:
                 return self._produce(broker, request, payload)
             case m.ListOffsets():
                 return self._list_offsets(broker, request)
+            case m.DescribeOpenTransactions():
+                return self._describe_open(broker, request)
             case m.DeleteRecords():
                 one = self._led(broker, request)
                 before = one.end if request.before_offset is None else request.before_offset
@@ -524,10 +576,22 @@ class FakeCluster:
             case m.CheckRange():
                 self.checked.append(request)
                 return m.Done()
+            case m.ConfirmMetadata():
+                return m.ChangeResponse(self.version)
             case m.EnsureOffsetsTopic():
                 if "__consumer_offsets" not in self.topics:
                     self._create_topic("__consumer_offsets", 1, {})
                 return m.ChangeResponse(self.version)
+            case m.EnsureTransactionsTopic():
+                if "__transaction_state" not in self.topics:
+                    self._create_topic("__transaction_state", 1, {})
+                return m.ChangeResponse(self.version)
+            case m.InitProducer() | m.EndTransaction():
+                self._led(broker, request)
+                return self.transactions.apply(request)
+            case m.CommitOffsets(transaction=(_, _)):
+                self._led(broker, request)
+                return self.transactions.commit_offsets(request)
         if 30 <= request.api < 40:
             self._led(broker, request)
             return self.groups.apply(request)
@@ -558,6 +622,9 @@ class FakeCluster:
         config = self._topic(request.topic_id).config
         if len(payload) > config.max_message_bytes:
             raise RecordTooLargeError(f"{len(payload)} bytes are too many.")
+        if is_transactional(header.producer_id):
+            assert header.producer_id is not None
+            self.transactions.join(header.producer_id, header.producer_epoch)
         base_offset = self._duplicate_of(one, header)
         if base_offset is None:
             base_offset = self._append(one, bytearray(payload))
@@ -618,13 +685,31 @@ class FakeCluster:
         if request.timestamp_ms == m.EARLIEST:
             return m.ListOffsetsResponse(one.log_start, None)
         if request.timestamp_ms == m.LATEST:
-            return m.ListOffsetsResponse(one.end, None)
+            return m.ListOffsetsResponse(one.end_for(request.isolation), None)
         for header, data in one.batches:
+            if header.is_control:
+                continue
             columns = decode_columns(data, 0, header)
             for offset, timestamp_ms in zip(columns.offsets, columns.timestamps_ms, strict=True):
+                if offset >= one.end_for(request.isolation):
+                    return m.ListOffsetsResponse(None, None)
                 if timestamp_ms >= request.timestamp_ms:
                     return m.ListOffsetsResponse(offset, timestamp_ms)
         return m.ListOffsetsResponse(None, None)
+
+    def _describe_open(
+        self, broker: int, request: m.DescribeOpenTransactions
+    ) -> m.DescribeOpenTransactionsResponse:
+        one = self._led(broker, request)
+        transactions, since = one.transactions, request.since_offset
+        return m.DescribeOpenTransactionsResponse(
+            high_watermark=one.end,
+            last_stable_offset=transactions.stable_offset(one.end),
+            open=[(*of, first) for of, first in transactions.open.items()],
+            ended=[] if since is None else transactions.ended_between(since, one.end),
+            is_used=transactions.is_used,
+            leader_epoch=one.leader_epoch,
+        )
 
     async def fetch(self, broker: int, request: m.Fetch) -> Any:
         deadline = self._loop.time() + request.wait_ms / 1000
@@ -636,7 +721,8 @@ class FakeCluster:
                 raise LogTruncatedError(f"The log ends at {one.end}.")
             if request.offset > one.end:
                 raise OffsetOutOfRangeError(f"The log ends at {one.end}.")
-            if request.offset < one.end or self._loop.time() >= deadline:
+            end = one.end_for(request.isolation)
+            if request.offset < end or self._loop.time() >= deadline:
                 break
             try:
                 async with asyncio.timeout_at(deadline):
@@ -647,7 +733,7 @@ class FakeCluster:
         size = 0
         next_offset = request.offset
         for header, data in one.batches:
-            if header.next_offset <= request.offset:
+            if header.next_offset <= request.offset or header.base_offset >= end:
                 continue
             if found and size + len(data) > request.bytes_max:
                 break
@@ -655,5 +741,14 @@ class FakeCluster:
             size += len(data)
             next_offset = header.next_offset
         if not found:
-            next_offset = one.end
-        return m.FetchResponse(one.end, one.log_start, one.cleaned, next_offset), found
+            next_offset = max(request.offset, end)
+        transactions = one.transactions
+        answer = m.FetchResponse(
+            high_watermark=one.end,
+            log_start_offset=one.log_start,
+            cleaned_offset=one.cleaned,
+            next_offset=next_offset,
+            last_stable_offset=transactions.stable_offset(one.end),
+            aborted=transactions.aborted_between(request.offset, next_offset),
+        )
+        return answer, found

@@ -176,8 +176,13 @@ class FakeGroups:
         )
 
     def _commit(self, request: m.CommitOffsets) -> m.CommitOffsetsResponse:
+        taken, refused = self.check(request)
+        self.put(request.group, taken)
+        return m.CommitOffsetsResponse(refused)
+
+    def check(self, request: m.CommitOffsets) -> tuple[list[Any], list[tuple[str, int, str, str]]]:
+        """The positions that may be committed, and those that are refused."""
         group = self.group(request.group)
-        refused: list[tuple[str, int, str, str]] = []
         if request.member:
             member = group.members.get(request.member)
             if member is None:
@@ -187,14 +192,18 @@ class FakeGroups:
             owned = member.owned | {(one.topic_id, one.partition) for one in member.assigned}
         elif group.members:
             raise GroupNotEmptyError("The group has members.")
-        for topic_id, partition, offset, last_epoch, metadata in request.offsets:
-            if request.member and (topic_id, partition) not in owned:
-                refused.append((topic_id, partition, "CommitRefusedError", "it is not yours"))
-                continue
-            group.committed[topic_id, partition] = m.CommittedOffset(
+        taken = [one for one in request.offsets if not request.member or one[:2] in owned]
+        return taken, [
+            (*one[:2], "CommitRefusedError", "it is not yours")
+            for one in request.offsets
+            if one not in taken
+        ]
+
+    def put(self, name: str, offsets: list[Any]) -> None:
+        for topic_id, partition, offset, last_epoch, metadata in offsets:
+            self.group(name).committed[topic_id, partition] = m.CommittedOffset(
                 topic_id, partition, offset, last_epoch, metadata, 1000
             )
-        return m.CommitOffsetsResponse(refused)
 
     async def _heartbeat(self, request: m.GroupHeartbeat) -> m.GroupHeartbeatResponse:
         group = self.group(request.group)

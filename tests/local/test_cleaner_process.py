@@ -24,6 +24,7 @@ def test_a_helper_that_dies_before_it_knows_its_job_is_an_error_to_try_again(
         groups=(),
         dirty_offset=0,
         tombstones_below=0,
+        aborted=frozenset(),
         producer_batches=(),
         index_interval_bytes=4096,
         memory_bytes=1 << 20,

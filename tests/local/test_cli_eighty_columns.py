@@ -30,6 +30,10 @@ group list
 group describe GROUP
 group seek GROUP --to beginning --dry-run
 group delete GROUP -y
+transactions list -a
+transactions describe ID
+transactions abort ID -y
+transactions find-hanging
 cluster info
 cluster health
 cluster metrics records
@@ -83,6 +87,10 @@ def test_no_line_is_longer_than_the_terminal(
     rayq_command.well("topic", "produce", topic, stdin=b"a\nb\nc\nd\n" * 50)
     rayq_command.well("topic", "consume", topic, "-g", group, "-e", "-n", "3")
     names = {"TOPIC": topic, "NEW": topic + "-new", "GROUP": group, "DATA": cluster.data_dir}
+    names["ID"] = "a-transactional-id-whose-name-is-longer"
+    producer = cluster.producer(transactional_id=names["ID"])
+    producer.begin_transaction()
+    producer.send(topic, b"v").result()
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "dumb")
     for line in LINES.strip().splitlines():
@@ -97,3 +105,4 @@ def test_no_line_is_longer_than_the_terminal(
         assert shown.strip(), line
         too_long = [one.strip() for one in shown.splitlines() if len(one) > 80]
         assert [one for one in too_long if " " in one] == [], (line, shown)  # but long paths
+    producer.close()

@@ -130,6 +130,27 @@ def test_reading_ends_after_so_many_records(rayq_command: Command, ten: str) -> 
     assert len(out.split()) == 10
 
 
+def test_what_was_aborted_is_shown_only_when_asked_and_no_group_is_behind_it(
+    rayq_command: Command, topic: str
+) -> None:
+    with rayq_command.cluster.producer(transactional_id=topic) as producer:
+        for value in (b"committed", b"aborted"):
+            producer.begin_transaction()
+            producer.send(topic, value)
+            producer.flush()
+            if value == b"committed":
+                producer.commit_transaction()
+            else:
+                producer.abort_transaction()
+    read = ("topic", "consume", topic, "-e")
+    assert rayq_command.well(*read).out.split() == ["committed"]
+    everything = rayq_command.well(*read, "--isolation-level", "read_uncommitted").out
+    assert everything.split() == ["committed", "aborted"]
+    assert rayq_command.well(*read, "-g", topic).out.split() == ["committed"]
+    at = rayq_command.cluster.admin.describe_group(topic).partitions
+    assert [one.lag for one in at.values()] == [0]
+
+
 def test_an_offset_that_is_gone_is_told(rayq_command: Command, topic: str) -> None:
     rayq_command.well("topic", "produce", topic, stdin=b"a\nb\nc\nd\n")
     rayq_command.cluster.admin.delete_records({TopicPartition(topic, 0): 3})

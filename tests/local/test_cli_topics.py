@@ -284,7 +284,8 @@ def test_status_and_health_of_a_cluster_that_is_well(rayq_command: Command, topi
     again, whole = (
         rayq_command.well("status", *flags, "--json").json for flags in ((), ("--internal",))
     )
-    assert again["topics"] == status["topics"] == whole["topics"] - 1
+    assert again["topics"] == status["topics"]
+    assert whole["topics"] - status["topics"] in (1, 2)  # Another test may have used transactions.
     assert sum(again["partitions"].values()) < sum(whole["partitions"].values())
     health = rayq_command.well("cluster", "health", "--json").json
     assert health["healthy"] is True

@@ -62,6 +62,13 @@ def test_last_flight_finds_what_pandas_finds() -> None:
     assert "the same as pandas finds: True" in printed
 
 
+def test_outbox_tells_of_every_order_once() -> None:
+    printed = run("examples/outbox.py")
+    assert "the first relay died after a commit" in printed
+    assert "the second one found 1 batch in the log already" in printed
+    assert "50 messages of 50 orders, 0 of them twice" in printed
+
+
 def test_typed_orders_brews_all_orders_and_puts_aside_what_is_none() -> None:
     printed = run("examples/typed_orders.py")
     assert """no order: b'{"item": "tea", "cups": "two"}': Expected `int`, got `str`""" in printed

@@ -128,6 +128,7 @@ class Played:
             with_one_thread(system_environment(None)),
             cast(Cluster, self),
             spec,
+            "m",
             load or (lambda: cast(Handler, handler)),
         )
 

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark import InheritableThread, SparkContext
 
 from rayq import Cluster, TopicPartition
 from rayq.batch.offset_ranges import Split
 from rayq.batch.range_reader import read_range
+from rayq.batch.task_writer import WriteJob, finish_write, write_task, writing
 from rayq.errors import (
     CheckpointInUseError,
     CheckpointMismatchError,
@@ -28,13 +30,14 @@ from rayq.errors import (
 )
 from rayq.spark import streaming_query
 from rayq.spark.checkpoint import Checkpoint, QueryMetadata
-from rayq.spark.stream import SparkEngine, TopicStream
+from rayq.spark.stream import SparkEngine, StreamStarter, TopicStream
 from rayq.spark.streaming_query import StreamingQuery
+from rayq.spark.topic_sink import TopicSink
 from rayq.spark.topic_source import TopicSource
 from rayq.spark.trigger import parse_trigger
 from rayq.testing import LocalCluster
 from tests.local.conftest import NewTopic
-from tests.local.support import eventually, partition_of
+from tests.local.support import eventually, partition_of, read_all
 
 Seen = tuple[str, int, int]
 """Topic, partition and offset of a record."""
@@ -195,6 +198,28 @@ def test_a_query_may_start_at_given_offsets(
     produce(cluster, topic, 10)
     drain(stream(cluster, topic, tmp_path, starting_offsets={topic: {0: 7}}), sink)
     assert sink.seen == offsets(topic, 10, first=7)
+
+
+def test_a_batch_ends_below_a_transaction_that_is_open_and_a_later_one_reads_it(
+    cluster: LocalCluster, topic: str, tmp_path: Path, sink: Sink
+) -> None:
+    produce(cluster, topic, 3)
+    with cluster.producer(transactional_id=topic) as producer:
+        with producer.transaction():
+            producer.send(topic, b"in it")
+            producer.flush()
+            produce(cluster, topic, 2)
+            drain(stream(cluster, topic, tmp_path / "all"), sink)
+            drain(stream(cluster, topic, tmp_path / "new", starting_offsets="latest"), sink)
+            assert sink.seen == offsets(topic, 3)
+        late = Sink()
+        drain(stream(cluster, topic, tmp_path / "all"), late)
+        assert late.seen == offsets(topic, 6, first=3), "the marker has no record"
+        late = Sink()
+        drain(stream(cluster, topic, tmp_path / "new", starting_offsets="latest"), late)
+        assert late.seen == offsets(topic, 6, first=3)
+        drain(stream(cluster, topic, tmp_path / "all"), late)
+        assert len(late.runs) == 1, "a marker is no batch"
 
 
 def test_new_partitions_are_read_from_their_start(
@@ -629,3 +654,67 @@ def test_a_query_whose_cluster_is_closed_ends(
     with pytest.raises(StreamingQueryError) as caught:
         query.awaitTermination(100)
     assert isinstance(caught.value.__cause__, ClosedError)
+
+
+# --- a topic as sink ------------------------------------------------------------------------------
+
+
+def to_topic(
+    stream: TopicStream, out: str, *, crash_before: int | None = None
+) -> StreamStarter:
+    """A query that writes offsets of its source to a topic, as one task for each batch. It fails
+    before the end of batch `crash_before`."""
+    cluster = stream.source.cluster
+
+    def write(frame: Frame, job: WriteJob) -> None:
+        rows = pa.table({"value": pa.array([b"%d" % offset for _, _, offset in frame], pa.binary())})
+        with writing(cluster, job):
+            task = write_task(cluster, job, 0, [rows])
+            if job.name == str(crash_before):
+                raise ZeroDivisionError
+            finish_write(cluster, job, [(0, task.partitions)])
+
+    return StreamStarter(
+        stream, lambda query_id: TopicSink(cluster, out, query_id, write, timeout_s=60.0)
+    )
+
+
+def written(cluster: LocalCluster, topic: str) -> list[int]:
+    return sorted(int(record.value or b"") for record in read_all(cluster, topic))
+
+
+def test_batches_are_written_to_a_topic_once_over_failures_and_lost_commits(
+    cluster: LocalCluster, new_topic: NewTopic, tmp_path: Path
+) -> None:
+    topic, out = new_topic(), new_topic(partitions=2)
+    produce(cluster, topic, 10)
+    source = stream(cluster, topic, tmp_path, offsets_max=4)
+    query = to_topic(source, out, crash_before=1).start()
+    with pytest.raises(StreamingQueryError, match="batch 1"):
+        query.awaitTermination(100)
+    assert written(cluster, out) == [0, 1, 2, 3], "nothing of the batch that failed"
+    query = to_topic(source, out).start()
+    assert query.awaitTermination(100) is True
+    assert query.lastProgress is not None
+    assert query.lastProgress["sink"] == {"description": f"rayq[{out}]"}
+    (tmp_path / "commits" / "2").unlink()  # The driver died before it wrote this.
+    produce(cluster, topic, 2)
+    assert to_topic(source, out).start().awaitTermination(100) is True
+    assert written(cluster, out) == list(range(12))
+
+
+def test_a_checkpoint_that_was_set_back_is_told(
+    cluster: LocalCluster, new_topic: NewTopic, tmp_path: Path
+) -> None:
+    topic, out = new_topic(), new_topic()
+    produce(cluster, topic, 10)
+    source = stream(cluster, topic, tmp_path, offsets_max=4)
+    assert to_topic(source, out).start().awaitTermination(100) is True
+    for number in (1, 2):
+        (tmp_path / "commits" / str(number)).unlink()
+    (tmp_path / "offsets" / "2").unlink()
+    query = to_topic(source, out).start()
+    with pytest.raises(StreamingQueryError, match="batch 2 of this query is committed") as caught:
+        query.awaitTermination(100)
+    assert isinstance(caught.value.__cause__, CheckpointMismatchError)
+    assert written(cluster, out) == list(range(10))

@@ -13,24 +13,32 @@ import pyarrow as pa
 import pytest
 
 from rayq import OffsetRange, TopicPartition
+from rayq.actors.replica.leader_transactions import LeaderTransactions
+from rayq.batch import job_transaction
+from rayq.batch.offset_ranges import snapshot
 from rayq.batch.task_writer import (
     TaskWritten,
     WriteJob,
     begin_write,
     finish_write,
+    job_for,
     write_task,
+    writing,
 )
 from rayq.client.producing.partitioner import partition_of_key
 from rayq.config import HOUR_MS
 from rayq.errors import (
+    AlreadyCommittedError,
     InvalidRequestError,
     NullKeyError,
     PartitionOfflineError,
     RecordTooLargeError,
     RewriteMismatchError,
+    TransactionAbortedError,
     UnknownTopicError,
 )
 from rayq.testing import LocalCluster
+from rayq.wire.messages import SealPartition, SealPartitionResponse
 from tests.local.support import eventually, leader_of, read_all, values
 
 NewTopic = Callable[..., str]
@@ -355,3 +363,188 @@ def test_headers_that_are_all_empty_are_none(cluster: LocalCluster, topic: str) 
     rows = pa.table({"value": [b"a", b"b"], "headers": pa.array([[], []])})
     write_task(cluster, begin_write(cluster, topic), 0, [rows])
     assert [record.headers for record in read_all(cluster, topic)] == [[], []]
+
+
+# --- jobs that are transactions -------------------------------------------------------------------
+
+
+def begin_atomic(cluster: LocalCluster, topic: str, name: str | None = None) -> WriteJob:
+    return begin_write(cluster, topic, transactional_id=f"job of {topic}", name=name)
+
+
+def test_all_rows_of_a_transaction_become_visible_at_its_end(
+    cluster: LocalCluster, new_topic: NewTopic
+) -> None:
+    topic = new_topic(partitions=3)
+    job = WriteJob(*json.loads(json.dumps(begin_atomic(cluster, topic))))
+    with writing(cluster, job):
+        tasks = [write_task(cluster, job, task, [to_partition(task % 3)]) for task in range(7)]
+        assert read_all(cluster, topic) == []
+        finish(cluster, job, *tasks, write_task(cluster, job, 7, []))
+    assert len(read_all(cluster, topic)) == 21
+    ends = [one.end for one in snapshot(cluster, topic, ending_offsets="latest")]
+    assert sum(ends) == 21 + 3, "one marker in each partition, however many tasks"
+
+
+def test_a_transaction_without_rows_commits(cluster: LocalCluster, topic: str) -> None:
+    job = begin_atomic(cluster, topic, "n")
+    with writing(cluster, job):
+        finish(cluster, job, write_task(cluster, job, 0, []))
+    with pytest.raises(AlreadyCommittedError):
+        begin_atomic(cluster, topic, "n")
+
+
+def test_attempts_of_a_transaction_write_their_rows_once(cluster: LocalCluster, topic: str) -> None:
+    job = begin_atomic(cluster, topic)
+
+    def failing() -> Iterator[pa.Table]:
+        yield numbered(30_000)
+        raise ZeroDivisionError
+
+    with writing(cluster, job):
+        with pytest.raises(ZeroDivisionError):
+            write_task(cluster, job, 0, failing())
+        write_task(cluster, job, 0, [numbered(50_000)])
+        again = write_task(cluster, job, 0, [numbered(50_000)])
+        assert again.repeated == 50_000
+        finish(cluster, job, again)
+    assert numbers(cluster, topic) == list(range(50_000))
+
+
+def test_an_exception_in_a_transaction_leaves_nothing_visible(
+    cluster: LocalCluster, topic: str
+) -> None:
+    job = begin_atomic(cluster, topic)
+    with pytest.raises(ZeroDivisionError), writing(cluster, job):
+        write_task(cluster, job, 0, [numbered(10)])
+        raise ZeroDivisionError
+    assert read_all(cluster, topic) == []
+    with pytest.raises(TransactionAbortedError):
+        write_task(cluster, job, 0, [numbered(10)])
+    with pytest.raises(TransactionAbortedError):
+        finish(cluster, job)
+
+
+def test_what_the_tasks_did_not_report_keeps_a_transaction_from_committing(
+    cluster: LocalCluster, new_topic: NewTopic
+) -> None:
+    topic = new_topic(partitions=2)
+    reports: list[Callable[[WriteJob], list[TaskWritten]]] = [
+        lambda job: [write_task(cluster, job, 1, [to_partition(1)])],  # Task 0 is forgotten.
+        lambda job: [write_task(cluster, job, 0, [to_partition(1)])],  # It wrote elsewhere before.
+        lambda job: [
+            write_task(cluster, job, 0, [to_partition(0)])._replace(partitions={0: 4}),
+        ],
+    ]
+    for report in reports:
+        job = begin_atomic(cluster, topic)
+        with pytest.raises(RewriteMismatchError, match="Task 0"), writing(cluster, job):
+            write_task(cluster, job, 0, [to_partition(0)])
+            finish(cluster, job, *report(job))
+    assert read_all(cluster, topic) == []
+
+
+def test_a_task_that_outlives_its_transaction_adds_nothing(
+    cluster: LocalCluster, new_topic: NewTopic
+) -> None:
+    topic = new_topic(partitions=2)
+    job = begin_atomic(cluster, topic)
+    client, background = cluster.shared_client()
+    transaction = job.transaction(client, 60.0)
+    assert transaction is not None
+    with writing(cluster, job):
+        task = write_task(cluster, job, 0, [to_partition(0)])
+        assert background.run(transaction.seal(topic)) == {0: {0: 3}}
+        for partition in range(2):  # One has joined, the other never did.
+            with pytest.raises(TransactionAbortedError):
+                write_task(cluster, job, 1, [to_partition(partition)])
+        finish(cluster, job, task)
+    with pytest.raises(TransactionAbortedError):
+        write_task(cluster, job, 1, [to_partition(1)])
+    assert len(read_all(cluster, topic)) == 3
+
+
+def test_a_seal_outlives_the_leader_of_a_partition(fragile: LocalCluster) -> None:
+    fragile.create_topic("t")
+    job = begin_atomic(fragile, "t")
+    client, background = fragile.shared_client()
+    transaction = job.transaction(client, 60.0)
+    assert transaction is not None
+    with writing(fragile, job):
+        task = write_task(fragile, job, 0, [to_partition(0)])
+        assert background.run(transaction.seal("t")) == {0: {0: 3}}
+        fragile.kill_broker(leader_of(fragile, "t"))
+        with pytest.raises(TransactionAbortedError):
+            write_task(fragile, job, 1, [to_partition(0)])
+        finish(fragile, job, task)
+    assert len(read_all(fragile, "t")) == 3
+
+
+def test_what_a_leader_says_that_was_replaced_does_not_count(
+    cluster: LocalCluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[SealPartition] = []
+    seal = LeaderTransactions.seal
+
+    def with_an_older_first(leader: LeaderTransactions, request: SealPartition) -> Any:
+        asked.append(request)
+        if len(asked) == 1:  # It lacks what its successor has.
+            return SealPartitionResponse([], request.leader_epoch - 1)
+        return seal(leader, request)
+
+    monkeypatch.setattr(LeaderTransactions, "seal", with_an_older_first)
+    job = begin_atomic(cluster, topic)
+    with writing(cluster, job):
+        finish(cluster, job, write_task(cluster, job, 0, [numbered(10)]))
+    assert len(asked) == 2
+    assert numbers(cluster, topic) == list(range(10))
+
+
+def test_a_job_with_a_name_commits_once(cluster: LocalCluster, topic: str) -> None:
+    kept = begin_atomic(cluster, topic, "monday")
+    for _ in range(2):  # The first run dies.
+        job = job_for(cluster, topic, kept, atomic=True, timeout_s=60.0)
+        task = write_task(cluster, job, 0, [numbered(10)])
+    with pytest.raises(TransactionAbortedError):
+        finish(cluster, kept)
+    finish(cluster, job, task)
+    assert numbers(cluster, topic) == list(range(10))
+    with pytest.raises(AlreadyCommittedError):
+        job_for(cluster, topic, kept, atomic=False, timeout_s=60.0)
+    with pytest.raises(AlreadyCommittedError):
+        begin_atomic(cluster, topic, "monday")
+    begin_atomic(cluster, topic, "tuesday")
+
+
+def test_jobs_that_are_no_transactions_are_not_taken_for_some(
+    cluster: LocalCluster, topic: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match="no transaction"):
+        job_for(cluster, topic, begin_write(cluster, topic), atomic=True, timeout_s=60.0)
+    with pytest.raises(InvalidRequestError, match="transactional_id"):
+        begin_write(cluster, topic, name="n")
+    for wrong in ({"transactional_id": ""}, {"transactional_id": "i", "name": "x" * 257}):
+        with pytest.raises(InvalidRequestError, match="256 characters"):
+            begin_write(cluster, topic, **wrong)
+
+
+def test_a_transaction_is_kept_open_while_its_driver_lives(
+    cluster: LocalCluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_transaction, "TRANSACTION_TIMEOUT_MS", 1000)
+    monkeypatch.setattr(job_transaction, "TOUCH_INTERVAL_S", 0.1)
+    left = begin_write(cluster, topic, transactional_id=f"left of {topic}")
+    write_task(cluster, left, 0, [numbered(10)])
+    job = begin_atomic(cluster, topic)
+    with writing(cluster, job):
+        task = write_task(cluster, job, 0, [numbered(10)])
+        # What nobody keeps open ends after its second, which has begun before that of the job.
+        eventually(lambda: state_of(cluster, left) == "ready", "the other is aborted")
+        assert state_of(cluster, job) == "open"
+        finish(cluster, job, task)
+    assert numbers(cluster, topic) == list(range(10))
+
+
+def state_of(cluster: LocalCluster, job: WriteJob) -> str:
+    assert job.transactional_id is not None
+    return cluster.admin.describe_transaction(job.transactional_id).transactions[0].state

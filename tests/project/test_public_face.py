@@ -21,6 +21,7 @@ NAMES = {
     "AsyncAdmin",
     "AsyncConsumer",
     "AsyncProducer",
+    "AsyncTransaction",
     "BrokerInfo",
     "Cluster",
     "ClusterConfig",
@@ -35,9 +36,11 @@ NAMES = {
     "GroupMemberInfo",
     "GroupMembership",
     "GroupOffset",
+    "HangingTransaction",
     "ManyDeliveryFuture",
     "OffsetAndMetadata",
     "OffsetRange",
+    "Outgoing",
     "PartitionInfo",
     "PoolConfig",
     "PoolConsumer",
@@ -52,6 +55,10 @@ NAMES = {
     "TopicConfig",
     "TopicInfo",
     "TopicPartition",
+    "Transaction",
+    "TransactionInfo",
+    "TransactionListing",
+    "TransactionParticipant",
     "connect",
     "json_deserializer",
     "json_serializer",
@@ -59,6 +66,7 @@ NAMES = {
     "typed_json_deserializer",
 }
 ERRORS = {
+    "AlreadyCommittedError",
     "AuthenticationError",
     "BufferFullError",
     "CommitRefusedError",
@@ -68,11 +76,14 @@ ERRORS = {
     "DeserializationError",
     "OffsetOutOfRangeError",
     "OutcomeUnknownError",
+    "ProducerFencedError",
     "RayqError",
     "RecordTooLargeError",
     "SerializationError",
     "TimeoutError",
     "TopicExistsError",
+    "TransactionAbortedError",
+    "TransactionOutcomeUnknownError",
     "UnknownTopicError",
 }
 """The errors that programs often catch; all errors are in `rayq.errors`."""
@@ -127,7 +138,7 @@ def test_every_error_is_found_when_only_the_package_was_imported() -> None:
 
 
 def test_what_public_methods_return_is_exported() -> None:
-    inside = {"new_client", "shared_client", "begin_until_end"}  # for rayq's own parts
+    inside = {"new_client", "shared_client", "begin_until_end", "positions_to_send"}  # for rayq
     for face in (getattr(rayq, name) for name in NAMES):
         for name, method in inspect.getmembers(face, inspect.isfunction):
             if name.startswith("_") or name in inside:

@@ -23,16 +23,20 @@ from rayq.storage.batch import (
     HEADER_BYTES,
     BatchHeader,
     Columns,
+    Marker,
     check_body,
     check_produced,
     check_records,
     decode_columns,
     encode_batch,
+    encode_marker,
     read_header,
+    read_marker,
     split_batches,
     stamp,
 )
 from rayq.storage.batch import body as batch_body
+from rayq.transaction_ids import make_family
 from tests.wrong_batches import (
     GOOD,
     KEYED,
@@ -45,6 +49,7 @@ from tests.wrong_batches import (
 
 TIMES = st.integers(min_value=0, max_value=2**41)
 VALUES = st.none() | st.binary(max_size=40)
+FAMILY = make_family(0, 0)
 HEADERS = st.none() | st.lists(st.tuples(st.text(max_size=5), st.binary(max_size=5)), max_size=3)
 
 
@@ -251,7 +256,7 @@ def test_a_newer_magic_or_unknown_attributes_are_an_unsupported_format() -> None
     with pytest.raises(UnsupportedFormatError):
         decode(sealed({"attributes": 2}, GOOD))
     with pytest.raises(UnsupportedFormatError):
-        check_produced(read_header(sealed({"attributes": 128}, GOOD)))
+        check_produced(read_header(sealed({"attributes": 256}, GOOD)))
 
 
 def test_a_leader_takes_dense_batches_with_records_only() -> None:
@@ -260,10 +265,67 @@ def test_a_leader_takes_dense_batches_with_records_only() -> None:
             check_produced(read_header(sealed(fields, GOOD)))
 
 
-@pytest.mark.parametrize("bit", [4, 5])
+@pytest.mark.parametrize("bit", [5, 7])
 def test_a_producer_may_not_set_the_attributes_that_are_for_servers(bit: int) -> None:
     with pytest.raises(InvalidRecordError, match="not for producers"):
         check_produced(read_header(sealed({"attributes": 1 << bit}, GOOD)))
+
+
+@pytest.mark.parametrize("producer_id", [None, 7, FAMILY, FAMILY + 3])
+@pytest.mark.parametrize("is_marked", [False, True])
+def test_the_batches_of_transactions_have_the_attribute_and_no_others(
+    producer_id: int | None, is_marked: bool
+) -> None:
+    batch = encode_batch(
+        [b"v"], producer_id=producer_id, base_sequence=0, is_transactional=is_marked
+    )
+    header = read_header(batch)
+    assert header.is_transactional == is_marked
+    assert decode(batch).values == [b"v"]
+    if is_marked == (producer_id is not None and producer_id >= FAMILY):
+        check_produced(header)
+    else:
+        with pytest.raises(InvalidRecordError, match="coordinator drew"):
+            check_produced(header)
+
+
+@given(
+    st.builds(
+        Marker,
+        st.integers(FAMILY, 2**62),
+        st.integers(0, 65_535),
+        st.booleans(),
+        st.integers(0, 255),
+        st.integers(0, 2**31),
+    )
+)
+def test_a_marker_survives_encoding_and_stamping(marker: Marker) -> None:
+    batch = encode_marker(marker)
+    header = stamp(batch, 0, base_offset=70, leader_epoch=3, append_time_ms=9)
+    assert read_marker(b"x" + batch, 1, header) == marker
+    assert header.is_control and header.is_transactional and header.is_abort != marker.is_commit
+    assert (header.base_offset, header.next_offset, header.record_count) == (70, 71, 0)
+    assert header.base_sequence is None
+    with pytest.raises(InvalidRecordError):
+        check_produced(header)
+
+
+def test_a_marker_that_cannot_be_read_is_an_error() -> None:
+    fields = {"attributes": 1 << 4 | 1 << 5, "record_count": 0, "producer_id": FAMILY}
+
+    def read(fields: dict[str, int], body: object) -> Marker:
+        batch = sealed(fields, msgspec.msgpack.encode(body))
+        return read_marker(batch, 0, read_header(batch))
+
+    assert read(fields, [1, 2, 3]) == Marker(FAMILY, 0, True, 2, 3)
+    with pytest.raises(UnsupportedFormatError):
+        read(fields, [2, 2, 3])
+    for wrong in ([1, 2], [1, "2", 3], 1):
+        with pytest.raises(CorruptBatchError):
+            read(fields, wrong)
+    for changes in ({"attributes": 1 << 4}, {"attributes": 1 << 5}, {"producer_id": -1}):
+        with pytest.raises(CorruptBatchError):
+            read(fields | changes, [1, 2, 3])
 
 
 def check(data: bytes, plain_bytes_max: int = 4 * 2**20) -> None:

@@ -18,11 +18,13 @@ from rayq.records import (
     GroupInfo,
     GroupMemberInfo,
     GroupOffset,
+    HangingTransaction,
     PartitionInfo,
     Reassignment,
     ReplicaInfo,
     TopicInfo,
     TopicPartition,
+    TransactionListing,
 )
 
 
@@ -123,15 +125,16 @@ def test_a_partition_that_lacks_replicas_says_how_bad_it_is(
     assert "rayq topic describe t" in problem.next_command
 
 
-def test_positions_of_groups_from_when_there_were_fewer_brokers_are_to_be_copied() -> None:
+@pytest.mark.parametrize("name", ["__consumer_offsets", "__transaction_state"])
+def test_what_rayq_keeps_from_when_there_were_fewer_brokers_is_to_be_copied(name: str) -> None:
     one = partition([0], replicas=[replica(0)])
-    own = TopicInfo("__consumer_offsets", "id", [one], {})
+    own = TopicInfo(name, "id", [one], {})
     problem = only(find_problems(cluster(), [own, topic(one)]))
     assert is_healthy([problem])
     assert "1 replica of each partition, and there are 3 brokers" in problem.what
-    assert problem.next_command == "rayq topic set-replication-factor __consumer_offsets -r 3"
+    assert problem.next_command == f"rayq topic set-replication-factor {name} -r 3"
     moving = partition([0], replicas=[replica(0)], target=[0, 1, 2], origin=[0])
-    assert find_problems(cluster(), [TopicInfo("__consumer_offsets", "id", [moving], {})]) == []
+    assert find_problems(cluster(), [TopicInfo(name, "id", [moving], {})]) == []
 
 
 def test_replicas_that_are_only_added_are_nothing_to_worry_about() -> None:
@@ -202,6 +205,36 @@ def test_a_move_says_what_it_waits_for_and_how_to_take_it_back() -> None:
     assert problem.severity == "notice"
     assert "its disk is full" in problem.why
     assert "--cancel" in problem.next_command
+
+
+@pytest.mark.parametrize(
+    ("state", "age_ms", "next_command"),
+    [
+        ("ready", None, None),
+        ("open", 119_000, None),
+        ("committing", 120_000, None),
+        ("open", 121_000, "rayq transactions abort orders-7"),
+        ("aborting", 900_000, "rayq transactions describe orders-7"),
+    ],
+)
+def test_a_transaction_hangs_a_minute_after_its_time_out(
+    state: str, age_ms: int | None, next_command: str | None
+) -> None:
+    one = TransactionListing("orders-7", state, 2**61, 4, age_ms, 60_000, 2)
+    assert one.is_hanging == (next_command is not None)
+    problems = find_problems(cluster(), [], transactions=[one])
+    assert [problem.next_command for problem in problems] == ([next_command] if next_command else [])
+    for problem in problems:
+        assert problem.severity == "warning" and "orders-7" in problem.what
+        assert f"{state} since" in problem.why and "time-out is 60 s" in problem.why
+
+
+def test_a_transaction_that_no_coordinator_knows_is_an_error_that_names_the_partition() -> None:
+    found = [HangingTransaction(TopicPartition("t", 0), 2**61, epoch, 7) for epoch in (3, 4)]
+    problem = only(find_problems(cluster(), [], hanging=found))
+    assert problem.severity == "error"
+    assert "2 transactions in t-0" in problem.what and "offset 7 of t-0" in problem.why
+    assert problem.next_command.startswith("rayq transactions find-hanging t;")
 
 
 def test_many_partitions_are_counted_and_some_named() -> None:

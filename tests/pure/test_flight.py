@@ -40,6 +40,9 @@ from rayq.errors import (
     RecordTooLargeError,
     StorageError,
     TimeoutError,
+    TransactionAbortedError,
+    TransactionEndedError,
+    TransactionOrderError,
     UnknownEpochError,
     UnknownProducerError,
     UnknownServerError,
@@ -520,3 +523,70 @@ def test_no_number_is_used_twice_and_none_changes_while_a_batch_is_in_doubt(seed
     for action in flight.fail_all(UnknownTopicError("deleted")):
         resolve(action.batch, action.error)
     assert set(outcomes) == set(made) and len(made) > 20
+
+
+# --- in a transaction -----------------------------------------------------------------------------
+
+FAMILY = 1 << 61
+
+
+def in_transaction() -> Flight:
+    backoff: Any = CountedBackoff()
+    flight = Flight("t-0", ProducerConfig(linger_ms=5, transactional_id="billing"), backoff)
+    flight.begin(FAMILY, 7)
+    flight.led_by(OLD)
+    return flight
+
+
+def test_each_transaction_counts_from_0_under_the_numbers_given() -> None:
+    flight = in_transaction()
+    for (shipment, attempt), sequence in zip(send_new(flight, 2), (0, 10), strict=True):
+        assert shipment.numbers == Numbers(FAMILY, 7, sequence)
+        assert flight.acknowledged(shipment, attempt)
+    flight.begin(FAMILY, 8)
+    ((shipment, _),) = send_new(flight)
+    assert shipment.numbers == Numbers(FAMILY, 8, 0)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RecordTooLargeError("large"), UnknownProducerError("forgotten"), OutOfOrderSequenceError("gap")],
+)
+def test_after_a_failure_in_a_transaction_nothing_is_numbered_anew(error: RayqError) -> None:
+    flight = in_transaction()
+    (shipment, attempt), _ = send_new(flight, 2)
+    fails = flight.failed(shipment, attempt, error, NOW)
+    assert fails == [Fail(shipment.batch, error)]
+    flight.add(a_batch())
+    assert step(flight, NOW + 9) is None
+    assert flight.next_numbers() == Numbers(FAMILY, 7, 20)
+    flight.fail_all(TransactionAbortedError("over"))
+    flight.begin(FAMILY, 8)
+    ((shipment, _),) = send_new(flight)
+    assert shipment.numbers == Numbers(FAMILY, 8, 0)
+
+
+def test_a_batch_in_doubt_goes_again_under_its_numbers_and_has_its_transaction_aborted() -> None:
+    flight = in_transaction()
+    ((shipment, attempt),) = send_new(flight)
+    put_in_doubt(flight, shipment, attempt)
+    again, _ = send_next(flight)
+    assert again is shipment and shipment.numbers == Numbers(FAMILY, 7, 0)
+    (fail,) = flight.tick(NOW + DELIVERY_TIMEOUT_S)
+    assert isinstance(fail, Fail) and isinstance(fail.error, TransactionAbortedError)
+
+
+def test_a_batch_of_a_transaction_that_has_ended_says_that_it_is_aborted() -> None:
+    flight = in_transaction()
+    ((shipment, attempt),) = send_new(flight)
+    (fail,) = flight.failed(shipment, attempt, TransactionEndedError("over"), NOW)
+    assert isinstance(fail, Fail) and isinstance(fail.error, TransactionAbortedError)
+
+
+def test_a_batch_waits_for_the_marker_of_the_transaction_before() -> None:
+    flight = in_transaction()
+    ((shipment, attempt),) = send_new(flight)
+    assert flight.failed(shipment, attempt, TransactionOrderError("wait"), NOW) == []
+    assert isinstance(step(flight), WaitUntil)
+    again, _ = send_next(flight, NOW + 9)
+    assert again is shipment and not shipment.in_doubt

@@ -8,12 +8,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rayq.core.group_records import (
+    EndedRecord,
+    EndedTransaction,
     GroupRecord,
     GroupValue,
     MemberRecord,
     MemberValue,
     OffsetRecord,
     OffsetValue,
+    PendingOffset,
+    PendingRecord,
     Record,
     decode,
     encode,
@@ -33,6 +37,15 @@ records = st.one_of(
     st.builds(
         OffsetRecord, names, names, st.integers(0, 999),
         st.none() | st.builds(OffsetValue, numbers, st.none() | numbers, names, numbers),
+    ),
+    st.builds(
+        PendingRecord, names, names, st.integers(0, 999),
+        st.none() | st.builds(
+            PendingOffset, numbers, numbers, names, numbers, numbers, st.none() | numbers, names
+        ),
+    ),
+    st.builds(
+        EndedRecord, numbers, st.none() | st.builds(EndedTransaction, numbers, numbers, numbers)
     ),
 )
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -140,3 +142,25 @@ def test_times_may_be_datetimes_with_a_zone() -> None:
     with pytest.raises(TimeoutError):  # it got as far as asking
         snapshot(nowhere, "t", starting_timestamp=datetime(2026, 1, 1, tzinfo=UTC), timeout_s=0.05)
     nowhere.close()
+
+
+def test_what_is_left_out_goes_along_with_every_part_of_a_range() -> None:
+    without = ((2**61, 3), (2**61, 4))
+    ranges = [one._replace(without=without) for one in ranges_of([10, 20])]
+    for parts in (split_ranges(ranges, 7), limit_ranges(ranges, 11)):
+        assert {one.without for one in parts} == {without}
+
+
+def test_nothing_goes_on_at_the_end_of_a_range_that_leaves_out_transactions() -> None:
+    ranges = ranges_of([10, 20])
+    kept = [one._replace(without=()) for one in ranges]
+    assert end_offsets(kept) == end_offsets(ranges)
+    with pytest.raises(InvalidRequestError, match="last_stable"):
+        end_offsets([ranges[0], ranges[1]._replace(without=((2**61, 0),))])
+
+
+@pytest.mark.parametrize("without", [None, (), ((2**61, 3), (2**61 + 2**52, 65_535))])
+def test_a_range_survives_pickle_and_json(without: tuple[tuple[int, int], ...] | None) -> None:
+    split = Split("t", "id", 0, 3, 9, without)
+    assert pickle.loads(pickle.dumps(split)) == split
+    assert msgspec.json.decode(msgspec.json.encode(split), type=Split) == split

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,28 @@ KINDS = ("kill-leader", "stop-leader", "kill-broker", "kill-controller", "kill-n
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_a_minute_of_chaos_loses_nothing_and_stops_nobody(tmp_path: Path) -> None:
+    result = run_chaos(tmp_path, "--seed", "3", "--kinds", ",".join(KINDS))
+    assert set(result["injected"]) == set(KINDS)
+    assert (result["lost"], result["duplicated"]) == (0, 0)
+    assert result["acknowledged"] > 5_000
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_a_minute_of_chaos_tears_no_transaction_and_copies_each_record_once(tmp_path: Path) -> None:
+    kinds = "kill-leader,stop-leader,kill-broker"
+    result = run_chaos(tmp_path, "--transactions", "--seed", "3", "--rate", "200", "--kinds", kinds)
+    done = result["transactions"]
+    assert done["committed"] > 20 and done["aborted"] > 0
+    assert done["copied"] > 1_000 and done["snapshots"] > 1
+    assert done["killed"] > 1 and done["hung"] > 1
+
+
+def run_chaos(tmp_path: Path, *options: str) -> Any:
+    """A minute of it. Returns the JSON of the run, which held and left no process."""
     file = tmp_path / "chaos.json"
-    command = ["--minutes", "1", "--seed", "3", "--kinds", ",".join(KINDS), "--json", str(file)]
-    command += ["--leniency", "6"]  # `make chaos` requires the limits, on a quiet machine
+    # `make chaos` requires the limits, on a quiet machine
+    command = ["--minutes", "1", "--leniency", "6", "--json", str(file), *options]
     ran = subprocess.run(
         [sys.executable, "-m", "proving.chaos", *command],
         env=os.environ | {"PYTHONPATH": str(ROOT), "CHAOS_TEST": str(tmp_path)},
@@ -30,11 +50,9 @@ def test_a_minute_of_chaos_loses_nothing_and_stops_nobody(tmp_path: Path) -> Non
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     result = json.loads(file.read_text())
-    assert set(result["injected"]) == set(KINDS)
     assert result["problems"] == [] and result["checker_faults"] == []
-    assert (result["lost"], result["duplicated"]) == (0, 0)
-    assert result["acknowledged"] > 5_000
     assert processes_started_with(f"CHAOS_TEST={tmp_path}\0") == []
+    return result
 
 
 def processes_started_with(setting: str) -> list[str]:

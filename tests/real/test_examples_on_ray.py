@@ -70,3 +70,14 @@ def test_ray_tasks_write_and_an_actor_reads_all_of_it(tmp_path: Path, running_ra
     printed = run(tmp_path, running_ray, str(example), str(tmp_path / "data"))
     assert "written by task: [1000, 1000, 1000, 1000]" in printed
     assert printed.count("1000") == 8
+
+
+@pytest.mark.slow
+def test_orders_have_their_effects_once_while_consumers_are_killed(
+    tmp_path: Path, running_ray: str
+) -> None:
+    example = ROOT / "examples" / "orders_exactly_once.py"
+    printed = run(tmp_path, running_ray, str(example), str(tmp_path / "data"))
+    assert "consumers killed: 0" not in printed
+    assert "2000 orders, 2000 invoices: 0 missing, 0 twice" in printed
+    assert printed.count(": True") == 2

@@ -22,6 +22,7 @@ from rayq.batch.task_writer import begin_write
 from rayq.data import TopicDatasource, from_json, read_topic, snapshot, source, write_topic
 from rayq.demo import flights_csv
 from rayq.errors import (
+    AlreadyCommittedError,
     InvalidRequestError,
     OffsetOutOfRangeError,
     PartitionOfflineError,
@@ -331,6 +332,43 @@ def test_a_write_that_is_repeated_as_the_same_job_writes_nothing_again(
     assert numbers_in(cluster, topic) == list(range(3000))
     with pytest.raises(RewriteMismatchError):
         write_topic(rows(2999, blocks=1), topic, job=job)
+
+
+def test_an_atomic_write_whose_worker_is_killed_becomes_visible_once_and_whole(
+    cluster: Cluster, new_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    topic, marker = new_topic(partitions=2), tmp_path / "killed"
+
+    def die_once(batch: dict[str, Any]) -> dict[str, Any]:
+        if 15_000 in batch["id"] and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"value": [b"%d" % number + PADDING for number in batch["id"]]}
+
+    dataset = ray.data.range(20_000, override_num_blocks=2).map_batches(die_once, batch_size=500)
+    assert write_topic(dataset, topic, atomic=True).records == 20_000
+    assert marker.exists()
+    assert numbers_in(cluster, topic) == list(range(20_000))
+
+
+def test_an_atomic_write_that_fails_leaves_nothing_and_a_named_one_commits_once(
+    cluster: Cluster, new_topic: Callable[..., str]
+) -> None:
+    topic = new_topic(partitions=2)
+
+    def fail(batch: dict[str, Any]) -> dict[str, Any]:
+        if 2999 in batch["id"]:
+            raise ZeroDivisionError
+        return {"value": [b"%d" % number for number in batch["id"]]}
+
+    job = begin_write(cluster, topic, transactional_id="import", name="monday")
+    with pytest.raises(Exception, match="ZeroDivisionError"):
+        write_topic(ray.data.range(3000).map_batches(fail, batch_size=100), topic, job=job)
+    assert numbers_in(cluster, topic) == []
+    assert write_topic(rows(3000, blocks=2), topic, job=job).records == 3000
+    with pytest.raises(AlreadyCommittedError):
+        write_topic(rows(3000, blocks=2), topic, job=job)
+    assert numbers_in(cluster, topic) == list(range(3000))
 
 
 # --- JSON -----------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from rayq.errors import (
     PartitionOfflineError,
     RayqError,
     SparkSessionError,
+    StreamingQueryError,
     UnknownTopicError,
 )
 from rayq.testing import LocalCluster
@@ -485,6 +486,45 @@ def test_an_empty_dataframe_writes_nothing(spark: Any, cluster: Cluster) -> None
 
     cluster.create_topic("nothing")
     assert write(spark.createDataFrame([], "value string"), "nothing", cluster=cluster) == (0, 0)
+
+
+def test_a_stream_writes_a_topic_once_over_a_restart(
+    spark: Any, cluster: Cluster, tmp_path: Path
+) -> None:
+    from pyspark.sql import functions as fn
+
+    from rayq.spark import stream
+
+    fill(cluster, "raw", records=50)
+    cluster.create_topic("cooked", 2)
+
+    def cook(df: Any) -> Any:
+        if fails:
+            df = df.withColumn("value", fn.raise_error(fn.lit("burnt")).cast("string"))
+        return df.withColumn("value", fn.concat(fn.lit("0"), fn.col("value").cast("string")))
+
+    def run() -> Any:
+        reading = stream(
+            spark, "raw", checkpoint=tmp_path, trigger="available_now", cluster=cluster,
+            max_offsets_per_trigger=20,
+        )
+        query = reading.to_topic("cooked", cook, key="key").start()
+        query.awaitTermination()
+        return query
+
+    fails = True
+    with pytest.raises(StreamingQueryError, match="burnt"):
+        run()
+    assert read_all(cluster, "cooked") == []
+    fails = False
+    run()
+    (tmp_path / "commits" / "2").unlink()  # The driver died before it wrote this.
+    with cluster.producer() as producer:
+        producer.send("raw", b"50", key=b"k50")
+    query = run()
+    assert query.lastProgress["batchId"] == 3
+    found = sorted((int(one.value or b""), one.key) for one in read_all(cluster, "cooked"))
+    assert found == [(number, b"k%d" % number) for number in range(51)]
 
 
 # --- JSON -----------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import pytest
 import rayq
 from rayq import Cluster
 from rayq.batch.task_writer import begin_write
+from rayq.errors import AlreadyCommittedError
 from tests.local.support import partition_of
 
 pytestmark = pytest.mark.slow
@@ -188,6 +189,40 @@ def test_a_task_that_fails_half_way_is_repeated_without_a_duplicate(
         if written.repeated:
             return
     pytest.fail("no first attempt had written anything")
+
+
+def test_an_atomic_write_becomes_visible_whole_although_its_tasks_fail(
+    spark: Any, cluster: Cluster
+) -> None:
+    from rayq.spark import write
+
+    def fails(attempts: int) -> Callable[[Any], Any]:
+        def through(batches: Any) -> Any:
+            from pyspark import TaskContext
+
+            context = TaskContext.get()
+            assert context is not None
+            for number, batch in enumerate(batches):
+                if number == 6 and context.attemptNumber() < attempts:
+                    raise RuntimeError("half-way")
+                yield batch
+
+        return through
+
+    cluster.create_topic("atomic", 2, 3)
+    df = source(spark, 60_000, 3)
+    with pytest.raises(Exception, match="half-way"):
+        write(df.mapInArrow(fails(99), df.schema), "atomic", key="key", cluster=cluster, atomic=True)
+    job = begin_write(cluster, "atomic", transactional_id="nightly", name="monday")
+    for given in (None, job):
+        failing = df.mapInArrow(fails(1), df.schema)
+        options = {"atomic": True} if given is None else {"job": given}
+        written = write(failing, "atomic", key="key", cluster=cluster, **options)  # type: ignore[arg-type]
+        assert written.records == 60_000
+        if given is None:
+            assert_each_once(spark, cluster, "atomic", 60_000)
+    with pytest.raises(AlreadyCommittedError):
+        write(df, "atomic", key="key", cluster=cluster, job=job)
 
 
 def test_two_attempts_at_the_same_time_write_nothing_twice(spark: Any, cluster: Cluster) -> None:

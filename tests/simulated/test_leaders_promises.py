@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -48,7 +48,11 @@ class Led:
         self.proposals: list[messages.AlterPartition] = []
         self.refusal: Exception | None = None
         self.leader = Leader(
-            log, assignment(), propose=self._propose, has_lease=lambda: self.has_lease
+            log,
+            assignment(),
+            propose=self._propose,
+            has_lease=lambda: self.has_lease,
+            links=cast(Any, None),  # There are no transactions.
         )
         self.leader.committed(assignment())
 

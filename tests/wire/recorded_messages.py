@@ -37,7 +37,7 @@ def example_of(kind: type[Any]) -> Any:
             case inspect.BoolType():
                 return True
             case inspect.IntType():
-                number = next(numbers)
+                number = max(next(numbers), of.ge or 0)
                 return number if of.le is None else min(number, of.le)
             case inspect.FloatType():
                 return next(numbers) + 0.5

@@ -430,14 +430,17 @@ class Broker:
                 lambda: metadata.version >= request.version_min, request.wait_ms / 1000
             )
         async with room.take(ANSWER_BYTES_MAX):  # One at a time for each client,
-            answer = self._metadata_page(asked, request.after)
+            answer = self._metadata_page(asked, request)
             await asyncio.sleep(0)  # and others have their turn before its next.
             return answer
 
     def _metadata_page(
-        self, asked: set[str] | None, after: str
+        self, asked: set[str] | None, request: messages.Metadata
     ) -> messages.MetadataResponse:
-        metadata, state = self.metadata, self.metadata.state
+        metadata, state, after = self.metadata, self.metadata.state, request.after
+        if asked is not None:
+            found = (state.topics.get(topic_id) for topic_id in request.topic_ids)
+            asked |= {topic.name for topic in found if topic is not None}
         names = state.topic_ids.keys() if asked is None else asked & state.topic_ids.keys()
         left = deque(sorted(name for name in names if name > after))
         topics: list[messages.TopicMetadata] = []

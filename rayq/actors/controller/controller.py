@@ -224,11 +224,21 @@ class Controller:
                     replication_factor=request.replication_factor,
                     options=request.config,
                 )
+            case messages.ConfirmMetadata():
+                return None, broker_changes.change_nothing(state)
             case messages.EnsureOffsetsTopic():
-                return None, topic_changes.ensure_offsets_topic(
+                return None, topic_changes.ensure_own_topic(
                     state,
+                    topic_changes.OFFSETS_TOPIC,
                     topic_id=self._environment.new_id(),
                     partitions=self._config.offsets_topic_partitions,
+                )
+            case messages.EnsureTransactionsTopic():
+                return None, topic_changes.ensure_own_topic(
+                    state,
+                    topic_changes.TRANSACTIONS_TOPIC,
+                    topic_id=self._environment.new_id(),
+                    partitions=self._config.transaction_state_partitions,
                 )
             case messages.DeleteTopic():
                 return None, topic_changes.delete_topic(state, request.name)

@@ -1,27 +1,22 @@
 """The coordinator of the groups of one `__consumer_offsets` partition: it lives with the leader.
 
-Its hard state is that partition's log (`GroupLog`): a decision's records are replayed here at once
-and appended, and every answer waits until all that it is based on is committed. So what a deposed
-coordinator says or writes is never acknowledged (docs/protocol.md, rule 20). It begins by reading
-the whole log; should an append fail, it drops its state and begins anew.
-
-Its soft state is when each member was heard: after a start every member has a full session.
+It is a `Coordinator`. Its soft state is when each member was heard: after a start every member has
+a full session.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import TypeVar
 
 from rayq.actors.clock_watch import ClockWatch
+from rayq.actors.coordinator import RETRY_S, Coordinator
 from rayq.actors.groups.group_answers import committed_offsets, description, named, summaries
-from rayq.actors.groups.group_log import GroupLog
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.signal import Signal
-from rayq.core import group_changes, group_offsets
+from rayq.actors.transactions.links import Links
+from rayq.core import group_changes, group_offsets, group_transactions
 from rayq.core.assignors import load_assignors
 from rayq.core.group_changes import Beat
 from rayq.core.group_offsets import OffsetCommit
@@ -31,20 +26,13 @@ from rayq.core.group_records import (
     MemberRecord,
     MemberValue,
     Record,
+    decode,
+    encode,
     partition_of_group,
 )
 from rayq.core.group_state import Group, GroupState, SubscribedTopic
 from rayq.core.topic_changes import OFFSETS_TOPIC
-from rayq.errors import (
-    CoordinatorLoadingError,
-    CorruptBatchError,
-    InvalidRequestError,
-    NotEnoughReplicasError,
-    NotLeaderError,
-    RayqError,
-    StorageError,
-    UnsupportedFormatError,
-)
+from rayq.errors import InvalidRequestError, RayqError
 from rayq.logs import log_event
 from rayq.metrics import Sample
 from rayq.wire import messages
@@ -52,25 +40,26 @@ from rayq.wire.metadata_pages import all_pages
 from rayq.wire.server import Peer
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 TICK_S = 0.1
 """How often sessions are looked at."""
-LOADING_WAIT_S = 0.5
-"""How long a request waits for the coordinator to begin before it is told to try again."""
-RETRY_S = 0.1
 TOPICS_WAIT_MS = 2_000
 TOPICS_INTERVAL_S = 0.05
 """The least time between two looks at the topics, however fast the metadata changes."""
 TOPICS_TIMEOUT_S = 5.0
 OFFSETS_CHECK_INTERVAL_S = 60.0
+OFFSETS_PER_BATCH_MAX = 1000
+ABORT_RETRY_S = 1.0
 
 MemberKey = tuple[str, str]
 """`(group, member)`"""
 
 
-class GroupCoordinator:
-    """See the module. Ends with its leader's role."""
+class GroupCoordinator(Coordinator[Record]):
+    """See the module."""
+
+    subject = "groups"
+    topic = OFFSETS_TOPIC
 
     def __init__(
         self,
@@ -81,40 +70,30 @@ class GroupCoordinator:
         ask_broker: messages.Ask,
         metadata_version: int,
         clock_watch: ClockWatch,
+        links: Links,
     ) -> None:
         """`ask_broker` asks the broker of this node, whose metadata was at `metadata_version` when
-        this replica was told to lead."""
-        self._replica_log = replica_log
-        self._leader = leader
-        self._environment = replica_log.environment
-        self._config = replica_log.config
-        self._log = GroupLog(replica_log, leader, assignment, on_failure=self._reset)
-        self._partition = assignment.partition
+        this replica was told to lead. `links` ask the coordinators of transactions."""
+        super().__init__(replica_log, leader, assignment, encode=encode)
         self._ask_broker = ask_broker
         self._version = metadata_version
         self._clock_watch = clock_watch
+        self._links = links
+        self._aborts: set[group_transactions.Transaction] = set()
+        """The transactions that are being aborted, since their members are gone."""
+        self._topic_id = assignment.topic_id
         self._assignors = load_assignors(self._config.group_assignors)
         self.state = GroupState(self._assignors)
         """What is decided, committed or not."""
-        self._is_loaded = False
         self._has_topics = False
-        self._failure: str | None = None
-        self._ended: RayqError | None = None
-        self._ready = Signal()
         self._held: dict[MemberKey, asyncio.Future[None]] = {}
         self._latest: dict[MemberKey, Beat] = {}
         """The newest heartbeat of each member, while it is under way: only that one is held."""
         self._connections: dict[MemberKey, asyncio.Future[None]] = {}
         self._requests_waiting = 0
         self._topics_wanted = Signal()
-        self._reset_wanted = Signal()
-        self.where = replica_log.where
         self._forget_source = self._environment.metrics.add_source(self._measure)
-        spawn = self._environment.tasks.spawn
-        self._tasks = [
-            spawn(replica_log.guard(self._run), f"groups of {self.where}"),
-            spawn(replica_log.guard(self._watch_topics), f"topics for {self.where}"),
-        ]
+        self._spawn(self._watch_topics, f"topics for {self.where}")
 
     def _measure(self) -> list[Sample]:
         sample = self._environment.metrics.sample
@@ -128,14 +107,7 @@ class GroupCoordinator:
         self._forget_source()
         for group in self.state.groups:
             self._environment.metrics.forget(group=group)
-        self._ended = NotLeaderError(
-            f"Broker {self._replica_log.broker} coordinates the groups of {self.where} no more "
-            f"({reason}): ask for new metadata."
-        )
-        for task in self._tasks:
-            task.cancel()
-        self._fail_all(self._ended)
-        self._ready.notify()
+        super().end(reason)
 
     # --- members ----------------------------------------------------------------------------
 
@@ -143,7 +115,7 @@ class GroupCoordinator:
         self, peer: Peer, request: messages.GroupHeartbeat
     ) -> messages.GroupHeartbeatResponse:
         """See `messages.GroupHeartbeat`."""
-        await self._begin(request.group, is_write=True, needs_topics=True)
+        await self._begin_for(request.group, is_write=True, needs_topics=True)
         if request.member_epoch < 0:
             return await self._leave(request)
         clock = self._environment.clock
@@ -244,18 +216,26 @@ class GroupCoordinator:
 
     async def commit(self, request: messages.CommitOffsets) -> messages.CommitOffsetsResponse:
         """See `messages.CommitOffsets`."""
-        await self._begin(request.group, is_write=True)
-        records, refused = await self._decide(
-            lambda: group_offsets.commit(
-                self.state,
-                request.group,
-                member=request.member,
-                member_epoch=request.member_epoch,
-                sequence=request.sequence,
-                offsets=[OffsetCommit(*one) for one in request.offsets],
-                now_ms=self._environment.clock.wall_ms(),
+        await self._begin_for(request.group, is_write=True)
+        transaction = request.transaction
+        if transaction is not None and not group_transactions.has_joined(self.state, *transaction):
+            await self._links.join(*transaction, self._topic_id, self._partition)
+            # All is checked after the join: the member may have lost its partitions meanwhile.
+            await self._begin_for(request.group, is_write=True)
+        offsets = [OffsetCommit(*one) for one in request.offsets]
+        now_ms = self._environment.clock.wall_ms()
+
+        def decide() -> tuple[list[Record], list[group_offsets.Refused]]:
+            of_member = (request.member, request.member_epoch, request.sequence)
+            if transaction is None:
+                return group_offsets.commit(
+                    self.state, request.group, *of_member, offsets, now_ms=now_ms
+                )
+            return group_transactions.commit(
+                self.state, request.group, transaction, *of_member, offsets, now_ms=now_ms
             )
-        )
+
+        records, refused = await self._decide(decide)
         self._append(records)
         await self._until_committed()
         return messages.CommitOffsetsResponse(refused)
@@ -264,8 +244,11 @@ class GroupCoordinator:
         self, request: messages.FetchCommitted
     ) -> messages.FetchCommittedResponse:
         """See `messages.FetchCommitted`."""
-        await self._begin(request.group, is_write=True)
+        await self._begin_for(request.group, is_write=True)
         group = self.state.groups.get(request.group)
+        await self._decide(
+            lambda: group_offsets.check_none_pending(group, request.group, request.partitions)
+        )
         # A record that changes nothing: once it is committed, no newer coordinator had begun.
         self._append([GroupRecord(request.group, None if group is None else group.value)])
         group = group or Group()
@@ -276,7 +259,7 @@ class GroupCoordinator:
 
     async def set_offsets(self, request: messages.SetGroupOffsets) -> messages.Done:
         """See `messages.SetGroupOffsets`."""
-        await self._begin(request.group, is_write=True)
+        await self._begin_for(request.group, is_write=True)
         offsets = [
             OffsetCommit(topic_id, partition, offset, last_epoch=None, metadata="")
             for topic_id, partition, offset in request.offsets
@@ -290,26 +273,90 @@ class GroupCoordinator:
         await self._until_committed()
         return messages.Done()
 
+    async def write_marker(self, request: messages.WriteMarker) -> messages.Done:
+        """A transaction ended: its positions take effect, or none does. See
+        `messages.WriteMarker`."""
+        await self._begin(is_write=True)
+        records = await self._decide(
+            lambda: group_transactions.end(
+                self.state,
+                request.family,
+                request.epoch,
+                is_commit=request.is_commit,
+                coordinator_epoch=request.coordinator_epoch,
+                now_ms=self._environment.clock.wall_ms(),
+            )
+        )
+        self._append(records)
+        await self._until_committed()
+        return messages.Done()
+
+    async def _abort(self, transaction: group_transactions.Transaction) -> None:
+        try:
+            await self._links.abort(*transaction)
+        except RayqError as error:
+            logger.info("%s: transaction %s is not aborted yet: %s", self.where, transaction, error)
+        await asyncio.sleep(ABORT_RETRY_S)  # Its end is on its way here.
+        self._aborts.discard(transaction)
+
     # --- groups -----------------------------------------------------------------------------
 
     async def list_groups(self, request: messages.ListGroups) -> messages.ListGroupsResponse:
         """See `messages.ListGroups`."""
-        await self._begin(None, is_write=False)
+        await self._begin(is_write=False)
         answer = messages.ListGroupsResponse(summaries(self.state))
         await self._until_committed()
         return answer
 
     async def describe(self, request: messages.DescribeGroup) -> messages.DescribeGroupResponse:
         """See `messages.DescribeGroup`."""
-        await self._begin(request.group, is_write=False, needs_topics=True)
+        await self._begin_for(request.group, is_write=False, needs_topics=True)
         group = await self._decide(lambda: group_changes.find_group(self.state, request.group))
         answer = description(self.state, request.group, group)
         await self._until_committed()
         return answer
 
+    async def describe_open_transactions(
+        self, request: messages.DescribeOpenTransactions
+    ) -> messages.DescribeOpenTransactionsResponse:
+        """The transactions that hold positions here; of offsets the answer says nothing."""
+        await self._begin(is_write=True)
+        held = [(family, one.epoch, 0) for family, one in sorted(self.state.transactions.items())]
+        await self._until_committed()
+        return messages.DescribeOpenTransactionsResponse(
+            0, 0, held, [], leader_epoch=request.leader_epoch
+        )
+
+    async def abort_unknown(self, request: messages.AbortUnknownTransaction) -> messages.Done:
+        """See `messages.AbortUnknownTransaction`."""
+        await self._begin(is_write=True)
+        family, epoch = request.family, request.epoch
+        if group_transactions.has_joined(self.state, family, epoch):
+            outcome = await self._links.outcome(family, epoch)
+            if outcome not in messages.OUTCOMES_OVER:
+                raise InvalidRequestError(
+                    f"Transaction {family}:{epoch} is {outcome}: its coordinator knows it, and "
+                    "ends it. Abort it by its transactional id."
+                )
+            await self._begin(is_write=True)
+            ended = self.state.ended.get(family)
+            records = await self._decide(
+                lambda: group_transactions.end(
+                    self.state,
+                    family,
+                    epoch,
+                    is_commit=outcome == "committed",
+                    coordinator_epoch=0 if ended is None else ended.coordinator_epoch,
+                    now_ms=self._environment.clock.wall_ms(),
+                )
+            )
+            self._append(records)
+        await self._until_committed()
+        return messages.Done()
+
     async def delete(self, request: messages.DeleteGroup) -> messages.Done:
         """See `messages.DeleteGroup`."""
-        await self._begin(request.group, is_write=True)
+        await self._begin_for(request.group, is_write=True)
         self._append(
             await self._decide(lambda: group_offsets.delete_group(self.state, request.group))
         )
@@ -318,35 +365,19 @@ class GroupCoordinator:
 
     # --- before and after a decision --------------------------------------------------------
 
-    async def _begin(
-        self, group: str | None, *, is_write: bool, needs_topics: bool = False
-    ) -> None:
-        """Returns when a request may be decided. Raises NotLeaderError, CoordinatorLoadingError,
-        NotEnoughReplicasError, InvalidRequestError."""
-        if not self._is_loaded or (needs_topics and not self._has_topics):
+    async def _begin_for(self, group: str, *, is_write: bool, needs_topics: bool = False) -> None:
+        """Returns when a request for this group may be decided. Raises what `_begin` raises, and
+        InvalidRequestError for the group of another coordinator."""
+        if needs_topics and not self._has_topics:
             self._requests_waiting += 1
             self._topics_wanted.notify()
             try:
-                await self._ready.wait_until(
-                    lambda: self._ended is not None
-                    or (self._is_loaded and (self._has_topics or not needs_topics)),
-                    LOADING_WAIT_S,
-                )
+                await self._begin(is_write=is_write, is_ready=lambda: self._has_topics)
             finally:
                 self._requests_waiting -= 1
-        self._check(None)
-        if not self._is_loaded or (needs_topics and not self._has_topics):
-            raise CoordinatorLoadingError(
-                f"The coordinator of {self.where} is starting"
-                f"{'' if self._failure is None else f' and failed so far: {self._failure}'}: try "
-                "again."
-            )
-        if is_write and self._leader.state.is_under_min_isr:
-            raise NotEnoughReplicasError(
-                f"{self.where} has too few in-sync replicas: groups wait for more brokers."
-            )
-        if group is not None:
-            self._check_is_here(group)
+        else:
+            await self._begin(is_write=is_write)
+        self._check_is_here(group)
 
     def _check_is_here(self, group: str) -> None:
         own = self.state.topics.get(OFFSETS_TOPIC)
@@ -356,25 +387,6 @@ class GroupCoordinator:
                 f"{partition_of_group(group, own.partitions)} of {OFFSETS_TOPIC}, not to "
                 f"{self._partition}."
             )
-
-    def _check(self, generation: int | None) -> None:
-        """Raises NotLeaderError once another replica may coordinate, CoordinatorLoadingError where
-        the state of `generation` was dropped."""
-        if self._ended is not None:
-            raise self._ended
-        self._leader.check()
-        if generation is not None and generation != self._log.generation:
-            raise CoordinatorLoadingError(
-                f"The coordinator of {self.where} begins anew: try again."
-            )
-
-    async def _decide(self, decide: Callable[[], T]) -> T:
-        """Runs a decision. A refusal is raised only when what it is based on is committed."""
-        try:
-            return decide()
-        except RayqError:
-            await self._until_committed()
-            raise
 
     def _append(self, records: list[Record]) -> None:
         """A decision's records take effect here at once, and are on their way to the log."""
@@ -392,7 +404,12 @@ class GroupCoordinator:
                 self._release(key)
                 if record.value is None:
                     self._connections.pop(key, None)
-        self._log.append(records)
+        if any(isinstance(record, MemberRecord) for record in records):
+            self._log.append(records)
+            return
+        for start in range(0, len(records), OFFSETS_PER_BATCH_MAX):
+            # Positions do not depend on each other.
+            self._log.append(records[start : start + OFFSETS_PER_BATCH_MAX])
 
     def _log_rebalance(self, group: str, value: GroupValue) -> None:
         known = self.state.groups.get(group)
@@ -411,22 +428,11 @@ class GroupCoordinator:
                 reason=value.reason,
             )
 
-    async def _until_committed(self) -> None:
-        """Returns when all decided by now is committed, and this object still coordinates."""
-        await self._log.until_committed()
-        self._check(None)
-
     # --- beginning anew ---------------------------------------------------------------------
 
-    def _reset(self, error: RayqError) -> None:
-        """An append failed: what was decided may never be committed. Begins anew from the log."""
-        logger.warning("the coordinator of %s begins anew: %s", self.where, error)
-        self._is_loaded = self._has_topics = False
-        self._fail_all(error)
-        self._reset_wanted.notify()
-
     def _fail_all(self, error: RayqError) -> None:
-        self._log.drop(error)
+        super()._fail_all(error)
+        self._has_topics = False
         for key in list(self._held):
             self._release(key)
         for closed in dict.fromkeys(self._connections.values()):
@@ -435,11 +441,9 @@ class GroupCoordinator:
 
     async def _load(self) -> None:
         state = GroupState(self._assignors)
-        count = await self._log.replay(state)
+        count = await self._log.replay(lambda key, value: state.replay(decode(key, value)))
         self.state = state
-        self._is_loaded = True
-        self._failure = None
-        self._ready.notify()
+        self._loaded()
         self._topics_wanted.notify()
         logger.info(
             "%s: %d groups, %d members from %d records",
@@ -451,20 +455,7 @@ class GroupCoordinator:
 
     # --- background -------------------------------------------------------------------------
 
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self._load()
-            except (CorruptBatchError, StorageError, UnsupportedFormatError) as error:
-                if self._failure is None:
-                    logger.error("%s cannot be read: %s", self.where, error)
-                self._failure = str(error)
-                await asyncio.sleep(1.0)
-                continue
-            await self._keep_sessions()
-            await asyncio.sleep(RETRY_S)
-
-    async def _keep_sessions(self) -> None:
+    async def _work(self) -> None:
         """Ends sessions and forgets old positions, until the state is dropped."""
         clock = self._environment.clock
         generation = self._log.generation
@@ -492,25 +483,25 @@ class GroupCoordinator:
                     disconnect_grace_ms=self._config.group_disconnect_grace_ms,
                 )
             )
+            for transaction in group_transactions.abandoned(self.state):
+                if transaction not in self._aborts:
+                    self._aborts.add(transaction)
+                    self._environment.tasks.spawn(
+                        self._abort(transaction), f"abort of {transaction} for {self.where}"
+                    )
             if now_s >= offsets_s:
                 offsets_s = now_s + offsets_interval_s
+                old_ms = self._clock_watch.now_ms()
                 self._append(
                     group_offsets.expire_offsets(
                         self.state,
-                        now_ms=self._clock_watch.now_ms(),
+                        now_ms=old_ms,
                         retention_ms=self._config.offsets_retention_ms,
                     )
                 )
+                self._append(group_transactions.forget_ended(self.state, now_ms=old_ms))
                 if self._has_topics:
                     self._append(group_offsets.forget_topics(self.state, now_s=now_s))
-
-    def _may_be_heard(self) -> bool:
-        """Whether heartbeats are not refused just now."""
-        try:
-            self._leader.check()
-        except NotLeaderError:
-            return False
-        return not self._leader.state.is_under_min_isr
 
     async def _watch_topics(self) -> None:
         """Keeps the topics fresh while there are groups."""

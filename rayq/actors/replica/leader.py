@@ -2,7 +2,7 @@
 
 One object leads in one leader epoch; newer metadata ends it. `PartitionState` holds what follows
 from the facts; this is the shell that feeds it and acts on it (docs/protocol.md, rules 6 to 9).
-`LeaderReads` is what it answers to readers.
+`LeaderReads` is what it answers to readers, `LeaderTransactions` what it does about transactions.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from collections.abc import Awaitable, Callable
 
 from rayq.actors.purgatory import Purgatory
 from rayq.actors.replica.leader_reads import LeaderReads
+from rayq.actors.replica.leader_transactions import LeaderTransactions
 from rayq.actors.replica.produced_batch import check_produced_batch
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.replica.replica_metrics import LeaderMetrics
 from rayq.actors.signal import Signal
+from rayq.actors.transactions.links import Links
 from rayq.config import MIB
 from rayq.core.partition_state import Isr, PartitionState
 from rayq.errors import (
@@ -32,8 +34,10 @@ from rayq.errors import (
     TimeoutError,
 )
 from rayq.logs import log_event
+from rayq.storage.batch import BatchHeader, Marker
 from rayq.storage.log import Log
 from rayq.storage.producer_state import ProducerState
+from rayq.transaction_ids import is_transactional
 from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
@@ -59,6 +63,7 @@ class Leader:
         *,
         propose: Callable[[messages.AlterPartition], Awaitable[None]],
         has_lease: Callable[[], bool],
+        links: Links,
     ) -> None:
         self._replica_log = replica_log
         self._environment = replica_log.environment
@@ -87,6 +92,14 @@ class Leader:
             started_s=self._environment.clock.monotonic(),
         )
         self.reads = LeaderReads(replica_log, self.state, self._metrics, check=self.check)
+        self.transactions = LeaderTransactions(
+            replica_log,
+            assignment,
+            links,
+            append_marker=self._append_marker,
+            produce=self.produce,
+            check=self.check,
+        )
         log_event(
             logger,
             logging.INFO,
@@ -104,7 +117,7 @@ class Leader:
 
     def committed(self, assignment: messages.PartitionAssignment) -> None:
         """The partition's committed metadata, in this epoch."""
-        self._assignment = assignment
+        self._assignment = self.transactions.assignment = assignment
         state = self.state
         if assignment.partition_epoch > state.partition_epoch:
             self._propose_from_s = 0.0  # No proposal has failed on top of this epoch.
@@ -131,12 +144,12 @@ class Leader:
     def end(self, reason: str) -> None:
         """Another replica leads, or this process stops: the requests that wait are told."""
         self._ended = reason
-        self._delayed.fail(
-            NotLeaderError(
-                f"Broker {self._replica_log.broker} leads {self.where} no more ({reason}): the "
-                "record may or may not be written."
-            )
+        error = NotLeaderError(
+            f"Broker {self._replica_log.broker} leads {self.where} no more ({reason}): the record "
+            "may or may not be written."
         )
+        self._delayed.fail(error)
+        self.transactions.end(error)
         self._replica_log.appended.notify()
         self._replica_log.committed.notify()
         self._followers_moved.notify()
@@ -174,27 +187,23 @@ class Leader:
             partition=self._assignment.partition,
             now_ms=self._environment.clock.wall_ms(),
         )
+        if is_transactional(header.producer_id):
+            waiting = self.transactions.admit(request, payload, header)
+            if waiting is not None:
+                return waiting
         duplicate = log.producers.check(header)
         if duplicate is None:
-            try:
-                stamped = log.append_as_leader(
+            stamped = self._append(
+                lambda: log.append_as_leader(
                     payload,
                     header,
                     leader_epoch=leader.leader_epoch,
                     now_ms=self._environment.clock.wall_ms(),
                 )
-            except StorageError as error:
-                if log.failure is not None:
-                    self._replica_log.fail(error)
-                raise
+            )
             base_offset, append_time_ms = stamped.base_offset, stamped.append_time_ms
             next_offset = stamped.next_offset
             self._metrics.appended(header)
-            leader.appended(log.end_offset, now_s=self._environment.clock.monotonic())
-            if leader.flushed_offset != log.flushed_offset:
-                self.flushed(log.flushed_offset)  # flush="os": no flusher tells it later.
-            self._replica_log.wake_flusher()
-            self._replica_log.appended.notify()
         else:
             base_offset, append_time_ms = duplicate.base_offset, duplicate.append_time_ms
             next_offset = duplicate.last_offset + 1
@@ -209,6 +218,33 @@ class Leader:
         deadline_s = self._environment.clock.monotonic() + request.timeout_ms / 1000
         return self._delayed.add(next_offset, answer, deadline_s=deadline_s)
 
+    def _append(self, append: Callable[[], BatchHeader]) -> BatchHeader:
+        """Appends a batch, and has it flushed and copied. Raises StorageError."""
+        log = self._replica_log.log
+        try:
+            stamped = append()
+        except StorageError as error:
+            if log.failure is not None:
+                self._replica_log.fail(error)
+            raise
+        self.state.appended(log.end_offset, now_s=self._environment.clock.monotonic())
+        if self.state.flushed_offset != log.flushed_offset:
+            self.flushed(log.flushed_offset)  # flush="os": no flusher tells it later.
+        self._replica_log.wake_flusher()
+        self._replica_log.appended.notify()
+        return stamped
+
+    def _append_marker(self, marker: Marker) -> None:
+        log = self._replica_log.log
+        self._append(
+            lambda: log.append_marker(
+                marker,
+                leader_epoch=self.state.leader_epoch,
+                now_ms=self._environment.clock.wall_ms(),
+            )
+        )
+        self._after_progress()
+
     def _after_progress(self) -> None:
         """Takes the leader's high watermark over and answers the requests that waited for it."""
         high_watermark = self.state.high_watermark
@@ -216,10 +252,12 @@ class Leader:
             return
         self._replica_log.high_watermark = high_watermark
         self._delayed.reached(high_watermark)
+        self.transactions.reached(high_watermark)
         self._replica_log.committed.notify()
 
     def expire_waiters(self, now_s: float) -> None:
         """Fails the requests that waited for too long."""
+        self.transactions.expire(now_s)
         if self._delayed.is_empty:
             return
         self._delayed.expire(
@@ -251,12 +289,13 @@ class Leader:
             )
         limit, before = self._replica_log.high_watermark, request.before_offset
         if before is None:
-            before = limit
+            before = self._replica_log.last_stable_offset
         if before > limit:
             raise OffsetOutOfRangeError(
                 f"Offset {before} is past the high watermark {limit} of "
                 f"{self.where}: only committed records can be deleted."
             )
+        self.transactions.check_decided(before)
         await self._replica_log.advance_log_start(before)
         self._replica_log.appended.notify()  # Followers hear of it with their next fetch.
         while True:

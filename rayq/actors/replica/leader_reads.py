@@ -1,4 +1,4 @@
-"""What a leader answers to readers: committed records, and where they are.
+"""What a leader answers to readers: committed records, where they are, and what is undecided.
 
 See docs/protocol.md, rule 10.
 """
@@ -16,9 +16,11 @@ from rayq.errors import (
     NotLeaderError,
     OffsetNotAvailableError,
     OffsetOutOfRangeError,
+    UnsupportedVersionError,
 )
 from rayq.storage.batch import read_header
 from rayq.storage.log import Log
+from rayq.storage.open_transactions import OpenTransactions
 from rayq.wire import messages
 from rayq.wire.answer_room import AnswerRoom
 
@@ -54,18 +56,20 @@ class LeaderReads:
         while True:
             async with room.take(bytes_max):
                 limit = self._fetch_limit(request)
+                ends = self._replica_log.high_watermark, self._replica_log.last_stable_offset
                 log = self._replica_log.log
                 if request.offset < limit:
-                    data, next_offset = await self._replica_log.read(
+                    data, next_offset, aborted = await self._replica_log.read_with_aborted(
                         request.offset, limit, bytes_max
                     )
                     self._check()
                     records = next_offset - request.offset
                     self._metrics.sent(data, records, is_at_end=next_offset == limit)
-                    return self._read_answer(log, limit, next_offset), data
+                    return self._read_answer(log, ends, next_offset, aborted), data
             remaining_s = deadline_s - clock.monotonic()
+            # The last stable offset moves only when the high watermark does.
             if remaining_s <= 0 or not await self._replica_log.committed.wait(remaining_s):
-                return self._read_answer(log, limit, request.offset), b""
+                return self._read_answer(log, ends, request.offset, []), b""
 
     def _fetch_limit(self, request: messages.Fetch) -> int:
         """The offset below which the request may read now."""
@@ -100,10 +104,51 @@ class LeaderReads:
                 f"{log.end_offset} (its start is {log.start_offset}): nothing was written there "
                 "yet."
             )
+        return self._limit(request.isolation)
+
+    def _limit(self, isolation: int) -> int:
+        """Where a reader finds nothing more. Raises UnsupportedVersionError."""
+        if isolation == messages.READ_COMMITTED:
+            return self._replica_log.last_stable_offset
+        if isolation == messages.ISOLATION_NONE and self._transactions.is_used:
+            raise UnsupportedVersionError(
+                f"{self._where} has records of transactions, and this client does not know of "
+                "transactions: it would take aborted records for committed ones. Update it."
+            )
         return self._replica_log.high_watermark
 
-    def _read_answer(self, log: Log, limit: int, next_offset: int) -> messages.FetchResponse:
-        return messages.FetchResponse(limit, log.start_offset, log.cleaned_offset, next_offset)
+    @property
+    def _transactions(self) -> OpenTransactions:
+        return self._replica_log.log.producers.transactions
+
+    def _read_answer(
+        self, log: Log, ends: tuple[int, int], next_offset: int, aborted: list[tuple[int, int]]
+    ) -> messages.FetchResponse:
+        high_watermark, last_stable_offset = ends
+        return messages.FetchResponse(
+            high_watermark,
+            log.start_offset,
+            log.cleaned_offset,
+            next_offset,
+            last_stable_offset,
+            aborted,
+        )
+
+    def describe_open_transactions(
+        self, request: messages.DescribeOpenTransactions
+    ) -> messages.DescribeOpenTransactionsResponse:
+        """All of the answer is of one moment. Raises as `describe_producers`."""
+        self.check_serving()
+        log, high_watermark = self._replica_log.log, self._replica_log.high_watermark
+        since = request.since_offset
+        return messages.DescribeOpenTransactionsResponse(
+            high_watermark,
+            self._replica_log.last_stable_offset,
+            [*self._transactions.undecided(high_watermark)],
+            [] if since is None else log.ended_between(since, high_watermark),
+            self._transactions.is_used,
+            self._state.leader_epoch,
+        )
 
     def describe_producers(
         self, request: messages.DescribeProducers
@@ -124,16 +169,16 @@ class LeaderReads:
             )
 
     async def list_offsets(self, request: messages.ListOffsets) -> messages.ListOffsetsResponse:
-        """Raises NotLeaderError, FencedEpochError, UnknownEpochError, OffsetNotAvailableError."""
+        """Raises NotLeaderError, FencedEpochError, UnknownEpochError, OffsetNotAvailableError,
+        UnsupportedVersionError."""
         log = self._replica_log.log
         if request.timestamp_ms == messages.EARLIEST:
             return messages.ListOffsetsResponse(log.start_offset, None)
         self.check_serving()
+        limit = self._limit(request.isolation)
         if request.timestamp_ms == messages.LATEST:
-            return messages.ListOffsetsResponse(self._replica_log.high_watermark, None)
-        found = await self._replica_log.offset_for_time(
-            request.timestamp_ms, self._replica_log.high_watermark
-        )
+            return messages.ListOffsetsResponse(limit, None)
+        found = await self._replica_log.offset_for_time(request.timestamp_ms, limit)
         if found is None:
             return messages.ListOffsetsResponse(None, None)
         return messages.ListOffsetsResponse(*found)
@@ -143,7 +188,7 @@ class LeaderReads:
     ) -> messages.DescribeOffsetResponse:
         """See `messages.DescribeOffset`."""
         self.check_serving()
-        limit = self._replica_log.high_watermark
+        limit = self._replica_log.last_stable_offset
         offset = max(request.offset, self._replica_log.log.start_offset)
         if offset >= limit:
             return messages.DescribeOffsetResponse(None, None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.groups.group_coordinator import GroupCoordinator
@@ -17,8 +18,10 @@ from rayq.actors.replica.compactor import Compactor, cleaner_in_steps
 from rayq.actors.replica.follower import Follower
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.actors.transactions.links import Links
+from rayq.actors.transactions.transaction_coordinator import TransactionCoordinator
 from rayq.config import ClusterConfig
-from rayq.core.topic_changes import OFFSETS_TOPIC
+from rayq.core.topic_changes import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from rayq.environment import Environment
 from rayq.errors import (
     DiskFullError,
@@ -34,6 +37,7 @@ from rayq.wire import messages
 from rayq.wire.pool import ConnectionPool
 
 logger = logging.getLogger(__name__)
+CoordinatorT = TypeVar("CoordinatorT", GroupCoordinator, TransactionCoordinator)
 
 
 class Replica:
@@ -54,12 +58,13 @@ class Replica:
         on_failure: Callable[[], None],
         ask_broker: messages.Ask,
         metadata_version: Callable[[], int],
+        links: Links,
         run_cleaner: RunCleaner | None = None,
     ) -> None:
         """`propose` sends a new in-sync set to the controller; `on_failure()` is called when the
         replica stops for good, with the reason in its status. `ask_broker` asks this node's broker,
-        whose metadata this process knows up to `metadata_version()`. Without `run_cleaner` logs are
-        compacted by threads of this process."""
+        whose metadata this process knows up to `metadata_version()`; `links` asks other leaders.
+        Without `run_cleaner` logs are compacted by threads of this process."""
         self._environment = environment
         self._config = config
         self._pool = pool
@@ -68,6 +73,7 @@ class Replica:
         self._on_failure = on_failure
         self._ask_broker = ask_broker
         self._metadata_version = metadata_version
+        self._links = links
         self.assignment = assignment
         self._replica_log = ReplicaLog(
             environment,
@@ -81,7 +87,7 @@ class Replica:
         )
         self.where = self._replica_log.where
         self._role: Leader | Follower | None = None
-        self._coordinator: GroupCoordinator | None = None
+        self._coordinator: GroupCoordinator | TransactionCoordinator | None = None
         self._look_s = self._retention_s = environment.clock.monotonic()
         self._retention: asyncio.Task[None] | None = None
         self._clock_watch = ClockWatch(environment.clock)
@@ -174,6 +180,7 @@ class Replica:
                     assignment,
                     propose=self._propose,
                     has_lease=self._has_lease,
+                    links=self._links,
                 )
             role.committed(assignment)
             if assignment.topic == OFFSETS_TOPIC and self._coordinator is None:
@@ -183,6 +190,16 @@ class Replica:
                     assignment,
                     ask_broker=self._ask_broker,
                     metadata_version=self._metadata_version(),
+                    clock_watch=self._clock_watch,
+                    links=self._links,
+                )
+            elif assignment.topic == TRANSACTIONS_TOPIC and self._coordinator is None:
+                self._coordinator = TransactionCoordinator(
+                    self._replica_log,
+                    role,
+                    assignment,
+                    ask_broker=self._ask_broker,
+                    links=self._links,
                     clock_watch=self._clock_watch,
                 )
         elif not isinstance(role, Follower) or not role.is_for(assignment):
@@ -227,13 +244,14 @@ class Replica:
             )
         return role
 
-    def coordinator(self, leader_epoch: int) -> GroupCoordinator:
-        """The groups' coordinator, for a request in that epoch. Raises what `leader` raises, and
-        InvalidRequestError for a topic that has none."""
+    def coordinator(self, kind: type[CoordinatorT], leader_epoch: int) -> CoordinatorT:
+        """The coordinator beside the leader, for a request in that epoch. Raises what `leader`
+        raises, and InvalidRequestError for a topic that has none of this kind."""
         self.leader(leader_epoch)
-        if self._coordinator is None:
+        if not isinstance(self._coordinator, kind):
             raise InvalidRequestError(
-                f"{self.where} coordinates no groups: that is for partitions of {OFFSETS_TOPIC}."
+                f"{self.where} coordinates no {kind.subject}: that is for partitions of "
+                f"{kind.topic}."
             )
         return self._coordinator
 
@@ -288,6 +306,7 @@ class Replica:
                 sample("rayq_partition_earliest_offset", log.start_offset, **at),
                 sample("rayq_partition_in_sync_replicas", len(state.isr), **at),
                 sample("rayq_partition_replicas", len(self.assignment.replicas), **at),
+                *self._role.transactions.measure(self._environment.clock.monotonic()),
             ]
         return samples
 
@@ -317,6 +336,7 @@ class Replica:
         self._compactor.tick(now_s)
         if isinstance(role, Leader):
             role.propose_isr()
+            role.transactions.look(now_s)
             self._keep_retention(now_s)
 
     def _keep_retention(self, now_s: float) -> None:

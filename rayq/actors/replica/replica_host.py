@@ -17,8 +17,10 @@ from rayq.actors.hosting import ReplicaHostSpec, RunCleaner
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica
 from rayq.actors.signal import Signal
+from rayq.actors.transactions.links import Links
+from rayq.actors.transactions.transaction_coordinator import TransactionCoordinator
 from rayq.config import ClusterConfig
-from rayq.core.topic_changes import check_not_internal
+from rayq.core.topic_changes import OFFSETS_TOPIC, check_not_internal
 from rayq.environment import Environment
 from rayq.errors import (
     DirectoryInUseError,
@@ -79,6 +81,7 @@ class ReplicaHost:
             role="server", key=secret, cluster_id=meta.cluster_id, broker=spec.broker
         )
         self._pool = ConnectionPool(environment, identity, config, keeps_alive=True)
+        self._links = Links(environment, self._pool, ask_broker=self._ask_broker)
         self._server = Server(environment, identity, self._handle, config)
         self._host = host
         self._replicas: dict[TopicIdPartition, Replica] = {}
@@ -242,6 +245,7 @@ class ReplicaHost:
             run_cleaner=self._run_cleaner,
             ask_broker=self._ask_broker,
             metadata_version=lambda: self._version,
+            links=self._links,
         )
         self._replicas[key] = replica
         self._environment.tasks.spawn(self._open(replica), f"open {replica.where}")
@@ -330,24 +334,56 @@ class ReplicaHost:
                 return self._leader(request).replica_snapshot(request)
             case messages.DescribeProducers():
                 return self._leader(request).reads.describe_producers(request)
+            case messages.DescribeOpenTransactions():
+                if self._holds_groups(request):
+                    return self._groups(request).describe_open_transactions(request)
+                return self._leader(request).reads.describe_open_transactions(request)
+            case messages.WriteMarker():
+                if self._holds_groups(request):
+                    return self._groups(request).write_marker(request)
+                return self._leader(request).transactions.write_marker(request)
+            case messages.SealPartition():
+                return self._leader(request).transactions.seal(request)
+            case messages.AbortUnknownTransaction():
+                if self._holds_groups(request):
+                    return self._groups(request).abort_unknown(request)
+                return self._leader(request).transactions.abort_unknown(request)
             case messages.DescribeReplica():
                 return self._replica(request.topic_id, request.partition).describe()
             case messages.CheckRange():
                 return self._replica(request.topic_id, request.partition).check_range(request)
             case messages.GroupHeartbeat():
-                return self._coordinator(request).heartbeat(peer, request)
+                return self._groups(request).heartbeat(peer, request)
             case messages.CommitOffsets():
-                return self._coordinator(request).commit(request)
+                return self._groups(request).commit(request)
             case messages.FetchCommitted():
-                return self._coordinator(request).fetch_committed(request)
+                return self._groups(request).fetch_committed(request)
             case messages.ListGroups():
-                return self._coordinator(request).list_groups(request)
+                return self._groups(request).list_groups(request)
             case messages.DescribeGroup():
-                return self._coordinator(request).describe(request)
+                return self._groups(request).describe(request)
             case messages.DeleteGroup():
-                return self._coordinator(request).delete(request)
+                return self._groups(request).delete(request)
             case messages.SetGroupOffsets():
-                return self._coordinator(request).set_offsets(request)
+                return self._groups(request).set_offsets(request)
+            case messages.InitProducer():
+                return self._transactions(request).init_producer(request)
+            case messages.EndTransaction():
+                return self._transactions(request).end_transaction(request)
+            case messages.TouchTransaction():
+                return self._transactions(request).touch(request)
+            case messages.SealTransaction():
+                return self._transactions(request).seal(request)
+            case messages.JoinTransaction():
+                return self._transactions(request).join(request)
+            case messages.DescribeOutcome():
+                return self._transactions(request).describe_outcome(request)
+            case messages.ListTransactions():
+                return self._transactions(request).list_transactions(request)
+            case messages.DescribeTransaction():
+                return self._transactions(request).describe(request)
+            case messages.AbortTransaction():
+                return self._transactions(request).abort(request)
             case messages.DescribeMetrics():
                 return messages.DescribeMetricsResponse(self._environment.metrics.collect())
             case messages.StopReplicaHost():
@@ -365,9 +401,18 @@ class ReplicaHost:
         check_not_internal(replica.assignment.topic)
         return replica.leader(request.leader_epoch)
 
-    def _coordinator(self, request: messages.ToCoordinator[Any]) -> GroupCoordinator:
+    def _holds_groups(self, request: messages.ToLeader[Any]) -> bool:
+        """Whether transactions are open in the partition for positions of groups."""
         replica = self._replica(request.topic_id, request.partition)
-        return replica.coordinator(request.leader_epoch)
+        return replica.assignment.topic == OFFSETS_TOPIC
+
+    def _groups(self, request: messages.ToLeader[Any]) -> GroupCoordinator:
+        replica = self._replica(request.topic_id, request.partition)
+        return replica.coordinator(GroupCoordinator, request.leader_epoch)
+
+    def _transactions(self, request: messages.ToCoordinator[Any]) -> TransactionCoordinator:
+        replica = self._replica(request.topic_id, request.partition)
+        return replica.coordinator(TransactionCoordinator, request.leader_epoch)
 
     def _replica(self, topic_id: str, partition: int) -> Replica:
         replica = self._replicas.get((topic_id, partition))

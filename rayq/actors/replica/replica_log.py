@@ -99,6 +99,8 @@ class ReplicaLog:
         self._is_dirty = False
         """Whether there may be something to flush that no flush has begun with."""
         self._flushed = Signal()
+        self._segment_changes = 0
+        """How often segments were replaced or removed."""
         self._checkpoints_wanted = 0
         self._checkpoints_made = 0
         self._checkpoint_from_s = 0.0
@@ -151,6 +153,11 @@ class ReplicaLog:
             why = "" if self.trouble is None else f": {self.trouble}"
             raise NotLeaderError(f"The log of the replica of {self.where} is not open{why}.")
         return self._log
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Below it all is committed, and all transactions are decided. Raises as `log`."""
+        return self.log.stable_offset(self.high_watermark)
 
     def configure(self, options: dict[str, object]) -> None:
         """Takes the topic's changed config."""
@@ -256,6 +263,18 @@ class ReplicaLog:
                 raise told from error
             return await self._salvage(log, offset, limit, bytes_max)
         return result.data, result.next_offset
+
+    async def read_with_aborted(
+        self, offset: int, limit: int, bytes_max: int
+    ) -> tuple[bytes, int, list[tuple[int, int]]]:
+        """As `read`, and `(family, epoch)` of each aborted transaction with batches among what was
+        read. Compaction or retention meanwhile may have taken their keys away, together with
+        batches that were read before: then it is read again."""
+        while True:
+            changes = self._segment_changes
+            data, next_offset = await self.read(offset, limit, bytes_max)
+            if changes == self._segment_changes:
+                return data, next_offset, self.log.aborted_between(offset, next_offset)
 
     async def _salvage(
         self, log: Log, offset: int, limit: int, bytes_max: int
@@ -430,6 +449,7 @@ class ReplicaLog:
             return
         async with self.files_lock:
             log = self.log
+            self._segment_changes += 1
             try:
                 paths = log.advance_start(
                     min(offset, log.end_offset), keeps_segments=self.is_compacted_now
@@ -450,6 +470,7 @@ class ReplicaLog:
             if not self.is_open:
                 return
             log = self.log
+            self._segment_changes += 1
             try:
                 paths = log.advance_start(log.start_offset)
             except StorageError as error:
@@ -492,6 +513,7 @@ class ReplicaLog:
             if self.failure is not None or self._is_closed:
                 return False  # The next start finishes it.
             try:
+                self._segment_changes += 1
                 log.apply_swap(plan, segments)
                 await self._files_step(plan.finish)
             except (OSError, StorageError) as error:

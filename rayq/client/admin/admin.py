@@ -13,7 +13,14 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 from rayq.client.admin.groups import GroupAdmin, Target
 from rayq.client.admin.moves import MoveAdmin, OnProgress
 from rayq.client.admin.topics import check_as_asked, describe_topic, topic_config, until_ready
-from rayq.client.arguments import by_partition, partition_numbers, topic_name, whole_number
+from rayq.client.admin.transactions import TransactionAdmin
+from rayq.client.arguments import (
+    by_partition,
+    partition_numbers,
+    topic_name,
+    topic_names,
+    whole_number,
+)
 from rayq.client.background import BackgroundLoop
 from rayq.client.client import Client, check_partition
 from rayq.client.no_pickle import no_pickle_error
@@ -25,9 +32,12 @@ from rayq.records import (
     ClusterInfo,
     GroupInfo,
     GroupListing,
+    HangingTransaction,
     Reassignment,
     TopicInfo,
     TopicPartition,
+    TransactionInfo,
+    TransactionListing,
 )
 from rayq.wire.messages import (
     MILLISECONDS_MAX,
@@ -234,9 +244,10 @@ class AsyncAdmin:
         timeout_s: float = ADMIN_TIMEOUT_S,
     ) -> dict[TopicPartition, int]:
         """Deletes the records below an offset (None: all that are committed) of each partition, for
-        good. Answers where each log starts now, once no replica that may lead starts below. Raises
-        OffsetOutOfRangeError past what is committed; TimeoutError, which says whether nothing was
-        deleted (too few replicas were in sync), or it may or may not last."""
+        good. Answers where each log starts now, once no replica that may lead starts below. Waits
+        for transactions with records there to end. Raises OffsetOutOfRangeError past what is
+        committed; TimeoutError, which says whether nothing was deleted (too few replicas were in
+        sync, a transaction is open), or it may or may not last."""
         limits = by_partition(before, "the offset that records are deleted before")
         for (topic, partition), offset in limits.items():
             check_partition(await self._client.topic(topic, timeout_s=timeout_s), partition)
@@ -462,6 +473,57 @@ class AsyncAdmin:
         GroupNotEmptyError."""
         await GroupAdmin(self._client, timeout_s).delete_group(group)
 
+    # --- transactions ---------------------------------------------------------------------------
+
+    @takes_timeout
+    async def list_transactions(
+        self, *, idle: bool = False, timeout_s: float = ADMIN_TIMEOUT_S
+    ) -> list[TransactionListing]:
+        """The transactions that are open, or decided while some partitions lack their markers; the
+        oldest first. With `idle`, the transactional ids that have none under way, too."""
+        return await TransactionAdmin(self._client, timeout_s).list_transactions(idle=idle)
+
+    @takes_timeout
+    async def describe_transaction(
+        self, transactional_id: str, *, timeout_s: float = ADMIN_TIMEOUT_S
+    ) -> TransactionInfo:
+        """A transactional id: its transactions that are under way, and which partitions take part
+        in them; those of topics that are deleted are left out. Raises InvalidRequestError for an id
+        that nobody uses."""
+        return await TransactionAdmin(self._client, timeout_s).describe_transaction(
+            transactional_id
+        )
+
+    @takes_timeout
+    async def abort_transaction(
+        self, transactional_id: str, *, timeout_s: float = ADMIN_TIMEOUT_S
+    ) -> None:
+        """Aborts what a transactional id has open; its producer hears TransactionAbortedError.
+        Returns once that is decided, or once the producer has ended it in the same moment. Raises
+        InvalidRequestError where the id is unknown or has nothing open."""
+        await TransactionAdmin(self._client, timeout_s).abort_transaction(transactional_id)
+
+    @takes_timeout
+    async def find_hanging_transactions(
+        self, topics: str | Iterable[str] | None = None, *, timeout_s: float = ADMIN_TIMEOUT_S
+    ) -> list[HangingTransaction]:
+        """Looks in all partitions of these topics (None: of all) for transactions that their
+        coordinators do not know, as after the loss of `__transaction_state`. Asks the leader of
+        each partition; a partition without a leader is an error, as in every call."""
+        return await TransactionAdmin(self._client, timeout_s).find_hanging(
+            None if topics is None else topic_names(topics)
+        )
+
+    @takes_timeout
+    async def abort_hanging_transaction(
+        self, hanging: HangingTransaction, *, timeout_s: float = ADMIN_TIMEOUT_S
+    ) -> None:
+        """Aborts one that `find_hanging_transactions` has found, in its partition only; nothing is
+        done where it is not open any more. If the same transaction was committed, its records in
+        this partition are lost to whoever reads what is committed. Raises InvalidRequestError where
+        its coordinator knows it."""
+        await TransactionAdmin(self._client, timeout_s).abort_hanging(hanging)
+
 
 def _blocking(
     method: Callable[Concatenate[AsyncAdmin, P], Coroutine[Any, Any, T]],
@@ -502,6 +564,11 @@ class Admin:
     describe_group = _blocking(AsyncAdmin.describe_group)
     set_group_offsets = _blocking(AsyncAdmin.set_group_offsets)
     delete_group = _blocking(AsyncAdmin.delete_group)
+    list_transactions = _blocking(AsyncAdmin.list_transactions)
+    describe_transaction = _blocking(AsyncAdmin.describe_transaction)
+    abort_transaction = _blocking(AsyncAdmin.abort_transaction)
+    find_hanging_transactions = _blocking(AsyncAdmin.find_hanging_transactions)
+    abort_hanging_transaction = _blocking(AsyncAdmin.abort_hanging_transaction)
     elect_leaders = _blocking(AsyncAdmin.elect_leaders)
     reassign_partitions = _blocking(AsyncAdmin.reassign_partitions)
     set_replication_factor = _blocking(AsyncAdmin.set_replication_factor)

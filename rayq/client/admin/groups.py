@@ -9,8 +9,8 @@ from typing import Any
 
 from rayq.client.arguments import as_partition, by_partition, shown
 from rayq.client.client import Client, check_partition
-from rayq.client.consuming.coordinator import Coordinator, offsets_partitions
-from rayq.client.consuming.group_consumer import check_group
+from rayq.client.coordinator import GroupCoordinator, offsets_partitions
+from rayq.client.group_positions import check_group
 from rayq.config import ConsumerConfig
 from rayq.core.topic_changes import OFFSETS_TOPIC
 from rayq.errors import (
@@ -30,6 +30,7 @@ from rayq.records import (
 from rayq.wire.messages import (
     EARLIEST,
     LATEST,
+    READ_COMMITTED,
     CommittedOffset,
     DeleteGroup,
     DescribeGroup,
@@ -63,8 +64,8 @@ class GroupAdmin:
     def _left_s(self) -> float:
         return max(self._deadline - self._client.now, 0.001)
 
-    def _coordinator(self, group: str) -> Coordinator:
-        return Coordinator(self._client, check_group(group), ConsumerConfig())
+    def _coordinator(self, group: str) -> GroupCoordinator:
+        return GroupCoordinator(self._client, check_group(group), ConsumerConfig())
 
     async def _check_any_group(self, group: str) -> None:
         """Raises UnknownGroupError where no group was ever used."""
@@ -158,6 +159,7 @@ class GroupAdmin:
                 partition=place.partition,
                 leader_epoch=leader.epoch,
                 timestamp_ms=timestamp_ms,
+                isolation=READ_COMMITTED,
             ),
             timeout_s=timeout_s,
             attempt_timeout_s=ATTEMPT_TIMEOUT_S,

@@ -8,14 +8,16 @@ from typing import Literal
 import msgspec
 
 from rayq.config import MIB
-from rayq.core.topic_changes import DEFAULT_REPLICATION_FACTOR, OFFSETS_TOPIC
+from rayq.core.topic_changes import DEFAULT_REPLICATION_FACTOR, OWN_TOPICS, TRANSACTIONS_TOPIC
 from rayq.records import (
     BrokerInfo,
     ClusterInfo,
     GroupInfo,
+    HangingTransaction,
     PartitionInfo,
     Reassignment,
     TopicInfo,
+    TransactionListing,
 )
 
 Severity = Literal["error", "warning", "notice"]
@@ -52,6 +54,8 @@ def find_problems(
     groups: Iterable[GroupInfo] = (),
     moves: Iterable[Reassignment] = (),
     silent: Collection[int] = (),
+    transactions: Iterable[TransactionListing] = (),
+    hanging: Iterable[HangingTransaction] = (),
 ) -> list[Problem]:
     """Everything that is wrong, the worst first; [] where nothing is. `silent` are the brokers that
     count as live and do not answer."""
@@ -67,6 +71,8 @@ def find_problems(
         *_own_topics_problems(cluster, listed),
         *_group_problems(groups),
         *_move_problems(moves),
+        *_transaction_problems(transactions),
+        *_unknown_transaction_problems(hanging),
     ]
     order: Mapping[Severity, int] = {"error": 0, "warning": 1, "notice": 2}
     return sorted(problems, key=lambda problem: order[problem.severity])
@@ -257,17 +263,23 @@ def _leadership_problems(topics: list[TopicInfo]) -> Iterable[Problem]:
 
 
 def _own_topics_problems(cluster: ClusterInfo, topics: list[TopicInfo]) -> Iterable[Problem]:
-    """Groups that were used before there were enough brokers left their topic with few replicas."""
+    """Groups and transactions that were used before there were enough brokers left their topic with
+    few replicas."""
     takers = sum(not broker.cordoned for broker in cluster.brokers)
     wanted = min(DEFAULT_REPLICATION_FACTOR, takers)
     for topic in topics:
         factor = min((len(_wanted(partition)) for partition in topic.partitions), default=wanted)
-        if topic.name == OFFSETS_TOPIC and factor < wanted:
+        if topic.name in OWN_TOPICS and factor < wanted:
+            lost = (
+                "which transactions are open or committed"
+                if topic.name == TRANSACTIONS_TOPIC
+                else "how far groups have read"
+            )
             yield Problem(
                 "notice",
                 f"{topic.name} has {_count(factor, 'replica', 'replicas')} of each partition, and "
                 f"there are {takers} brokers",
-                "it is from when there were fewer: a lost disk may take how far groups have read",
+                f"it is from when there were fewer: a lost disk may take {lost}",
                 f"rayq topic set-replication-factor {topic.name} -r {wanted}",
             )
 
@@ -292,6 +304,42 @@ def _move_problems(moves: Iterable[Reassignment]) -> Iterable[Problem]:
             _count(len(waiting), "partition is", "partitions are") + f" moving: {_named(names)}",
             f"{names[0]} waits for {waiting[0].waits_for}",
             "rayq cluster reassign --list; to take moves back: rayq cluster reassign --cancel",
+        )
+
+
+def _transaction_problems(transactions: Iterable[TransactionListing]) -> Iterable[Problem]:
+    late = [one for one in transactions if one.is_hanging]
+    if not late:
+        return
+    first = late[0]
+    assert first.age_ms is not None
+    if first.state in ("open", "sealed"):
+        reason, then = "its coordinator has not ended it", "rayq transactions abort"
+    else:
+        reason, then = "a partition does not take its marker", "rayq transactions describe"
+    yield Problem(
+        "warning",
+        _count(len(late), "transaction hangs", "transactions hang")
+        + f": {_named([one.transactional_id for one in late])}",
+        f"{first.transactional_id} is {first.state} since {first.age_ms // 1000:,} s, and its "
+        f"time-out is {first.transaction_timeout_ms // 1000:,} s: {reason}, and readers of what is "
+        "committed wait in its partitions",
+        f"{then} {first.transactional_id}",
+    )
+
+
+def _unknown_transaction_problems(hanging: Iterable[HangingTransaction]) -> Iterable[Problem]:
+    found = list(hanging)
+    if found:
+        place = found[0].topic_partition
+        names = [f"{one.topic_partition.topic}-{one.topic_partition.partition}" for one in found]
+        yield Problem(
+            "error",
+            f"Nobody ends {_count(len(found), 'transaction', 'transactions')} in "
+            f"{_named(list(dict.fromkeys(names)))}",
+            "no coordinator knows of it, as after the loss of __transaction_state: readers of what "
+            f"is committed wait at offset {found[0].first_offset} of {names[0]}",
+            f"rayq transactions find-hanging {place.topic}; docs/operations.md says when to abort",
         )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from rayq.client.client import Client
-from rayq.client.consuming.coordinator import Coordinator, offsets_partitions
+from rayq.client.coordinator import GroupCoordinator, offsets_partitions
 from rayq.config import ConsumerConfig
 from rayq.core.topic_changes import OFFSETS_TOPIC
 from rayq.environment import Address
@@ -18,6 +18,7 @@ from rayq.metrics import CATALOGUE, Sample, merged
 from rayq.records import TopicPartition
 from rayq.wire.messages import (
     LATEST,
+    READ_COMMITTED,
     AnyRequest,
     CommittedOffset,
     DescribeGroup,
@@ -218,7 +219,7 @@ class GroupLag:
         return ask
 
     def _describing(self, group: str) -> Callable[[], Awaitable[DescribeGroupResponse | None]]:
-        coordinator = Coordinator(self._client, group, ConsumerConfig())
+        coordinator = GroupCoordinator(self._client, group, ConsumerConfig())
 
         async def ask() -> DescribeGroupResponse | None:
             try:
@@ -238,7 +239,9 @@ def _list_groups(number: int) -> Callable[[str, int], AnyRequest]:
 
 
 def _latest(place: TopicPartition) -> Callable[[str, int], AnyRequest]:
-    return lambda topic_id, epoch: ListOffsets(topic_id, place.partition, epoch, LATEST)
+    return lambda topic_id, epoch: ListOffsets(
+        topic_id, place.partition, epoch, LATEST, READ_COMMITTED
+    )
 
 
 def _age(place: TopicPartition, offset: int) -> Callable[[str, int], AnyRequest]:

@@ -40,6 +40,7 @@ from rayq.client.consuming.group_consumer import (
     WaitForNews,
 )
 from rayq.client.consuming.until_end import UNTIL_END_TIMEOUT_S, UntilEnd
+from rayq.client.group_positions import GroupPositions
 from rayq.client.no_pickle import no_pickle_error
 from rayq.client.timeouts import takes_timeout
 from rayq.client.waiting import Wakeup
@@ -243,6 +244,17 @@ class AsyncConsumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         commit = asyncio.ensure_future(group.commit(*group.wanted(offsets)))
         await asyncio.sleep(0)  # It is under way, so `close` waits for it.
         return commit
+
+    async def positions_to_send(self, offsets: Offsets | None = None) -> GroupPositions:
+        """As `Consumer.positions_to_send`, of these offsets where they are given."""
+        return (await self._start()).committing_group().positions_to_send(offsets)
+
+    async def mark_positions(self) -> object:
+        return (await self._start()).committing_group().mark()
+
+    async def go_back(self, mark: Any, *, is_aborted: bool) -> None:
+        if not self._core.is_closed:
+            self._core.committing_group().go_back(mark, is_aborted=is_aborted)
 
     async def committed(
         self, partitions: Iterable[TopicPartition]
@@ -570,9 +582,9 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
 
     def seek_to_last(self, count: int, *partitions: TopicPartition) -> None:
         """The next poll begins where the last `count` records of each partition begin; of all
-        partitions when none are given. Records are counted, not offsets, also in a compacted topic,
-        whose offsets have gaps. A partition with fewer records is read from its log start. Raises
-        InvalidRequestError, TimeoutError."""
+        partitions when none are given. Records are counted, not offsets, also where offsets have
+        gaps: in a compacted topic, and among transactions. A partition with fewer records is read
+        from its log start. Raises InvalidRequestError, TimeoutError."""
         with self._use:
             self._run(self._core.seek_to_last(count, partitions))
 
@@ -608,6 +620,28 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
             group = self._core.committing_group()
             return self._background.submit(group.commit(*group.wanted(offsets)))
 
+    def positions_to_send(self, offsets: Offsets | None = None) -> GroupPositions:
+        """For `transaction.send_offsets(consumer)`: the positions that follow the last record that
+        `poll` returned (or that iteration yielded), or these offsets, and whose they are. Raises
+        CommitRefusedError (partitions were given up, and nobody has committed what was read of
+        them), InvalidRequestError (no group, or enable_auto_commit)."""
+        with self._use:
+            return self._core.committing_group().positions_to_send(offsets)
+
+    def mark_positions(self) -> object:
+        """For `producer.transaction(reads=consumer)`: up to where its transactions have committed.
+        Raises InvalidRequestError (no group, or enable_auto_commit)."""
+        with self._use:
+            return self._core.committing_group().mark()
+
+    def go_back(self, mark: Any, *, is_aborted: bool) -> None:
+        """For `producer.transaction(reads=consumer)`: all that is not committed is read again, by
+        what `mark_positions` gave if the transaction `is_aborted`, else by what the group has
+        committed, once that is known."""
+        with self._use:
+            if not self._core.is_closed:
+                self._core.committing_group().go_back(mark, is_aborted=is_aborted)
+
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
         """What the group has committed, whichever member did it: the offset of the next record,
         None where there is no commit. Raises InvalidRequestError without a group."""
@@ -641,7 +675,9 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         return self._run(self._core.beginning_offsets(as_partitions(partitions)))
 
     def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The offset after the last record that may be read (the high watermark) of each."""
+        """The offset after the last record that may be read of each: the high watermark. With
+        isolation_level="read_committed", the default, it is the offset of the first transaction
+        that is not decided, if there is one."""
         return self._run(self._core.end_offsets(as_partitions(partitions)))
 
     def offsets_for_times(

@@ -18,7 +18,7 @@ from rayq.client.client import Client, check_partition
 from rayq.client.consuming.arrow import load_pyarrow, table_of
 from rayq.client.consuming.deserializing import Deserializers
 from rayq.client.consuming.fetcher import Fetcher, tell_skipped
-from rayq.client.consuming.group_consumer import Callbacks, GroupConsumer, check_group, pattern_text
+from rayq.client.consuming.group_consumer import Callbacks, GroupConsumer, pattern_text
 from rayq.client.consuming.last_records import LastRecords, check_count
 from rayq.client.consuming.member_state import Interest
 from rayq.client.consuming.subscription import (
@@ -29,6 +29,7 @@ from rayq.client.consuming.subscription import (
     Stream,
     Subscription,
 )
+from rayq.client.group_positions import check_group
 from rayq.config import MIB, ConsumerConfig, check_group_keys
 from rayq.errors import (
     ClosedError,
@@ -193,10 +194,12 @@ class ConsumerCore:
             logger.info("new partitions: %s", added)
             self.assign([*known, *added], START_OF_NEW_PARTITIONS)
 
-    def restart(self, partition: TopicPartition, start: Start) -> Stream:
+    def restart(
+        self, partition: TopicPartition, start: Start, begin_otherwise: int | None = None
+    ) -> Stream:
         self.give_back()
         topic_id = self.subscription.get(partition).stream.topic_id
-        fresh = Stream(partition, start, topic_id=topic_id)
+        fresh = Stream(partition, start, topic_id=topic_id, begin_otherwise=begin_otherwise)
         self.subscription.restart(partition, fresh)
         self.fetcher.stop_stale()
         self.fetcher.start([fresh])
@@ -344,6 +347,7 @@ class ConsumerCore:
                         break  # the next poll raises it
                     raise
                 if not pieces:
+                    self.fetcher.has_room()  # What was passed over made room.
                     break
                 tables.append(table_of([piece.records for piece in pieces], topics))
                 for piece in pieces:

@@ -28,7 +28,16 @@ from rayq.errors import (
 )
 from rayq.records import TopicPartition
 from rayq.storage.batch import split_batches
-from rayq.wire.messages import EARLIEST, LATEST, CheckRange, CommittedOffset, Fetch, ListOffsets
+from rayq.wire.messages import (
+    EARLIEST,
+    LATEST,
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    CheckRange,
+    CommittedOffset,
+    Fetch,
+    ListOffsets,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +71,8 @@ class Fetcher:
         self._streams: dict[Stream, None] = {}
         """A set with an order."""
         self._closed = False
+        is_committed = config.isolation_level == "read_committed"
+        self.isolation = READ_COMMITTED if is_committed else READ_UNCOMMITTED
         self.committed: Lookup | None = None
         """In a group: looks up where a stream without a start begins."""
         self.is_member: Callable[[], bool] = lambda: False
@@ -239,6 +250,9 @@ class Fetcher:
             if found is not None:
                 stream.offset_known(found.offset, found.last_epoch)
                 return
+            if stream.begin_otherwise is not None:
+                stream.offset_known(stream.begin_otherwise)
+                return
         stream.offset_known(await self._resolve(stream, stream.start))
 
     def _place(self, stream: Stream, topic_id: str) -> tuple[str, str, int]:
@@ -294,6 +308,7 @@ class Fetcher:
                 partition=partition.partition,
                 leader_epoch=leader.epoch,
                 timestamp_ms=timestamp_ms,
+                isolation=self.isolation,
             ),
             timeout_s=timeout_s,
             attempt_timeout_s=self._config.request_timeout_ms / 1000,
@@ -305,6 +320,7 @@ class Fetcher:
     async def _fetch(self, stream: Stream, topic_id: str, leader: LeaderAndEpoch) -> None:
         config = self._config
         assert stream.fetch_offset is not None
+        isolation = self.isolation if stream.without is None else READ_UNCOMMITTED
         request = Fetch(
             topic_id=topic_id,
             partition=stream.partition.partition,
@@ -313,6 +329,7 @@ class Fetcher:
             last_epoch=stream.last_epoch,
             bytes_max=self._bytes_wanted(stream),
             wait_ms=config.fetch_max_wait_ms,
+            isolation=isolation,
         )
         response, payload = await self._client.ask_while_leader(
             *self._place(stream, topic_id),
@@ -327,13 +344,18 @@ class Fetcher:
             await self._check_leader(stream, stream.fetch_offset, error)
             raise
         next_offset = max(response.next_offset, stream.fetch_offset)
+        log_end = response.high_watermark
+        if isolation == READ_COMMITTED and response.last_stable_offset is not None:
+            log_end = response.last_stable_offset
         is_news = bool(batches) or next_offset > stream.fetch_offset
         if is_news:
-            stream.received(Fetched(payload, batches, next_offset), response.high_watermark)
+            hides_aborted = self.isolation == READ_COMMITTED
+            aborted = frozenset(response.aborted if hides_aborted else ())
+            stream.received(Fetched(payload, batches, next_offset, aborted=aborted), log_end)
             self.tell()
         else:
-            is_first = stream.high_watermark is None
-            stream.high_watermark = response.high_watermark
+            is_first = stream.log_end is None
+            stream.log_end = log_end
             stream.trouble = None
             if is_first:  # The position is in the log.
                 self.tell()

@@ -15,19 +15,19 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from rayq.client.arguments import as_partition
 from rayq.client.client import Client, check_partition
-from rayq.client.consuming.coordinator import Coordinator
 from rayq.client.consuming.fetcher import Fetcher
 from rayq.client.consuming.group_member import LEAVE_TIMEOUT_S, GroupMember
 from rayq.client.consuming.group_offsets import (
-    METADATA_CHARACTERS_MAX,
     GroupOffsets,
     Position,
     Positions,
     refusal,
 )
 from rayq.client.consuming.member_state import Interest, Partitions
-from rayq.client.consuming.subscription import Start, Subscription
-from rayq.config import ConsumerConfig, is_unicode
+from rayq.client.consuming.subscription import Start, Stream, Subscription
+from rayq.client.coordinator import GroupCoordinator
+from rayq.client.group_positions import GroupPositions, checked_position
+from rayq.config import ConsumerConfig
 from rayq.core.topic_pattern import check_pattern
 from rayq.errors import InvalidRequestError, RayqError
 from rayq.records import GroupMembership, OffsetAndMetadata, TopicPartition
@@ -39,8 +39,6 @@ Callback = Callable[[set[TopicPartition]], Awaitable[None] | None]
 """A user's function that is called with partitions, inside `poll` or `close`. The async consumer
 awaits what it returns."""
 Offsets = Mapping[TopicPartition, int | OffsetAndMetadata]
-
-GROUP_NAME_MAX = 249
 
 
 class Call(NamedTuple):
@@ -56,6 +54,14 @@ class WaitForNews(NamedTuple):
     """A step: wait until the fetcher has news (`Fetcher.tell`), at most `timeout_s`."""
 
     timeout_s: float
+
+
+class Mark(NamedTuple):
+    """Up to where the transactions of a consumer had committed a partition, or where it began to
+    read. An offset of None: it had not begun."""
+
+    offset: int | None
+    tenure: int
 
 
 Step = Call | WaitForNews | Coroutine[Any, Any, None]
@@ -90,6 +96,9 @@ class Reader(Protocol):
         start: Start = None,
         topic_ids: Mapping[TopicPartition, str] | None = None,
     ) -> object: ...
+    def restart(
+        self, partition: TopicPartition, start: Start, begin_otherwise: int | None = None
+    ) -> object: ...
     def positions(self) -> dict[TopicPartition, tuple[int, int | None]]: ...
 
 
@@ -105,13 +114,17 @@ class GroupConsumer:
         self._reader = reader
         self._client = client
         self._config = config
-        self._coordinator = Coordinator(client, group, config)
+        self._coordinator = GroupCoordinator(client, group, config)
         self._offsets = GroupOffsets(self._coordinator, config)
         reader.fetcher.committed = self._offsets.lookup
         reader.fetcher.is_member = lambda: self.member is not None
         self._commit_due = client.now + config.auto_commit_interval_ms / 1000
         self._is_busy = False
         self._is_in_poll = False
+        self._sent: dict[TopicPartition, tuple[Stream, int]] = {}
+        """The positions that transactions were given last. A seek begins another stream."""
+        self._unsent: dict[TopicPartition, str] = {}
+        """Partitions that were given up, and why no transaction can take their positions."""
 
     # --- who it is ------------------------------------------------------------------------------
 
@@ -284,6 +297,7 @@ class GroupConsumer:
 
     def _forget(self, partitions: Partitions) -> None:
         assigned = self._reader.subscription.assigned
+        self._note_unsent(partitions)
         if any(place in assigned for place in partitions):
             self._reader.assign([place for place in assigned if place not in partitions])
         for place in partitions:
@@ -347,7 +361,7 @@ class GroupConsumer:
         wanted: Positions = {}
         for given, value in offsets.items():
             place = as_partition(given)
-            offset, metadata = _checked(value)
+            offset, metadata = checked_position(value)
             topic_id = ""
             epoch: int | None = None
             if place in assigned:
@@ -399,6 +413,87 @@ class GroupConsumer:
             self._commit_if_possible(wanted, generation), f"auto commit of group {self.group}"
         )
 
+    # --- transactions ---------------------------------------------------------------------------
+
+    def mark(self) -> dict[TopicPartition, Mark]:
+        """Where the consumer goes back to if the transaction that begins now has no effect: behind
+        all that transactions of before have committed, so also before what was polled since then.
+        The one before has committed what it was given, or `go_back` was called."""
+        self._check_commits_nothing()
+        self._unsent.clear()
+        marks = {}
+        for place, assigned in self._reader.subscription.assigned.items():
+            offset = assigned.stream.begin_offset
+            stream, sent = self._sent.get(place, (None, None))
+            if stream is assigned.stream:
+                offset = self._offsets.known[place] = sent
+            marks[place] = Mark(offset, self._tenure(place))
+        return marks
+
+    def go_back(self, mark: Mapping[TopicPartition, Mark], *, is_aborted: bool) -> None:
+        """The transaction that began at `mark` has no effect: what it dealt with is read again. Not
+        `is_aborted`: it is not known whether it has, so reading goes on at what is committed once
+        that is known."""
+        self._unsent.clear()
+        for place, assigned in list(self._reader.subscription.assigned.items()):
+            found = mark.get(place)
+            offset = assigned.stream.begin_offset
+            if found is not None and found.tenure == self._tenure(place):
+                offset = offset if found.offset is None else found.offset
+            self._reader.restart(place, offset if is_aborted else None, offset)
+
+    def positions_to_send(self, offsets: Offsets | None = None) -> GroupPositions:
+        """What a transaction has to commit for all that this consumer has returned, or these
+        offsets, as the member that it is now. Raises CommitRefusedError where another member goes
+        on with some of it already, InvalidRequestError with enable_auto_commit."""
+        self._check_commits_nothing()
+        member = self.member
+        epoch = 0 if member is None else member.state.epoch
+        if member is not None and member.state.grant.generation != self._generation:
+            self._unsent |= dict.fromkeys(member.owned.held, member.state.loss_reason)
+        if self._unsent:
+            unsent, self._unsent = self._unsent, {}
+            raise refusal(unsent)
+        assigned = self._reader.subscription.assigned
+        positions, _ = self.wanted(offsets)
+        wanted = {at: one for at, one in positions.items() if one.topic_id}
+        for place, one in wanted.items():
+            self._sent[place] = (assigned[place].stream, one.offset)
+        return GroupPositions(
+            self.group,
+            "" if member is None else member.member_id,
+            epoch,
+            next(self._offsets.sequences),
+            [
+                (one.topic_id, place.partition, one.offset, one.last_epoch, one.metadata)
+                for place, one in wanted.items()
+            ],
+        )
+
+    def _check_commits_nothing(self) -> None:
+        if self._config.enable_auto_commit:
+            raise InvalidRequestError(
+                "A consumer whose positions are committed by transactions must not commit them by "
+                "itself: make it with enable_auto_commit=False."
+            )
+
+    def _tenure(self, place: TopicPartition) -> int:
+        return self._offsets.tenure(place)
+
+    def _note_unsent(self, partitions: Iterable[TopicPartition]) -> None:
+        """These partitions are about to be given up. A transaction that dealt with records of them
+        must not commit without their positions."""
+        assigned = self._reader.subscription.assigned
+        positions = self._reader.positions()
+        for place in partitions:
+            sent = self._sent.pop(place, None)
+            if place not in positions:
+                continue
+            stream, (offset, _) = assigned[place].stream, positions[place]
+            is_known = offset == self._offsets.known.get(place) or sent == (stream, offset)
+            if stream.consumed_bytes and not is_known:
+                self._unsent[place] = "this member gave it up before its position was sent"
+
     async def committed(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
@@ -418,19 +513,6 @@ class GroupConsumer:
         }
 
 
-def check_group(group: object) -> str:
-    """Raises TypeError, InvalidRequestError."""
-    if not isinstance(group, str):
-        raise TypeError(f"A group is named by a str, not {type(group).__name__}.")
-    if not 0 < len(group) <= GROUP_NAME_MAX:
-        raise InvalidRequestError(
-            f"The name of a group has 1 to {GROUP_NAME_MAX} characters, not {len(group)}."
-        )
-    if not is_unicode(group):
-        raise InvalidRequestError(f"The name of a group is Unicode text, which {group!r} is not.")
-    return group
-
-
 def pattern_text(pattern: str | re.Pattern[str]) -> str:
     """A pattern as the coordinator takes it. Raises TypeError, InvalidRequestError."""
     text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
@@ -443,24 +525,3 @@ def pattern_text(pattern: str | re.Pattern[str]) -> str:
         )
     check_pattern(text)
     return text
-
-
-def _checked(value: int | OffsetAndMetadata) -> OffsetAndMetadata:
-    found = value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
-    if type(found.offset) is not int or not isinstance(found.metadata, str):
-        raise TypeError(
-            "What is committed for a partition is an int (the offset of the next record) or "
-            f"OffsetAndMetadata(offset, metadata), not {value!r}."
-        )
-    if not 0 <= found.offset < 2**62:
-        raise InvalidRequestError(f"Offsets count from 0: {found.offset} is none.")
-    if len(found.metadata) > METADATA_CHARACTERS_MAX:
-        raise InvalidRequestError(
-            f"Commit metadata has up to {METADATA_CHARACTERS_MAX} characters, not "
-            f"{len(found.metadata)}."
-        )
-    if not is_unicode(found.metadata):
-        raise InvalidRequestError(
-            f"Commit metadata is Unicode text, which {found.metadata!r} is not."
-        )
-    return found

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable
 
 from rayq.client.client import Client
-from rayq.client.consuming.coordinator import Coordinator
 from rayq.client.consuming.member_state import (
     PAUSE_S,
     Heartbeat,
@@ -21,6 +20,7 @@ from rayq.client.consuming.member_state import (
     Partitions,
     Polls,
 )
+from rayq.client.coordinator import GroupCoordinator
 from rayq.config import ConsumerConfig
 from rayq.core.topic_changes import OFFSETS_TOPIC
 from rayq.errors import MaxPollIntervalError, RayqError, UnknownServerError
@@ -41,7 +41,7 @@ class GroupMember:
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        coordinator: GroupCoordinator,
         config: ConsumerConfig,
         interest: Interest,
         tell: Callable[[], None],

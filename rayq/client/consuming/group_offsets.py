@@ -8,14 +8,15 @@ overtake each other, and a consumer that commits often sends few requests.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from rayq.client.backoff import Backoff
-from rayq.client.consuming.coordinator import Coordinator
 from rayq.client.consuming.group_member import GroupMember
+from rayq.client.coordinator import GroupCoordinator
 from rayq.config import ConsumerConfig
 from rayq.errors import (
     ClosedError,
@@ -37,7 +38,6 @@ logger = logging.getLogger(__name__)
 
 BACKOFF_MAX_S = 0.5
 """Between two tries of a commit that met a rebalance."""
-METADATA_CHARACTERS_MAX = 4096
 
 
 class Position(NamedTuple):
@@ -72,7 +72,7 @@ class GroupOffsets:
     """Belongs to the loop. `member` is None for a consumer whose partitions are assigned by
     hand."""
 
-    def __init__(self, coordinator: Coordinator, config: ConsumerConfig) -> None:
+    def __init__(self, coordinator: GroupCoordinator, config: ConsumerConfig) -> None:
         self.member: GroupMember | None = None
         self.known: dict[TopicPartition, int | None] = {}
         """What is committed, as far as this consumer has seen. Its thread reads this too."""
@@ -80,7 +80,8 @@ class GroupOffsets:
         self._coordinator = coordinator
         self._client = coordinator.client
         self._config = config
-        self._sequence = 0
+        self.sequences = itertools.count(1)
+        """The numbers of commits, also of those inside transactions."""
         self._waiting: deque[_CommitInFlight] = deque()
         self._sender: asyncio.Task[None] | None = None
         self._lookups: dict[tuple[str, int], asyncio.Future[CommittedOffset | None]] = {}
@@ -172,8 +173,7 @@ class GroupOffsets:
     ) -> dict[TopicPartition, str]:
         """Commits with retries; answers what was refused, and why."""
         client = self._client
-        self._sequence += 1
-        sequence = self._sequence
+        sequence = next(self.sequences)
         timeout_s = self._config.default_api_timeout_ms / 1000
         deadline = client.now + timeout_s
         backoff = Backoff(client.environment, self._config.retry_backoff_ms / 1000, BACKOFF_MAX_S)

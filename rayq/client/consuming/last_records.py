@@ -1,14 +1,16 @@
-"""The last records of a partition, counted as records: compaction leaves gaps between offsets."""
+"""The last records of a partition, counted as records: compaction leaves gaps between offsets, and
+so do transactions."""
 
 from __future__ import annotations
 
 import heapq
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from rayq.client.client import Client
 from rayq.client.consuming.fetcher import Fetcher
+from rayq.client.consuming.subscription import transaction_of
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.config import MIB, ConsumerConfig
 from rayq.errors import (
@@ -19,7 +21,16 @@ from rayq.errors import (
 )
 from rayq.records import Record, TopicPartition
 from rayq.storage.batch import BatchHeader, decode_columns, split_batches
-from rayq.wire.messages import EARLIEST, LATEST, AnyRequest, Fetch, FetchResponse
+from rayq.wire.messages import (
+    EARLIEST,
+    READ_COMMITTED,
+    DescribeOpenTransactions,
+    DescribeOpenTransactionsResponse,
+    Fetch,
+    FetchResponse,
+    Request,
+    ResponseT,
+)
 
 R = TypeVar("R", bound=Record[Any, Any])
 
@@ -56,13 +67,18 @@ class LastRecords:
 
     async def offset(self, place: TopicPartition, count: int) -> int:
         """The offset of the first of the last `count` records, as the log is now; the log start
-        where there are fewer, the end for none. Only what compaction may have been at is read,
-        backwards from the end."""
-        first, end = await self._bound(place, EARLIEST), await self._bound(place, LATEST)
+        where there are fewer, the end for none. Only what may have gaps is read, backwards from the
+        end: what compaction may have been at, and all of a log with transactions, whose markers
+        take offsets."""
+        first, log = await self._log_start(place), await self._describe(place)
+        is_committed = self._fetcher.isolation == READ_COMMITTED
+        end = log.last_stable_offset if is_committed else log.high_watermark
         if count >= end - first:
             return first
-        answer, _ = await self._fetch(place, end - count, 1)
-        stop = max(first, min(end, answer.cleaned_offset))
+        stop = end
+        if not log.is_used:
+            answer, _ = await self._fetch(place, end - count, 1)
+            stop = max(first, min(end, answer.cleaned_offset))
         missing = count - (end - stop)  # From `stop` on every offset has a record.
         if missing <= 0:
             return end - count
@@ -72,7 +88,7 @@ class LastRecords:
             try:
                 found = await self._offsets(place, start, stop, missing)
             except OffsetOutOfRangeError:
-                first = await self._bound(place, EARLIEST)
+                first = await self._log_start(place)
                 if first <= start:
                     raise
                 continue  # Retention deleted them meanwhile.
@@ -89,7 +105,10 @@ class LastRecords:
         found: deque[int] = deque(maxlen=count)
         while start < stop:
             answer, payload = await self._fetch(place, start, SCAN_BYTES)
+            aborted = answer.aborted if self._fetcher.isolation == READ_COMMITTED else ()
             for at, header in split_batches(payload):
+                if transaction_of(header) in aborted:
+                    continue
                 offsets = _offsets_of(payload, at, header)
                 found.extend(offset for offset in offsets if start <= offset < stop)
             if answer.next_offset <= start:
@@ -97,16 +116,29 @@ class LastRecords:
             start = answer.next_offset
         return found
 
-    async def _bound(self, place: TopicPartition, which: int) -> int:
-        offset = await self._fetcher.list_offset(place, which)
-        assert offset is not None, "a log has a beginning and an end"
+    async def _log_start(self, place: TopicPartition) -> int:
+        offset = await self._fetcher.list_offset(place, EARLIEST)
+        assert offset is not None, "a log has a beginning"
         return offset
+
+    async def _describe(self, place: TopicPartition) -> DescribeOpenTransactionsResponse:
+        answer, _ = await self._ask(
+            place,
+            lambda topic_id, leader: DescribeOpenTransactions(
+                topic_id=topic_id,
+                partition=place.partition,
+                leader_epoch=leader.epoch,
+                since_offset=None,
+            ),
+        )
+        return answer
 
     async def _fetch(
         self, place: TopicPartition, offset: int, bytes_max: int
     ) -> tuple[FetchResponse, memoryview]:
-        def build(topic_id: str, leader: LeaderAndEpoch) -> AnyRequest:
-            return Fetch(
+        return await self._ask(
+            place,
+            lambda topic_id, leader: Fetch(
                 topic_id=topic_id,
                 partition=place.partition,
                 leader_epoch=leader.epoch,
@@ -114,8 +146,13 @@ class LastRecords:
                 last_epoch=None,
                 bytes_max=bytes_max,
                 wait_ms=0,
-            )
+                isolation=self._fetcher.isolation,
+            ),
+        )
 
+    async def _ask(
+        self, place: TopicPartition, build: Callable[[str, LeaderAndEpoch], Request[ResponseT]]
+    ) -> tuple[ResponseT, memoryview]:
         config = self._config
         return await self._client.exchange_with_leader(
             *place,

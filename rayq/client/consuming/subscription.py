@@ -33,6 +33,7 @@ from rayq.storage.batch import (
     decode_columns,
     decoded_bytes,
 )
+from rayq.transaction_ids import family_of, is_transactional
 from rayq.wire.messages import EARLIEST
 
 HEADER_BYTES_MIN = 64
@@ -41,6 +42,9 @@ HEADER_BYTES_MIN = 64
 Start = int | None
 """Where reading begins: an offset from 0; EARLIEST or LATEST; None: where the group's last commit
 says, and without a commit or a group where `auto_offset_reset` says."""
+
+Transactions = frozenset[tuple[int, int]]
+"""`(family, epoch)` of each."""
 
 
 class Fetched(NamedTuple):
@@ -52,6 +56,8 @@ class Fetched(NamedTuple):
     """Where reading goes on, also when compaction has emptied all the batches."""
     is_jump: bool = False
     """Reading goes on at `next_offset` even if what was read before ends elsewhere."""
+    aborted: Transactions = frozenset()
+    """Transactions whose batches are passed over."""
 
 
 class Slice(NamedTuple):
@@ -101,6 +107,8 @@ class Stream:
         last_epoch: int | None = None,
         topic_id: str | None = None,
         end: int | None = None,
+        without: Transactions | None = None,
+        begin_otherwise: int | None = None,
     ) -> None:
         self.partition = partition
         self.topic_id = topic_id
@@ -108,15 +116,25 @@ class Stream:
         self.start = start
         self.end = end
         """Nothing is fetched or handed out from this offset on; None: reading never ends."""
+        self.without = without
+        """Transactions whose batches are passed over, whatever becomes of them. With these, reading
+        waits for no transaction: all others are decided below `end`. None: it waits for all that
+        `isolation_level` says."""
+        self.begin_otherwise = begin_otherwise
+        """Where a stream without a `start` begins if its group has committed nothing. None: where
+        `auto_offset_reset` says."""
         self.task: asyncio.Task[None] | None = None
         # Written by the loop.
+        self.begin_offset: int | None = start if start is not None and start >= 0 else None
+        """Where reading began; None until that is known."""
         self.fetch_offset: int | None = None
         """Where the next fetch begins; None until the start is known."""
         self.last_epoch = last_epoch
         """The leader epoch of the last batch fetched."""
         self.fetched: deque[Fetched] = deque()
         self.received_bytes = 0
-        self.high_watermark: int | None = None
+        self.log_end: int | None = None
+        """Where the log ended for this reader, as of the last answer."""
         self.error: RayqError | None = None
         """Why this stream ended; raised once what was fetched before is handed out."""
         self.trouble: RayqError | None = None
@@ -158,12 +176,13 @@ class Stream:
         record before it has the leader epoch `last_epoch`."""
         if last_epoch is not None:
             self.last_epoch = self.consumed_epoch = last_epoch
+        self.begin_offset = offset
         self.fetch_offset = offset
         self.position = offset
 
-    def received(self, fetched: Fetched, high_watermark: int) -> None:
+    def received(self, fetched: Fetched, log_end: int) -> None:
         """Called by the loop with one answer of the leader."""
-        self.high_watermark = high_watermark
+        self.log_end = log_end
         self.trouble = None
         self.fetch_offset = fetched.next_offset
         if fetched.batches:
@@ -229,7 +248,7 @@ class Stream:
         if self.position > end:
             # A position that nobody has read from may be out of range: then it is reset.
             is_reset = bool(self.fetched) and self.fetched[0].is_jump
-            return self.high_watermark is not None and not is_reset
+            return self.log_end is not None and not is_reset
         if self.position == end:
             return True
         upcoming = self.fetched[0].batches[self._batch_index :] if self.fetched else []
@@ -281,7 +300,8 @@ class Stream:
             wanted = self._decoded[-1].next_offset if self._decoded else self.position
             assert wanted is not None, "records come after the start is known"
             is_past_end = self.end is not None and header.base_offset >= self.end
-            if header.next_offset > wanted and not header.is_control and not is_past_end:
+            is_shown = not is_past_end and self._is_shown(header, fetched.aborted)
+            if header.next_offset > wanted and is_shown:
                 size_bytes = self._size_of(fetched, at, header, bytes_max)
                 try:
                     columns = decode_columns(fetched.payload, at, header, check_crc)
@@ -313,6 +333,16 @@ class Stream:
             self._batch_index += 1
             self._skip_to(header.next_offset, header.leader_epoch)
         return False
+
+    def _is_shown(self, header: BatchHeader, aborted: Transactions) -> bool:
+        """Whether users may see the records of a batch. The bit of a transaction tells nothing:
+        compaction clears it once the transaction is committed."""
+        if header.is_control:
+            return False
+        if not aborted and not self.without:
+            return True
+        transaction = transaction_of(header)
+        return transaction not in aborted and transaction not in (self.without or ())
 
     def _size_of(self, fetched: Fetched, at: int, header: BatchHeader, bytes_max: int) -> int:
         """The size of a batch before compression. Raises RecordTooLargeError. A size that no batch
@@ -391,6 +421,13 @@ class Stream:
         assert self.position is not None
         self._decoded.appendleft(_Decoded(columns, 0, self.position, self.consumed_epoch))
         self.position = columns.offsets[0]
+
+
+def transaction_of(header: BatchHeader) -> tuple[int, int] | None:
+    """`(family, epoch)`, None for a batch of no transaction."""
+    if header.producer_id is None or not is_transactional(header.producer_id):
+        return None
+    return family_of(header.producer_id), header.producer_epoch
 
 
 def _below(columns: Columns, end: int) -> Columns:

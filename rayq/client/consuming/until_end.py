@@ -90,8 +90,8 @@ class UntilEnd:
             reason = ""
             if stream.trouble is not None:
                 reason = f" ({stream.trouble})"
-            elif stream.high_watermark is not None and stream.high_watermark < end:
-                reason = f" (its log ends at {stream.high_watermark} now)"
+            elif stream.log_end is not None and stream.log_end < end:
+                reason = f" (its log ends at {stream.log_end} now)"
             at = "no position yet" if stream.position is None else f"{stream.position}"
             told.append(f"{place.topic}-{place.partition} is at {at}, and its end at {end}{reason}")
         more = f"; and {len(told) - SHOWN_MAX} more" if len(told) > SHOWN_MAX else ""

@@ -14,6 +14,7 @@ answers None, open batches become due at once, and each waiter is called when th
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +25,7 @@ from typing import cast
 
 from rayq.client.producing.futures import DeliveryFuture, Outcome, Part
 from rayq.config import KIB, ProducerConfig
-from rayq.errors import ClosedError
+from rayq.errors import ClosedError, RayqError
 from rayq.records import Headers
 
 RECORD_OVERHEAD_BYTES = 24
@@ -149,6 +150,8 @@ class Accumulator:
         self._room_waiters: deque[tuple[int, Callable[[], None]]] = deque()
         self._incomplete: dict[ProducerBatch, None] = {}
         self._closed = False
+        self._refusal: RayqError | None = None
+        """Why no record is accepted now."""
         self.is_flushing = 0
         """How many `flush` calls wait: while any does, open batches are due at once."""
 
@@ -165,8 +168,29 @@ class Accumulator:
         """Refuses records from here on. Wakes the threads that wait for room, so that they see
         it."""
         self._closed = True
+        self._refusal = ClosedError(
+            "The producer is closed: make a new one with cluster.producer()."
+        )
+        self._wake_all()
+
+    def refuse(self, error: RayqError | None) -> None:
+        """Records are refused with `error` from here on, apart from those that still fit into an
+        open batch; None: they are accepted. Once closed, it is too late for either."""
+        if self._closed:
+            return
+        self._refusal = error
+        if error is not None:
+            self._wake_all()
+
+    def _wake_all(self) -> None:
         for _, waiter in list(self._room_waiters):
             waiter()
+
+    def check_accepts(self) -> None:
+        """Raises the error that records are refused with."""
+        refusal = self._refusal
+        if refusal is not None:
+            raise copy.copy(refusal) from refusal.__cause__
 
     # --- user threads ---------------------------------------------------------------------------
 
@@ -180,7 +204,8 @@ class Accumulator:
         size_bytes: int,
     ) -> DeliveryFuture | None:
         """Adds one record and returns its future, or None where there is no room. `size_bytes` is
-        the record's size with RECORD_OVERHEAD_BYTES. Raises ClosedError."""
+        the record's size with RECORD_OVERHEAD_BYTES. Raises the error that records are refused
+        with."""
         row = (value, key, headers, timestamp_ms)
         while True:
             with self._lock:
@@ -211,7 +236,8 @@ class Accumulator:
     ) -> int:
         """Adds `values[start:]` (with `ends` from `running_sizes`) to one partition, until all are
         in, there is no room, or, with `one_batch`, a batch is full. Returns the index of the first
-        value that is not in, and appends to `parts` where the others went. Raises ClosedError."""
+        value that is not in, and appends to `parts` where the others went. Raises the error
+        that records are refused with."""
         total = len(values)
         while start < total:
             batch = queue.open
@@ -269,7 +295,7 @@ class Accumulator:
         """Calls `waiter` when there should be room for a record of `size_bytes`, perhaps more than
         once."""
         self._room_waiters.append((size_bytes, waiter))
-        if self._closed or self._has_room(size_bytes):
+        if self._refusal is not None or self._has_room(size_bytes):
             self.stop_waiting(size_bytes, waiter)
             waiter()
             return
@@ -283,6 +309,13 @@ class Accumulator:
             self._room_waiters.remove((size_bytes, waiter))
         except ValueError:
             pass  # it was woken already
+
+    def shut(self, error: RayqError) -> None:
+        """As `refuse`, by a user's thread: when it returns, nothing more is accepted, whatever
+        other threads are about to do."""
+        with self._lock:
+            self._refusal = self._refusal or error
+        self.close_open_batches()
 
     def close_open_batches(self) -> None:
         """Called before a thread waits for all that was sent: the sender then needs no lock to take
@@ -307,7 +340,7 @@ class Accumulator:
     ) -> bool:
         """Makes room for `size_bytes` at least, and `wanted_bytes` where they fit: in the open
         batch, which is `full`, or in a new one, unless another thread did. Returns False where
-        there is none. Raises ClosedError."""
+        there is none. Raises the error that records are refused with."""
         if full is not None and self._grow(queue, full, size_bytes, wanted_bytes):
             return True
         self._close_open(queue, full)
@@ -316,17 +349,17 @@ class Accumulator:
         batch = ProducerBatch(queue, reserve_bytes, self._now(), self._loop_thread)
         limit_bytes = self._config.buffer_memory
         with self._lock:
-            is_closed = self._closed
+            is_refused = self._refusal is not None
             has_room = True
-            if not is_closed and queue.open is None:
+            if not is_refused and queue.open is None:
                 used_bytes = self._reserved_bytes - self._released_bytes
                 has_room = used_bytes == 0 or used_bytes + reserve_bytes <= limit_bytes
                 if has_room:
                     self._reserved_bytes += reserve_bytes
                     self._incomplete[batch] = None
                     queue.open = batch
-        if is_closed:
-            raise ClosedError("The producer is closed: make a new one with cluster.producer().")
+        if is_refused:
+            self.check_accepts()
         if not has_room:
             self._on_work(queue)
         return has_room

@@ -12,6 +12,8 @@ What a `Flight` guarantees:
   the batches that were sent before resolve under their old numbers, and goes on under the next
   producer epoch from sequence 0 (docs/protocol.md, rule 19). Epochs are per partition: only the
   partition's leader compares them, and no other producer has the producer id.
+- In a transaction the numbers come from outside, by `begin`, and stay: what fails for good makes
+  the transaction fail, and nothing new is sent before the next one.
 
 Errors decide by their flags: may the batch be written (`not_written`, `outcome_unknown`), may it be
 sent again (`retriable`), is the metadata out of date (`stale_metadata`), does the producer have to
@@ -33,6 +35,8 @@ from rayq.errors import (
     OutcomeUnknownError,
     ProducerFencedError,
     RayqError,
+    TransactionAbortedError,
+    TransactionEndedError,
 )
 from rayq.storage.batch import SEQUENCE_COUNT
 from rayq.storage.producer_state import BATCHES_REMEMBERED
@@ -134,9 +138,18 @@ class Flight:
         self._attempts = 0
         self._backoff = backoff
         self._is_idempotent = config.idempotent
+        self._is_transactional = config.transactional_id is not None
         self._in_flight_max = config.max_in_flight_requests_per_connection
         self._linger_s = config.linger_ms / 1000
         self._delivery_timeout_s = config.delivery_timeout_ms / 1000
+
+    def begin(self, producer_id: int, producer_epoch: int) -> None:
+        """A transaction begins: its batches carry this id and epoch, and count from 0."""
+        assert not self.in_flight and not self.waiting, "the one before has ended"
+        self.producer_id = producer_id
+        self.producer_epoch = producer_epoch
+        self.next_sequence = 0
+        self.needs_new_epoch = False
 
     # --- what is next ---------------------------------------------------------------------------
 
@@ -155,7 +168,7 @@ class Flight:
         if not self.waiting and opened_at is None:
             return None
         if self._is_idempotent:
-            if self.needs_new_epoch:
+            if self.needs_new_epoch and not self._is_transactional:
                 self._start_new_epoch()
             if self.producer_id is None:
                 return TakeProducerId(self._spent_producer_id)
@@ -254,7 +267,7 @@ class Flight:
                 return []
             # What the leader lacks was acknowledged once, or has failed for good.
             self.needs_new_epoch = True
-            goes_again = not shipment.in_doubt
+            goes_again = not (shipment.in_doubt or self._is_transactional)
         elif error.outcome_unknown or (goes_again and not error.not_written):
             shipment.in_doubt = True
         if goes_again:
@@ -325,7 +338,11 @@ class Flight:
         shipment.attempt = None
         if shipment.numbers is not None:
             self.needs_new_epoch = True
-        return Fail(shipment.batch, _unknown(self.name, error) if shipment.in_doubt else error)
+        if self._is_transactional:
+            error = _in_transaction(self.name, error, shipment.in_doubt)
+        elif shipment.in_doubt:
+            error = _unknown(self.name, error)
+        return Fail(shipment.batch, error)
 
     def timeout_error(self) -> DeliveryTimeoutError:
         """The error of a batch whose deadline has passed."""
@@ -341,3 +358,20 @@ def _unknown(name: str, error: RayqError) -> OutcomeUnknownError:
         f"A batch was sent to {name} and may or may not be written: no answer said. {error} "
         "Read the end of the partition before you send it again."
     )
+
+
+def _in_transaction(name: str, error: RayqError, in_doubt: bool) -> RayqError:
+    """The error of a batch whose transaction is aborted for it, unless it was before."""
+    if isinstance(error, TransactionAbortedError):
+        return error
+    if in_doubt:
+        return TransactionAbortedError(
+            f"A batch was sent to {name}, and no answer said whether it is written, so its "
+            f"transaction cannot be committed. {error}"
+        )
+    if isinstance(error, TransactionEndedError):
+        return TransactionAbortedError(
+            f"The transaction had ended when a batch was sent to {name}: it was open for longer "
+            f"than transaction_timeout_ms, or another producer has the transactional_id. {error}"
+        )
+    return error

@@ -9,7 +9,7 @@ import asyncio
 import builtins
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self
+from typing import Any, Generic, Self
 
 from rayq.client.background import BackgroundLoop
 from rayq.client.client import Client
@@ -25,22 +25,20 @@ from rayq.client.producing.futures import (
 from rayq.client.producing.intake import value_bytes
 from rayq.client.producing.producer_core import ProducerCore, buffer_full_error, no_result_error
 from rayq.client.producing.serializing import Serializers
+from rayq.client.producing.transaction import (
+    AsyncReading,
+    AsyncTransaction,
+    KeyT_contra,
+    Reading,
+    Transaction,
+    ValueT_contra,
+    none_begun_error,
+)
 from rayq.client.timeouts import takes_timeout
 from rayq.client.waiting import Wakeup
 from rayq.config import ProducerConfig
 from rayq.errors import BufferFullError
 from rayq.records import OfValueAndKey, RecordMetadata
-
-if TYPE_CHECKING:  # Only Python 3.13 has defaults for type variables; type checkers know them.
-    from typing_extensions import TypeVar
-
-    ValueT_contra = TypeVar("ValueT_contra", default=bytes, contravariant=True)
-    KeyT_contra = TypeVar("KeyT_contra", default=bytes, contravariant=True)
-else:
-    from typing import TypeVar
-
-    ValueT_contra = TypeVar("ValueT_contra", contravariant=True)
-    KeyT_contra = TypeVar("KeyT_contra", contravariant=True)
 
 
 class AsyncProducer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
@@ -63,6 +61,7 @@ class AsyncProducer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         self.client = client
         self.core = ProducerCore(client, config, on_close)
         self._serializers = Serializers.of(config)
+        self._begun: AsyncTransaction[ValueT_contra, KeyT_contra] | None = None
 
     def __repr__(self) -> str:
         return f"<AsyncProducer {self.core.describe()}>"
@@ -170,6 +169,7 @@ class AsyncProducer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         self, topic: str, size_bytes: int, deadline: float, timeout_s: float | None = None
     ) -> None:
         core = self.core
+        core.accumulator.check_accepts()
         left_s = max(deadline - core.client.now, 0.001)
         if topic not in core.intake.topics:
             await core.load_topic(topic, timeout_s=left_s)
@@ -193,6 +193,41 @@ class AsyncProducer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
             raise buffer_full_error(self.config, timeout_s) from None
         finally:
             core.accumulator.stop_waiting(size_bytes, wake)
+
+    # --- transactions ---------------------------------------------------------------------------
+
+    def transaction(
+        self, *, name: str | None = None, reads: AsyncReading | None = None
+    ) -> AsyncTransaction[ValueT_contra, KeyT_contra]:
+        """As `Producer.transaction`, for `async with`."""
+        return AsyncTransaction(
+            self.core, self.send, self.send_many, self._note_begun, name, reads
+        )
+
+    def _note_begun(self, begun: AsyncTransaction[ValueT_contra, KeyT_contra]) -> None:
+        self._begun = begun
+
+    async def begin_transaction(
+        self, *, name: str | None = None, reads: AsyncReading | None = None
+    ) -> AsyncTransaction[ValueT_contra, KeyT_contra]:
+        """As `Producer.begin_transaction`."""
+        begun = self.transaction(name=name, reads=reads)
+        await begun.begin()
+        return begun
+
+    async def commit_transaction(self) -> None:
+        """As `Producer.commit_transaction`."""
+        if self._begun is None:
+            raise none_begun_error()
+        await self._begun.commit()
+
+    async def abort_transaction(self) -> None:
+        """As `Producer.abort_transaction`."""
+        if self._begun is None:
+            raise none_begun_error()
+        await self._begun.abort()
+
+    # --- the end --------------------------------------------------------------------------------
 
     @takes_timeout
     async def flush(self, timeout_s: float | None = None) -> None:
@@ -237,6 +272,7 @@ class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         self._background = background
         self._offer = core.intake.offer
         self._serializers = Serializers.of(core.config)
+        self._begun: Transaction[ValueT_contra, KeyT_contra] | None = None
         background.on_fork(self._forked)
 
     def __repr__(self) -> str:
@@ -367,6 +403,7 @@ class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
     ) -> None:
         core = self._core
         core.check_open()
+        core.accumulator.check_accepts()
         if self._background.is_current_thread:
             raise BufferFullError(
                 "send() would have to wait (the buffer is full, or the topic is not known yet), "
@@ -386,6 +423,71 @@ class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         finally:
             core.accumulator.stop_waiting(size_bytes, room.set)
 
+    # --- transactions ---------------------------------------------------------------------------
+
+    def transaction(
+        self, *, name: str | None = None, reads: Reading | None = None
+    ) -> Transaction[ValueT_contra, KeyT_contra]:
+        """A transaction, for a `with` block: what is sent within becomes visible together at the
+        end of the block, or not at all::
+
+            with producer.transaction() as tx:
+                tx.send("orders", b"one")
+                tx.send("payments", b"two")
+
+        A transaction with a `name` (1 to 256 characters) commits once: the cluster keeps the name
+        that the transactional id committed last, and a second try with it raises
+        AlreadyCommittedError. `reads` is a consumer of a group, without `enable_auto_commit`: its
+        positions are committed with the records, and when the transaction is aborted it goes back
+        behind what is committed, and reads the rest again: so poll just before the block, or in
+        it. See `Transaction` for what the end of the block raises.
+
+        The begin of the block raises as `begin_transaction` does; InvalidRequestError (no
+        transactional_id, a bad name)."""
+        return Transaction(
+            self._core,
+            self._background,
+            self.send,
+            self.send_many,
+            self._note_begun,
+            name,
+            reads,
+        )
+
+    def _note_begun(self, begun: Transaction[ValueT_contra, KeyT_contra]) -> None:
+        self._begun = begun
+
+    def begin_transaction(
+        self, *, name: str | None = None, reads: Reading | None = None
+    ) -> Transaction[ValueT_contra, KeyT_contra]:
+        """Begins a transaction that `commit_transaction` or `abort_transaction` ends; a `with`
+        block of `transaction` is safer. Finds out first what became of the one before, where that
+        is not known.
+
+        Raises InvalidRequestError (one is open already), ProducerFencedError (another producer has
+        the transactional id), AlreadyCommittedError, TransactionLimitError, TimeoutError after
+        `max_block_ms`."""
+        begun = self.transaction(name=name, reads=reads)
+        begun.begin()
+        return begun
+
+    def commit_transaction(self) -> None:
+        """Commits the open transaction. Raises as the end of a `Transaction` block does, and
+        InvalidRequestError where none is open."""
+        if self._begun is None:
+            raise none_begun_error()
+        self._begun.commit()
+
+    def abort_transaction(self) -> None:
+        """Aborts the open transaction: nobody who reads what is committed sees it. Raises
+        ProducerFencedError, InvalidRequestError where none is open, TimeoutError after
+        `max_block_ms`: then it ends by `transaction_timeout_ms`, or before the next one begins."""
+        if self._begun is None:
+            raise none_begun_error()
+        self._begun.abort()
+
+    # --- the end --------------------------------------------------------------------------------
+
     @takes_timeout
     def flush(self, timeout_s: float | None = None) -> None:
         """Waits until everything accepted before is delivered. Raises DeliveryError if anything
@@ -397,8 +499,8 @@ class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
 
     @takes_timeout
     def close(self, timeout_s: float | None = None) -> None:
-        """Flushes, then closes; idempotent. What is not delivered after `timeout_s` seconds (None:
-        `delivery_timeout_ms` decides) fails. Raises as `flush` does."""
+        """Aborts an open transaction, flushes, then closes; idempotent. What is not delivered after
+        `timeout_s` seconds (None: `delivery_timeout_ms` decides) fails. Raises as `flush` does."""
         if not self._core.is_closed:
             self._background.check_callable()
             self._core.accumulator.close_open_batches()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -17,8 +18,11 @@ from rayq.client.producing.accumulator import Accumulator, PartitionQueue, Produ
 from rayq.client.producing.futures import ManyDeliveryFuture, Part
 from rayq.client.producing.intake import Intake, TopicQueues
 from rayq.client.producing.sender import Sender
+from rayq.client.producing.transaction_core import TransactionCore
 from rayq.config import ProducerConfig
 from rayq.errors import BufferFullError, ClosedError, DeliveryError, RayqError, TimeoutError
+
+logger = logging.getLogger(__name__)
 
 
 class ProducerCore:
@@ -41,6 +45,12 @@ class ProducerCore:
         self.accumulator = Accumulator(config, clock.monotonic, self._announce)
         self.intake = Intake(config, self.accumulator, clock.wall_ms, client.environment.random)
         self._sender = Sender(client, config, self.accumulator, self._failed)
+        self.transactions: TransactionCore | None = None
+        """None without a transactional id."""
+        if config.transactional_id is not None:
+            self.transactions = TransactionCore(
+                client, config, self.accumulator, self._sender, self._drain
+            )
         client.metadata.add_listener(self._metadata_changed)
 
     # --- any thread -----------------------------------------------------------------------------
@@ -76,6 +86,10 @@ class ProducerCore:
     def unsent_count(self) -> int:
         """How many records have no outcome yet."""
         return sum(batch.count for batch in self.accumulator.incomplete())
+
+    @property
+    def has_open_transaction(self) -> bool:
+        return self.transactions is not None and self.transactions.state.phase == "open"
 
     def _announce(self, queue: PartitionQueue) -> None:
         """Passes a queue to the sender, on its loop."""
@@ -127,6 +141,8 @@ class ProducerCore:
         self._undelivered += batch.count
         if self._first_error is None:
             self._first_error = error
+        if self.transactions is not None:
+            self.transactions.failed(error)
 
     def _metadata_changed(self) -> None:
         topics = self.intake.topics
@@ -173,16 +189,44 @@ class ProducerCore:
                 f"first failed with {type(error).__name__}: {error}"
             ) from error
 
+    async def _drain(self) -> None:
+        """Waits until all of a transaction has an outcome. Its end tells of failures."""
+        self.accumulator.is_flushing += 1
+        try:
+            while batches := self.accumulator.incomplete():
+                self._work_on_all()
+                await _settled(ManyDeliveryFuture([Part(batch, 0, 0) for batch in batches]))
+        finally:
+            self.accumulator.is_flushing -= 1
+        self._undelivered, self._first_error = 0, None
+
     async def close(self, timeout_s: float | None = None) -> None:
-        """Flushes, then ends. Raises as `flush` does."""
+        """Aborts an open transaction, flushes, then ends. Raises as `flush` does."""
         if self.is_closed:
             return
         self.is_closed = True
         self.accumulator.close()
+        deadline = None if timeout_s is None else self.client.now + timeout_s
         try:
-            await self.flush(timeout_s)
+            if self.transactions is not None:
+                await self._close_transactions(self.transactions, timeout_s)
+            await self.flush(None if deadline is None else max(deadline - self.client.now, 0.0))
         finally:
             self._release()
+
+    async def _close_transactions(
+        self, transactions: TransactionCore, timeout_s: float | None
+    ) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await transactions.close()
+        except (RayqError, builtins.TimeoutError) as error:
+            logger.warning(
+                "the open transaction of %r could not be aborted; it ends by "
+                "transaction_timeout_ms: %s",
+                self.config.transactional_id,
+                str(error) or f"no answer within {timeout_s:g} s",
+            )
 
     async def leave(self, timeout_s: float | None) -> None:
         """As `close`, for a producer that its user dropped."""

@@ -102,6 +102,12 @@ class Sender:
         self._on_failure = on_failure
         self._channels: dict[PartitionQueue, _Channel] = {}
         self._producer_id: int | None = None
+        self._transaction: tuple[int, int] | None = None
+        """Producer id and epoch of the open transaction, or of the last one."""
+        self._failure: RayqError | None = None
+        """Why nothing more of it is sent."""
+        self.has_numbered = False
+        """Whether a batch of it was numbered, and so perhaps written."""
         self._allocation: asyncio.Task[None] | None = None
         self._ticker: asyncio.TimerHandle | None = None
         self._closed = False
@@ -128,6 +134,22 @@ class Sender:
         # What was not even announced yet.
         self._fail([Fail(batch, error) for batch in self._accumulator.incomplete()])
 
+    def begin(self, producer_id: int, producer_epoch: int) -> None:
+        """A transaction begins: all that is taken from here on goes under these numbers. Whatever
+        was sent before has its outcome."""
+        self._transaction = (producer_id, producer_epoch)
+        self._failure = None
+        self.has_numbered = False
+        for channel in self._channels.values():
+            channel.flight.begin(producer_id, producer_epoch)
+
+    def fail(self, error: RayqError) -> None:
+        """What was accepted and not delivered fails, sent or not, until the next `begin`."""
+        self._failure = error
+        batches = self._accumulator.incomplete()
+        for queue in dict.fromkeys(batch.queue for batch in batches):
+            self._fail_all(self._channel(queue), error)
+
     def work(self, queues: list[PartitionQueue]) -> None:
         """These queues have new batches, or batches that became due."""
         for queue in queues:
@@ -140,6 +162,8 @@ class Sender:
                 self._client.environment, self._config.retry_backoff_ms / 1000, RETRY_BACKOFF_MAX_S
             )
             flight = Flight(f"{queue.topic}-{queue.partition}", self._config, backoff)
+            if self._transaction is not None:
+                flight.begin(*self._transaction)
             channel = self._channels[queue] = _Channel(queue, flight)
         return channel
 
@@ -148,6 +172,9 @@ class Sender:
     def _pump(self, channel: _Channel) -> None:
         """Sends whatever of the partition may be sent now. After a bug of rayq in here everything
         that waits fails, instead of waiting for ever."""
+        if self._failure is not None:
+            self._fail_all(channel, self._failure)
+            return
         try:
             self._send_due(channel)
         except Exception as error:
@@ -296,6 +323,7 @@ class Sender:
                 producer_epoch=0 if numbers is None else numbers.producer_epoch,
                 base_sequence=None if numbers is None else numbers.base_sequence,
                 append_time=channel.queue.append_time,
+                is_transactional=self._transaction is not None,
             )
         except Exception as error:
             if not isinstance(error, RayqError):
@@ -307,6 +335,9 @@ class Sender:
             self._carry_out(channel, [flight.give_up(shipment, error)])
             return False
         flight.packed(shipment, payload, numbers)
+        self.has_numbered = True
+        if self._transaction is not None:
+            return True
         if numbers is not None and numbers.base_sequence == 0 and numbers.producer_epoch > 0:
             logger.info("%s goes on under producer %s epoch %d", flight.name, *numbers[:2])
         return True

@@ -19,6 +19,7 @@ from rayq.storage.batch.header import (
     HEADER_BYTES,
     LZ4,
     NULL_KEYS,
+    TRANSACTIONAL,
     BatchHeader,
     assemble,
     check_attributes,
@@ -75,19 +76,20 @@ def encode_batch(
     producer_epoch: int = 0,
     base_sequence: int | None = None,
     append_time: bool = False,
+    is_transactional: bool = False,
 ) -> bytearray:
     """One batch of at least one record, with offsets from 0. The leader stamps it.
 
     The caller has checked that keys and values are bytes or None, header names str, timestamps not
     negative. `timestamps_ms` is one time for all records, or one time for each record.
-    `append_time` makes readers see the leader's append time instead. Raises `RecordTooLargeError`
-    above 64 MiB.
+    `append_time` makes readers see the leader's append time instead. `is_transactional` goes with
+    the producer ids of transactions. Raises `RecordTooLargeError` above 64 MiB.
     """
     count = len(values)
     assert count > 0
     assert keys is None or len(keys) == count
     assert headers is None or len(headers) == count
-    attributes = APPEND_TIME if append_time else 0
+    attributes = (APPEND_TIME if append_time else 0) | (TRANSACTIONAL if is_transactional else 0)
     # `all` runs at the speed of C. Only an empty or a missing key needs a closer look.
     if keys is None or (not all(keys) and any(key is None for key in keys)):
         attributes |= NULL_KEYS
@@ -147,6 +149,11 @@ def keep_records(header: BatchHeader, columns: Columns, kept: Sequence[int]) -> 
         max_timestamp_ms=newest,
     )
     return assemble(header, body)
+
+
+def without_records(header: BatchHeader) -> bytearray:
+    """The batch without any of its records, as `keep_records` leaves it."""
+    return keep_records(header, Columns(range(0), [], None, [], None), [])
 
 
 def _time_column(

@@ -10,6 +10,7 @@ import msgspec
 
 from rayq.environment import Buffer
 from rayq.errors import CorruptBatchError, InvalidRecordError, UnsupportedFormatError
+from rayq.transaction_ids import is_transactional
 
 _HEADER = struct.Struct("<QIIBqIIHIIqqqHi")
 _STAMP = struct.Struct("<QIIBq")
@@ -33,11 +34,12 @@ SEQUENCE_COUNT = 2**31
 COMPRESSION_MASK = 0b111
 LZ4 = 1
 APPEND_TIME = 1 << 3
-_TRANSACTIONAL = 1 << 4
-_CONTROL = 1 << 5
+TRANSACTIONAL = 1 << 4
+CONTROL = 1 << 5
 NULL_KEYS = 1 << 6
-KNOWN_ATTRIBUTES = LZ4 | APPEND_TIME | _TRANSACTIONAL | _CONTROL | NULL_KEYS
-_SERVER_ATTRIBUTES = _TRANSACTIONAL | _CONTROL
+ABORT = 1 << 7
+KNOWN_ATTRIBUTES = LZ4 | APPEND_TIME | TRANSACTIONAL | CONTROL | NULL_KEYS | ABORT
+_SERVER_ATTRIBUTES = CONTROL | ABORT
 """Producers must not set these: readers pass over control batches."""
 
 
@@ -87,8 +89,20 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
         return self.attributes & APPEND_TIME != 0
 
     @property
+    def is_transactional(self) -> bool:
+        """Whether the batch is part of a transaction, or its marker. Compaction clears the
+        attribute of records whose transaction has committed."""
+        return self.attributes & TRANSACTIONAL != 0
+
+    @property
     def is_control(self) -> bool:
-        return self.attributes & _CONTROL != 0
+        """Whether the batch is the marker of a transaction, and has no records."""
+        return self.attributes & CONTROL != 0
+
+    @property
+    def is_abort(self) -> bool:
+        """Whether this marker says that the transaction was aborted."""
+        return self.attributes & ABORT != 0
 
     @property
     def has_null_keys(self) -> bool:
@@ -224,7 +238,14 @@ def check_produced(header: BatchHeader) -> None:
     if header.attributes & _SERVER_ATTRIBUTES:
         raise InvalidRecordError(
             f"A produced batch has attributes {header.attributes:#x}; {_SERVER_ATTRIBUTES:#x} "
-            "(control, transactional) are not for producers to set. Nothing was written."
+            "(control, abort) are not for producers to set. Nothing was written."
+        )
+    if header.is_transactional != is_transactional(header.producer_id):
+        raise InvalidRecordError(
+            f"A produced batch has attributes {header.attributes:#x} and producer id "
+            f"{header.producer_id}: the batches of transactions have the attribute "
+            f"{TRANSACTIONAL:#x} and an id that a coordinator drew, all others have neither. "
+            "Nothing was written."
         )
     check_attributes(header)
 
@@ -263,6 +284,16 @@ def stamp(
             body = bytes(buffer[position + _COVERED : position + length])
             _CRC.pack_into(buffer, position + _BODY_CRC_POSITION, google_crc32c.value(body))
     return read_header(buffer, position)
+
+
+def without_transaction(batch: Buffer) -> bytearray:
+    """One checked batch, without the attribute that makes it part of a transaction."""
+    cleared = bytearray(batch)
+    (attributes,) = _ATTRIBUTES.unpack_from(cleared, _COVERED)
+    _ATTRIBUTES.pack_into(cleared, _COVERED, attributes & ~TRANSACTIONAL)
+    body_crc = google_crc32c.value(bytes(cleared[_COVERED:]))
+    _CRC.pack_into(cleared, _BODY_CRC_POSITION, body_crc)
+    return cleared
 
 
 def split_batches(buffer: Buffer) -> Iterator[tuple[int, BatchHeader]]:

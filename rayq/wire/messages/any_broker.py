@@ -87,6 +87,10 @@ class Metadata(Request[MetadataResponse], frozen=True):
     wait_ms: Milliseconds = 0
     after: str = ""
     """Only topics with names after this one."""
+    topic_ids: Annotated[list[Id], msgspec.Meta(max_length=METADATA_TOPICS_MAX)] = msgspec.field(
+        default_factory=list
+    )
+    """The topics with these ids, too."""
 
 
 class AllocateProducerIdResponse(Response, frozen=True):
@@ -154,6 +158,13 @@ class EnsureOffsetsTopic(ToController[ChangeResponse], frozen=True):
     """Creates `__consumer_offsets` unless it exists, at the first use of a group."""
 
     api: ClassVar[int] = 8
+
+
+class ConfirmMetadata(ToController[ChangeResponse], frozen=True):
+    """Changes nothing. Metadata of at least the version of the answer have all that was committed
+    before this was asked, whichever controller or broker is out of date."""
+
+    api: ClassVar[int] = 14
 
 
 class AlterReassignments(Change, frozen=True):

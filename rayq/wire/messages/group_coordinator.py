@@ -25,6 +25,7 @@ from rayq.wire.messages.base import (
     Response,
     ToCoordinator,
 )
+from rayq.wire.messages.transactions import Family, TransactionEpoch
 
 #
 MEMBER_EPOCH_JOIN = 0
@@ -104,6 +105,11 @@ class CommitOffsets(ToCoordinator[CommitOffsetsResponse], frozen=True):
     offsets: list[tuple[Id, Partition, Offset, int | None, CommitMetadata]]
     """`(topic id, partition, offset of the next record, leader epoch of the record before it,
     metadata)`"""
+    transaction: tuple[Family, TransactionEpoch] | None = None
+    """`(family, epoch)`: the positions take effect if this transaction commits. Until it has ended
+    they are pending: FetchCommitted of them, and every other write of them, is refused with
+    OffsetPending. Within the transaction, too, the position of the highest `sequence` counts.
+    Raises also TransactionEnded, TransactionLimit."""
 
 
 class CommittedOffset(Response, frozen=True):

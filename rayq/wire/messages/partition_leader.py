@@ -19,7 +19,16 @@ from rayq.wire.messages.base import (
 EARLIEST = -2
 """`ListOffsets.timestamp_ms` for the log start (the value that Kafka uses)."""
 LATEST = -1
-"""`ListOffsets.timestamp_ms` for the high watermark (the value that Kafka uses)."""
+"""`ListOffsets.timestamp_ms` for the end of what the isolation lets a reader see (the value that
+Kafka uses)."""
+
+ISOLATION_NONE = 0
+"""The client is older than transactions: it is refused where a partition has any."""
+READ_UNCOMMITTED = 1
+"""Up to the high watermark, whatever becomes of transactions."""
+READ_COMMITTED = 2
+"""Up to the last stable offset, with the keys of what was aborted."""
+Isolation = Annotated[int, msgspec.Meta(ge=0, le=2)]
 
 
 class ProduceResponse(Response, frozen=True):
@@ -37,8 +46,8 @@ class Produce(ToLeader[ProduceResponse], frozen=True):
     Under `acks` 0 the leader answers nothing but errors (the frame is marked one-way), under 1 it
     answers after its own append, under -1 ("all") once the high watermark has passed the batch.
     Raises NotLeader, FencedEpoch, UnknownTopic, CorruptBatch, RecordTooLarge, InvalidTimestamp,
-    NotEnoughReplicas(AfterAppend), OutOfOrderSequence, UnknownProducer, ProducerFenced, Storage,
-    DiskFull, Timeout errors.
+    NotEnoughReplicas(AfterAppend), OutOfOrderSequence, UnknownProducer, ProducerFenced,
+    TransactionEnded, TransactionLimit, Storage, DiskFull, Timeout errors.
     """
 
     api: ClassVar[int] = 20
@@ -55,6 +64,12 @@ class FetchResponse(Response, frozen=True):
     """Below it compaction may have left gaps between offsets."""
     next_offset: int
     """Where to fetch next: the end of the last batch, or `offset` without a batch."""
+    last_stable_offset: int | None = None
+    """Below it all transactions are decided. None: from a leader that knows of no transactions."""
+    aborted: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    """`(family, epoch)` of each aborted transaction that may have batches in the payload, wherever
+    its marker is. READ_UNCOMMITTED brings them too: a batch job reads past the last stable offset,
+    and leaves out what was not decided when its range was fixed."""
 
 
 class Fetch(ToLeader[FetchResponse], frozen=True):
@@ -72,6 +87,7 @@ class Fetch(ToLeader[FetchResponse], frozen=True):
     last_epoch: int | None
     bytes_max: Bytes
     wait_ms: Milliseconds
+    isolation: Isolation = ISOLATION_NONE
 
 
 class ListOffsetsResponse(Response, frozen=True):
@@ -85,6 +101,7 @@ class ListOffsets(ToLeader[ListOffsetsResponse], frozen=True):
 
     api: ClassVar[int] = 22
     timestamp_ms: Annotated[int, msgspec.Meta(ge=-2)]
+    isolation: Isolation = READ_UNCOMMITTED
 
 
 class DeleteRecordsResponse(Response, frozen=True):
@@ -132,8 +149,8 @@ class CheckRange(ToPartition[Done], frozen=True):
 
 
 class DescribeOffsetResponse(Response, frozen=True):
-    """The time of the batch that holds the record. Both are None at the high watermark, where there
-    is no record yet."""
+    """The time of the batch that holds the record. Both are None from the last stable offset on,
+    where readers of what is committed find no record yet."""
 
     append_time_ms: int | None
     age_ms: int | None
@@ -159,3 +176,44 @@ class DescribeProducers(ToLeader[DescribeProducersResponse], frozen=True):
     api: ClassVar[int] = 27
     first_producer_id: Annotated[int, msgspec.Meta(ge=0)]
     producer_id_count: Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
+
+
+class DescribeOpenTransactionsResponse(Response, frozen=True):
+    """One partition's part of a cut over many: see `rayq.batch.offset_ranges`."""
+
+    high_watermark: int
+    last_stable_offset: int
+    open: list[tuple[int, int, int]]
+    """`(family, epoch, first offset)` of each transaction that is not decided below the high
+    watermark."""
+    ended: list[tuple[int, int]] | None
+    """`(family, epoch)` of each transaction whose marker lies between `since_offset` and the high
+    watermark. None: compaction may have removed some, so the cut begins anew. [] without
+    `since_offset`."""
+    is_used: bool = True
+    """False: the log holds nothing of any transaction. Where that is so in all partitions, one
+    question to each is a cut."""
+    leader_epoch: int = 0
+    """In which this process leads, as far as it knows."""
+
+
+class DescribeOpenTransactions(ToLeader[DescribeOpenTransactionsResponse], frozen=True):
+    """What is not decided in this partition, and what was decided from `since_offset` on (None: no
+    question). Raises NotLeader, FencedEpoch, UnknownEpoch, UnknownTopic, OffsetNotAvailable,
+    Storage errors."""
+
+    api: ClassVar[int] = 28
+    since_offset: Offset | None
+
+
+class AbortUnknownTransaction(ToLeader[Done], frozen=True):
+    """Ends a transaction that is open in this partition (in one of `__consumer_offsets`: that holds
+    positions of groups there) and that its coordinator does not end: the
+    leader asks the coordinator. Where that still knows how it ended, it ends so here, too; else it
+    is aborted here. Answers once the marker is committed. Nothing is done where it is not open.
+    Raises InvalidRequest (the coordinator ends it), NotLeader, FencedEpoch, UnknownEpoch,
+    UnknownTopic, Timeout, Storage errors."""
+
+    api: ClassVar[int] = 29
+    family: Annotated[int, msgspec.Meta(ge=1 << 61)]
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=65_535)]

@@ -1,4 +1,4 @@
-"""A coordinator's partition of `__consumer_offsets`: its decisions go there in batches, one batch
+"""A coordinator's partition of an internal topic: its decisions go there in batches, a few batches
 under way at a time (group commit, acks=all), and come back when a coordinator begins."""
 
 from __future__ import annotations
@@ -6,29 +6,32 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from rayq.actors.purgatory import Purgatory
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.config import MIB
-from rayq.core.group_records import MemberRecord, Record, decode, encode
-from rayq.core.group_state import GroupState
 from rayq.errors import CorruptBatchError, RayqError
 from rayq.storage.batch import decode_columns, encode_batch, split_batches
 from rayq.wire import messages
 
+RecordT = TypeVar("RecordT")
+
 RETRY_S = 0.1
 READ_BYTES = MIB
 BATCH_BYTES = MIB
-"""Decisions are appended together up to this size; a decision about members is never split."""
-OFFSETS_PER_BATCH_MAX = 1000
+"""Decisions are appended together up to this size; a decision is never split."""
+WRITES_MAX = 4
+"""So many batches are under way. A decision need not wait for a whole write of another one; what
+comes while all of them are under way is written together."""
 APPEND_TIMEOUT_MS = 3_600_000
 """An append is waited for until its fate is known: at the latest when the role ends."""
 
 
-class GroupLog:
-    """See the module. `on_failure(error)` is called when an append failed: what was decided may
-    never be committed."""
+class CoordinatorLog(Generic[RecordT]):
+    """See the module. `encode` makes `(key, value)` of a record. `on_failure(error)` is called when
+    an append failed: what was decided may never be committed."""
 
     def __init__(
         self,
@@ -36,6 +39,7 @@ class GroupLog:
         leader: Leader,
         assignment: messages.PartitionAssignment,
         *,
+        encode: Callable[[RecordT], tuple[bytes, bytes | None]],
         on_failure: Callable[[RayqError], None],
     ) -> None:
         self._replica_log = replica_log
@@ -43,28 +47,28 @@ class GroupLog:
         self._environment = replica_log.environment
         self._topic_id = assignment.topic_id
         self._partition = assignment.partition
+        self._encode = encode
         self._on_failure = on_failure
-        self._pending: deque[list[Record]] = deque()
+        self._pending: deque[list[RecordT]] = deque()
         self.decided = 0
         """How many decisions were appended here."""
         self.committed = 0
         """How many of them are committed."""
         self.generation = 0
         """A new generation begins whenever decisions were dropped."""
-        self._is_writing = False
+        self._written = 0
+        """How many of them are in the log, committed or not."""
+        self._writes = 0
+        """How many batches wait to be committed."""
         self._is_write_scheduled = False
         self._waiting: Purgatory[None] = Purgatory()
 
-    def append(self, records: list[Record]) -> None:
-        """Takes a decision's records, which are on their way to the log from now on."""
-        if any(isinstance(record, MemberRecord) for record in records):
-            self._pending.append(records)
-            self.decided += 1
-        else:  # Positions do not depend on each other.
-            for start in range(0, len(records), OFFSETS_PER_BATCH_MAX):
-                self._pending.append(records[start : start + OFFSETS_PER_BATCH_MAX])
-                self.decided += 1
-        if not self._is_writing and not self._is_write_scheduled:
+    def append(self, records: list[RecordT]) -> None:
+        """Takes a decision's records, which are on their way to the log from now on. They are
+        committed all or not at all."""
+        self._pending.append(records)
+        self.decided += 1
+        if self._writes < WRITES_MAX and not self._is_write_scheduled:
             # At the end of the turn: requests that came together are written together.
             self._is_write_scheduled = True
             asyncio.get_running_loop().call_soon(self._write)
@@ -77,14 +81,14 @@ class GroupLog:
     def drop(self, error: RayqError) -> None:
         """Forgets what is not committed; the requests that wait for it get the error."""
         self.generation += 1
-        self._is_writing = False
+        self._writes = 0
         self._pending.clear()
-        self.committed = self.decided
+        self.committed = self._written = self.decided
         self._waiting.fail(error)
 
     def _write(self) -> None:
         self._is_write_scheduled = False
-        if self._is_writing or not self._pending:
+        if self._writes >= WRITES_MAX or not self._pending:
             return
         keys: list[bytes | None] = []
         values: list[bytes | None] = []
@@ -92,7 +96,7 @@ class GroupLog:
         while self._pending and size_bytes < BATCH_BYTES:
             decisions += 1
             for record in self._pending.popleft():
-                key, value = encode(record)
+                key, value = self._encode(record)
                 keys.append(key)
                 values.append(value)
                 size_bytes += len(key) + len(value or b"")
@@ -109,33 +113,35 @@ class GroupLog:
         except RayqError as error:
             self._on_failure(error)
             return
-        index, generation = self.committed + decisions, self.generation
+        self._written += decisions
+        index, generation = self._written, self.generation
         if isinstance(outcome, messages.ProduceResponse):
-            self._written(index)
+            self._committed_up_to(index)
             return
-        self._is_writing = True
+        self._writes += 1
 
         def done(future: asyncio.Future[messages.ProduceResponse]) -> None:
             error = future.exception()
             if generation != self.generation:
                 return
-            self._is_writing = False
+            self._writes -= 1
             if error is None:
-                self._written(index)
+                self._committed_up_to(index)
             else:
                 assert isinstance(error, RayqError)
                 self._on_failure(error)
 
         outcome.add_done_callback(done)
 
-    def _written(self, index: int) -> None:
-        self.committed = index
+    def _committed_up_to(self, index: int) -> None:
+        self.committed = max(self.committed, index)
         self._waiting.reached(index)
         self._write()
 
-    async def replay(self, state: GroupState) -> int:
-        """Replays the log up to its present end, once all of it is committed; returns how many
-        records that were. Raises CorruptBatchError, StorageError, UnsupportedFormatError."""
+    async def replay(self, take: Callable[[bytes | None, bytes | None], None]) -> int:
+        """Gives `take` each key and value up to the log's present end, once all of it is committed;
+        returns how many records that were. Raises CorruptBatchError, StorageError, and what `take`
+        raises."""
         replica_log = self._replica_log
         end = replica_log.log.end_offset
         while not self._leader.state.may_serve or replica_log.high_watermark < end:
@@ -149,7 +155,7 @@ class GroupLog:
                     columns = decode_columns(data, position, header)
                     keys = columns.keys or [None] * len(columns.values)
                     for key, value in zip(keys, columns.values, strict=True):
-                        state.replay(decode(key, value))
+                        take(key, value)
                         count += 1
             except CorruptBatchError:
                 # Where the disk is the reason, this replica ends, and a sound replica takes over.

@@ -1,0 +1,182 @@
+"""What a coordinator of groups and one of transactions have in common.
+
+A coordinator lives with the leader of one partition of an internal topic. Its hard state is that
+partition's log (`CoordinatorLog`): a decision's records are replayed in memory at once and
+appended, and every answer waits until all that it is based on is committed. So what a deposed
+coordinator says or writes is never acknowledged (docs/protocol.md, rule 20). It begins by reading
+the whole log; should an append fail, it drops its state and begins anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from typing import Any, ClassVar, Generic, TypeVar
+
+from rayq.actors.coordinator_log import CoordinatorLog
+from rayq.actors.replica.leader import Leader
+from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.actors.signal import Signal
+from rayq.errors import (
+    CoordinatorLoadingError,
+    CorruptBatchError,
+    NotEnoughReplicasError,
+    NotLeaderError,
+    RayqError,
+    StorageError,
+    UnsupportedFormatError,
+)
+from rayq.wire import messages
+
+logger = logging.getLogger(__name__)
+RecordT = TypeVar("RecordT")
+T = TypeVar("T")
+
+LOADING_WAIT_S = 0.5
+"""How long a request waits for the coordinator to begin before it is told to try again."""
+RETRY_S = 0.1
+READ_RETRY_S = 1.0
+
+
+class Coordinator(ABC, Generic[RecordT]):
+    """See the module. Ends with its leader's role. `encode` makes `(key, value)` of a record."""
+
+    subject: ClassVar[str]
+    """What is coordinated, in messages."""
+    topic: ClassVar[str]
+    """The topic whose partitions have such a coordinator."""
+
+    def __init__(
+        self,
+        replica_log: ReplicaLog,
+        leader: Leader,
+        assignment: messages.PartitionAssignment,
+        *,
+        encode: Callable[[RecordT], tuple[bytes, bytes | None]],
+    ) -> None:
+        self._replica_log = replica_log
+        self._leader = leader
+        self._environment = replica_log.environment
+        self._config = replica_log.config
+        self._log = CoordinatorLog(
+            replica_log, leader, assignment, encode=encode, on_failure=self._reset
+        )
+        self._partition = assignment.partition
+        self._is_loaded = False
+        self._failure: str | None = None
+        self._ended: RayqError | None = None
+        self._ready = Signal()
+        self._reset_wanted = Signal()
+        self.where = replica_log.where
+        self._tasks: list[asyncio.Task[None]] = []
+        self._spawn(self._run, f"{self.subject} of {self.where}")
+
+    def _spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        """Runs a task up to the end of this coordinator."""
+        self._tasks.append(self._environment.tasks.spawn(self._replica_log.guard(work), name))
+
+    def end(self, reason: str) -> None:
+        """Another process coordinates: the requests that wait are told."""
+        self._ended = NotLeaderError(
+            f"Broker {self._replica_log.broker} coordinates the {self.subject} of {self.where} no "
+            f"more ({reason}): ask for new metadata."
+        )
+        for task in self._tasks:
+            task.cancel()
+        self._fail_all(self._ended)
+        self._ready.notify()
+
+    # --- before and after a decision --------------------------------------------------------
+
+    async def _begin(
+        self, *, is_write: bool, is_ready: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Returns when a request may be decided, at which `is_ready()` holds. Raises
+        NotLeaderError, CoordinatorLoadingError, NotEnoughReplicasError."""
+        await self._ready.wait_until(
+            lambda: self._ended is not None or (self._is_loaded and is_ready()), LOADING_WAIT_S
+        )
+        self._check(None)
+        if not self._is_loaded or not is_ready():
+            raise CoordinatorLoadingError(
+                f"The coordinator of {self.where} is starting"
+                f"{'' if self._failure is None else f' and failed so far: {self._failure}'}: try "
+                "again."
+            )
+        if is_write and self._leader.state.is_under_min_isr:
+            raise NotEnoughReplicasError(
+                f"{self.where} has too few in-sync replicas: {self.subject} wait for more brokers."
+            )
+
+    def _check(self, generation: int | None) -> None:
+        """Raises NotLeaderError once another replica may coordinate, CoordinatorLoadingError where
+        the state of `generation` was dropped."""
+        if self._ended is not None:
+            raise self._ended
+        self._leader.check()
+        if generation is not None and generation != self._log.generation:
+            raise CoordinatorLoadingError(
+                f"The coordinator of {self.where} begins anew: try again."
+            )
+
+    async def _decide(self, decide: Callable[[], T]) -> T:
+        """Runs a decision. A refusal is raised only when what it is based on is committed."""
+        try:
+            return decide()
+        except RayqError:
+            await self._until_committed()
+            raise
+
+    async def _until_committed(self) -> None:
+        """Returns when all decided by now is committed, and this object still coordinates."""
+        await self._log.until_committed()
+        self._check(None)
+
+    def _may_be_heard(self) -> bool:
+        """Whether requests are not refused just now."""
+        try:
+            self._leader.check()
+        except NotLeaderError:
+            return False
+        return not self._leader.state.is_under_min_isr
+
+    # --- beginning anew ---------------------------------------------------------------------
+
+    def _reset(self, error: RayqError) -> None:
+        """An append failed: what was decided may never be committed. Begins anew from the log."""
+        logger.warning("the coordinator of %s begins anew: %s", self.where, error)
+        self._is_loaded = False
+        self._fail_all(error)
+        self._reset_wanted.notify()
+
+    def _fail_all(self, error: RayqError) -> None:
+        """Drops what is not committed, and fails the requests that wait for it."""
+        self._log.drop(error)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._load()
+            except (CorruptBatchError, StorageError, UnsupportedFormatError) as error:
+                if self._failure is None:
+                    logger.error("%s cannot be read: %s", self.where, error)
+                self._failure = str(error)
+                await asyncio.sleep(READ_RETRY_S)
+                continue
+            await self._work()
+            await asyncio.sleep(RETRY_S)
+
+    @abstractmethod
+    async def _load(self) -> None:
+        """Makes the state anew from the log, and calls `_loaded`."""
+
+    def _loaded(self) -> None:
+        self._is_loaded = True
+        self._failure = None
+        self._ready.notify()
+
+    @abstractmethod
+    async def _work(self) -> None:
+        """What is due by time, until the state is dropped."""

@@ -1,0 +1,438 @@
+"""What a leader does about transactions: batches wait for their turn, markers end transactions, and
+one that stays open for too long is asked about.
+
+`TransactionAdmission` decides, the log says what is open, and `Links` ask the coordinators. See
+docs/protocol.md, rules 25 to 28.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from rayq.actors.purgatory import Purgatory
+from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.actors.transactions.links import Links
+from rayq.core.transaction_admission import Step, TransactionAdmission
+from rayq.errors import (
+    InvalidRequestError,
+    NotLeaderError,
+    OpenTransactionError,
+    RayqError,
+    TimeoutError,
+    TransactionEndedError,
+    TransactionLimitError,
+    TransactionOrderError,
+)
+from rayq.logs import log_event
+from rayq.metrics import Sample
+from rayq.storage.batch import BatchHeader, Marker
+from rayq.storage.open_transactions import OpenTransactions
+from rayq.transaction_ids import coordinator_of, family_of
+from rayq.wire import messages
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+MARKER_WAIT_S = 5.0
+"""A marker that is not committed by then is not acknowledged: its coordinator sends it again."""
+LOOK_INTERVAL_S = 10.0
+"""How often a leader looks for transactions that are open for too long."""
+OPEN_MAX_S = 16 * 60.0
+"""No transaction of one producer is open for so long where its coordinator lives: it ends after 15
+minutes at most, and its marker comes soon after. That of a job may be open for an hour."""
+ASK_AGAIN_S = 60.0
+
+Key = tuple[int, int]
+"""A transaction: `(family, epoch)`."""
+Answer = messages.ProduceResponse | asyncio.Future[messages.ProduceResponse]
+
+
+class _WaitingBatch(NamedTuple):
+    epoch: int
+    request: messages.Produce
+    payload: memoryview
+    deadline_s: float
+    answer: asyncio.Future[messages.ProduceResponse]
+
+
+@dataclass(slots=True)
+class _Watched:
+    """An open transaction."""
+
+    is_before_unclean: bool
+    """Whether an unclean election came after its first record: its marker may have been cut off."""
+    since_s: float
+    """When this leader found it open."""
+    ask_s: float
+    """When its coordinator is asked next."""
+    is_unknown: bool = False
+    """Whether its coordinator knows nothing of it."""
+
+
+class LeaderTransactions:
+    """See the module. `append_marker(marker)` appends it as the leader does, and raises
+    StorageError; `produce` does a request anew whose batch had to wait; `check()` raises when the
+    process may not answer as leader any more."""
+
+    def __init__(
+        self,
+        replica_log: ReplicaLog,
+        assignment: messages.PartitionAssignment,
+        links: Links,
+        *,
+        append_marker: Callable[[Marker], None],
+        produce: Callable[[messages.Produce, memoryview], Answer],
+        check: Callable[[], None],
+    ) -> None:
+        self._replica_log = replica_log
+        self._environment = replica_log.environment
+        self._clock = replica_log.environment.clock
+        self.assignment = assignment
+        self._links = links
+        self._append_marker = append_marker
+        self._produce = produce
+        self._check = check
+        self._where = replica_log.where
+        self._admission = TransactionAdmission()
+        self._waiting: dict[int, list[_WaitingBatch]] = {}
+        """By family, in the order in which they came."""
+        self._joining: dict[Key, asyncio.Task[None]] = {}
+        self._markers: Purgatory[messages.Done] = Purgatory()
+        self._seals: Purgatory[messages.SealPartitionResponse] = Purgatory()
+        self._watched: dict[Key, _Watched] = {}
+        self._look_s = self._clock.monotonic()
+        self._asking: asyncio.Task[None] | None = None
+
+    @property
+    def _log(self) -> OpenTransactions:
+        return self._replica_log.log.producers.transactions
+
+    def end(self, error: NotLeaderError) -> None:
+        """Another replica leads: all that waits fails."""
+        for task in self._joining.values():
+            task.cancel()
+        if self._asking is not None:
+            self._asking.cancel()
+        self._markers.fail(error)
+        self._seals.fail(error)
+        waiting, self._waiting = self._waiting, {}
+        for batch in (one for batches in waiting.values() for one in batches):
+            _fail(batch, error)
+
+    # --- batches ----------------------------------------------------------------------------
+
+    def admit(
+        self, request: messages.Produce, payload: memoryview, header: BatchHeader
+    ) -> asyncio.Future[messages.ProduceResponse] | None:
+        """None where the batch of a transaction may be appended now. Else its answer: the batch
+        waits until it is its turn, and those of its family that come later wait behind it. Raises
+        InvalidRequestError, TransactionEndedError, TransactionLimitError."""
+        if self._replica_log.topic_config.flush == "os":
+            raise InvalidRequestError(
+                f'{self._where} takes no transactions: its topic says flush="os", so that a part '
+                'of one could be lost after its commit. Set flush="disk" with alter_topic_config, '
+                "or write without a transaction. Nothing was written."
+            )
+        if request.acks != -1 or header.base_sequence is None:
+            raise InvalidRequestError(
+                f"A batch of a transaction is numbered, and sent with acks='all': {self._where} "
+                "wrote nothing."
+            )
+        assert header.producer_id is not None
+        family, epoch = family_of(header.producer_id), header.producer_epoch
+        if family not in self._waiting:
+            step = self._next_step(family, epoch)
+            if step is Step.APPEND:
+                return None
+            if step is Step.JOIN:
+                self._join(family, epoch)
+        answer: asyncio.Future[messages.ProduceResponse]
+        answer = asyncio.get_running_loop().create_future()
+        deadline_s = self._clock.monotonic() + request.timeout_ms / 1000
+        self._waiting.setdefault(family, []).append(
+            _WaitingBatch(epoch, request, payload, deadline_s, answer)
+        )
+        return answer
+
+    def _next_step(self, family: int, epoch: int) -> Step:
+        log = self._log
+        return self._admission.batch(
+            family,
+            epoch,
+            open_epoch=log.open_epoch(family),
+            ended_epoch=log.ended_epoch(family),
+            open_count=log.open_count,
+        )
+
+    def _join(self, family: int, epoch: int) -> None:
+        if (family, epoch) not in self._joining:
+            self._joining[family, epoch] = self._environment.tasks.spawn(
+                self._ask_to_join(family, epoch), f"join a transaction to {self._where}"
+            )
+
+    async def _ask_to_join(self, family: int, epoch: int) -> None:
+        refusal: RayqError | None = None
+        try:
+            await self._links.join(
+                family, epoch, self.assignment.topic_id, self.assignment.partition
+            )
+            self._admission.joined(family, epoch, ended_epoch=self._log.ended_epoch(family))
+        except RayqError as error:
+            refusal = error
+            if not isinstance(error, TransactionEndedError | TransactionLimitError):
+                refusal = TransactionOrderError(
+                    f"The coordinator of transaction {family}:{epoch} did not say that "
+                    f"{self._where} takes part in it: nothing was written. It is tried again. "
+                    f"({error})"
+                )
+        finally:
+            del self._joining[family, epoch]
+        self._go_on(family, epoch, refusal)
+
+    def _go_on(self, family: int, epoch: int, refusal: RayqError | None = None) -> None:
+        """Something happened for which batches of the family may have waited: each is checked anew,
+        in order. Those of `epoch` fail where it was refused."""
+        for batch in self._waiting.pop(family, []):
+            if batch.answer.done():
+                continue
+            if refusal is not None and batch.epoch == epoch:
+                _fail(batch, refusal)
+                continue
+            try:
+                self._check()
+                answer = self._produce(batch.request, batch.payload)
+            except Exception as error:  # noqa: BLE001 - the batches behind it have an answer, too
+                _fail(batch, error)
+            else:
+                _pass_on(answer, batch.answer)
+
+    # --- markers ----------------------------------------------------------------------------
+
+    def write_marker(
+        self, request: messages.WriteMarker
+    ) -> messages.Done | asyncio.Future[messages.Done]:
+        """Ends a transaction in this partition. The answer is there once the marker is committed;
+        that of a repetition once all that is in the log now is: the marker that it repeats may not
+        be committed yet. Raises FencedEpochError, TransactionOrderError, StorageError."""
+        family, epoch = request.family, request.epoch
+        is_new = self._admission.marker(
+            family,
+            epoch,
+            request.coordinator_epoch,
+            open_epoch=self._log.open_epoch(family),
+            ended_epoch=self._log.ended_epoch(family),
+        )
+        if is_new:
+            self._end(family, epoch, request.is_commit, request.coordinator_epoch)
+        return self._once_committed()
+
+    def _once_committed(self) -> messages.Done | asyncio.Future[messages.Done]:
+        """The answer to a request about a marker."""
+        return self._when_committed(self._markers, messages.Done())
+
+    def _when_committed(self, waiting: Purgatory[T], answer: T) -> T | asyncio.Future[T]:
+        """The answer, once all that is in the log now is committed."""
+        end_offset = self._replica_log.log.end_offset
+        if end_offset <= self._replica_log.high_watermark:
+            return answer
+        deadline_s = self._clock.monotonic() + MARKER_WAIT_S
+        return waiting.add(end_offset, answer, deadline_s=deadline_s)
+
+    def seal(
+        self, request: messages.SealPartition
+    ) -> messages.SealPartitionResponse | asyncio.Future[messages.SealPartitionResponse]:
+        """See `messages.SealPartition`."""
+        family, epoch = request.family, request.epoch
+        self._admission.seal(
+            family,
+            epoch,
+            open_epoch=self._log.open_epoch(family),
+            ended_epoch=self._log.ended_epoch(family),
+        )
+        written = self._replica_log.log.producers.records_of(family, epoch)
+        answer = messages.SealPartitionResponse(written, self.assignment.leader_epoch)
+        return self._when_committed(self._seals, answer)
+
+    def _end(self, family: int, epoch: int, is_commit: bool, coordinator_epoch: int) -> None:
+        self._append_marker(
+            Marker(family, epoch, is_commit, coordinator_of(family), coordinator_epoch)
+        )
+        self._go_on(family, epoch)
+
+    def reached(self, high_watermark: int) -> None:
+        """All below is committed."""
+        self._markers.reached(high_watermark)
+        self._seals.reached(high_watermark)
+
+    def check_decided(self, before_offset: int) -> None:
+        """Raises OpenTransactionError where records below an offset are of a transaction that is
+        not decided."""
+        if before_offset <= self._replica_log.last_stable_offset:
+            return
+        undecided = self._log.undecided(self._replica_log.high_watermark)
+        first = min(undecided, key=lambda one: one.first_offset)
+        raise OpenTransactionError(
+            f"Transaction {first.family}:{first.epoch} has records from offset "
+            f"{first.first_offset} of {self._where} on and is not decided yet: nothing from there "
+            f"up to {before_offset} can be deleted before it ends."
+        )
+
+    # --- what waits for too long ------------------------------------------------------------
+
+    def expire(self, now_s: float) -> None:
+        """Fails the requests that waited for too long."""
+        if not (self._markers.is_empty and self._seals.is_empty):
+            error = TimeoutError(
+                f"The in-sync replicas of {self._where} did not confirm the end of a transaction "
+                "in time."
+            )
+            self._markers.expire(now_s, error)
+            self._seals.expire(now_s, error)
+        for family, batches in list(self._waiting.items()):
+            kept = [batch for batch in batches if batch.deadline_s > now_s]
+            for batch in batches:
+                if batch.deadline_s <= now_s:
+                    _fail(batch, self._waited_too_long(family, batch.epoch))
+            if kept:
+                self._waiting[family] = kept
+            else:
+                del self._waiting[family]
+
+    def _waited_too_long(self, family: int, epoch: int) -> TransactionOrderError:
+        return TransactionOrderError(
+            f"A batch of transaction {family}:{epoch} waited too long in {self._where}, for its "
+            "coordinator or for the end of an older transaction of its producer: nothing was "
+            "written. It is tried again."
+        )
+
+    # --- what is open for too long ----------------------------------------------------------
+
+    def look(self, now_s: float) -> None:
+        """Takes note of what is open, and asks about it where it is time for that."""
+        if now_s < self._look_s or (self._asking is not None and not self._asking.done()):
+            return
+        self._look_s = now_s + LOOK_INTERVAL_S
+        watched = {}
+        for one in self._log.undecided(self._replica_log.log.end_offset):
+            key = (one.family, one.epoch)
+            known = self._watched.get(key)
+            if known is None:
+                is_doubtful = self._is_before_unclean(one.first_offset)
+                ask_s = now_s if is_doubtful else now_s + OPEN_MAX_S
+                known = _Watched(is_doubtful, now_s, ask_s)
+            watched[key] = known
+        self._watched = watched
+        if any(one.ask_s <= now_s for one in watched.values()):
+            self._asking = self._environment.tasks.spawn(
+                self._ask(), f"ask about transactions of {self._where}"
+            )
+
+    def _is_before_unclean(self, offset: int) -> bool:
+        """Whether an unclean election came after the record at `offset`."""
+        unclean_epoch = self.assignment.last_unclean_epoch
+        epoch = self._replica_log.log.epochs.epoch_of(offset)
+        return unclean_epoch is not None and epoch is not None and epoch < unclean_epoch
+
+    async def _ask(self) -> None:
+        silent: set[int] = set()
+        for (family, epoch), one in self._watched.items():
+            if one.ask_s > self._clock.monotonic() or coordinator_of(family) in silent:
+                continue
+            try:
+                state = await self._links.outcome(family, epoch)
+                self._check()
+                is_over = state in messages.OUTCOMES_OVER
+                if is_over and self._log.open_epoch(family) == epoch:
+                    # The coordinator has forgotten the transaction, so it has seen all its
+                    # markers committed, or lost its own log. In the one case an unclean
+                    # election cut the marker off here.
+                    one.is_unknown = state == "unknown"
+                    self._forgotten(family, epoch, state, abort=one.is_before_unclean)
+            except RayqError as error:
+                logger.info("transaction %d:%d in %s: %s", family, epoch, self._where, error)
+                silent.add(coordinator_of(family))
+                continue
+            one.ask_s = self._clock.monotonic() + ASK_AGAIN_S
+
+    async def abort_unknown(self, request: messages.AbortUnknownTransaction) -> messages.Done:
+        """See `messages.AbortUnknownTransaction`."""
+        family, epoch = request.family, request.epoch
+        if self._log.open_epoch(family) == epoch:
+            state = await self._links.outcome(family, epoch)
+            self._check()
+            if state not in messages.OUTCOMES_OVER:
+                raise InvalidRequestError(
+                    f"Transaction {family}:{epoch} in {self._where} is {state}: its coordinator "
+                    "knows it, and ends it. Abort it by its transactional id."
+                )
+            if self._log.open_epoch(family) == epoch:
+                self._forgotten(family, epoch, state, abort=True)
+        answer = self._once_committed()
+        return await answer if isinstance(answer, asyncio.Future) else answer
+
+    def _forgotten(self, family: int, epoch: int, state: str, *, abort: bool) -> None:
+        """Ends a transaction whose coordinator sends no marker (any more), as its coordinator says
+        that it ended. Where that is unknown it is aborted, or stays as it is."""
+        if state != "unknown" or abort:
+            self._end(family, epoch, state == "committed", coordinator_epoch=0)
+        log_event(
+            logger,
+            logging.ERROR,
+            "transaction_unknown" if state == "unknown" else "transaction_marker_lost",
+            topic=self.assignment.topic,
+            partition=self.assignment.partition,
+            epoch=self.assignment.leader_epoch,
+            family=family,
+            transaction_epoch=epoch,
+            aborted=state == "aborted" or (state == "unknown" and abort),
+        )
+
+    # --- figures ----------------------------------------------------------------------------
+
+    def measure(self, now_s: float) -> list[Sample]:
+        """Nothing where the log holds nothing of any transaction."""
+        log, sample = self._log, self._environment.metrics.sample
+        if not log.is_used:
+            return []
+        at = {"topic": self.assignment.topic, "partition": self.assignment.partition}
+        watched = [
+            one
+            for (family, epoch), one in self._watched.items()
+            if log.open_epoch(family) == epoch
+        ]
+        oldest_s = max((now_s - one.since_s for one in watched), default=0.0)
+        unknown = sum(one.is_unknown for one in watched)
+        lag = self._replica_log.high_watermark - self._replica_log.last_stable_offset
+        return [
+            sample("rayq_partition_last_stable_offset_lag", lag, **at),
+            sample("rayq_partition_open_transactions", log.open_count, **at),
+            sample("rayq_partition_oldest_transaction_seconds", oldest_s, **at),
+            sample("rayq_partition_unknown_transactions", unknown, **at),
+        ]
+
+
+def _fail(batch: _WaitingBatch, error: Exception) -> None:
+    if not batch.answer.done():
+        batch.answer.set_exception(error)
+
+
+def _pass_on(answer: Answer, waiting: asyncio.Future[messages.ProduceResponse]) -> None:
+    """Answers a request that waited as the append of its batch is answered."""
+    if not isinstance(answer, asyncio.Future):
+        waiting.set_result(answer)
+        return
+
+    def done(answer: asyncio.Future[messages.ProduceResponse]) -> None:
+        if waiting.done():
+            return
+        error = answer.exception()
+        if error is None:
+            waiting.set_result(answer.result())
+        else:
+            waiting.set_exception(error)
+
+    answer.add_done_callback(done)

@@ -1,0 +1,1 @@
+"""Transactions: their coordinator, and the way of servers to leaders and coordinators."""

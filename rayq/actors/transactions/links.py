@@ -1,0 +1,217 @@
+"""The way from a replica process to the leaders of other partitions, and to the coordinators of
+transactions. A process has one `Links`, which its replicas share.
+
+It finds leaders by the metadata of this node's broker, and asks for them anew after a leader
+refused or did not answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Any, NamedTuple, TypeVar, cast
+
+from rayq.core.topic_changes import TRANSACTIONS_TOPIC
+from rayq.environment import Environment
+from rayq.errors import (
+    ClosedError,
+    ControllerUnavailableError,
+    NotLeaderError,
+    RayqError,
+    TimeoutError,
+    UnknownTopicError,
+)
+from rayq.transaction_ids import coordinator_of
+from rayq.wire import messages
+from rayq.wire.pool import ConnectionPool
+
+T = TypeVar("T")
+
+ATTEMPT_TIMEOUT_S = 5.0
+RETRY_S = 0.05
+RETRY_MAX_S = 1.0
+PATIENCE_S = 30.0
+"""How long a question to a coordinator is repeated. Within it a coordinator moves and begins."""
+TOPIC_GONE_S = 10.0
+"""A topic counts as deleted once the metadata lacked its id for so long."""
+
+
+Build = Callable[[str, int, int], messages.ToLeader[messages.ResponseT]]
+"""Makes a request from topic id, partition and leader epoch."""
+
+
+class _Leader(NamedTuple):
+    epoch: int
+    host: str
+    port: int
+
+
+class Links:
+    """See the module. Errors are those of the request, and those of a connection."""
+
+    def __init__(
+        self, environment: Environment, pool: ConnectionPool, *, ask_broker: messages.Ask
+    ) -> None:
+        """`ask_broker` asks the broker of this node."""
+        self._environment = environment
+        self._pool = pool
+        self._ask_broker = ask_broker
+        self._leaders: dict[str, list[_Leader | None]] = {}
+        """By topic id, then by partition; None where a partition has no leader."""
+        self._transactions_topic_id: str | None = None
+        self._missing_since_s: dict[str, float] = {}
+        self._questions: dict[Hashable, asyncio.Future[Any]] = {}
+
+    # --- coordinators -----------------------------------------------------------------------
+
+    async def join(self, family: int, epoch: int, topic_id: str, partition: int) -> None:
+        """Returns once the partition is a participant of the transaction, durably. Raises
+        TransactionEndedError, TransactionLimitError, and TimeoutError where no coordinator answers
+        within `PATIENCE_S`."""
+
+        def build(where: str, number: int, leader_epoch: int) -> messages.JoinTransaction:
+            return messages.JoinTransaction(
+                where, number, leader_epoch, family, epoch, topic_id, partition
+            )
+
+        await self._once(
+            ("join", family, epoch, topic_id, partition),
+            lambda: self._ask_coordinator(family, build),
+        )
+
+    async def abort(self, family: int, epoch: int) -> None:
+        """Aborts the transaction if it is open. Raises TimeoutError where no coordinator answers
+        within `PATIENCE_S`."""
+
+        def build(topic_id: str, partition: int, leader_epoch: int) -> messages.AbortTransaction:
+            return messages.AbortTransaction(topic_id, partition, leader_epoch, family, epoch)
+
+        await self._once(
+            ("abort", family, epoch), lambda: self._ask_coordinator(family, build)
+        )
+
+    async def outcome(self, family: int, epoch: int) -> str:
+        """`messages.DescribeOutcomeResponse.state` of the transaction. Raises TimeoutError where no
+        coordinator answers within `PATIENCE_S`."""
+
+        def build(where: str, number: int, leader_epoch: int) -> messages.DescribeOutcome:
+            return messages.DescribeOutcome(where, number, leader_epoch, family, epoch)
+
+        answer = await self._once(
+            ("outcome", family, epoch), lambda: self._ask_coordinator(family, build)
+        )
+        return answer.state
+
+    async def coordinators(self) -> int:
+        """How many partitions `__transaction_state` has. Raises UnknownTopicError."""
+        return len(self._leaders[await self._find_coordinators()])
+
+    async def _ask_coordinator(
+        self, family: int, build: Build[messages.ResponseT]
+    ) -> messages.ResponseT:
+        partition = coordinator_of(family)
+        loop = asyncio.get_running_loop()
+        deadline_s, retry_s = loop.time() + PATIENCE_S, RETRY_S
+        while True:
+            try:
+                topic_id = await self._find_coordinators()
+                return await self.ask_leader(topic_id, partition, build)
+            except RayqError as error:
+                if not (error.retriable or isinstance(error, UnknownTopicError)):
+                    raise
+                if loop.time() + retry_s >= deadline_s:
+                    raise TimeoutError(
+                        f"The coordinator of transactions in {TRANSACTIONS_TOPIC}-{partition} did "
+                        f"not answer for {PATIENCE_S:g} s: {error}"
+                    ) from error
+            await asyncio.sleep(retry_s)
+            retry_s = min(2 * retry_s, RETRY_MAX_S)
+
+    async def _find_coordinators(self) -> str:
+        """The topic id of `__transaction_state`, whose leaders are known then."""
+        topic_id = self._transactions_topic_id
+        if topic_id is None or topic_id not in self._leaders:
+            await self._once(TRANSACTIONS_TOPIC, lambda: self._look_up([TRANSACTIONS_TOPIC], []))
+            topic_id = self._transactions_topic_id
+        if topic_id is None or topic_id not in self._leaders:
+            raise UnknownTopicError(f"There is no topic {TRANSACTIONS_TOPIC} (yet).")
+        return topic_id
+
+    # --- leaders ----------------------------------------------------------------------------
+
+    async def ask_leader(
+        self, topic_id: str, partition: int, build: Build[messages.ResponseT]
+    ) -> messages.ResponseT:
+        """The answer of a partition's leader to one attempt. After an error that another leader may
+        not give, the next attempt asks for new metadata first."""
+        if topic_id not in self._leaders:
+            await self._once(topic_id, lambda: self._look_up([], [topic_id]))
+        leaders = self._leaders.get(topic_id)
+        leader = leaders[partition] if leaders and partition < len(leaders) else None
+        if leaders is None or leader is None:
+            self._leaders.pop(topic_id, None)
+            raise NotLeaderError(f"Partition {partition} of topic {topic_id} has no leader now.")
+        try:
+            request = build(topic_id, partition, leader.epoch)
+            answer, _ = await self._pool.request(
+                leader.host, leader.port, request, timeout_s=ATTEMPT_TIMEOUT_S
+            )
+        except RayqError as error:
+            if error.stale_metadata and self._leaders.get(topic_id) is leaders:
+                del self._leaders[topic_id]
+            raise
+        return answer
+
+    def is_gone(self, topic_id: str) -> bool:
+        """Whether the topic was deleted: the metadata lacked it whenever it was asked for within
+        the last `TOPIC_GONE_S`."""
+        since_s = self._missing_since_s.get(topic_id)
+        now_s = self._environment.clock.monotonic()
+        return since_s is not None and now_s - since_s > TOPIC_GONE_S
+
+    async def _look_up(self, names: list[str], topic_ids: list[str]) -> None:
+        answer = await self._ask_broker(messages.Metadata(names, topic_ids=topic_ids))
+        if answer.controller is None:
+            raise ControllerUnavailableError("The broker's metadata may be old: it has just begun.")
+        found = {topic.topic_id for topic in answer.topics}
+        now_s = self._environment.clock.monotonic()
+        for topic_id in topic_ids:
+            if topic_id in found:
+                self._missing_since_s.pop(topic_id, None)
+            else:
+                self._missing_since_s.setdefault(topic_id, now_s)
+        for topic in answer.topics:
+            if topic.name == TRANSACTIONS_TOPIC:
+                self._transactions_topic_id = topic.topic_id
+            self._leaders[topic.topic_id] = [_leader(one) for one in topic.partitions]
+
+    async def _once(self, question: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
+        """The answer to a question, of which one is under way at a time: others wait for it."""
+        answer = self._questions.get(question)
+        if answer is None:
+            answer = self._questions[question] = asyncio.get_running_loop().create_future()
+            self._environment.tasks.spawn(self._answer(question, ask, answer), f"ask {question}")
+        outcome = await asyncio.shield(answer)
+        if isinstance(outcome, RayqError):
+            raise outcome.with_message(outcome.message)
+        return cast(T, outcome)
+
+    async def _answer(
+        self, question: Hashable, ask: Callable[[], Awaitable[T]], answer: asyncio.Future[Any]
+    ) -> None:
+        # An error is a value: asyncio logs exceptions that nobody fetches.
+        outcome: T | RayqError = ClosedError("The question was cancelled: the process ends.")
+        try:
+            outcome = await ask()
+        except RayqError as error:
+            outcome = error
+        finally:
+            del self._questions[question]
+            answer.set_result(outcome)
+
+
+def _leader(partition: messages.PartitionMetadata) -> _Leader | None:
+    for replica in partition.replicas:
+        if replica.broker == partition.leader and replica.host and replica.port:
+            return _Leader(partition.leader_epoch, replica.host, replica.port)
+    return None

@@ -1,0 +1,456 @@
+"""The coordinator of the transactions of one `__transaction_state` partition.
+
+It is a `Coordinator`. What it decided takes effect in partitions by markers: once the decision is
+committed it asks the leaders of all participants to write theirs, each again and again until its
+leader has. So does the next coordinator, where this one ends before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from rayq.actors.clock_watch import ClockWatch
+from rayq.actors.coordinator import Coordinator
+from rayq.actors.replica.leader import Leader
+from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.actors.transactions.links import Build, Links
+from rayq.core import transaction_changes as changes
+from rayq.core.topic_changes import TRANSACTIONS_TOPIC
+from rayq.core.transaction_records import (
+    Record,
+    TransactionKey,
+    TransactionRecord,
+    TransactionValue,
+    decode,
+    encode,
+)
+from rayq.core.transaction_state import TransactionState
+from rayq.errors import (
+    CoordinatorLoadingError,
+    InvalidRequestError,
+    RayqError,
+    TransactionLimitError,
+)
+from rayq.logs import log_event
+from rayq.metrics import Sample
+from rayq.records import TopicIdPartition
+from rayq.transaction_ids import FAMILIES_MAX, coordinator_partition, make_family
+from rayq.wire import messages
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.1
+"""How often time-outs are looked at."""
+MARKER_RETRY_S = 0.1
+MARKER_RETRY_MAX_S = 1.0
+UNUSED_CHECK_INTERVAL_S = 60.0
+
+
+class TransactionCoordinator(Coordinator[Record]):
+    """See the module."""
+
+    subject = "transactions"
+    topic = TRANSACTIONS_TOPIC
+
+    def __init__(
+        self,
+        replica_log: ReplicaLog,
+        leader: Leader,
+        assignment: messages.PartitionAssignment,
+        *,
+        ask_broker: messages.Ask,
+        links: Links,
+        clock_watch: ClockWatch,
+    ) -> None:
+        """`ask_broker` asks the broker of this node, `links` the leaders of participants."""
+        super().__init__(replica_log, leader, assignment, encode=encode)
+        self._ask_broker = ask_broker
+        self._links = links
+        self._clock_watch = clock_watch
+        self.state = TransactionState()
+        """What is decided, committed or not."""
+        self._markers: dict[TransactionKey, asyncio.Task[None]] = {}
+        """Of each transaction that has ended: done once each participant has its marker."""
+        self._partitions: int | None = None
+        """How many partitions `__transaction_state` has; None until it is needed."""
+        self._end_seconds = self._environment.metrics.histogram("rayq_transaction_end_seconds")
+        self._forget_source = self._environment.metrics.add_source(self._measure)
+
+    def _measure(self) -> list[Sample]:
+        return [
+            self._environment.metrics.sample(
+                "rayq_open_transactions", len(self.state.transactions), partition=self._partition
+            )
+        ]
+
+    def end(self, reason: str) -> None:
+        """Another process coordinates: the requests that wait are told."""
+        self._forget_source()
+        super().end(reason)
+
+    # --- producers --------------------------------------------------------------------------
+
+    async def init_producer(
+        self, request: messages.InitProducer
+    ) -> messages.InitProducerResponse:
+        """See `messages.InitProducer`."""
+        name = request.transactional_id
+        await self._begin_for(name)
+        records = await self._decide(
+            lambda: changes.init_producer(
+                self.state,
+                name,
+                request.owner,
+                transaction_timeout_ms=request.transaction_timeout_ms,
+                now_ms=self._clock_watch.latest_ms(),
+            )
+        )
+        self._append(records)
+        value = self.state.ids[name]
+        await self._until_committed()
+        return messages.InitProducerResponse(*value.next, value.last_name)
+
+    async def end_transaction(
+        self, request: messages.EndTransaction
+    ) -> messages.EndTransactionResponse:
+        """See `messages.EndTransaction`."""
+        name, owner = request.transactional_id, request.owner
+        key = TransactionKey(request.family, request.epoch)
+        await self._begin_for(name)
+        records = await self._decide(
+            lambda: changes.end(
+                self.state,
+                name,
+                owner,
+                key,
+                is_commit=request.is_commit,
+                name=request.name,
+                now_ms=self._clock_watch.latest_ms(),
+            )
+        )
+        self._append(records)
+        is_committed, following = await self._decide(
+            lambda: changes.ended(
+                self.state, name, owner, key, is_commit=request.is_commit, name=request.name
+            )
+        )
+        await self._until_committed()
+        markers = self._markers.get(key)
+        if markers is not None:
+            await asyncio.wait([markers], timeout=request.wait_ms / 1000)
+            self._check(None)
+        return messages.EndTransactionResponse(
+            is_committed, *following, is_complete=key not in self.state.transactions
+        )
+
+    async def touch(self, request: messages.TouchTransaction) -> messages.Done:
+        """See `messages.TouchTransaction`."""
+        await self._begin_for(request.transactional_id)
+        records = await self._decide(
+            lambda: changes.touch(
+                self.state,
+                request.transactional_id,
+                request.owner,
+                TransactionKey(request.family, request.epoch),
+                now_s=self._environment.clock.monotonic(),
+                now_ms=self._clock_watch.latest_ms(),
+            )
+        )
+        self._append(records)
+        await self._until_committed()
+        return messages.Done()
+
+    async def seal(self, request: messages.SealTransaction) -> messages.SealTransactionResponse:
+        """See `messages.SealTransaction`."""
+        key = TransactionKey(request.family, request.epoch)
+        await self._begin_for(request.transactional_id)
+        records = await self._decide(
+            lambda: changes.seal(
+                self.state,
+                request.transactional_id,
+                request.owner,
+                key,
+                now_ms=self._clock_watch.latest_ms(),
+            )
+        )
+        self._append(records)
+        participants = sorted(self.state.transactions[key].participants)
+        await self._until_committed()
+        return messages.SealTransactionResponse(participants)
+
+    # --- servers ----------------------------------------------------------------------------
+
+    async def join(self, request: messages.JoinTransaction) -> messages.Done:
+        """See `messages.JoinTransaction`."""
+        await self._begin(is_write=True)
+        records = await self._decide(
+            lambda: changes.join(
+                self.state,
+                TransactionKey(request.family, request.epoch),
+                (request.participant_topic_id, request.participant_partition),
+                now_s=self._environment.clock.monotonic(),
+                now_ms=self._clock_watch.latest_ms(),
+            )
+        )
+        self._append(records)
+        await self._until_committed()
+        return messages.Done()
+
+    async def describe_outcome(
+        self, request: messages.DescribeOutcome
+    ) -> messages.DescribeOutcomeResponse:
+        """See `messages.DescribeOutcome`."""
+        await self._begin(is_write=True)
+        key = TransactionKey(request.family, request.epoch)
+        state = changes.outcome(self.state, key)
+        if key not in self.state.transactions:
+            # A record that changes nothing: once it is committed, no newer coordinator had begun.
+            self._append([TransactionRecord(key, None)])
+        await self._until_committed()
+        return messages.DescribeOutcomeResponse(state)
+
+    # --- operators --------------------------------------------------------------------------
+
+    async def list_transactions(
+        self, request: messages.ListTransactions
+    ) -> messages.ListTransactionsResponse:
+        """See `messages.ListTransactions`."""
+        await self._begin(is_write=False)
+        listed = {one.transactional_id for one in self.state.transactions.values()}
+        if request.idle:
+            listed.update(self.state.ids)
+        left = sorted(name for name in listed if name > request.after)
+        names = left[: messages.LISTED_IDS_MAX]
+        answer = messages.ListTransactionsResponse(
+            [summary for name in names for summary in self._summaries(name)],
+            names[-1] if len(names) < len(left) else None,
+        )
+        await self._until_committed()
+        return answer
+
+    async def describe(
+        self, request: messages.DescribeTransaction
+    ) -> messages.DescribeTransactionResponse:
+        """See `messages.DescribeTransaction`."""
+        name = request.transactional_id
+        await self._begin(is_write=False)
+        value = self.state.ids.get(name)
+        if value is None:
+            await self._until_committed()
+            raise InvalidRequestError(f"There is no transactional id {name!r}.")
+        answer = messages.DescribeTransactionResponse(
+            name,
+            value.owner,
+            *value.next,
+            value.transaction_timeout_ms,
+            value.last_name,
+            self._summaries(name),
+            [
+                (*key, *one, one in self.state.written.get(key, ()))
+                for key in self.state.under_way(name)
+                for one in sorted(self.state.transactions[key].participants)
+            ],
+        )
+        await self._until_committed()
+        return answer
+
+    async def abort(self, request: messages.AbortTransaction) -> messages.Done:
+        """See `messages.AbortTransaction`."""
+        await self._begin(is_write=True)
+        key = TransactionKey(request.family, request.epoch)
+        name = self.state.id_of(key)
+        if name is not None and key in self.state.transactions:
+            await self._begin_for(name)
+            if self.state.id_of(key) == name:  # It has not ended meanwhile.
+                self._append(self._abort(name))
+        await self._until_committed()
+        return messages.Done()
+
+    def _summaries(self, name: str) -> list[messages.TransactionSummary]:
+        """The transactions of an id that are under way, oldest first; else its next one."""
+        now_ms, value = self._clock_watch.now_ms(), self.state.ids[name]
+        timeout_ms = value.transaction_timeout_ms
+        found = []
+        for key in self.state.under_way(name):
+            one = self.state.transactions[key]
+            age_ms = max(0, now_ms - one.start_ms)
+            count = len(one.participants)
+            most_ms = changes.TOUCHED_MS_MAX if one.is_touched else timeout_ms
+            found.append(
+                messages.TransactionSummary(name, *key, one.state, age_ms, count, most_ms)
+            )
+        following = value.next
+        return found or [
+            messages.TransactionSummary(name, *following, "ready", None, 0, timeout_ms)
+        ]
+
+    # --- before and after a decision --------------------------------------------------------
+
+    async def _begin_for(self, name: str) -> None:
+        """Returns when a request for this id may be decided, with a family in hand where the
+        decision needs one. Raises what `_begin` raises, and InvalidRequestError for the id of
+        another coordinator."""
+        await self._begin(is_write=True)
+        generation = self._log.generation
+        try:
+            if self._partitions is None:
+                self._partitions = await self._links.coordinators()
+            while changes.needs_family(self.state, name) and not self.state.families:
+                await self._draw_family(generation)
+        except RayqError as error:
+            if isinstance(error, TransactionLimitError):
+                raise
+            raise CoordinatorLoadingError(
+                f"The coordinator of {self.where} waits for its broker: {error}"
+            ) from error
+        self._check(generation)
+        if coordinator_partition(name, self._partitions) != self._partition:
+            raise InvalidRequestError(
+                f"Transactional id {name!r} belongs to partition "
+                f"{coordinator_partition(name, self._partitions)} of {TRANSACTIONS_TOPIC}, not to "
+                f"{self._partition}."
+            )
+
+    async def _draw_family(self, generation: int) -> None:
+        number = (await self._ask_broker(messages.AllocateProducerId())).producer_id
+        self._check(generation)
+        if number >= FAMILIES_MAX:
+            raise TransactionLimitError(
+                "The cluster has given out all families of producer ids: no transactional id can "
+                "be added."
+            )
+        self.state.families.append(make_family(self._partition, number))
+
+    def _append(self, records: list[Record]) -> None:
+        """A decision's records take effect here at once, and are on their way to the log."""
+        if not records:
+            return
+        for record in records:
+            self.state.replay(record)
+        self._log.append(records)
+        for record in records:
+            if isinstance(record, TransactionRecord) and record.value is not None:
+                self._write_markers_of(record.key, record.value)
+
+    def _abort(self, name: str) -> list[Record]:
+        return changes.abort(self.state, name, now_ms=self._clock_watch.latest_ms())
+
+    # --- markers ----------------------------------------------------------------------------
+
+    def _write_markers_of(self, key: TransactionKey, transaction: TransactionValue) -> None:
+        if not transaction.is_decided:
+            return
+
+        async def write() -> None:
+            started_s = self._environment.clock.monotonic()
+            try:
+                await self._log.until_committed()
+            except RayqError:
+                return  # What is decided after all, the next coordinator finds in the log.
+            await asyncio.gather(
+                *(self._write_marker(key, transaction, one) for one in transaction.participants)
+            )
+            self._end_seconds.observe(self._environment.clock.monotonic() - started_s)
+            self._markers.pop(key, None)
+
+        self._markers[key] = self._environment.tasks.spawn(
+            self._replica_log.guard(write), f"markers of {key} of {self.where}"
+        )
+
+    async def _write_marker(
+        self, key: TransactionKey, transaction: TransactionValue, participant: TopicIdPartition
+    ) -> None:
+        """Takes note of a participant's marker, once that is written for good."""
+        is_commit, epoch = transaction.state == "committing", self._leader.leader_epoch
+
+        def build(topic_id: str, partition: int, leader_epoch: int) -> messages.WriteMarker:
+            return messages.WriteMarker(topic_id, partition, leader_epoch, *key, is_commit, epoch)
+
+        retry_s = MARKER_RETRY_S
+        while not (await self._is_marked(participant, build) and self._may_be_heard()):
+            await asyncio.sleep(retry_s)
+            retry_s = min(2 * retry_s, MARKER_RETRY_MAX_S)
+        self._append(changes.marker_written(self.state, key, participant))
+
+    async def _is_marked(
+        self, participant: TopicIdPartition, build: Build[messages.Done]
+    ) -> bool:
+        """Whether the participant has its marker after another attempt, or needs none: its topic is
+        gone."""
+        try:
+            await self._links.ask_leader(*participant, build)
+        except RayqError as error:
+            logger.debug("a marker of %s for %s: %s", self.where, participant, error)
+            return self._links.is_gone(participant[0])
+        return True
+
+    # --- beginning anew ---------------------------------------------------------------------
+
+    def _fail_all(self, error: RayqError) -> None:
+        super()._fail_all(error)
+        markers, self._markers = self._markers, {}
+        for task in markers.values():
+            task.cancel()
+
+    async def _load(self) -> None:
+        state = TransactionState()
+        count = await self._log.replay(lambda key, value: state.replay(decode(key, value)))
+        self.state = state
+        self._loaded()
+        for key, transaction in state.transactions.items():
+            self._write_markers_of(key, transaction)
+        logger.info(
+            "%s: %d transactional ids, %d transactions from %d records",
+            self.where,
+            len(state.ids),
+            len(state.transactions),
+            count,
+        )
+
+    # --- background -------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        """Aborts what has had its time and forgets unused ids, until the state is dropped."""
+        clock = self._environment.clock
+        generation = self._log.generation
+        last_s = clock.monotonic()
+        unused_s = last_s + UNUSED_CHECK_INTERVAL_S
+        while True:
+            await self._reset_wanted.wait(TICK_S)
+            if generation != self._log.generation:
+                return
+            now_s = clock.monotonic()
+            late_s, last_s = now_s - last_s - TICK_S, now_s
+            if not self._may_be_heard():
+                changes.prolong(self.state, late_s + TICK_S)
+                continue
+            if late_s > TICK_S:
+                changes.prolong(self.state, late_s)
+            for name in changes.expired(
+                self.state, now_s=now_s, now_ms=self._clock_watch.now_ms()
+            ):
+                await self._expire(name, generation)
+            if now_s >= unused_s and generation == self._log.generation:
+                unused_s = now_s + UNUSED_CHECK_INTERVAL_S
+                self._append(
+                    changes.forget_unused(self.state, now_ms=self._clock_watch.now_ms())
+                )
+
+    async def _expire(self, name: str, generation: int) -> None:
+        """Aborts a transaction that has had its time, or leaves it to the next look."""
+        try:
+            if changes.needs_family(self.state, name) and not self.state.families:
+                await self._draw_family(generation)
+            self._check(generation)
+            self._append(self._abort(name))
+        except RayqError as error:
+            logger.info("%s: time-out of %r: %s", self.where, name, error)
+            return
+        log_event(
+            logger,
+            logging.WARNING,
+            "transaction_timed_out",
+            transactional_id=name,
+            timeout_ms=self.state.ids[name].transaction_timeout_ms,
+        )

@@ -1,0 +1,215 @@
+"""The transaction of a batch write, as its driver sees it: one owner, and a writer for each task.
+
+Task `n` writes as the `n`-th producer of the transaction's family, so however many tasks there are,
+each partition joins once and gets one marker. The end has two parts. The coordinator *seals* the
+transaction, then the leaders of its partitions do: no batch is appended any more, and each leader
+says what every writer has there. The controller confirms that they lead: one that was replaced may
+not know all. Only where it is what the tasks reported the driver commits. So a copy of a task that
+runs for longer than the job adds nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from rayq.batch.job_partition import JobPartition
+from rayq.batch.taking_cuts import still_lead, together
+from rayq.client.client import Client
+from rayq.client.coordinator import TransactionsCoordinator
+from rayq.config import ProducerConfig
+from rayq.errors import (
+    AlreadyCommittedError,
+    ProducerFencedError,
+    RayqError,
+    TimeoutError,
+    TransactionAbortedError,
+    TransactionEndedError,
+    TransactionOutcomeUnknownError,
+)
+from rayq.records import TopicPartition
+from rayq.wire.messages import (
+    AnyRequest,
+    EndTransaction,
+    EndTransactionResponse,
+    InitProducer,
+    InitProducerResponse,
+    SealPartition,
+    SealPartitionResponse,
+    SealTransaction,
+    SealTransactionResponse,
+    TouchTransaction,
+)
+
+logger = logging.getLogger(__name__)
+
+TRANSACTION_TIMEOUT_MS = 60_000
+"""A driver that was not heard of for so long is dead: its transaction is aborted."""
+TOUCH_INTERVAL_S = 10.0
+ABORT_TIMEOUT_S = 10.0
+MARKERS_WAIT_MS = 1000
+"""How long a commit waits for the markers after it was decided."""
+
+
+class JobTransaction(NamedTuple):
+    """See the module. `timeout_s` is for each question, with its retries."""
+
+    client: Client
+    transactional_id: str
+    name: str | None
+    owner: str
+    family: int
+    epoch: int
+    timeout_s: float
+
+    @staticmethod
+    async def begin(
+        client: Client, transactional_id: str, name: str | None, *, timeout_s: float
+    ) -> tuple[JobTransaction, str | None]:
+        """Begins a transaction; one of an earlier driver that is open is aborted. Returns it with
+        the last name that committed under the id. Raises
+        AlreadyCommittedError, TransactionLimitError, InvalidRequestError, TimeoutError."""
+        owner = client.environment.new_id()
+        coordinator = TransactionsCoordinator(client, transactional_id, ProducerConfig())
+        answer: InitProducerResponse = await coordinator.ask(
+            lambda topic_id, partition, leader_epoch: InitProducer(
+                topic_id, partition, leader_epoch, transactional_id, owner, TRANSACTION_TIMEOUT_MS
+            ),
+            timeout_s=timeout_s,
+        )
+        if name is not None and name == answer.last_name:
+            raise AlreadyCommittedError(
+                f"The batch write {name!r} of {transactional_id!r} is committed, and a name "
+                "commits once: nothing was written. Go on with what comes after it."
+            )
+        transaction = JobTransaction(
+            client, transactional_id, name, owner, answer.family, answer.epoch, timeout_s
+        )
+        return transaction, answer.last_name
+
+    async def keep_open(self) -> None:
+        """Has the coordinator keep the transaction open, until this is cancelled."""
+        while True:
+            await asyncio.sleep(TOUCH_INTERVAL_S)
+            try:
+                await self._ask(
+                    lambda topic_id, partition, leader_epoch: TouchTransaction(
+                        topic_id,
+                        partition,
+                        leader_epoch,
+                        self.transactional_id,
+                        self.owner,
+                        self.family,
+                        self.epoch,
+                    )
+                )
+            except (ProducerFencedError, TransactionEndedError) as error:
+                logger.warning("the transaction of %r has ended: %s", self.transactional_id, error)
+                return  # The tasks hear it, and so does `finish`.
+            except RayqError as error:
+                logger.warning("keeping %r open: %s", self.transactional_id, error)
+
+    async def seal(self, topic: str) -> dict[int, dict[int, int]]:
+        """Takes no more records. Returns how many of each writer there are in each partition of the
+        topic, to which all tasks write. Raises TransactionAbortedError, UnknownTopicError,
+        PartitionOfflineError, TimeoutError."""
+
+        async def seal_partition(partition: JobPartition) -> SealPartitionResponse:
+            number = partition.place.partition
+            answer, _ = await partition.exchange(
+                lambda leader_epoch: SealPartition(
+                    partition.topic_id, number, leader_epoch, self.family, self.epoch
+                )
+            )
+            return answer
+
+        deadline = self.client.now + self.timeout_s
+        try:
+            sealed: SealTransactionResponse = await self._ask(
+                lambda topic_id, partition, leader_epoch: SealTransaction(
+                    topic_id,
+                    partition,
+                    leader_epoch,
+                    self.transactional_id,
+                    self.owner,
+                    self.family,
+                    self.epoch,
+                )
+            )
+            partitions = [
+                JobPartition(self.client, TopicPartition(topic, number), topic_id, self.timeout_s)
+                for topic_id, number in sealed.participants
+            ]
+            while self.client.now < deadline:
+                answers = await together(map(seal_partition, partitions))
+                epochs = [answer.leader_epoch for answer in answers]
+                if await still_lead(self.client, partitions, epochs, deadline):
+                    return {
+                        partition.place.partition: {
+                            producer_id - self.family: records
+                            for producer_id, records in answer.written
+                        }
+                        for partition, answer in zip(partitions, answers, strict=True)
+                    }
+        except (ProducerFencedError, TransactionEndedError) as error:
+            raise aborted(error) from error
+        raise TimeoutError(
+            f"What a batch write of {self.transactional_id!r} has in {topic} was not confirmed "
+            f"within {self.timeout_s:g} s: the leaders of its partitions change all the time."
+        )
+
+    async def commit(self) -> None:
+        """Raises TransactionAbortedError, AlreadyCommittedError, TransactionOutcomeUnknownError."""
+        try:
+            answer = await self._end(is_commit=True)
+        except AlreadyCommittedError:
+            raise
+        except RayqError as error:
+            raise TransactionOutcomeUnknownError(
+                f"The commit of a batch write of {self.transactional_id!r} was asked for, and no "
+                f"answer says what became of it: {error} It is committed whole or not at all. With "
+                "a name it can be run again, and commits once."
+            ) from error
+        if not answer.is_committed:
+            raise aborted("its end came before its commit was asked for.")
+
+    async def abort(self) -> None:
+        """Ends it without its records, if it has not ended. Tries for `ABORT_TIMEOUT_S` at most:
+        it ends by its time-out anyway."""
+        await self._replace(timeout_s=min(self.timeout_s, ABORT_TIMEOUT_S))._end(is_commit=False)
+
+    async def _end(self, *, is_commit: bool) -> EndTransactionResponse:
+        wait_ms = MARKERS_WAIT_MS if is_commit else 0
+        answer: EndTransactionResponse = await self._ask(
+            lambda topic_id, partition, leader_epoch: EndTransaction(
+                topic_id,
+                partition,
+                leader_epoch,
+                self.transactional_id,
+                self.owner,
+                self.family,
+                self.epoch,
+                is_commit,
+                self.name if is_commit else None,
+                wait_ms,
+            ),
+            hold_s=wait_ms / 1000,
+        )
+        return answer
+
+    async def _ask(
+        self, build: Callable[[str, int, int], AnyRequest], *, hold_s: float = 0.0
+    ) -> Any:
+        coordinator = TransactionsCoordinator(self.client, self.transactional_id, ProducerConfig())
+        return await coordinator.ask(build, timeout_s=self.timeout_s, hold_s=hold_s)
+
+
+def aborted(cause: RayqError | str) -> TransactionAbortedError:
+    """What a task or the end of a job raises whose transaction has ended."""
+    return TransactionAbortedError(
+        "The transaction of this batch write is aborted: its driver was not heard of for "
+        f"{TRANSACTION_TIMEOUT_MS // 1000} s, or it was open for an hour, or an operator aborted "
+        f"it, or another run of the job has begun. None of it is visible: run it again. ({cause})"
+    )

@@ -1,0 +1,204 @@
+"""`rayq transactions`: list, describe, abort, find-hanging."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from rayq.cli import output
+from rayq.cli.confirm import Yes, agree, check_can_ask
+from rayq.cli.current import connected
+from rayq.cli.options import (
+    COMPLETION_TIMEOUT_S,
+    ClusterAddress,
+    Json,
+    complete_topic,
+    offered,
+    quickly,
+)
+from rayq.errors import RayqError
+from rayq.records import HangingTransaction, TransactionInfo, TransactionListing
+
+app = typer.Typer(
+    help="Transactions of producers: look at them, abort them.", no_args_is_help=True
+)
+
+
+def _complete_id(ctx: typer.Context, incomplete: str) -> list[str]:
+    with contextlib.suppress(RayqError, OSError), quickly(ctx) as cluster:
+        listed = cluster.admin.list_transactions(timeout_s=COMPLETION_TIMEOUT_S)
+        return offered([one.transactional_id for one in listed], incomplete)
+    return []
+
+
+TransactionalIds = Annotated[
+    list[str], typer.Argument(metavar="TRANSACTIONAL-ID", autocompletion=_complete_id)
+]
+
+
+@app.command("list")
+def list_transactions(
+    idle: Annotated[
+        bool,
+        typer.Option("-a", "--all", help="Also transactional ids with no transaction under way."),
+    ] = False,
+    json: Json = False,
+    cluster: ClusterAddress = None,
+) -> None:
+    """List the transactions that are under way, the oldest first."""
+    with connected(cluster) as connection:
+        listed = connection.admin.list_transactions(idle=idle)
+    if json:
+        output.print_json([_as_json(one) for one in listed])
+    else:
+        _show(listed)
+
+
+def _show(listed: list[TransactionListing]) -> None:
+    output.table(
+        ("transactional id", "state", "age s", "time-out s", "partitions", "producer", "epoch"),
+        [
+            (
+                one.transactional_id,
+                one.state + (", hanging" if one.is_hanging else ""),
+                one.age_ms and one.age_ms // 1000,
+                one.transaction_timeout_ms // 1000,
+                one.partitions,
+                one.producer_id,
+                one.epoch,
+            )
+            for one in listed
+        ],
+        styles=["warning" if one.is_hanging else "ok" for one in listed],
+        optional=("producer", "epoch", "time-out s"),
+    )
+
+
+def _as_json(one: TransactionListing) -> dict[str, Any]:
+    return {**msgspec.to_builtins(one), "is_hanging": one.is_hanging}
+
+
+@app.command()
+def describe(
+    transactional_ids: TransactionalIds, json: Json = False, cluster: ClusterAddress = None
+) -> None:
+    """Show what transactional ids have under way, and in which partitions."""
+    with connected(cluster) as connection:
+        infos = [connection.admin.describe_transaction(one) for one in transactional_ids]
+    if json:
+        shown = [
+            {
+                **msgspec.to_builtins(info),
+                "transactions": [_as_json(one) for one in info.transactions],
+                "participants": [
+                    {
+                        "producer_id": one.producer_id,
+                        "epoch": one.epoch,
+                        **one.topic_partition._asdict(),
+                        "has_marker": one.has_marker,
+                    }
+                    for one in info.participants
+                ],
+            }
+            for info in infos
+        ]
+        output.print_json_of(transactional_ids, shown)
+        return
+    for number, info in enumerate(infos):
+        if number:
+            output.say()
+        _show_info(info)
+
+
+def _show_info(info: TransactionInfo) -> None:
+    output.heading(
+        f"{info.transactional_id}: owner {info.owner}, time-out "
+        f"{info.transaction_timeout_ms / 1000:g} s"
+        + ("" if info.last_name is None else f", last name {info.last_name}")
+    )
+    output.say()
+    _show(info.transactions)
+    if info.participants:
+        output.say()
+        output.table(
+            ("topic", "partition", "epoch", "marker"),
+            [(*one.topic_partition, one.epoch, one.has_marker) for one in info.participants],
+        )
+
+
+@app.command()
+def abort(
+    transactional_ids: TransactionalIds,
+    yes: Yes = False,
+    json: Json = False,
+    cluster: ClusterAddress = None,
+) -> None:
+    """Abort what transactional ids have open."""
+    check_can_ask(yes)
+    with connected(cluster) as connection:
+        agree(f"Abort the open transactions of {', '.join(transactional_ids)}?", yes)
+        for one in transactional_ids:
+            connection.admin.abort_transaction(one)
+            if not json:
+                output.say(f"Aborted the transaction of {one}.")
+    if json:
+        output.print_json({"aborted": transactional_ids})
+
+
+@app.command("find-hanging")
+def find_hanging(
+    topics: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="TOPIC", help="All topics by default.", autocompletion=complete_topic
+        ),
+    ] = None,
+    abort: Annotated[
+        bool, typer.Option("--abort", help="Abort each of them in its partition.")
+    ] = False,
+    yes: Yes = False,
+    json: Json = False,
+    cluster: ClusterAddress = None,
+) -> None:
+    """Find transactions in partitions that no coordinator knows, so that nobody ends them."""
+    check_can_ask(yes or not abort)
+    with connected(cluster, topics=topics or ()) as connection:
+        found = connection.admin.find_hanging_transactions(topics)
+        if not json:
+            _show_hanging(found)
+        if found and abort:
+            agree(
+                "Abort them in these partitions? Where such a transaction was committed, readers "
+                "lose its records there.",
+                yes,
+            )
+            for one in found:
+                connection.admin.abort_hanging_transaction(one)
+            if not json:
+                output.say(f"Aborted {output.counted(len(found), 'transaction')}.")
+    if json:
+        output.print_json(
+            [
+                {
+                    **one.topic_partition._asdict(),
+                    "first_offset": one.first_offset,
+                    "producer_id": one.producer_id,
+                    "epoch": one.epoch,
+                    "aborted": abort,
+                }
+                for one in found
+            ]
+        )
+
+
+def _show_hanging(found: list[HangingTransaction]) -> None:
+    if not found:
+        output.say("No transaction hangs.")
+        return
+    output.table(
+        ("topic", "partition", "first offset", "producer", "epoch"),
+        [(*one.topic_partition, one.first_offset, one.producer_id, one.epoch) for one in found],
+    )

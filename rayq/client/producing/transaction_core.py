@@ -1,0 +1,356 @@
+"""Carries out what the `TransactionState` of a producer decides: asks the coordinator, waits for
+what was sent, opens and shuts the producer for records. Belongs to the client's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Awaitable, Callable
+
+from rayq.client.backoff import Backoff
+from rayq.client.client import Client
+from rayq.client.coordinator import GroupCoordinator, TransactionsCoordinator
+from rayq.client.group_positions import GroupPositions
+from rayq.client.producing.accumulator import Accumulator
+from rayq.client.producing.sender import RETRY_BACKOFF_MAX_S, Sender
+from rayq.client.producing.transaction_state import (
+    End,
+    TransactionNumbers,
+    TransactionState,
+)
+from rayq.config import ProducerConfig
+from rayq.errors import (
+    CommitRefusedError,
+    InvalidRequestError,
+    RayqError,
+    TimeoutError,
+    TransactionAbortedError,
+    TransactionEndedError,
+    from_wire,
+)
+from rayq.wire.messages import (
+    AnyRequest,
+    CommitOffsets,
+    CommitOffsetsResponse,
+    EndTransaction,
+    EndTransactionResponse,
+    InitProducer,
+    InitProducerResponse,
+)
+
+logger = logging.getLogger(__name__)
+
+NUMBERS_AGE_MAX_S = 86_400.0
+"""Numbers that lay idle for longer are asked for again: a coordinator forgets a transactional id
+that nobody has used for a week."""
+
+MARKERS_WAIT_MS = 1000
+"""How long a commit waits for the markers after it was decided, so that whoever reads next sees
+it. They are written in any case."""
+
+
+class TransactionCore:
+    """The transactions of one producer."""
+
+    def __init__(
+        self,
+        client: Client,
+        config: ProducerConfig,
+        accumulator: Accumulator,
+        sender: Sender,
+        drain: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`drain()` waits until all that was accepted has an outcome."""
+        assert config.transactional_id is not None
+        self.state = TransactionState(config.transactional_id)
+        self._id = config.transactional_id
+        self._client = client
+        self._config = config
+        self._accumulator = accumulator
+        self._sender = sender
+        self._drain = drain
+        self._coordinator = TransactionsCoordinator(client, self._id, config)
+        self._owner = client.environment.new_id()
+        self._ending: asyncio.Task[RayqError | None] | None = None
+        self._has_sent_offsets = False
+        self._offsets_under_way: set[asyncio.Future[None]] = set()
+        self._heard_at = client.now
+        """When the coordinator last answered."""
+        self.sequences = itertools.count(1)
+        """The numbers of positions that were given without a consumer."""
+        accumulator.refuse(self.state.refusal)
+
+    # --- the beginning --------------------------------------------------------------------------
+
+    async def begin(self, token: object, name: str | None) -> None:
+        """Begins a transaction, which `token` tells from others. Settles first what the one before
+        left open. Raises InvalidRequestError, ProducerFencedError, AlreadyCommittedError,
+        TransactionLimitError, TimeoutError after `max_block_ms`."""
+        deadline = self._deadline()
+        if self._ending is not None:  # Nobody waits for it any more.
+            await asyncio.wait([self._ending], timeout=deadline - self._client.now)
+        state = self.state
+        state.begin(token, name)
+        if self._client.now - self._heard_at > NUMBERS_AGE_MAX_S:
+            state.numbers = None
+        try:
+            while (question := state.question) is not None:
+                if isinstance(question, End):
+                    await self._settle(question, deadline)
+                else:
+                    await self._init(deadline)
+            numbers = state.open()
+        except BaseException:
+            state.begin_failed()
+            self._accumulator.refuse(state.refusal)
+            raise
+        self._has_sent_offsets = False
+        self._sender.begin(*numbers)
+        self._accumulator.refuse(None)
+
+    def withdraw(self, token: object) -> None:
+        """The thread that began the transaction was interrupted, and will not end it."""
+        if self.state.phase == "open" and self.state.token is token:
+            self._spawn_end(is_commit=False)
+
+    async def _init(self, deadline: float) -> None:
+        def build(topic_id: str, partition: int, leader_epoch: int) -> AnyRequest:
+            return InitProducer(
+                topic_id=topic_id,
+                partition=partition,
+                leader_epoch=leader_epoch,
+                transactional_id=self._id,
+                owner=self._owner,
+                transaction_timeout_ms=self._config.transaction_timeout_ms,
+            )
+
+        try:
+            response: InitProducerResponse = await self._coordinator.ask(
+                build, timeout_s=self._left_s(deadline)
+            )
+        except RayqError as error:
+            self.state.refused(error)
+            raise
+        self._heard_at = self._client.now
+        numbers = TransactionNumbers(response.family, response.epoch)
+        self.state.initialised(numbers, response.last_name)
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def shut(self) -> None:
+        """No further record is accepted: called before `end`, by the user's thread."""
+        self._accumulator.shut(self.state.ending_refusal())
+
+    async def end(self, token: object, *, is_commit: bool) -> None:
+        """Ends the open transaction, after `shut`. What was begun goes on when the caller is
+        cancelled, but for a commit that was not asked for yet: that becomes an abort. Raises
+        TransactionAbortedError, TransactionOutcomeUnknownError, AlreadyCommittedError,
+        ProducerFencedError, InvalidRequestError; TimeoutError from an abort."""
+        self.check_open(token)
+        ending = self._spawn_end(is_commit=is_commit)
+        try:
+            error = await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            if self.state.interrupted():
+                self._give_up()
+            raise
+        if error is not None:
+            raise error
+
+    def _spawn_end(self, *, is_commit: bool) -> asyncio.Task[RayqError | None]:
+        self.state.end(is_commit=is_commit)
+        self._accumulator.refuse(self.state.refusal)
+        self._ending = self._client.environment.tasks.spawn(
+            self._end(is_commit), f"end of a transaction of {self._id}"
+        )
+        return self._ending
+
+    async def _end(self, is_commit: bool) -> RayqError | None:
+        """Returns what the caller is to raise."""
+        state = self.state
+        error: RayqError | None = None
+        try:
+            if is_commit and not state.has_failed:
+                if self._offsets_under_way:
+                    await asyncio.wait(self._offsets_under_way)
+                await self._drain()
+            if not is_commit or state.has_failed:
+                self._sender.fail(
+                    TransactionAbortedError(f"The transaction of {self._id!r} is aborted.")
+                )
+            await self._drain()
+            state.decide(is_used=self._sender.has_numbered or self._has_sent_offsets)
+            deadline = self._deadline()
+            while state.unsettled is not None:
+                await self._settle(state.unsettled, deadline)
+        except RayqError as caught:
+            error = caught
+        except BaseException as caught:  # a bug of rayq: these numbers must not be used again
+            if state.unsettled is None:
+                state.failed(caught)
+                state.decide(is_used=True)
+            raise
+        finally:
+            self._ending = None
+            outcome = state.finish(error)
+            self._accumulator.refuse(state.refusal)
+        return outcome
+
+    async def _settle(self, end: End, deadline: float) -> None:
+        """Asks how a transaction ended, or has it end so. Raises what leaves that open, and
+        ProducerFencedError."""
+        is_repeated = self.state.was_asked
+        wait_ms = MARKERS_WAIT_MS if end.is_commit else 0
+
+        def build(topic_id: str, partition: int, leader_epoch: int) -> AnyRequest:
+            self.state.asked()
+            return EndTransaction(
+                topic_id=topic_id,
+                partition=partition,
+                leader_epoch=leader_epoch,
+                transactional_id=self._id,
+                owner=self._owner,
+                family=end.family,
+                epoch=end.epoch,
+                is_commit=end.is_commit,
+                name=end.name,
+                wait_ms=wait_ms,
+            )
+
+        try:
+            response: EndTransactionResponse = await self._coordinator.ask(
+                build, timeout_s=self._left_s(deadline), hold_s=wait_ms / 1000
+            )
+        except RayqError as error:
+            self.state.refused(error)
+            return
+        if is_repeated:
+            outcome = "committed" if response.is_committed else "aborted"
+            logger.info("the transaction of %r that was in doubt is %s", self._id, outcome)
+        self._heard_at = self._client.now
+        numbers = TransactionNumbers(response.family, response.epoch)
+        self.state.ended(response.is_committed, numbers)
+
+    async def close(self) -> None:
+        """Waits for the end that is under way, and aborts what is open. Raises as `end` does."""
+        if self._ending is not None:
+            await asyncio.wait([self._ending])
+        elif self.state.phase == "open":
+            await self.end(self.state.token, is_commit=False)
+
+    # --- while it is open -----------------------------------------------------------------------
+
+    def check_open(self, token: object) -> None:
+        """Raises InvalidRequestError where another transaction is open than that of the token, or
+        none. From any thread."""
+        if self.state.token is not token or self.state.phase != "open":
+            self.state.check_not_fenced()
+            raise InvalidRequestError(
+                f"This transaction of {self._id!r} is not open (any more): it lasts from the "
+                "beginning of its block to the end."
+            )
+
+    def failed(self, error: RayqError) -> None:
+        """A record of the open transaction was not delivered: nothing else of it needs to be."""
+        if not self.state.has_failed:
+            self.state.failed(error)
+            self._accumulator.refuse(self.state.refusal)
+            asyncio.get_running_loop().call_soon(self._give_up)
+
+    def _give_up(self) -> None:
+        if self.state.has_failed and self.state.phase in ("open", "ending"):
+            refusal = TransactionAbortedError(
+                f"The transaction of {self._id!r} is aborted, since something of it was not "
+                "written."
+            )
+            self._sender.fail(refusal)
+
+    async def send_offsets(self, token: object, positions: GroupPositions) -> None:
+        """Has the transaction commit positions of a group. Any failure makes the transaction fail.
+        Raises InvalidRequestError, CommitRefusedError, TransactionAbortedError, TimeoutError after
+        `max_block_ms`."""
+        self.check_open(token)
+        if not positions.offsets:
+            return
+        self._has_sent_offsets = True
+        under_way = asyncio.get_running_loop().create_future()
+        self._offsets_under_way.add(under_way)
+        try:
+            await self._send_offsets(positions)
+        except TransactionEndedError as error:
+            ended = TransactionAbortedError(
+                f"The transaction of {self._id!r} had ended when positions of group "
+                f"{positions.group!r} were sent: {error}"
+            )
+            self.failed(ended)
+            raise ended from error
+        except RayqError as error:
+            self.failed(error)
+            if error.ends_membership:
+                raise CommitRefusedError(
+                    f"Positions of group {positions.group!r} are not part of the transaction, "
+                    f"which is aborted: {error} Poll again to go on with what this member owns now."
+                ) from error
+            raise
+        except BaseException:
+            self.failed(InvalidRequestError("sending positions was interrupted"))
+            raise
+        finally:
+            self._offsets_under_way.discard(under_way)
+            under_way.set_result(None)
+
+    async def _send_offsets(self, positions: GroupPositions) -> None:
+        numbers = self.state.numbers
+        assert numbers is not None
+        coordinator = GroupCoordinator(self._client, positions.group, self._config)
+        backoff = Backoff(
+            self._client.environment, self._config.retry_backoff_ms / 1000, RETRY_BACKOFF_MAX_S
+        )
+        deadline = self._deadline()
+        left = positions.offsets
+
+        def build(topic_id: str, partition: int, leader_epoch: int) -> AnyRequest:
+            return CommitOffsets(
+                topic_id=topic_id,
+                partition=partition,
+                leader_epoch=leader_epoch,
+                group=positions.group,
+                member=positions.member,
+                member_epoch=positions.member_epoch,
+                sequence=positions.sequence,
+                offsets=left,
+                transaction=numbers,
+            )
+
+        while True:
+            response: CommitOffsetsResponse = await coordinator.ask(
+                build, timeout_s=self._left_s(deadline)
+            )
+            if not response.refused:
+                return
+            errors = {
+                (topic_id, partition): from_wire(code, text)
+                for topic_id, partition, code, text in response.refused
+            }
+            final = next((error for error in errors.values() if not error.retriable), None)
+            if final is not None:
+                raise CommitRefusedError(
+                    f"{len(errors)} positions of group {positions.group!r} are not part of the "
+                    f"transaction, which is aborted: {final}"
+                )
+            wait_s = backoff.next_s()
+            if self._client.now + wait_s >= deadline:
+                raise TimeoutError(
+                    f"Positions of group {positions.group!r} were not taken within max_block_ms "
+                    f"({self._config.max_block_ms} ms): {next(iter(errors.values()))}"
+                )
+            await asyncio.sleep(wait_s)
+            left = [one for one in left if (one[0], one[1]) in errors]
+
+    def _deadline(self) -> float:
+        return self._client.now + self._config.max_block_ms / 1000
+
+    def _left_s(self, deadline: float) -> float:
+        return max(deadline - self._client.now, 0.001)

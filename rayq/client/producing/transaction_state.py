@@ -1,0 +1,284 @@
+"""Decides the life of a transactional producer: what it asks its coordinator, and what becomes of
+each transaction.
+
+Pure: calls of the user and answers of the coordinator go in; questions, refusals and outcomes come
+out, and `transaction_core.py` carries them out. What a `TransactionState` guarantees:
+
+- An epoch is used for one transaction. It is spent once its end is asked for, whatever is answered.
+- After a commit was asked for, an abort of the same transaction never is, unless the commit was
+  refused. Without an answer the next transaction does not begin: it asks for the commit again.
+- A transaction is not committed when anything of it failed, or may not have been written.
+- The numbers of the next transaction are taken from the answer to a commit that took effect, since
+  no other owner of the transactional id can have them. After any other end the coordinator is asked
+  anew, and says so if another owner has taken over.
+- After that the producer writes nothing more.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from rayq.errors import (
+    AlreadyCommittedError,
+    InvalidRequestError,
+    ProducerFencedError,
+    RayqError,
+    TransactionAbortedError,
+    TransactionEndedError,
+    TransactionOutcomeUnknownError,
+)
+
+
+class TransactionNumbers(NamedTuple):
+    """What all batches of a transaction carry."""
+
+    family: int
+    epoch: int
+
+
+class Init(NamedTuple):
+    """Ask for numbers, as the owner of the transactional id."""
+
+
+class End(NamedTuple):
+    """Ask for the end of a transaction."""
+
+    family: int
+    epoch: int
+    is_commit: bool
+    name: str | None
+
+
+Question = Init | End
+
+
+class TransactionState:
+    """The transactions of one producer, which has at most one at a time."""
+
+    def __init__(self, transactional_id: str) -> None:
+        self.phase: Literal["idle", "beginning", "open", "ending"] = "idle"
+        self.token: object | None = None
+        """Tells the transaction that is begun, open or ending from all others."""
+        self.numbers: TransactionNumbers | None = None
+        """Of the open transaction, or of the next one. None: they must be asked for."""
+        self.unsettled: End | None = None
+        """The end that was asked for, until it is known how the transaction ended."""
+        self.fenced: ProducerFencedError | None = None
+        """Another owner took the transactional id over: this is the end of the producer."""
+        self._id = transactional_id
+        self._name: str | None = None
+        self._last_name: str | None = None
+        """The name of the last named transaction of the transactional id that committed."""
+        self._failure: BaseException | None = None
+        """Why the transaction cannot be committed any more."""
+        self._wants_commit = False
+        self._attempts = 0
+        """How often `unsettled` was asked for."""
+        self._verdict: RayqError | None = None
+        """What the call that ends the transaction raises, once the coordinator has answered."""
+
+    # --- the beginning --------------------------------------------------------------------------
+
+    def begin(self, token: object, name: str | None) -> None:
+        """A transaction is to begin: after `question` is None, `open` it. Raises
+        InvalidRequestError, ProducerFencedError."""
+        self.check_not_fenced()
+        if self.phase != "idle":
+            raise InvalidRequestError(
+                f"A transaction of {self._id!r} has begun and not ended, and a producer has one at "
+                "a time: leave its block, or end it with commit_transaction() or "
+                "abort_transaction(). What is to be independent needs a producer with a "
+                "transactional_id of its own."
+            )
+        self.phase = "beginning"
+        self.token = token
+        self._name = name
+
+    @property
+    def question(self) -> Question | None:
+        """What is to be asked before a transaction may begin; None: it may."""
+        if self.unsettled is not None:
+            return self.unsettled
+        return Init() if self.numbers is None else None
+
+    def initialised(self, numbers: TransactionNumbers, last_name: str | None) -> None:
+        """The coordinator's answer to `Init`."""
+        self.numbers = numbers
+        self._last_name = last_name
+
+    def open(self) -> TransactionNumbers:
+        """The transaction is open, under these numbers. Raises AlreadyCommittedError."""
+        assert self.phase == "beginning" and self.numbers is not None
+        if self._name is not None and self._name == self._last_name:
+            raise self._already_committed("nothing was begun")
+        self.phase = "open"
+        self._failure = None
+        return self.numbers
+
+    def begin_failed(self) -> None:
+        """The transaction did not begin."""
+        self.phase = "idle"
+        self.token = None
+
+    # --- while it is open -----------------------------------------------------------------------
+
+    @property
+    def refusal(self) -> RayqError | None:
+        """Why a record is refused now; None: it is accepted."""
+        if self.fenced is not None:
+            return self.fenced
+        if self.phase == "ending":
+            return self.ending_refusal()
+        if self.phase != "open":
+            return InvalidRequestError(
+                f"send() outside of a transaction: this producer has the transactional_id "
+                f"{self._id!r}, so each record belongs to one. Send within `with "
+                "producer.transaction():`, or by a producer without a transactional_id."
+            )
+        return None if self._failure is None else self._aborted(self._failure)
+
+    def ending_refusal(self) -> RayqError:
+        """Why a record is refused once the transaction ends."""
+        return InvalidRequestError(
+            f"send() while a transaction of {self._id!r} ends: what it contains is decided. Wait "
+            "for the threads or tasks that send before the end of the block."
+        )
+
+    @property
+    def has_failed(self) -> bool:
+        return self._failure is not None
+
+    def failed(self, error: BaseException) -> None:
+        """Something of the open transaction was not written, or may not be: it cannot be committed.
+        The first reason counts."""
+        if self._failure is None:
+            self._failure = error
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def end(self, *, is_commit: bool) -> None:
+        """The open transaction ends; no record is accepted from here on. Raises
+        InvalidRequestError, ProducerFencedError."""
+        if self.phase != "open":
+            self.check_not_fenced()
+            raise InvalidRequestError(
+                f"No transaction of {self._id!r} is open: it ended before, or none began."
+            )
+        self.phase = "ending"
+        self._wants_commit = is_commit
+        self._verdict = None
+
+    def interrupted(self) -> bool:
+        """Nobody waits for the end any more. A commit that was not asked for yet never is: then the
+        answer is True."""
+        if self.phase != "ending" or not self._wants_commit or self.unsettled is not None:
+            return False
+        self.failed(InvalidRequestError("the commit was interrupted before it was asked for"))
+        return True
+
+    def decide(self, *, is_used: bool) -> None:
+        """Everything that was sent has its outcome, or does not matter any more: from here on
+        `unsettled` says what to ask, if anything. `is_used`: something may have been written under
+        the transaction's numbers."""
+        assert self.phase == "ending" and self.numbers is not None
+        is_commit = self._wants_commit and self._failure is None
+        if self._wants_commit and self._failure is not None:
+            self._verdict = self._aborted(self._failure)
+        if not is_used and (self._name is None or not is_commit):
+            return  # The coordinator has not heard of it: the next transaction has its numbers.
+        self.unsettled = End(*self.numbers, is_commit, self._name if is_commit else None)
+        self.numbers = None
+        self._attempts = 0
+
+    def asked(self) -> None:
+        """`unsettled` is asked for, once more."""
+        self._attempts += 1
+
+    @property
+    def was_asked(self) -> bool:
+        return self._attempts > 0
+
+    def ended(self, is_committed: bool, next_numbers: TransactionNumbers) -> None:
+        """The coordinator's answer: how the transaction ended, whatever was asked for."""
+        end = self.unsettled
+        assert end is not None
+        self.unsettled = None
+        if not end.is_commit:
+            return
+        if not is_committed:
+            self._verdict = TransactionAbortedError(
+                f"The transaction of {self._id!r} was aborted before its commit was asked for: it "
+                "was open for longer than transaction_timeout_ms, or an operator aborted it, or "
+                "another producer has the transactional_id by now, as the next transaction will "
+                "say. Run it again."
+            )
+            return
+        if end.name is not None:
+            self._last_name = end.name
+        if next_numbers == (end.family, end.epoch + 1):
+            self.numbers = next_numbers
+
+    def refused(self, error: RayqError) -> None:
+        """The coordinator answered `question` with an error, or not at all. Raises it where the
+        question stays open, and where the producer is fenced."""
+        end = self.unsettled
+        if isinstance(error, ProducerFencedError):
+            self.fenced = error
+            self.unsettled = self.numbers = None
+            if end is not None and end.is_commit and self._attempts > 1:
+                # Without an answer to the earlier attempt: it may have taken effect.
+                self._verdict = self._unknown(error)
+            elif self._wants_commit:
+                self._verdict = error.with_message(error.message)
+        elif end is not None and isinstance(error, AlreadyCommittedError):
+            self._last_name = end.name
+            self._verdict = self._already_committed("this one was aborted")
+            self.unsettled = End(end.family, end.epoch, False, None)
+            return
+        elif end is not None and isinstance(error, TransactionEndedError):
+            self.unsettled = None
+            if end.is_commit:
+                self._verdict = self._unknown(error)
+            return
+        elif end is not None and end.is_commit:
+            self._verdict = self._unknown(error)
+        raise error
+
+    def finish(self, error: RayqError | None) -> RayqError | None:
+        """The end is over, settled or not: what the call that asked for it raises. `error` is what
+        `refused` has raised."""
+        self.phase = "idle"
+        self.token = None
+        if self._wants_commit:
+            return self._verdict
+        return error
+
+    # --- errors ---------------------------------------------------------------------------------
+
+    def check_not_fenced(self) -> None:
+        """Raises ProducerFencedError."""
+        if self.fenced is not None:
+            raise self.fenced.with_message(self.fenced.message)
+
+    def _aborted(self, cause: BaseException) -> TransactionAbortedError:
+        error = TransactionAbortedError(
+            f"The transaction of {self._id!r} is aborted, since something of it was not written: "
+            f"{cause} Nothing of it is visible to whoever reads what is committed: run it again."
+        )
+        error.__cause__ = cause
+        return error
+
+    def _already_committed(self, what: str) -> AlreadyCommittedError:
+        return AlreadyCommittedError(
+            f"A transaction of {self._id!r} with the name {self._name!r} is committed, and a name "
+            f"commits once: {what}. Go on with what comes after it."
+        )
+
+    def _unknown(self, cause: RayqError) -> TransactionOutcomeUnknownError:
+        error = TransactionOutcomeUnknownError(
+            f"The commit of a transaction of {self._id!r} was asked for, and no answer says what "
+            f"became of it: {cause} It is committed whole or not at all. The next transaction of "
+            "this producer finds it out first; with a name it can be run again, and commits once."
+        )
+        error.__cause__ = cause
+        return error

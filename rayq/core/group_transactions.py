@@ -1,0 +1,169 @@
+"""What a coordinator of groups decides about positions inside transactions.
+
+A position that a transaction takes is *pending*: until the transaction has ended here nobody is
+told the position before it, and nobody else may write one. Else the next owner of the partition
+would read again what the transaction dealt with, or an older transaction's late end would set the
+group back. As in `group_offsets`, functions read the state and return the records to commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rayq.core.group_draft import check_group_count
+from rayq.core.group_offsets import (
+    OffsetCommit,
+    Refused,
+    check_metadata,
+    check_none_pending,
+    check_offset_count,
+    committable,
+    places_of,
+)
+from rayq.core.group_records import (
+    EndedRecord,
+    EndedTransaction,
+    GroupRecord,
+    GroupValue,
+    OffsetRecord,
+    OffsetValue,
+    PendingOffset,
+    PendingRecord,
+    Record,
+)
+from rayq.core.group_state import GroupState
+from rayq.errors import (
+    FencedEpochError,
+    OffsetPendingError,
+    TransactionEndedError,
+    TransactionLimitError,
+    TransactionOrderError,
+)
+
+OPEN_MAX = 10_000
+"""The most transactions that hold positions in one partition of `__consumer_offsets`."""
+ENDED_KEPT_MS = 24 * 3_600_000
+
+Transaction = tuple[int, int]
+"""`(family, epoch)`"""
+
+
+def has_joined(state: GroupState, family: int, epoch: int) -> bool:
+    """Whether the transaction's coordinator knows already that it has positions here."""
+    known = state.transactions.get(family)
+    return known is not None and known.epoch == epoch
+
+
+def commit(
+    state: GroupState,
+    group: str,
+    transaction: Transaction,
+    member: str,
+    member_epoch: int,
+    sequence: int,
+    offsets: Sequence[OffsetCommit],
+    *,
+    now_ms: int,
+) -> tuple[list[Record], list[Refused]]:
+    """Takes positions into a transaction, which has joined. Raises what
+    `group_offsets.commit` raises, TransactionEndedError, TransactionLimitError, OffsetPendingError
+    (also while an older transaction of the same producer waits for its end here)."""
+    family, epoch = transaction
+    _check_may_take(state, family, epoch)
+    known = state.groups.get(group)
+    check_metadata(known, group, offsets)
+    taken, refused = committable(state, group, member, member_epoch, offsets)
+    pending = {} if known is None else known.pending
+    held = [at for at in places_of(taken) if at in pending]
+    check_none_pending(known, group, [at for at in held if pending[at].family != family])
+    if member:
+        session = state.groups[group].sessions[member]
+        session.transaction_sequence = max(session.transaction_sequence, sequence)
+    records: list[Record] = []
+    if known is None:
+        check_group_count(state)
+        records.append(GroupRecord(group, GroupValue(empty_since_ms=now_ms)))
+    for one in taken:
+        before = pending.get((one.topic_id, one.partition))
+        if before is not None and before.sequence > sequence:
+            continue  # This commit is late: the transaction has a newer position.
+        value = PendingOffset(
+            family, epoch, member, sequence, one.offset, one.last_epoch, one.metadata
+        )
+        records.append(PendingRecord(group, one.topic_id, one.partition, value))
+    check_offset_count(known, group, records)
+    return records, refused
+
+
+def end(
+    state: GroupState,
+    family: int,
+    epoch: int,
+    *,
+    is_commit: bool,
+    coordinator_epoch: int,
+    now_ms: int,
+) -> list[Record]:
+    """Applies or drops the positions that a transaction holds; nothing where it has ended here. The
+    end is noted also where the transaction holds nothing: a position of it may still be on its way.
+    Raises TransactionOrderError, FencedEpochError."""
+    ended = state.ended.get(family)
+    if ended is not None and coordinator_epoch < ended.coordinator_epoch:
+        raise FencedEpochError(
+            f"The coordinator of transaction {family}, {epoch} speaks in epoch "
+            f"{coordinator_epoch}, a later one was heard in {ended.coordinator_epoch}."
+        )
+    known = state.transactions.get(family)
+    if known is not None and known.epoch < epoch:
+        raise TransactionOrderError(
+            f"Transaction {family}, {known.epoch} is still open here: {epoch} ends after it."
+        )
+    is_open = known is not None and known.epoch == epoch
+    if not is_open and (known is not None or (ended is not None and ended.epoch >= epoch)):
+        return []
+    # First that it has ended, then each position before its pending one goes: so the records may be
+    # committed bit by bit. What a crash leaves pending waits for the repetition of this end.
+    records: list[Record] = [
+        EndedRecord(family, EndedTransaction(epoch, coordinator_epoch, now_ms))
+    ]
+    for group, topic_id, partition in [] if known is None else sorted(known.offsets):
+        one = state.groups[group].pending[topic_id, partition]
+        if is_commit:
+            value = OffsetValue(one.offset, one.last_epoch, one.metadata, now_ms)
+            records.append(OffsetRecord(group, topic_id, partition, value))
+        records.append(PendingRecord(group, topic_id, partition, None))
+    return records
+
+
+def abandoned(state: GroupState) -> list[Transaction]:
+    """The transactions that hold positions of members who are out of their group: the positions'
+    next owners wait for the end."""
+    return [
+        (family, one.epoch)
+        for family, one in state.transactions.items()
+        if any(member not in state.groups[group].members for group, member in one.members)
+    ]
+
+
+def forget_ended(state: GroupState, *, now_ms: int) -> list[Record]:
+    """Forgets transactions that ended a day ago: no request is that late."""
+    return [
+        EndedRecord(family, None)
+        for family, one in state.ended.items()
+        if now_ms - one.ended_ms > ENDED_KEPT_MS and family not in state.transactions
+    ]
+
+
+def _check_may_take(state: GroupState, family: int, epoch: int) -> None:
+    ended, known = state.ended.get(family), state.transactions.get(family)
+    if (ended is not None and ended.epoch >= epoch) or (known is not None and known.epoch > epoch):
+        raise TransactionEndedError(f"Transaction {family}, {epoch} has ended.")
+    if known is not None and known.epoch < epoch:
+        raise OffsetPendingError(
+            f"Transaction {family}, {known.epoch} of the same producer waits for its end here."
+        )
+    if known is None and len(state.transactions) >= OPEN_MAX:
+        raise TransactionLimitError(
+            f"{len(state.transactions)} transactions hold positions with this coordinator, the "
+            "most there may be: try again when some have ended."
+        )

@@ -1,0 +1,128 @@
+"""What the leader of a partition does with a batch, or a marker, of a transaction.
+
+Pure. The log tells what is open and what has ended; here is what a leader knows beside it, for one
+leader epoch: who has joined, and which coordinators it has heard (docs/protocol.md, rules 25, 26).
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from rayq.errors import (
+    FencedEpochError,
+    TransactionEndedError,
+    TransactionLimitError,
+    TransactionOrderError,
+)
+from rayq.transaction_ids import coordinator_of
+
+OPEN_TRANSACTIONS_MAX = 10_000
+"""So many transactions may be open in one partition."""
+
+
+class Step(Enum):
+    """What a batch needs before it is appended."""
+
+    APPEND = auto()
+    """Nothing more."""
+    JOIN = auto()
+    """The coordinator has to know that the partition takes part."""
+    WAIT = auto()
+    """An older transaction of the family has to get its marker."""
+
+
+class TransactionAdmission:
+    """See the module. One object lives for one leader epoch: the coordinator may have forgotten a
+    membership of which an earlier leader knew.
+
+    `open_epoch` is the epoch of the family's open transaction, or None; `ended_epoch` is its
+    highest epoch that has a marker, or -1.
+    """
+
+    def __init__(self) -> None:
+        self._joined: set[tuple[int, int]] = set()
+        self._sealed: set[tuple[int, int]] = set()
+        self._coordinator_epochs: dict[int, int] = {}
+        """By partition of `__transaction_state`, the highest leader epoch that sent a marker."""
+
+    def batch(
+        self,
+        family: int,
+        epoch: int,
+        *,
+        open_epoch: int | None,
+        ended_epoch: int,
+        open_count: int,
+    ) -> Step:
+        """What a batch needs now; ask again after each wait. Raises TransactionEndedError,
+        TransactionLimitError."""
+        self._check_not_ended(family, epoch, open_epoch, ended_epoch)
+        if (family, epoch) in self._sealed:
+            raise TransactionEndedError(
+                f"The transaction {family}:{epoch} takes no more records: its owner ends it. "
+                "Nothing was written."
+            )
+        if open_epoch is not None and open_epoch < epoch:
+            return Step.WAIT
+        if open_epoch is None and open_count >= OPEN_TRANSACTIONS_MAX:
+            raise TransactionLimitError(
+                f"{open_count} transactions are open in this partition, the limit: nothing was "
+                "written. Let some of them end, or use fewer producers at a time."
+            )
+        return Step.APPEND if (family, epoch) in self._joined else Step.JOIN
+
+    def joined(self, family: int, epoch: int, *, ended_epoch: int) -> None:
+        """A coordinator says that the partition takes part. It may be one that was replaced, and
+        speaks after the transaction's end."""
+        if epoch > ended_epoch:
+            self._joined.add((family, epoch))
+
+    def seal(
+        self, family: int, epoch: int, *, open_epoch: int | None, ended_epoch: int
+    ) -> None:
+        """No batch of the transaction is appended any more. Its coordinator has sealed it: so it
+        joins under no later leader either. Raises TransactionEndedError, TransactionLimitError."""
+        self._check_not_ended(family, epoch, open_epoch, ended_epoch)
+        if len(self._sealed) >= OPEN_TRANSACTIONS_MAX:
+            raise TransactionLimitError(
+                f"{OPEN_TRANSACTIONS_MAX} transactions are sealed in this partition, the limit: "
+                "let some of them end."
+            )
+        self._sealed.add((family, epoch))
+
+    def _check_not_ended(
+        self, family: int, epoch: int, open_epoch: int | None, ended_epoch: int
+    ) -> None:
+        if epoch <= ended_epoch or (open_epoch is not None and epoch < open_epoch):
+            raise TransactionEndedError(
+                f"The transaction {family}:{epoch} has ended in this partition, or another has "
+                "begun after it. Nothing was written."
+            )
+
+    def marker(
+        self,
+        family: int,
+        epoch: int,
+        coordinator_epoch: int,
+        *,
+        open_epoch: int | None,
+        ended_epoch: int,
+    ) -> bool:
+        """Whether a coordinator's marker is to be appended; else it is a repetition. Raises
+        FencedEpochError, TransactionOrderError."""
+        partition = coordinator_of(family)
+        heard = self._coordinator_epochs.get(partition, 0)
+        if coordinator_epoch < heard:
+            raise FencedEpochError(
+                f"Coordinator {partition} is in leader epoch {heard}, the marker is from "
+                f"{coordinator_epoch}: another coordinates its transactions by now."
+            )
+        self._coordinator_epochs[partition] = coordinator_epoch
+        if open_epoch is not None and open_epoch < epoch:
+            raise TransactionOrderError(
+                f"The transaction {family}:{open_epoch} is open in this partition: its marker "
+                f"comes before that of {family}:{epoch}."
+            )
+        self._joined.discard((family, epoch))
+        self._sealed.discard((family, epoch))
+        return epoch > ended_epoch and (open_epoch is None or open_epoch == epoch)

@@ -1,0 +1,76 @@
+"""What the coordinator of one `__transaction_state` partition knows of its transactions.
+
+Durable state comes from records alone: only `replay` changes it, start-up is the same replay over
+the compacted log. `transaction_changes` reads it and returns records. Soft state (deadlines,
+markers that are written, families in hand) is rebuilt by each coordinator.
+"""
+
+from __future__ import annotations
+
+from rayq.core.transaction_records import (
+    IdRecord,
+    IdValue,
+    Outcome,
+    Record,
+    TransactionKey,
+    TransactionValue,
+)
+from rayq.records import TopicIdPartition
+
+
+class TransactionState:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.ids: dict[str, IdValue] = {}
+        self.transactions: dict[TransactionKey, TransactionValue] = {}
+        self._of_family: dict[int, str] = {}
+        self._of_id: dict[str, list[TransactionKey]] = {}
+        self.deadlines_s: dict[TransactionKey, float] = {}
+        """When each open transaction is aborted, on the monotonic clock."""
+        self.written: dict[TransactionKey, set[TopicIdPartition]] = {}
+        """The participants that have their marker, of each transaction that has ended."""
+        self.families: list[int] = []
+        """Families that were drawn for this coordinator and belong to no id yet."""
+
+    def id_of(self, key: TransactionKey) -> str | None:
+        """The transactional id whose present transaction this is."""
+        found = self._of_family.get(key.family)
+        return found if found is not None and self.ids[found].next == key else None
+
+    def last_of_family(self, family: int) -> Outcome | None:
+        """How the last transaction ended of the transactional id that has this family."""
+        found = self._of_family.get(family)
+        return None if found is None else self.ids[found].last
+
+    def under_way(self, transactional_id: str) -> list[TransactionKey]:
+        """The transactions of an id that are open or lack markers, oldest first."""
+        return sorted(
+            self._of_id.get(transactional_id, ()),
+            key=lambda key: (self.transactions[key].start_ms, key),
+        )
+
+    def replay(self, record: Record) -> None:
+        """Applies one record. Records of different keys may come in any order (compaction)."""
+        if isinstance(record, IdRecord):
+            name, value = record
+            before = self.ids.pop(name, None)
+            if before is not None:
+                del self._of_family[before.next.family]
+            if value is not None:
+                self.ids[name] = value
+                self._of_family[value.next.family] = name
+            return
+        key, transaction = record
+        known = self.transactions.pop(key, None)
+        if known is not None:
+            self._of_id[known.transactional_id].remove(key)
+            if not self._of_id[known.transactional_id]:
+                del self._of_id[known.transactional_id]
+        if transaction is None or transaction.is_decided:
+            self.deadlines_s.pop(key, None)
+        if transaction is None:
+            self.written.pop(key, None)
+            return
+        self.transactions[key] = transaction
+        self._of_id.setdefault(transaction.transactional_id, []).append(key)

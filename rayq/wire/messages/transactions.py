@@ -1,0 +1,246 @@
+"""What producers and leaders ask the coordinator of a transaction, and what it asks leaders.
+
+The coordinator of a transactional id is the leader of one partition of `__transaction_state`:
+partition crc32(id) % partitions. It is found, and answers errors, as the coordinator of a group
+does. A transaction is a `family` of producer ids and an `epoch`, used once.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import msgspec
+
+from rayq.wire.messages.any_broker import ChangeResponse
+from rayq.wire.messages.base import (
+    Done,
+    Epoch,
+    Id,
+    Milliseconds,
+    Partition,
+    Response,
+    ToController,
+    ToCoordinator,
+    ToLeader,
+)
+
+TransactionalId = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+TransactionName = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+Family = Annotated[int, msgspec.Meta(ge=1 << 61)]
+TransactionEpoch = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
+
+
+class EnsureTransactionsTopic(ToController[ChangeResponse], frozen=True):
+    """Creates `__transaction_state` unless it exists, at the first use of a transaction."""
+
+    api: ClassVar[int] = 13
+
+
+# --- from producers -----------------------------------------------------------------------------
+
+
+class InitProducerResponse(Response, frozen=True):
+    """The family and epoch of the producer's first transaction."""
+
+    family: int
+    epoch: int
+    last_name: str | None
+    """The name of the last named transaction of this id that committed."""
+
+
+class InitProducer(ToCoordinator[InitProducerResponse], frozen=True):
+    """Makes `owner` the one producer of a transactional id: what its owner before left open is
+    aborted, and that owner is fenced. A repetition by the present owner answers the same. Raises
+    ProducerFenced (a former owner asks), TransactionLimit."""
+
+    api: ClassVar[int] = 70
+    transactional_id: TransactionalId
+    owner: Id
+    """A random id that the producer draws at its start."""
+    transaction_timeout_ms: Milliseconds
+
+
+class EndTransactionResponse(Response, frozen=True):
+    """How the transaction ended, and the family and epoch of the next one."""
+
+    is_committed: bool
+    family: int
+    epoch: int
+    is_complete: bool
+    """Whether all its markers are written: every reader sees how it ended."""
+
+
+class EndTransaction(ToCoordinator[EndTransactionResponse], frozen=True):
+    """Commits or aborts a transaction. The coordinator answers once the decision is committed and
+    all markers are written, or `wait_ms` after the decision. A repetition, and a question for the
+    last transaction of the id, are answered by what was decided, whatever is asked. Raises
+    ProducerFenced, TransactionEnded (it ended otherwise than by this owner, long ago),
+    AlreadyCommitted (a transaction with this name is committed)."""
+
+    api: ClassVar[int] = 71
+    transactional_id: TransactionalId
+    owner: Id
+    family: Family
+    epoch: TransactionEpoch
+    is_commit: bool
+    name: TransactionName | None
+    wait_ms: Milliseconds
+
+
+class TouchTransaction(ToCoordinator[Done], frozen=True):
+    """The owner of a transaction still works on it: its time-out begins anew, for an hour at most
+    from the first partition on. Raises ProducerFenced, TransactionEnded."""
+
+    api: ClassVar[int] = 75
+    transactional_id: TransactionalId
+    owner: Id
+    family: Family
+    epoch: TransactionEpoch
+
+
+class SealTransactionResponse(Response, frozen=True):
+    participants: list[tuple[str, int]]
+    """`(topic id, partition)` of all that have records of the transaction, sorted."""
+
+
+class SealTransaction(ToCoordinator[SealTransactionResponse], frozen=True):
+    """No further partition may join the transaction: the first part of the end of one that many
+    writers write. Answers once that is committed. A repetition answers the same. Raises
+    ProducerFenced, TransactionEnded."""
+
+    api: ClassVar[int] = 76
+    transactional_id: TransactionalId
+    owner: Id
+    family: Family
+    epoch: TransactionEpoch
+
+
+class SealPartitionResponse(Response, frozen=True):
+    written: list[tuple[int, int]]
+    """`(producer id, records)` of each writer, ascending."""
+    leader_epoch: Epoch
+
+
+class SealPartition(ToLeader[SealPartitionResponse], frozen=True):
+    """From the owner of a sealed transaction to the leader of each participant, which takes no more
+    of its batches from now on. Answers what is there, once that is committed. Raises
+    TransactionEnded, TransactionLimit."""
+
+    api: ClassVar[int] = 77
+    family: Family
+    epoch: TransactionEpoch
+
+
+# --- from operators -----------------------------------------------------------------------------
+
+
+class TransactionSummary(Response, frozen=True):
+    transactional_id: str
+    family: int
+    epoch: int
+    state: str
+    """"open", "sealed", "committing" or "aborting"; "ready" where no transaction is under way."""
+    age_ms: int | None
+    """Since its first partition joined."""
+    partitions: int
+    transaction_timeout_ms: int
+    """For how long it may be open; an hour for the transaction of a batch write."""
+
+
+LISTED_IDS_MAX = 10_000
+"""The most transactional ids of one answer to ListTransactions."""
+
+
+class ListTransactionsResponse(Response, frozen=True):
+    transactions: list[TransactionSummary]
+    """Sorted by transactional id; those of an id oldest first."""
+    next_after: str | None
+    """Not None where one answer does not hold all ids: ask again with this as `after`."""
+
+
+class ListTransactions(ToCoordinator[ListTransactionsResponse], frozen=True):
+    """What is under way of the transactional ids of one partition of `__transaction_state`."""
+
+    api: ClassVar[int] = 72
+    after: str = ""
+    """Only ids after this one."""
+    idle: bool = False
+    """Also the ids of which nothing is under way."""
+
+
+class DescribeTransactionResponse(Response, frozen=True):
+    transactional_id: str
+    owner: str
+    family: int
+    epoch: int
+    transaction_timeout_ms: int
+    last_name: str | None
+    transactions: list[TransactionSummary]
+    """What is under way, oldest first."""
+    participants: list[tuple[int, int, str, int, bool]]
+    """`(family, epoch, topic id, partition, marker is written)`"""
+
+
+class DescribeTransaction(ToCoordinator[DescribeTransactionResponse], frozen=True):
+    """Raises InvalidRequest for an id that the coordinator does not know."""
+
+    api: ClassVar[int] = 73
+    transactional_id: TransactionalId
+
+
+class AbortTransaction(ToCoordinator[Done], frozen=True):
+    """Aborts the transaction if it is open, so that its producer hears TransactionAborted; else
+    nothing is done. Answers once the decision is committed. A group's coordinator asks it, too: a
+    member that put positions into the transaction is out of its group, and the next owners of its
+    partitions wait for the end."""
+
+    api: ClassVar[int] = 74
+    family: Family
+    epoch: TransactionEpoch
+
+
+# --- between servers ----------------------------------------------------------------------------
+
+
+class JoinTransaction(ToCoordinator[Done], frozen=True):
+    """From the leader of a partition, before it appends the transaction's first batch (or the group
+    coordinator, before it takes positions): from now on the partition gets a marker when the
+    transaction ends. Answers once that is committed. Raises TransactionEnded, TransactionLimit."""
+
+    api: ClassVar[int] = 54
+    family: Family
+    epoch: TransactionEpoch
+    participant_topic_id: Id
+    participant_partition: Partition
+
+
+OUTCOMES_OVER = ("committed", "aborted", "unknown")
+"""What a coordinator says of a transaction that it does nothing about any more."""
+
+
+class DescribeOutcomeResponse(Response, frozen=True):
+    state: str
+    """"open" or "sealed"; "committing" or "aborting" until all its markers are written; then
+    "committed" or "aborted", as long as it is the last of its id; else "unknown": forgotten, or
+    never heard of."""
+
+
+class DescribeOutcome(ToCoordinator[DescribeOutcomeResponse], frozen=True):
+    """What became of a transaction that a leader has had open for longer than any may be."""
+
+    api: ClassVar[int] = 55
+    family: Family
+    epoch: TransactionEpoch
+
+
+class WriteMarker(ToLeader[Done], frozen=True):
+    """From the coordinator to the leader of a participant, until it is answered: the transaction
+    ended. The leader answers once the marker is committed. Raises FencedEpoch for a coordinator
+    that was replaced, TransactionOrder while an older transaction of the family is open there."""
+
+    api: ClassVar[int] = 56
+    family: Family
+    epoch: TransactionEpoch
+    is_commit: bool
+    coordinator_epoch: Epoch
+    """The leader epoch of the coordinator's partition."""

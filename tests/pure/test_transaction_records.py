@@ -1,0 +1,92 @@
+"""Records of `__transaction_state`: records that are written are read, and no other bytes are."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from rayq.core.transaction_records import (
+    IdRecord,
+    IdValue,
+    Outcome,
+    Record,
+    State,
+    TransactionKey,
+    TransactionRecord,
+    TransactionValue,
+    decode,
+    encode,
+)
+from rayq.errors import CorruptBatchError, UnsupportedFormatError
+from rayq.wire.messages import OUTCOMES_OVER
+
+names = st.text(max_size=8)
+numbers = st.integers(0, 2**62)
+keys = st.builds(TransactionKey, numbers, st.integers(0, 65_535))
+partitions = st.frozensets(st.tuples(st.sampled_from(["t", "u"]), st.integers(0, 9)), max_size=6)
+records = st.one_of(
+    st.builds(
+        IdRecord,
+        names,
+        st.none()
+        | st.builds(
+            IdValue, names, numbers, keys, numbers, st.none() | st.builds(Outcome, keys, st.booleans()),
+            st.none() | names, st.lists(names, max_size=3).map(tuple),
+        ),
+    ),
+    st.builds(
+        TransactionRecord,
+        keys,
+        st.none()
+        | st.builds(
+            TransactionValue,
+            names,
+            st.sampled_from(["open", "sealed", "committing", "aborting"]),
+            numbers,
+            partitions,
+            st.booleans(),
+        ),
+    ),
+)
+
+
+@given(records)
+def test_what_is_encoded_is_decoded(record: Record) -> None:
+    found = decode(*encode(record))
+    assert found == record
+    if isinstance(found, IdRecord) and found.value is not None and found.value.last is not None:
+        assert isinstance(found.value.next, TransactionKey)
+        assert isinstance(found.value.last.key, TransactionKey)
+
+
+def test_whoever_asks_for_an_outcome_knows_each_state_of_what_is_under_way() -> None:
+    assert not set(get_args(State)) & set(OUTCOMES_OVER), "else a leader takes it for ended"
+
+
+@given(st.none() | st.binary(max_size=30), st.none() | st.binary(max_size=30))
+@example(b"\x92\xa2id\xa3\x00\x00\x80", None)  # not UTF-8
+def test_other_bytes_are_an_error_that_says_so(key: bytes | None, value: bytes | None) -> None:
+    try:
+        decode(key, value)
+    except (CorruptBatchError, UnsupportedFormatError):
+        pass
+
+
+def test_a_value_of_a_newer_rayq_is_refused() -> None:
+    key, _ = encode(IdRecord("i", None))
+    with pytest.raises(UnsupportedFormatError, match="newer"):
+        decode(key, msgspec.msgpack.encode([2, "whatever"]))
+
+
+def test_fields_that_were_appended_later_are_passed_over() -> None:
+    record = TransactionRecord(
+        TransactionKey(1, 2), TransactionValue("i", "open", 3, frozenset([("t", 0)]))
+    )
+    key, value = encode(record)
+    assert value is not None
+    fields = msgspec.msgpack.decode(value)
+    assert decode(key, msgspec.msgpack.encode([*fields, "more"])) == record

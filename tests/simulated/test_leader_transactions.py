@@ -1,0 +1,829 @@
+"""A leader alone, with transactions: which batches wait, which markers it writes, what it shows."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from proving.simulation import World
+from proving.simulation.process import Process
+from rayq.actors.replica.compactor import cleaner_in_steps
+from rayq.actors.replica.leader import Leader
+from rayq.actors.replica.leader_transactions import MARKER_WAIT_S, OPEN_MAX_S
+from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.actors.transactions.links import Links
+from rayq.config import ClusterConfig
+from rayq.errors import (
+    CoordinatorLoadingError,
+    FencedEpochError,
+    InvalidRecordError,
+    InvalidRequestError,
+    NotLeaderError,
+    OffsetOutOfRangeError,
+    OpenTransactionError,
+    RayqError,
+    TimeoutError,
+    TransactionEndedError,
+    TransactionOrderError,
+    UnsupportedVersionError,
+)
+from rayq.metrics import Sample
+from rayq.storage.batch import encode_batch, read_header, split_batches
+from rayq.storage.data_directory import PartitionDirectory
+from rayq.transaction_ids import is_transactional as is_transactional_id
+from rayq.transaction_ids import make_family
+from rayq.wire import messages
+from rayq.wire.answer_room import AnswerRoom
+
+LEADER_EPOCH = 8
+FAMILY, OTHER = make_family(0, 1), make_family(0, 2)
+READ_COMMITTED, READ_UNCOMMITTED = messages.READ_COMMITTED, messages.READ_UNCOMMITTED
+Answer = messages.ProduceResponse | asyncio.Future[messages.ProduceResponse]
+
+
+class Coordinators(Links):
+    """Answers each join when the test says so, or at once; tells the outcomes that the test set."""
+
+    def __init__(self) -> None:  # It has no network.
+        self.answers_at_once = True
+        self.refusal: RayqError | None = None
+        self.asked: list[tuple[int, int, str, int]] = []
+        self.outcomes: dict[tuple[int, int], str] = {}
+        self.asked_outcomes: list[tuple[int, int]] = []
+        self.answers: dict[int, asyncio.Future[None]] = {}
+
+    def answer(self, family: int = FAMILY) -> None:
+        self.answers[family].set_result(None)
+
+    async def join(self, family: int, epoch: int, topic_id: str, partition: int) -> None:
+        self.asked.append((family, epoch, topic_id, partition))
+        if not self.answers_at_once:
+            self.answers[family] = asyncio.get_running_loop().create_future()
+            await self.answers[family]
+        if self.refusal is not None:
+            raise self.refusal
+
+    async def outcome(self, family: int, epoch: int) -> str:
+        self.asked_outcomes.append((family, epoch))
+        if (family, epoch) not in self.outcomes:
+            raise CoordinatorLoadingError("not yet")
+        return self.outcomes[family, epoch]
+
+
+def batch_of(
+    family: int | None, epoch: int = 0, sequence: int = 0, *,
+    is_transactional: bool | None = None, is_numbered: bool = True,
+) -> bytearray:
+    """One record of a producer: of a transaction where its id says so, if nothing else is said."""
+    return encode_batch(
+        [b"v"],
+        [b"%d" % (family or 0)],
+        timestamps_ms=1,
+        producer_id=family,
+        producer_epoch=epoch,
+        base_sequence=sequence if family is not None and is_numbered else None,
+        is_transactional=(
+            is_transactional_id(family) if is_transactional is None else is_transactional
+        ),
+    )
+
+
+class Led:
+    """A leader with one follower, in epoch 8."""
+
+    def __init__(self, log: ReplicaLog, given: messages.PartitionAssignment) -> None:
+        self.log = log
+        self.coordinators = Coordinators()
+        self.leader = Leader(
+            log, given, propose=self._propose, has_lease=lambda: True, links=self.coordinators
+        )
+        self.leader.committed(given)
+        self.clock = log.environment.clock
+
+    async def _propose(self, request: messages.AlterPartition) -> None:
+        pass
+
+    async def copied(self) -> None:
+        """Leader and follower have all on disk."""
+        end = self.log.log.end_offset
+        last_epoch = self.log.log.last_epoch
+        self.leader.flushed(end)
+        request = messages.ReplicaFetch(
+            "id", 0, 2, "2a", LEADER_EPOCH, end, end, 0, last_epoch, 1 << 20, 0
+        )
+        await self.leader.replica_fetch(request)
+        await self.settle()
+
+    def produce(
+        self, family: int | None = FAMILY, epoch: int = 0, sequence: int = 0, *,
+        acks: int = -1, timeout_ms: int = 30_000, is_transactional: bool | None = None,
+        is_numbered: bool = True,
+    ) -> Answer:
+        payload = batch_of(
+            family, epoch, sequence, is_transactional=is_transactional, is_numbered=is_numbered
+        )
+        request = messages.Produce("id", 0, LEADER_EPOCH, acks, timeout_ms)
+        return self.leader.produce(request, memoryview(payload))
+
+    def waiting(
+        self, family: int | None = FAMILY, epoch: int = 0, sequence: int = 0,
+        timeout_ms: int = 30_000,
+    ) -> asyncio.Future[messages.ProduceResponse]:
+        found = self.produce(family, epoch, sequence, timeout_ms=timeout_ms)
+        assert isinstance(found, asyncio.Future)
+        return found
+
+    async def written(self, family: int | None = FAMILY, epoch: int = 0, sequence: int = 0) -> int:
+        """The offset of a batch that is committed."""
+        answer = self.produce(family, epoch, sequence)
+        await self.settle()
+        await self.copied()
+        if isinstance(answer, asyncio.Future):
+            answer = await asyncio.wait_for(answer, 1)
+        return answer.base_offset
+
+    async def settle(self) -> None:
+        await asyncio.sleep(0.01)
+
+    def mark(
+        self, epoch: int = 0, *, family: int = FAMILY, is_commit: bool = True, coordinator: int = 3
+    ) -> messages.Done | asyncio.Future[messages.Done]:
+        return self.leader.transactions.write_marker(
+            messages.WriteMarker("id", 0, LEADER_EPOCH, family, epoch, is_commit, coordinator)
+        )
+
+    def seal(
+        self, epoch: int = 0
+    ) -> messages.SealPartitionResponse | asyncio.Future[messages.SealPartitionResponse]:
+        return self.leader.transactions.seal(
+            messages.SealPartition("id", 0, LEADER_EPOCH, FAMILY, epoch)
+        )
+
+    async def ended(
+        self, epoch: int = 0, *, family: int = FAMILY, is_commit: bool = True
+    ) -> None:
+        answer = self.mark(epoch, family=family, is_commit=is_commit)
+        await self.copied()
+        if isinstance(answer, asyncio.Future):
+            await asyncio.wait_for(answer, 1)
+
+    def fetching(
+        self, offset: int, isolation: int = READ_COMMITTED, *, wait_ms: int = 0,
+        bytes_max: int = 1 << 20,
+    ) -> Awaitable[tuple[messages.FetchResponse, bytes]]:
+        request = messages.Fetch(
+            "id", 0, LEADER_EPOCH, offset, None, bytes_max, wait_ms, isolation
+        )
+        return self.leader.reads.fetch(request, AnswerRoom(lambda: True))
+
+    async def listed(self, timestamp_ms: int, isolation: int = READ_COMMITTED) -> int | None:
+        request = messages.ListOffsets("id", 0, LEADER_EPOCH, timestamp_ms, isolation)
+        return (await self.leader.reads.list_offsets(request)).offset
+
+    def described(self, since: int | None = None) -> messages.DescribeOpenTransactionsResponse:
+        return self.leader.reads.describe_open_transactions(
+            messages.DescribeOpenTransactions("id", 0, LEADER_EPOCH, since)
+        )
+
+    async def deleted(self, before: int | None) -> int:
+        request = messages.DeleteRecords("id", 0, LEADER_EPOCH, before, 0)
+        try:
+            return (await self.leader.delete_records(request)).log_start_offset
+        except TimeoutError:  # The follower does not say where its log starts.
+            return self.log.log.start_offset
+
+    async def compact(self) -> None:
+        """Compacts all that is decided."""
+        log, environment = self.log.log, self.log.environment
+        now_ms = environment.clock.wall_ms() + 1_000
+        assert log.roll_to_clean(now_ms)
+        await self.log.checkpoint()
+        cleaning = log.plan_cleaning(
+            now_ms, memory_bytes=1 << 20, bytes_per_s=1 << 30, at_once=True
+        )
+        assert cleaning is not None
+        result = await cleaner_in_steps(environment)(cleaning.job)
+        assert await self.log.swap(cleaning, result, now_ms)
+
+    @property
+    def end(self) -> int:
+        return self.log.log.end_offset
+
+    async def look(self, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        self.leader.transactions.look(self.clock.monotonic())
+        await self.settle()
+
+    def measured(self) -> dict[str, float]:
+        samples: list[Sample] = self.leader.transactions.measure(self.clock.monotonic())
+        return {one.name.removeprefix("rayq_partition_"): one.value for one in samples}
+
+
+def assignment(
+    config: dict[str, object] | None = None, last_unclean_epoch: int | None = None
+) -> messages.PartitionAssignment:
+    members = [(1, "1a"), (2, "2a")]
+    return messages.PartitionAssignment(
+        "t", "id", 0, config or {}, 1, "1a", "h", 1, LEADER_EPOCH, 1, last_unclean_epoch,
+        members, [*members],
+    )
+
+
+def leading(
+    work: Callable[[Led], Awaitable[None]],
+    *,
+    config: dict[str, object] | None = None,
+    last_unclean_epoch: int | None = None,
+    before: Callable[[ReplicaLog], None] = lambda log: None,
+) -> None:
+    given = assignment(config, last_unclean_epoch)
+
+    async def script(process: Process) -> None:
+        environment = process.environment
+        log = ReplicaLog(
+            environment, ClusterConfig(), given, broker=1, incarnation="1a",
+            on_flushed=lambda _: None, on_failure=lambda: None,
+        )
+        await log.open(
+            PartitionDirectory.open(
+                environment, "/data/t-0", topic="t", topic_id="id", partition=0, incarnation="1a",
+                pid_start_time=1,
+            )
+        )
+        before(log)
+        led = Led(log, given)
+        await led.copied()
+        await work(led)
+
+    with World(seed=1) as world:
+        process = world.host("broker").process("replica")
+        world.run(process.run(script(process)), limit_s=3_600)
+
+
+# --- batches --------------------------------------------------------------------------------------
+
+
+def test_the_first_batch_joins_and_those_behind_it_keep_their_order() -> None:
+    async def work(led: Led) -> None:
+        led.coordinators.answers_at_once = False
+        answers = [led.waiting(sequence=number) for number in range(3)]
+        other = led.waiting(OTHER)
+        await led.settle()
+        assert led.end == 0
+        assert led.coordinators.asked == [(FAMILY, 0, "id", 0), (OTHER, 0, "id", 0)]
+        led.coordinators.answer()
+        await led.settle()
+        answers.append(led.waiting(sequence=3))
+        await led.copied()
+        assert [answer.result().base_offset for answer in answers] == [0, 1, 2, 3]
+        assert not other.done() and len(led.coordinators.asked) == 2
+
+    leading(work)
+
+
+def test_a_batch_that_was_sent_twice_while_it_waited_is_appended_once() -> None:
+    async def work(led: Led) -> None:
+        led.coordinators.answers_at_once = False
+        answers = [led.waiting(), led.waiting()]
+        await led.settle()
+        led.coordinators.answer()
+        await led.settle()
+        await led.copied()
+        assert [answer.result().base_offset for answer in answers] == [0, 0]
+        assert led.end == 1
+
+    leading(work)
+
+
+def test_all_that_wait_for_a_refused_transaction_fail_with_it() -> None:
+    async def work(led: Led) -> None:
+        led.coordinators.answers_at_once = False
+        answers = [led.waiting(sequence=number) for number in range(2)]
+        await led.settle()
+        led.coordinators.refusal = TransactionEndedError("over")
+        led.coordinators.answer()
+        await led.settle()
+        for answer in answers:
+            with pytest.raises(TransactionEndedError):
+                answer.result()
+        assert led.end == 0
+
+    leading(work)
+
+
+def test_a_refusal_is_of_one_transaction_and_what_waits_behind_goes_on() -> None:
+    async def work(led: Led) -> None:
+        led.coordinators.answers_at_once = False
+        refused, behind = led.waiting(), led.waiting(epoch=1)
+        await led.settle()
+        led.coordinators.refusal = TransactionEndedError("over")
+        led.coordinators.answer()
+        await led.settle()
+        led.coordinators.refusal = None
+        led.coordinators.answer()
+        await led.settle()
+        await led.copied()
+        assert isinstance(refused.exception(), TransactionEndedError)
+        assert behind.result().base_offset == 0
+
+    leading(work)
+
+
+def test_a_coordinator_that_does_not_answer_makes_the_client_try_again() -> None:
+    async def work(led: Led) -> None:
+        led.coordinators.refusal = CoordinatorLoadingError("not yet")
+        answer = led.waiting()
+        await led.settle()
+        error = answer.exception()
+        assert isinstance(error, TransactionOrderError) and error.retriable and error.not_written
+        led.coordinators.refusal = None
+        assert await led.written() == 0
+
+    leading(work)
+
+
+def test_a_batch_that_waits_for_longer_than_its_request_is_refused_and_nothing_is_written() -> None:
+    async def work(led: Led) -> None:
+        led.coordinators.answers_at_once = False
+        hasty, patient = led.waiting(timeout_ms=1_000), led.waiting(sequence=1)
+        await asyncio.sleep(2)
+        led.leader.expire_waiters(led.clock.monotonic())
+        with pytest.raises(TransactionOrderError, match="nothing was written"):
+            hasty.result()
+        assert not patient.done()
+        again = led.waiting()
+        led.coordinators.answer()
+        await led.settle()
+        await led.copied()
+        assert again.result().base_offset == 0
+        error = patient.exception()
+        assert error is not None, "its predecessor was not there when its turn came"
+        assert len(led.coordinators.asked) == 1
+        assert await led.written(sequence=1) == 1
+
+    leading(work)
+
+
+def test_the_next_transaction_waits_for_the_marker_of_the_one_before() -> None:
+    async def work(led: Led) -> None:
+        await led.written()
+        answers = [led.waiting(epoch=1), led.waiting(epoch=1, sequence=1)]
+        await led.settle()
+        assert led.end == 1 and len(led.coordinators.asked) == 1
+        await led.ended()
+        await led.settle()
+        await led.copied()
+        assert [answer.result().base_offset for answer in answers] == [2, 3]
+        assert led.coordinators.asked[1:] == [(FAMILY, 1, "id", 0)]
+
+    leading(work)
+
+
+def test_nothing_is_appended_to_a_transaction_that_has_ended() -> None:
+    async def work(led: Led) -> None:
+        await led.written()
+        await led.ended()
+        with pytest.raises(TransactionEndedError):
+            led.produce(sequence=1)
+        led.coordinators.answers_at_once = False
+        late = led.waiting(OTHER, epoch=4)
+        await led.settle()
+        await led.ended(4, family=OTHER, is_commit=False)
+        led.coordinators.answer(OTHER)
+        await led.settle()
+        with pytest.raises(TransactionEndedError):
+            late.result()
+        with pytest.raises(TransactionEndedError):
+            led.produce(OTHER, 4)
+        assert led.end == 3
+
+    leading(work)
+
+
+def test_a_new_leader_asks_anew() -> None:
+    async def work(led: Led) -> None:
+        await led.written()
+        again = Led(led.log, assignment())
+        await again.copied()
+        assert await again.written(sequence=1) == 1
+        assert again.coordinators.asked == [(FAMILY, 0, "id", 0)]
+
+    leading(work)
+
+
+def test_a_leader_that_is_deposed_takes_nothing_of_what_waits() -> None:
+    async def work(led: Led) -> None:
+        led.coordinators.answers_at_once = False
+        waiting = led.waiting()
+        marker = led.mark(1, family=OTHER)
+        assert isinstance(marker, asyncio.Future)
+        await led.settle()
+        led.leader.end("another leads")
+        await led.settle()
+        assert led.coordinators.answers[FAMILY].cancelled()
+        for answer in (waiting, marker):
+            with pytest.raises(NotLeaderError):
+                answer.result()
+        assert led.end == 1
+
+    leading(work)
+
+
+@pytest.mark.parametrize(
+    "family, options, error",
+    [
+        (FAMILY, {"is_transactional": False}, InvalidRecordError),
+        (7, {"is_transactional": True}, InvalidRecordError),
+        (None, {"is_transactional": True}, InvalidRecordError),
+        (FAMILY, {"is_numbered": False}, InvalidRequestError),
+        (FAMILY, {"acks": 1}, InvalidRequestError),
+        (FAMILY, {"acks": 0}, InvalidRequestError),
+    ],
+)
+def test_a_batch_is_of_a_transaction_by_its_id_and_its_bit_or_not_at_all(
+    family: int | None, options: dict[str, Any], error: type[RayqError]
+) -> None:
+    async def work(led: Led) -> None:
+        with pytest.raises(error):
+            led.produce(family, **options)
+        assert led.end == 0 and led.coordinators.asked == []
+
+    leading(work)
+
+
+def test_a_topic_that_does_not_wait_for_its_disk_takes_no_transactions() -> None:
+    async def work(led: Led) -> None:
+        with pytest.raises(InvalidRequestError, match="flush"):
+            led.produce()
+        assert await led.written(7) == 0
+
+    leading(work, config={"flush": "os"})
+
+
+# --- markers --------------------------------------------------------------------------------------
+
+
+def test_a_marker_is_acknowledged_when_it_is_committed_and_so_is_its_repetition() -> None:
+    async def work(led: Led) -> None:
+        await led.written()
+        answers = [led.mark(), led.mark()]
+        await led.settle()
+        assert led.end == 2
+        assert not any(isinstance(one, asyncio.Future) and one.done() for one in answers)
+        await led.copied()
+        for answer in answers:
+            assert isinstance(answer, asyncio.Future) and answer.result() == messages.Done()
+        assert led.mark() == messages.Done()
+        assert led.end == 2
+
+    leading(work)
+
+
+def test_a_marker_is_written_where_nothing_is_open() -> None:
+    async def work(led: Led) -> None:
+        await led.ended(4)
+        assert led.end == 1
+        with pytest.raises(TransactionEndedError):
+            led.produce(epoch=4)
+        assert led.mark(3) == messages.Done() and led.end == 1, "a later one has ended"
+
+    leading(work)
+
+
+def test_a_marker_does_not_overtake_the_one_before() -> None:
+    async def work(led: Led) -> None:
+        await led.written()
+        with pytest.raises(TransactionOrderError):
+            led.mark(1)
+        assert led.end == 1
+        await led.ended(0)
+        await led.ended(1)
+        assert led.end == 3
+
+    leading(work)
+
+
+def test_a_coordinator_that_was_replaced_is_refused() -> None:
+    async def work(led: Led) -> None:
+        await led.ended(0)
+        with pytest.raises(FencedEpochError):
+            led.mark(1, coordinator=2)
+        assert led.end == 1
+
+    leading(work)
+
+
+def test_a_marker_needs_no_min_insync_to_be_written_but_is_not_acknowledged() -> None:
+    async def work(led: Led) -> None:
+        await led.written()
+        alone = messages.PartitionAssignment(
+            "t", "id", 0, {"min_insync_replicas": 2}, 1, "1a", "h", 1, LEADER_EPOCH, 2, None,
+            [(1, "1a")], [(1, "1a"), (2, "2a")],
+        )
+        led.log.configure(alone.config)
+        led.leader.committed(alone)
+        answer = led.mark()
+        led.leader.flushed(led.end)
+        assert led.end == 2
+        await asyncio.sleep(MARKER_WAIT_S + 1)
+        led.leader.expire_waiters(led.clock.monotonic())
+        assert isinstance(answer, asyncio.Future)
+        with pytest.raises(TimeoutError):
+            answer.result()
+        assert led.log.last_stable_offset == 0
+
+    leading(work)
+
+
+# --- seals ----------------------------------------------------------------------------------------
+
+
+def test_a_seal_says_what_each_writer_has_once_that_is_committed() -> None:
+    async def work(led: Led) -> None:
+        await led.written(FAMILY)
+        await led.written(FAMILY + 7)
+        await led.written(OTHER)
+        answers = [led.waiting(FAMILY + 7, sequence=1), led.waiting(FAMILY + 2)]
+        sealed = led.seal()
+        assert isinstance(sealed, asyncio.Future) and not sealed.done()
+        await led.copied()
+        assert sealed.result().written == [(FAMILY, 1), (FAMILY + 2, 1), (FAMILY + 7, 2)]
+        assert [answer.result().base_offset for answer in answers] == [3, 4]
+        assert led.seal() == sealed.result(), "a repetition"
+
+    leading(work)
+
+
+def test_what_comes_behind_a_seal_is_refused_also_where_it_waits_for_its_join() -> None:
+    async def work(led: Led) -> None:
+        led.coordinators.answers_at_once = False
+        waiting = led.waiting(FAMILY + 1)
+        await led.settle()
+        assert led.seal() == messages.SealPartitionResponse([], LEADER_EPOCH)
+        led.coordinators.answer()
+        await led.settle()
+        with pytest.raises(TransactionEndedError):
+            waiting.result()
+        with pytest.raises(TransactionEndedError):
+            led.produce(FAMILY + 1)
+        await led.ended()
+        with pytest.raises(TransactionEndedError):
+            led.seal()
+        assert led.end == 1, "its marker"
+
+    leading(work)
+
+
+def test_a_seal_ends_with_its_leader() -> None:
+    async def work(led: Led) -> None:
+        waiting = led.waiting()
+        await led.settle()
+        sealed = led.seal()
+        assert isinstance(sealed, asyncio.Future)
+        led.leader.end("another leads")
+        await led.settle()
+        for answer in (waiting, sealed):
+            with pytest.raises(NotLeaderError):
+                answer.result()
+
+    leading(work)
+
+
+# --- readers --------------------------------------------------------------------------------------
+
+
+def test_readers_of_what_is_committed_stop_at_the_first_undecided_record() -> None:
+    async def work(led: Led) -> None:
+        await led.written(None)
+        await led.written()
+        await led.written(None)
+        answer, data = await led.fetching(0)
+        assert (answer.high_watermark, answer.last_stable_offset, answer.next_offset) == (3, 1, 1)
+        assert len(list(split_batches(data))) == 1
+        answer, data = await led.fetching(1)
+        assert (answer.next_offset, data) == (1, b"")
+        answer, data = await led.fetching(0, READ_UNCOMMITTED)
+        assert (answer.last_stable_offset, answer.next_offset) == (1, 3)
+        assert (await led.listed(messages.LATEST), await led.listed(-1, READ_UNCOMMITTED)) == (1, 3)
+        assert (await led.listed(0), await led.listed(0, READ_UNCOMMITTED)) == (0, 0)
+        led.mark()
+        assert led.log.last_stable_offset == 1, "its marker may yet be cut off"
+        await led.copied()
+        assert led.log.last_stable_offset == 4
+
+    leading(work)
+
+
+def test_a_reader_that_waits_is_woken_when_the_transaction_has_ended() -> None:
+    async def work(led: Led) -> None:
+        await led.written()
+        reading = asyncio.ensure_future(led.fetching(0, wait_ms=20_000))
+        await led.written(None)
+        await led.settle()
+        assert not reading.done()
+        await led.ended()
+        answer, data = await reading
+        assert (answer.next_offset, answer.aborted) == (3, [])
+        assert [header.is_control for _, header in split_batches(data)] == [False, False, True]
+
+    leading(work)
+
+
+@pytest.mark.parametrize("isolation", [READ_COMMITTED, READ_UNCOMMITTED])
+def test_an_answer_names_what_was_aborted_among_its_batches(isolation: int) -> None:
+    async def work(led: Led) -> None:
+        await led.written()
+        await led.written(OTHER)
+        await led.ended(is_commit=False)
+        await led.ended(family=OTHER)
+        assert (await led.fetching(0, isolation))[0].aborted == [(FAMILY, 0)]
+        assert (await led.fetching(3, isolation))[0].aborted == []
+
+    leading(work)
+
+
+def test_records_that_are_deleted_while_they_are_read_are_not_shown_without_the_keys_of_the_aborted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work(led: Led) -> None:
+        await led.written()
+        await led.ended(is_commit=False)
+        await led.written(None)
+        read = led.log.read
+
+        async def slow(offset: int, limit: int, bytes_max: int) -> tuple[bytes, int]:
+            found = await read(offset, limit, bytes_max)
+            await led.log.advance_log_start(2)
+            return found
+
+        monkeypatch.setattr(led.log, "read", slow)
+        with pytest.raises(OffsetOutOfRangeError):
+            await led.fetching(0)
+        assert (await led.fetching(2))[0].next_offset == 3
+
+    leading(work)
+
+
+def test_what_compaction_forgets_while_it_is_read_is_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work(led: Led) -> None:
+        await led.written()
+        await led.ended(is_commit=False)
+        await led.written(OTHER)
+        await led.ended(family=OTHER)
+        read, compacted = led.log.read, []
+
+        async def slow(offset: int, limit: int, bytes_max: int) -> tuple[bytes, int]:
+            found = await read(offset, limit, bytes_max)
+            if not compacted:
+                await led.compact()
+                compacted.append(found)
+            return found
+
+        monkeypatch.setattr(led.log, "read", slow)
+        answer, data = await led.fetching(0)
+        shown = [header for _, header in split_batches(data)]
+        assert compacted[0][0] != data and answer.aborted == []
+        assert [header.record_count for header in shown if header.producer_id == FAMILY] in (
+            [], [0], [0, 0],
+        )
+        assert sum(header.record_count for header in shown) == 1
+
+    leading(work, config={"cleanup_policy": "compact", "max_compaction_lag_ms": 1})
+
+
+def test_a_client_without_transactions_is_refused_where_there_are_any() -> None:
+    async def work(led: Led) -> None:
+        await led.written(None)
+        answer, _ = await led.fetching(0, messages.ISOLATION_NONE)
+        assert answer.next_offset == 1
+        reading = asyncio.ensure_future(
+            led.fetching(1, messages.ISOLATION_NONE, wait_ms=20_000)
+        )
+        await led.settle()
+        await led.written()
+        with pytest.raises(UnsupportedVersionError):
+            await reading
+        with pytest.raises(UnsupportedVersionError):
+            await led.listed(messages.LATEST, messages.ISOLATION_NONE)
+
+    leading(work)
+
+
+def test_nothing_undecided_is_deleted() -> None:
+    async def work(led: Led) -> None:
+        await led.written(None)
+        await led.written()
+        await led.written(None)
+        with pytest.raises(OpenTransactionError, match=f"Transaction {FAMILY}:0"):
+            await led.deleted(2)
+        assert await led.deleted(None) == 1
+        await led.ended()
+        assert await led.deleted(2) == 2
+
+    leading(work)
+
+
+def test_what_is_open_and_what_ended_is_told_as_of_one_moment() -> None:
+    async def work(led: Led) -> None:
+        await led.written(None)
+        assert led.described(0).is_used is False
+        await led.written()
+        await led.written(OTHER)
+        await led.ended()
+        await led.written(epoch=1)
+        assert led.described() == messages.DescribeOpenTransactionsResponse(
+            5, 2, [(OTHER, 0, 2), (FAMILY, 1, 4)], [], True, LEADER_EPOCH
+        )
+        assert led.described(3).ended == [(FAMILY, 0)] and led.described(4).ended == []
+        led.mark(family=OTHER)
+        assert led.described().open[0] == (OTHER, 0, 2), "its marker may yet be cut off"
+
+    leading(work)
+
+
+# --- what stays open ------------------------------------------------------------------------------
+
+
+def test_a_transaction_that_is_open_for_too_long_is_asked_about_and_raises_an_alarm(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def work(led: Led) -> None:
+        assert led.measured() == {}
+        await led.written()
+        await led.look(1)
+        await led.look(60)
+        assert led.coordinators.asked_outcomes == []
+        assert led.measured() == {
+            "last_stable_offset_lag": 1, "open_transactions": 1,
+            "oldest_transaction_seconds": pytest.approx(60, abs=1), "unknown_transactions": 0,
+        }
+        await led.look(OPEN_MAX_S)
+        assert led.coordinators.asked_outcomes == [(FAMILY, 0)]
+        led.coordinators.outcomes[FAMILY, 0] = "open"
+        await led.look(61)
+        assert led.measured()["unknown_transactions"] == 0
+        await led.look(30)
+        assert len(led.coordinators.asked_outcomes) == 2, "not so soon again"
+        led.coordinators.outcomes[FAMILY, 0] = "unknown"
+        await led.look(61)
+        assert led.measured()["unknown_transactions"] == 1 and led.end == 1
+        assert "transaction_unknown" in caplog.text and "aborted=False" in caplog.text
+        await led.ended()
+        figures = led.measured()
+        assert figures["unknown_transactions"] == figures["open_transactions"] == 0
+        assert figures["oldest_transaction_seconds"] == 0, "at once, not after the next look"
+
+    with caplog.at_level(logging.ERROR):
+        leading(work)
+
+
+@pytest.mark.parametrize("state", ["unknown", "aborted", "committed", "open", "sealed"])
+def test_after_an_unclean_election_a_leader_asks_at_once_and_aborts_what_is_unknown(
+    state: str,
+) -> None:
+    is_ended = state not in ("open", "sealed")
+
+    def before(log: ReplicaLog) -> None:
+        for family, leader_epoch in ((FAMILY, 3), (OTHER, 5)):
+            batch = batch_of(family)
+            log.log.append_as_leader(
+                batch, read_header(batch), leader_epoch=leader_epoch, now_ms=1_000
+            )
+
+    async def work(led: Led) -> None:
+        led.coordinators.outcomes = {(FAMILY, 0): state, (OTHER, 0): "unknown"}
+        await led.look(1)
+        assert led.coordinators.asked_outcomes == [(FAMILY, 0)], "the other came after it"
+        await led.copied()
+        assert led.end == (3 if is_ended else 2)
+        assert led.log.last_stable_offset == (1 if is_ended else 0)
+        if is_ended:
+            answer, _ = await led.fetching(0)
+            assert answer.aborted == ([] if state == "committed" else [(FAMILY, 0)])
+            await led.ended(0, is_commit=True)
+            assert led.end == 3, "a marker that comes after all is a repetition"
+
+    leading(work, before=before, last_unclean_epoch=5)
+
+
+def test_a_coordinator_that_does_not_answer_holds_up_no_question_to_another() -> None:
+    of_another = make_family(1, 1)
+
+    def before(log: ReplicaLog) -> None:
+        for family in (FAMILY, of_another):
+            batch = batch_of(family, is_transactional=True)
+            log.log.append_as_leader(batch, read_header(batch), leader_epoch=3, now_ms=1_000)
+
+    async def work(led: Led) -> None:
+        led.coordinators.outcomes = {(of_another, 0): "committed"}
+        await led.look(1)
+        assert led.coordinators.asked_outcomes == [(FAMILY, 0), (of_another, 0)]
+        assert led.measured()["open_transactions"] == 1
+
+    leading(work, before=before, last_unclean_epoch=5)
