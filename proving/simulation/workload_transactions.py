@@ -340,10 +340,12 @@ class TransactionWorkload(Workload):
             deadline_s = world.now_s + limit_s
             everything = AsyncConsumer(client, ConsumerConfig(isolation_level="read_uncommitted"))
             consumer = AsyncConsumer(client, ConsumerConfig(auto_offset_reset="earliest"))
-            ends = await everything.end_offsets(self.outputs)
-            while (stable := await consumer.end_offsets(self.outputs)) != ends:
+            stable: dict[TopicPartition, int] = {}
+            # A marker that is yet to come moves the ends, too.
+            while stable != (ends := await everything.end_offsets(self.outputs)):
                 assert world.now_s < deadline_s, f"not decided: {stable} of {ends}"
                 await asyncio.sleep(0.5)
+                stable = await consumer.end_offsets(self.outputs)
             await consumer.assign(self.outputs)
             while any([await consumer.position(one) < ends[one] for one in self.outputs]):
                 assert world.now_s < deadline_s, "the final read of the outputs takes too long"
