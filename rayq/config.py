@@ -393,6 +393,10 @@ class ProducerConfig:
     """A transaction that has not ended so long after its first record is aborted, as of a producer
     that died: readers of its partitions wait for it meanwhile."""
 
+    commit_wait_ms: NotNegative = 1000
+    """How long a commit that is decided waits until all readers see it. In a loop of short
+    transactions 0 saves a third of the time; readers see each one some milliseconds later."""
+
     def __post_init__(self) -> None:
         _check_values(self)
         _require(

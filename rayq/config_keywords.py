@@ -88,6 +88,7 @@ class ProducerKeywords(TypedDict, total=False):
     partitioner: Partitioner | None
     transactional_id: str | None
     transaction_timeout_ms: int
+    commit_wait_ms: int
 
 
 class ConsumerKeywords(TypedDict, total=False):

@@ -290,8 +290,8 @@ class TransactionParticipant(msgspec.Struct, frozen=True):
 
 
 class TransactionInfo(msgspec.Struct, frozen=True):
-    """A transactional id: `owner` is the random id of the producer that has it now, `last_name` the
-    name of its last named transaction that committed."""
+    """A transactional id: `owner` tells the producer that has it now from others (the beginning of
+    a random id), `last_name` is the name of its last named transaction that committed."""
 
     transactional_id: str
     owner: str

@@ -212,6 +212,7 @@ class TransactionWorkload(Workload):
             ProducerConfig(
                 transactional_id=name,
                 transaction_timeout_ms=rng.choice((1_000, 4_000, 15_000)),
+                commit_wait_ms=rng.choice((0, 1_000)),
                 max_block_ms=rng.choice((3_000, 20_000)),
                 request_timeout_ms=rng.choice((2_000, 5_000)),
                 batch_size=rng.choice((512, 65_536)),

@@ -50,6 +50,8 @@ class CoordinatorLog(Generic[RecordT]):
         self._encode = encode
         self._on_failure = on_failure
         self._pending: deque[list[RecordT]] = deque()
+        self._later: list[RecordT] = []
+        """Goes with the next decision."""
         self.decided = 0
         """How many decisions were appended here."""
         self.committed = 0
@@ -73,6 +75,17 @@ class CoordinatorLog(Generic[RecordT]):
             self._is_write_scheduled = True
             asyncio.get_running_loop().call_soon(self._write)
 
+    def append_later(self, records: list[RecordT]) -> None:
+        """Takes records on which no answer is based: they go with the next decision, or with
+        `write_rest`, and cost no batch of their own where decisions come one after another."""
+        self._later += records
+
+    def write_rest(self) -> None:
+        """Has what `append_later` took written, unless a decision has taken it along."""
+        if self._later:
+            records, self._later = self._later, []
+            self.append(records)
+
     async def until_committed(self) -> None:
         """Returns when all that is decided by now is committed. Raises what `drop` is given."""
         if self.committed < self.decided:
@@ -83,6 +96,7 @@ class CoordinatorLog(Generic[RecordT]):
         self.generation += 1
         self._writes = 0
         self._pending.clear()
+        self._later.clear()
         self.committed = self._written = self.decided
         self._waiting.fail(error)
 
@@ -90,6 +104,8 @@ class CoordinatorLog(Generic[RecordT]):
         self._is_write_scheduled = False
         if self._writes >= WRITES_MAX or not self._pending:
             return
+        later, self._later = self._later, []
+        self._pending[0] = later + self._pending[0]
         keys: list[bytes | None] = []
         values: list[bytes | None] = []
         decisions = size_bytes = 0

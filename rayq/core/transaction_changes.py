@@ -231,17 +231,19 @@ def ended(
     return is_committed, value.next if value.owner == owner else key
 
 
-def abort(state: TransactionState, transactional_id: str, *, now_ms: int) -> list[Record]:
-    """Aborts what an id has open. Raises InvalidRequestError where that is nothing."""
-    value = state.ids.get(transactional_id)
-    if value is None or value.next not in state.transactions:
-        raise InvalidRequestError(f"{transactional_id!r} has no open transaction.")
+def abort(state: TransactionState, key: TransactionKey, *, now_ms: int) -> list[Record]:
+    """Aborts exactly this transaction; nothing where it is not open (any more)."""
+    transaction = state.transactions.get(key)
+    if transaction is None or transaction.is_decided:
+        return []
+    transactional_id = transaction.transactional_id
+    value = state.ids[transactional_id]
     return _end(state, transactional_id, value, is_commit=False, name=None, now_ms=now_ms)
 
 
-def expired(state: TransactionState, *, now_s: float, now_ms: int) -> list[str]:
-    """The ids whose open transaction has had its time. One that an earlier coordinator knew has
-    what is left of it."""
+def expired(state: TransactionState, *, now_s: float, now_ms: int) -> list[TransactionKey]:
+    """The open transactions that have had their time. One that an earlier coordinator knew has what
+    is left of it."""
     found = []
     for key, transaction in state.transactions.items():
         if transaction.is_decided:
@@ -252,7 +254,7 @@ def expired(state: TransactionState, *, now_s: float, now_ms: int) -> list[str]:
             deadline_s = _deadline_s(state, transaction, now_s=now_s, now_ms=now_ms)
             deadline_s = state.deadlines_s[key] = max(deadline_s, least_s)
         if deadline_s <= now_s:
-            found.append(transaction.transactional_id)
+            found.append(key)
     return found
 
 

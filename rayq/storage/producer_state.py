@@ -14,6 +14,7 @@ from rayq.errors import (
     OutOfOrderSequenceError,
     ProducerFencedError,
     StorageError,
+    TransactionLimitError,
     UnknownProducerError,
 )
 from rayq.storage import checked_file
@@ -111,7 +112,8 @@ class ProducerState:
         """Checks whether a batch may be appended. None: it is the producer's next batch (or its
         producer is not idempotent). Else it was appended before, and this is its place.
 
-        Raises `UnknownProducerError`, `ProducerFencedError` or `OutOfOrderSequenceError`.
+        Raises `UnknownProducerError`, `ProducerFencedError`, `OutOfOrderSequenceError`, or
+        `TransactionLimitError` where it would be forgotten at once.
         """
         if header.producer_id is None or header.base_sequence is None:
             return None
@@ -121,6 +123,12 @@ class ProducerState:
                 raise UnknownProducerError(
                     f"Producer {header.producer_id} is not known here and its batch begins at "
                     f"sequence {header.base_sequence}, not 0: take a new epoch and number anew."
+                )
+            if len(self._producers) >= PRODUCERS_MAX and self._idle() is None:
+                raise TransactionLimitError(
+                    f"{PRODUCERS_MAX} producers have transactions open in this partition, the "
+                    "limit: nothing was written. A batch write with fewer tasks, or to more "
+                    "partitions, stays below it."
                 )
             return None
         if header.producer_epoch < producer.epoch:
@@ -153,6 +161,10 @@ class ProducerState:
         is_silent = self._time_ms - producer.active_ms > PRODUCER_EXPIRY_MS
         return is_silent and not self.transactions.is_open(producer_id)
 
+    def _idle(self) -> int | None:
+        """The producer that has been silent longest, of those without an open transaction."""
+        return next((one for one in self._producers if not self.transactions.is_open(one)), None)
+
     def update(self, header: BatchHeader) -> AbortedTransaction | None:
         """Remembers a batch that was appended. Returns the transaction that it aborted."""
         step_ms = header.append_time_ms - self._newest_append_time_ms
@@ -173,8 +185,8 @@ class ProducerState:
         producer.active_ms = self._time_ms
         self._producers[producer_id] = producer
         if len(self._producers) > PRODUCERS_MAX:
-            idle = (one for one in self._producers if not self.transactions.is_open(one))
-            del self._producers[next(idle, producer_id)]
+            idle = self._idle()
+            del self._producers[producer_id if idle is None else idle]
         last_sequence = (header.base_sequence + header.last_offset_delta) % SEQUENCE_COUNT
         producer.batches.append(
             _Batch(

@@ -93,11 +93,16 @@ class Coordinator:
         for one in participants:
             self.apply(changes.marker_written(self.state, key, one))
 
+    def abort(self, key: TransactionKey) -> list[Record]:
+        return self.apply(changes.abort(self.state, key, now_ms=self.now_ms))
+
     def expire(self) -> list[str]:
+        """The ids whose transactions are aborted."""
         found = changes.expired(self.state, now_s=self.now_s, now_ms=self.now_ms)
-        for name in found:
-            self.apply(changes.abort(self.state, name, now_ms=self.now_ms))
-        return found
+        ids = [self.state.transactions[key].transactional_id for key in found]
+        for key in found:
+            self.abort(key)
+        return ids
 
 
 @pytest.fixture
@@ -305,15 +310,18 @@ def test_a_new_owner_keeps_the_name_of_what_is_committed(of: Coordinator) -> Non
     assert of.state.ids["id"].last_name == "n"
 
 
-def test_an_operator_aborts_what_is_open(of: Coordinator) -> None:
-    with pytest.raises(InvalidRequestError):
-        changes.abort(of.state, "id", now_ms=0)
+def test_an_abort_by_others_ends_exactly_the_transaction_that_it_names(of: Coordinator) -> None:
     key = of.init()
-    with pytest.raises(InvalidRequestError, match="no open"):
-        changes.abort(of.state, "id", now_ms=0)
+    assert not of.abort(key), "nothing is open"
     of.join(key, P0)
-    of.apply(changes.abort(of.state, "id", now_ms=0))
-    assert of.end(key) == (False, TransactionKey(key.family, 1))
+    assert of.abort(key)
+    following = TransactionKey(key.family, 1)
+    assert of.end(key) == (False, following)
+    of.join(following, P0)
+    assert not of.abort(key), "it waits for its marker"
+    of.mark(key, P0)
+    assert not of.abort(key), "it is forgotten"
+    assert of.state.transactions[following].state == "open"
 
 
 # --- participants -------------------------------------------------------------------------------

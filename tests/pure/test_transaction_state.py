@@ -310,8 +310,8 @@ class Transactions(RuleBasedStateMachine):
     def wait(self, by_s: float) -> None:
         self.now_s += by_s
         now_ms = int(self.now_s * 1000)
-        for name in changes.expired(self.coordinator.state, now_s=self.now_s, now_ms=now_ms):
-            self.decide(lambda state, name=name: changes.abort(state, name, now_ms=now_ms))
+        for key in changes.expired(self.coordinator.state, now_s=self.now_s, now_ms=now_ms):
+            self.decide(lambda state, key=key: changes.abort(state, key, now_ms=now_ms))
 
     @rule(participant=participants, data=st.data())
     def mark(self, participant: tuple[str, int], data: st.DataObject) -> None:

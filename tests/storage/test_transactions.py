@@ -9,7 +9,7 @@ import pytest
 from proving.simulation import ProcessDied, World
 from rayq.config import DAY_MS, MIB, TopicConfig
 from rayq.environment import Disk
-from rayq.errors import DiskFullError
+from rayq.errors import DiskFullError, TransactionLimitError
 from rayq.storage import open_transactions, producer_state
 from rayq.storage.batch import (
     BatchHeader,
@@ -149,6 +149,23 @@ def test_producers_of_open_transactions_are_neither_too_old_nor_too_many(
         assert one.check(data_header(ONE, 1, 999)) is not None, "the retry is known"
         assert one.transactions.open_epoch(ONE) == 1
         assert one.transactions.ended_epoch(TWO) == -1, "forgotten with its producer"
+
+
+def test_a_writer_that_would_be_forgotten_at_once_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(producer_state, "PRODUCERS_MAX", 3)
+    state = ProducerState()
+    for task in range(3):
+        assert state.check(data_header(ONE + task, 1, task)) is None
+        state.update(data_header(ONE + task, 1, task))
+    with pytest.raises(TransactionLimitError, match="fewer tasks"):
+        state.check(data_header(ONE + 3, 1, 3))
+    with pytest.raises(TransactionLimitError):
+        state.check(data_header(TWO, 1, 3))
+    assert state.check(data_header(ONE, 1, 0)) is not None, "who is known goes on"
+    state.update(marker_header(ONE, 1, 3))
+    assert state.check(data_header(TWO, 1, 4)) is None
 
 
 def test_a_snapshot_holds_what_is_open_and_what_the_high_watermark_has_not_reached() -> None:

@@ -137,7 +137,8 @@ class TransactionCoordinator(Coordinator[Record]):
         )
         await self._until_committed()
         markers = self._markers.get(key)
-        if markers is not None:
+        # Where those of an earlier one are still out, some partition cannot be reached just now.
+        if markers is not None and self.state.under_way(name)[:1] == [key]:
             await asyncio.wait([markers], timeout=request.wait_ms / 1000)
             self._check(None)
         return messages.EndTransactionResponse(
@@ -241,7 +242,7 @@ class TransactionCoordinator(Coordinator[Record]):
             raise InvalidRequestError(f"There is no transactional id {name!r}.")
         answer = messages.DescribeTransactionResponse(
             name,
-            value.owner,
+            value.owner[: messages.OWNER_SHOWN],
             *value.next,
             value.transaction_timeout_ms,
             value.last_name,
@@ -259,11 +260,10 @@ class TransactionCoordinator(Coordinator[Record]):
         """See `messages.AbortTransaction`."""
         await self._begin(is_write=True)
         key = TransactionKey(request.family, request.epoch)
-        name = self.state.id_of(key)
-        if name is not None and key in self.state.transactions:
-            await self._begin_for(name)
-            if self.state.id_of(key) == name:  # It has not ended meanwhile.
-                self._append(self._abort(name))
+        transaction = self.state.transactions.get(key)
+        if transaction is not None:
+            await self._begin_for(transaction.transactional_id)
+            self._append(self._abort(key))
         await self._until_committed()
         return messages.Done()
 
@@ -333,8 +333,8 @@ class TransactionCoordinator(Coordinator[Record]):
             if isinstance(record, TransactionRecord) and record.value is not None:
                 self._write_markers_of(record.key, record.value)
 
-    def _abort(self, name: str) -> list[Record]:
-        return changes.abort(self.state, name, now_ms=self._clock_watch.latest_ms())
+    def _abort(self, key: TransactionKey) -> list[Record]:
+        return changes.abort(self.state, key, now_ms=self._clock_watch.latest_ms())
 
     # --- markers ----------------------------------------------------------------------------
 
@@ -371,7 +371,10 @@ class TransactionCoordinator(Coordinator[Record]):
         while not (await self._is_marked(participant, build) and self._may_be_heard()):
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, MARKER_RETRY_MAX_S)
-        self._append(changes.marker_written(self.state, key, participant))
+        forgotten = changes.marker_written(self.state, key, participant)
+        for record in forgotten:
+            self.state.replay(record)
+        self._log.append_later(forgotten)  # A coordinator that misses it writes markers again.
 
     async def _is_marked(
         self, participant: TopicIdPartition, build: Build[messages.Done]
@@ -427,25 +430,33 @@ class TransactionCoordinator(Coordinator[Record]):
                 continue
             if late_s > TICK_S:
                 changes.prolong(self.state, late_s)
-            for name in changes.expired(
+            self._log.write_rest()
+            for key in changes.expired(
                 self.state, now_s=now_s, now_ms=self._clock_watch.now_ms()
             ):
-                await self._expire(name, generation)
+                await self._expire(key, generation)
             if now_s >= unused_s and generation == self._log.generation:
                 unused_s = now_s + UNUSED_CHECK_INTERVAL_S
                 self._append(
                     changes.forget_unused(self.state, now_ms=self._clock_watch.now_ms())
                 )
 
-    async def _expire(self, name: str, generation: int) -> None:
+    async def _expire(self, key: TransactionKey, generation: int) -> None:
         """Aborts a transaction that has had its time, or leaves it to the next look."""
+        transaction = self.state.transactions.get(key)
+        if transaction is None:
+            return  # It ended while another one was aborted.
+        name = transaction.transactional_id
         try:
             if changes.needs_family(self.state, name) and not self.state.families:
                 await self._draw_family(generation)
             self._check(generation)
-            self._append(self._abort(name))
+            aborted = self._abort(key)
+            self._append(aborted)
         except RayqError as error:
             logger.info("%s: time-out of %r: %s", self.where, name, error)
+            return
+        if not aborted:
             return
         log_event(
             logger,

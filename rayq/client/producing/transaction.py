@@ -81,9 +81,10 @@ class Transaction(Generic[ValueT_contra, KeyT_contra]):
     `producer.transaction()`.
 
     The end of the block commits: it waits until all that was sent is delivered, and returns once
-    the commit is decided and readers see it (or a second later, where a partition cannot be reached
-    yet). An exception in the block aborts, and goes on. Any number of threads may send within the
-    block; those must have returned from `send` when it ends.
+    the commit is decided and readers see it (`commit_wait_ms` at most, and not at all where they do
+    not see the one before yet: some partition cannot be reached). An exception in the block aborts,
+    and goes on. Any number of threads may send within the block; those must have returned from
+    `send` when it ends.
 
     The end raises TransactionAbortedError where the block can be run again, since nothing of it
     took effect: something was not delivered, or `transaction_timeout_ms` was over.

@@ -46,10 +46,6 @@ NUMBERS_AGE_MAX_S = 86_400.0
 """Numbers that lay idle for longer are asked for again: a coordinator forgets a transactional id
 that nobody has used for a week."""
 
-MARKERS_WAIT_MS = 1000
-"""How long a commit waits for the markers after it was decided, so that whoever reads next sees
-it. They are written in any case."""
-
 
 class TransactionCore:
     """The transactions of one producer."""
@@ -202,7 +198,7 @@ class TransactionCore:
         """Asks how a transaction ended, or has it end so. Raises what leaves that open, and
         ProducerFencedError."""
         is_repeated = self.state.was_asked
-        wait_ms = MARKERS_WAIT_MS if end.is_commit else 0
+        wait_ms = self._config.commit_wait_ms if end.is_commit else 0
 
         def build(topic_id: str, partition: int, leader_epoch: int) -> AnyRequest:
             self.state.asked()

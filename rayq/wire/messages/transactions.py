@@ -168,9 +168,15 @@ class ListTransactions(ToCoordinator[ListTransactionsResponse], frozen=True):
     """Also the ids of which nothing is under way."""
 
 
+OWNER_SHOWN = 8
+"""So many characters of an owner tell it from others. Whoever has all of them can end what it has
+open."""
+
+
 class DescribeTransactionResponse(Response, frozen=True):
     transactional_id: str
     owner: str
+    """The first `OWNER_SHOWN` characters."""
     family: int
     epoch: int
     transaction_timeout_ms: int
