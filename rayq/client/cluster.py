@@ -604,8 +604,9 @@ class Cluster:
     # --- the end --------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Closes the producers (delivering what they hold) and consumers made by this object, and
-        its connections. Idempotent. Raises the first DeliveryError, when all are closed."""
+        """Closes the consumers made by this object, then its producers (delivering what they hold),
+        all at once, and its connections. Idempotent. Raises the first DeliveryError, when all are
+        closed."""
         if self._is_closed:
             return
         background = background_loop()
@@ -626,17 +627,30 @@ class Cluster:
             raise first_error
 
     def _close_made(self) -> RayqError | None:
-        """Closes all producers and consumers. Returns the first error."""
+        """Closes all consumers, then all producers: what a consumer calls at its end may send.
+        Returns the first error."""
         first_error: RayqError | None = None
-        for made in list(self._made):
+        made = list(self._made)
+        for consumer in (one for one in made if isinstance(one, Consumer)):
             try:
                 try:
-                    made.close()
-                except ConcurrentUseError:  # Another thread polls this consumer.
-                    assert isinstance(made, Consumer)
-                    made.abandon()
+                    consumer.close()
+                except ConcurrentUseError:  # Another thread polls it.
+                    consumer.abandon()
             except RayqError as error:
                 first_error = first_error or error
+        # Side by side: each takes as long as its records may, where no broker answers.
+        closing = [one.closing() for one in made if isinstance(one, Producer)]
+
+        async def close_all() -> list[BaseException | None]:
+            return await asyncio.gather(*closing, return_exceptions=True)
+
+        if closing:
+            for outcome in background_loop().run(close_all()):
+                if isinstance(outcome, RayqError):
+                    first_error = first_error or outcome
+                elif outcome is not None:
+                    raise outcome
         return first_error
 
     def stop(self) -> None:

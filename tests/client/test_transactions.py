@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -795,6 +796,38 @@ def test_close_aborts_what_is_open(fake: FakeCluster, cluster: Cluster) -> None:
         fake.fault(EndTransaction, times=1000, is_lost=True)
         unreachable.close(timeout_s=0.1)
     assert fake.transactions.committed("t") == []
+
+
+def test_a_cluster_closes_its_producers_side_by_side(fake: FakeCluster) -> None:
+    fake.create_topic("t")
+    cluster = fake.cluster()
+    for number in range(3):
+        producer = cluster.producer(transactional_id=f"p-{number}")
+        producer.begin_transaction().send("t", b"v").result(timeout=30)
+    held = fake.fault(EndTransaction, times=3, is_held=True)
+    closing = threading.Thread(target=cluster.close)
+    closing.start()
+    deadline = time.monotonic() + 30
+    while len(ends(fake)) < 3:
+        assert time.monotonic() < deadline, "one waits for the other"
+        time.sleep(0.001)
+    fake.release(held)
+    closing.join(30)
+    assert not closing.is_alive()
+
+
+@pytest.mark.parametrize("wait_ms", [0, 1000])
+def test_a_commit_waits_for_readers_as_its_producer_says(
+    fake: FakeCluster, cluster: Cluster, wait_ms: int
+) -> None:
+    fake.create_topic("t")
+    with cluster.producer(transactional_id="billing", commit_wait_ms=wait_ms) as producer:
+        with producer.transaction() as tx:
+            tx.send("t", b"v")
+        with pytest.raises(ZeroDivisionError), producer.transaction() as tx:
+            tx.send("t", b"v")
+            raise ZeroDivisionError
+    assert [one.wait_ms for one in fake.asked(EndTransaction)] == [wait_ms, 0]
 
 
 def test_the_end_of_the_program_tells_of_what_nobody_ended(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self
 
@@ -503,8 +503,13 @@ class Producer(OfValueAndKey, Generic[ValueT_contra, KeyT_contra]):
         `timeout_s` seconds (None: `delivery_timeout_ms` decides) fails. Raises as `flush` does."""
         if not self._core.is_closed:
             self._background.check_callable()
+            self._background.run(self.closing(timeout_s))
+
+    def closing(self, timeout_s: float | None = None) -> Coroutine[Any, Any, None]:
+        """What `close` runs on the client's loop."""
+        if not self._core.is_closed:
             self._core.accumulator.close_open_batches()
-            self._background.run(self._core.close(timeout_s))
+        return self._core.close(timeout_s)
 
     def _forked(self) -> None:
         self._core.forked()
