@@ -4,7 +4,8 @@ The ordinary producers write `orders` without transactions. *Writers* write `pai
 has some records in several partitions. They share fewer ids than there are writers, so they fence
 each other; they abort, die, hang, and pause past their time-out. *Copiers* are the members of a
 group: each reads some orders and writes a copy of each to `copies`, in one transaction with its
-positions. *Readers* read what is committed; a *cutter* takes snapshots over all partitions.
+positions. *Drivers* have batch jobs write to `pairs` too (`atomic_jobs`). *Readers* read what is
+committed; a *cutter* takes snapshots over all partitions.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
+from proving.simulation.atomic_jobs import AtomicJobs
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.disk import SYNC_S
 from proving.simulation.faults import WITH_GROUPS, Injection
@@ -81,6 +83,8 @@ class TransactionWorkload(Workload):
         self._is_copying = True
         self._slots: list[asyncio.Task[None]] = []
         self._names = 0
+        self._jobs = AtomicJobs(cluster, self.history, PAIRS, PAIRS_PARTITIONS, self._client)
+        self.hosts += self._jobs.hosts
 
     @classmethod
     def cluster_options(cls, rng: random.Random) -> dict[str, Any]:
@@ -135,6 +139,7 @@ class TransactionWorkload(Workload):
             self._fill(f"writer-{number}", self._write, lambda: self._is_sending)
         for number in range(COPIERS):
             self._fill(f"copier-{number}", self._copy, lambda: self._is_copying)
+        self._fill("driver", self._drive, lambda: self._is_sending or not self._jobs.is_settled)
 
     def calm_down(self) -> None:
         self._is_wild = False
@@ -155,6 +160,7 @@ class TransactionWorkload(Workload):
         assert not late, f"{len(late)} clients with transactions did not end"
         for slot in done:
             slot.result()
+        await self._jobs.end(END_LIMIT_S)
         count = await super().read_all(limit_s)
         await self._read_outputs(limit_s)
         self.problems.extend(self.history.faults())
@@ -309,6 +315,11 @@ class TransactionWorkload(Workload):
         await consumer.close()
         consumer.core.client.close()
         await self._close(producer)
+
+    async def _drive(self, name: str, process: Process, rng: random.Random) -> None:
+        client = self._client(process)
+        await self._jobs.drive(client, rng, lambda: self._is_sending)
+        client.close()
 
     async def _close(self, producer: AsyncProducer) -> None:
         try:
