@@ -3,7 +3,8 @@
 A record may be missing below a replica's cleaned offset when a later one of its key is committed.
 The latest record of a key is missing only when it is a tombstone, below the replica's tombstone
 horizon, and older than `delete_retention_ms`; then no record of that key is left before it, which
-would be alive again.
+would be alive again. Records of a transaction count once it is committed, and may be missing once
+it is aborted; its marker may be missing as a tombstone may.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from rayq.storage.batch import decode_columns, read_header
+from rayq.transaction_ids import family_of
 
 
 class _Kept(NamedTuple):
@@ -34,20 +36,46 @@ class CompactedHistory:
         self._written: dict[int, _Written] = {}
         """The committed records by offset."""
         self._latest: dict[bytes | None, int] = {}
+        self._undecided: dict[tuple[int, int], list[int]] = {}
+        """The offsets of each transaction without a marker."""
+        self._aborted: set[int] = set()
+        self._markers: set[int] = set()
 
     def add(self, batch: bytes, now_s: float) -> None:
         """Records a batch that a leader has committed."""
+        header = read_header(batch)
+        offsets = []
         for offset, record in _records(batch):
             self._written[offset] = _Written(record, now_s)
-            self._latest[record.key] = offset
+            offsets.append(offset)
+        if not header.is_transactional:
+            self._count(offsets)
+            return
+        assert header.producer_id is not None and header.producer_epoch is not None
+        transaction = (family_of(header.producer_id), header.producer_epoch)
+        if not header.is_control:
+            self._undecided.setdefault(transaction, []).extend(offsets)
+            return
+        self._markers.update(offsets)
+        ended = self._undecided.pop(transaction, [])
+        if header.is_abort:
+            self._aborted.update(ended)
+        else:
+            self._count(ended)
+
+    def _count(self, offsets: list[int]) -> None:
+        for offset in offsets:
+            key = self._written[offset].record.key
+            self._latest[key] = max(offset, self._latest.get(key, -1))
 
     def fault_of_all(self, batches: Iterable[bytes], limit: int) -> str | None:
         """The error in a replica's whole log below `limit`. A key whose latest record is at or
         above `limit` is not checked, since the replica will still copy that record."""
         last: dict[bytes | None, tuple[int, _Kept]] = {}
+        hidden = self._aborted.union(self._markers, *self._undecided.values())
         for batch in batches:
             for offset, record in _records(batch):
-                if offset < limit:
+                if offset < limit and offset not in hidden:
                     last[record.key] = offset, record
         for key, (offset, record) in last.items():
             latest = self._latest.get(key, -1)
@@ -88,12 +116,13 @@ class CompactedHistory:
     def fault_of_missing(self, offset: int, *, horizon: int, deleted_before_s: float) -> str | None:
         """The error where a replica has no record at this offset, or None."""
         written = self._written.get(offset)
-        if written is None:
+        if written is None or offset in self._aborted:
             return None
         record, at_s = written
-        if self._latest[record.key] > offset:
+        is_marker = offset in self._markers
+        if not is_marker and self._latest.get(record.key, -1) > offset:
             return None
-        if record.value is not None:
+        if record.value is not None and not is_marker:
             return f"it lacks the latest record of key {record.key!r}, at {offset}"
         if offset >= horizon:
             return (
@@ -117,7 +146,10 @@ class CompactedHistory:
 
 
 def _records(batch: bytes) -> list[tuple[int, _Kept]]:
-    columns = decode_columns(batch, 0, read_header(batch))
+    header = read_header(batch)
+    if header.is_control:
+        return [(header.base_offset, _Kept(header.append_time_ms, None, bytes(batch), None))]
+    columns = decode_columns(batch, 0, header)
     count = len(columns.values)
     keys = columns.keys or [None] * count
     headers = columns.headers or [None] * count

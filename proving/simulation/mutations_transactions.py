@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from proving.simulation import atomic_jobs
 from proving.simulation.planting import Patch, plants
 from rayq.actors import coordinator_log
 from rayq.actors.coordinator_log import CoordinatorLog
@@ -296,3 +297,22 @@ def cut_not_confirmed() -> list[Patch]:
         return True
 
     return [(taking_cuts, "still_lead", mutated)]
+
+
+# --- batch writes ---------------------------------------------------------------------------------
+
+
+@plants("33", "a batch write is committed without a seal", TRANSACTIONS)
+def job_committed_unsealed() -> list[Patch]:
+    async def mutated(transaction: Any, topic: str, reported: Any) -> None:
+        await transaction.commit()
+
+    return [(atomic_jobs, "_commit", mutated)]
+
+
+@plants("33", "a leader appends to what is sealed", TRANSACTIONS)
+def sealed_partition_open() -> list[Patch]:
+    def mutated(self: Any, *transaction: int, **log: Any) -> None:
+        pass
+
+    return [(TransactionAdmission, "seal", mutated)]

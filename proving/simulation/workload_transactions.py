@@ -1,11 +1,11 @@
 """Clients with transactions: writers that share ids, a group that copies a topic, readers, cuts.
 
-The ordinary producers write `orders` without transactions. *Writers* write `pairs`: a transaction
-has some records in several partitions. They share fewer ids than there are writers, so they fence
-each other; they abort, die, hang, and pause past their time-out. *Copiers* are the members of a
-group: each reads some orders and writes a copy of each to `copies`, in one transaction with its
-positions. *Drivers* have batch jobs write to `pairs` too (`atomic_jobs`). *Readers* read what is
-committed; a *cutter* takes snapshots over all partitions.
+The ordinary producers write `orders` without transactions. *Writers* write `pairs`, which is
+compacted in most seeds: a transaction has some records in several partitions. They share fewer ids
+than there are writers, so they fence each other; they abort, die, hang, and pause past their
+time-out. *Copiers* are the members of a group: each reads some orders and writes a copy of each to
+`copies`, in one transaction with its positions. *Drivers* have batch jobs write to `pairs` too
+(`atomic_jobs`). *Readers* read what is committed; a *cutter* takes snapshots over all partitions.
 """
 
 from __future__ import annotations
@@ -83,6 +83,17 @@ class TransactionWorkload(Workload):
         self._is_copying = True
         self._slots: list[asyncio.Task[None]] = []
         self._names = 0
+        self._keys: list[list[bytes]] = [[] for _ in range(PAIRS_PARTITIONS)]
+        """Of records that writers have sent, by partition; no two of them are the same."""
+        self._pairs_options = dict(self.topic_options)
+        if self._rng.random() < 0.7:
+            self._pairs_options |= {
+                "cleanup_policy": "compact",
+                "segment_bytes": self._rng.choice((1024, 4096)),
+                "min_cleanable_dirty_ratio": self._rng.choice((0.01, 0.3)),
+                "delete_retention_ms": self._rng.choice((300, 1_500, 6_000)),
+                "max_compaction_lag_ms": self._rng.choice((None, 1_000, 5_000)),
+            }
         self._jobs = AtomicJobs(cluster, self.history, PAIRS, PAIRS_PARTITIONS, self._client)
         self.hosts += self._jobs.hosts
 
@@ -92,6 +103,8 @@ class TransactionWorkload(Workload):
             "group_disconnect_grace_ms": rng.choice((300, 1_000)),
             "transaction_state_partitions": rng.choice((1, 2)),
             "offsets_topic_partitions": 1,
+            "compaction_check_interval_ms": rng.choice((1_000, 3_000)),
+            "compaction_memory_bytes": rng.choice((2_048, 1 << 20)),
         }
 
     def observer(self, invariants: Invariants) -> Callable[[Owner], None]:
@@ -122,7 +135,7 @@ class TransactionWorkload(Workload):
             client = self._client(process)
             await offsets_partitions(client, create=True, timeout_s=END_LIMIT_S)
             admin = AsyncAdmin(client)
-            await admin.create_topic(PAIRS, PAIRS_PARTITIONS, 3, **self.topic_options)
+            await admin.create_topic(PAIRS, PAIRS_PARTITIONS, 3, **self._pairs_options)
             await admin.create_topic(COPIES, COPIES_PARTITIONS, 3, **self.topic_options)
             client.close()
 
@@ -258,15 +271,22 @@ class TransactionWorkload(Workload):
         producer = self._producer(process, rng, f"id-{rng.randrange(WRITER_IDS)}")
 
         async def work(transaction: AsyncTransaction, name: str) -> None:
+            is_wanted = rng.random() >= 0.15
             for number in range(rng.randint(1, 8)):
                 value = b"%s/%d " % (name.encode(), number) + b"." * rng.randint(0, 100)
+                partition = rng.randrange(PAIRS_PARTITIONS)
+                known, key = self._keys[partition], b"key of " + value
+                if is_wanted:
+                    known.append(key)
+                elif known:
+                    key = rng.choice(known)  # What is aborted replaces nothing.
                 self.history.sending(name, value)
-                await transaction.send(PAIRS, value, partition=rng.randrange(PAIRS_PARTITIONS))
+                await transaction.send(PAIRS, value, key=key, partition=partition)
                 if rng.random() < 0.3:
                     await asyncio.sleep(rng.uniform(0, 0.1))
             if self._is_wild and rng.random() < 0.05:
                 await asyncio.sleep(rng.uniform(0.5, 6.0))
-            if rng.random() < 0.15:
+            if not is_wanted:
                 raise _WantedAbortError
 
         while self._is_sending:
