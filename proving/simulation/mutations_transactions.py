@@ -19,7 +19,7 @@ from rayq.client.producing.transaction_state import TransactionState
 from rayq.core import group_transactions, transaction_changes
 from rayq.core.transaction_admission import Step, TransactionAdmission
 from rayq.core.transaction_records import IdRecord, TransactionRecord
-from rayq.storage import recovery
+from rayq.storage import cleaner, recovery
 from rayq.storage.log import Log
 from rayq.storage.open_transactions import OpenTransactions
 from rayq.transaction_ids import family_of
@@ -316,3 +316,11 @@ def sealed_partition_open() -> list[Patch]:
         pass
 
     return [(TransactionAdmission, "seal", mutated)]
+
+
+# --- compaction -----------------------------------------------------------------------------------
+
+
+@plants("27", "cleaning takes aborted records for committed ones", TRANSACTIONS)
+def aborted_records_cleaned_as_committed() -> list[Patch]:
+    return [(cleaner, "_is_aborted", lambda job, header: False)]

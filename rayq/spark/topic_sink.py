@@ -52,6 +52,13 @@ class TopicSink:
         except AlreadyCommittedError:
             logger.info("batch %d is committed to %s already", batch_id, self._topic)
             return
+        if job.last_name is not None and not job.last_name.isdecimal():
+            raise CheckpointMismatchError(
+                f"The last transaction of {self._transactional_id!r} has the name "
+                f"{job.last_name!r}, which is no batch of this query: another program uses the id "
+                "of the query, so nobody knows which batches are written. Begin with a new "
+                "checkpoint."
+            )
         if job.last_name is not None and batch_id < int(job.last_name):
             raise CheckpointMismatchError(
                 f"The checkpoint is at batch {batch_id}, and batch {job.last_name} of this query "

@@ -718,3 +718,14 @@ def test_a_checkpoint_that_was_set_back_is_told(
         query.awaitTermination(100)
     assert isinstance(caught.value.__cause__, CheckpointMismatchError)
     assert written(cluster, out) == list(range(10))
+
+
+def test_an_id_of_a_query_that_another_program_uses_is_told(
+    cluster: LocalCluster, new_topic: NewTopic
+) -> None:
+    with cluster.producer(transactional_id="rayq-stream-q") as producer:
+        with producer.transaction(name="monday"):
+            pass
+    sink = TopicSink(cluster, new_topic(), "q", lambda frame, job: None, timeout_s=60.0)
+    with pytest.raises(CheckpointMismatchError, match="monday"):
+        sink([], 0)

@@ -7,7 +7,10 @@ import itertools
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ import rayq
 from rayq import Cluster, OffsetRange, TopicPartition
 from rayq.batch.task_writer import begin_write
 from rayq.data import TopicDatasource, from_json, read_topic, snapshot, source, write_topic
+from rayq.data.sink import Written
 from rayq.demo import flights_csv
 from rayq.errors import (
     AlreadyCommittedError,
@@ -29,10 +33,11 @@ from rayq.errors import (
     RewriteMismatchError,
     UnknownTopicError,
 )
-from tests.local.support import partition_of, read_all, values
+from tests.local.support import eventually, partition_of, read_all, values
 from tests.real.support import actor_pid
 
 _numbers = itertools.count(1)
+BATCH_DRIVER = Path(__file__).with_name("batch_driver.py")
 PADDING = b" " + b"x" * 1000
 
 
@@ -369,6 +374,52 @@ def test_an_atomic_write_that_fails_leaves_nothing_and_a_named_one_commits_once(
     with pytest.raises(AlreadyCommittedError):
         write_topic(rows(3000, blocks=2), topic, job=job)
     assert numbers_in(cluster, topic) == list(range(3000))
+
+
+@pytest.mark.thorough
+def test_an_atomic_write_outlives_its_coordinator_and_another_run_its_driver(
+    cluster: Cluster, new_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    topic, half, killed = new_topic(partitions=2), tmp_path / "half", tmp_path / "killed"
+    transactional_id = f"of-{topic}"
+
+    def wait_half_way(batch: dict[str, Any]) -> dict[str, Any]:
+        if 15_000 in batch["id"]:
+            half.touch()
+            eventually(killed.exists, "the coordinator is killed")
+        return {"value": [b"%d" % number + PADDING for number in batch["id"]]}
+
+    def write(name: str, dataset: ray.data.Dataset) -> Written:
+        job = begin_write(cluster, topic, transactional_id=transactional_id, name=name)
+        return write_topic(dataset, topic, job=job)
+
+    def is_half_written() -> bool:
+        ends = [partition_of(cluster, topic, one).replicas[0].log_end_offset for one in (0, 1)]
+        return all(ends)
+
+    numbers = ray.data.range(20_000, override_num_blocks=2)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(write, "monday", numbers.map_batches(wait_half_way, batch_size=500))
+        eventually(lambda: half.exists() or running.done(), "half is written", 120)
+        os.kill(pid_of_leader(cluster, "__transaction_state"), signal.SIGKILL)
+        killed.touch()
+        assert running.result().records == 20_000
+    assert numbers_in(cluster, topic) == list(range(20_000))
+
+    topic = new_topic(partitions=2)
+    address = ray.get_runtime_context().gcs_address
+    driver = subprocess.Popen(
+        [sys.executable, BATCH_DRIVER, address, "data", topic, transactional_id, "tuesday"],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        eventually(is_half_written, "the driver's tasks have written", 180)
+    finally:
+        driver.kill()
+        driver.wait()
+    assert numbers_in(cluster, topic) == []
+    assert write("tuesday", rows(3_000)).records == 3_000
+    assert numbers_in(cluster, topic) == list(range(3_000))
 
 
 # --- JSON -----------------------------------------------------------------------------------------
