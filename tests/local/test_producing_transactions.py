@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import rayq
+from rayq.core import transaction_changes
 from rayq.core.topic_changes import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from rayq.errors import AlreadyCommittedError, ProducerFencedError, TransactionAbortedError
 from rayq.testing import LocalCluster
@@ -81,7 +82,10 @@ def test_a_transaction_has_its_time(three: LocalCluster) -> None:
     assert values(three) == [b"in time"]
 
 
-def test_what_is_open_when_the_whole_cluster_dies_ends_by_its_time_out(tmp_path: Path) -> None:
+def test_what_is_open_when_the_whole_cluster_dies_ends_by_its_time_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transaction_changes, "FAILOVER_TIMEOUT_MS", 200)
     with LocalCluster(brokers=3, data_dir=tmp_path, **FAST) as cluster:
         cluster.create_topic("out")
         producer = cluster.producer(

@@ -18,6 +18,7 @@ from rayq.client.client import Client
 from rayq.client.environment import system_environment
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.config import ClusterConfig
+from rayq.core import transaction_changes
 from rayq.errors import (
     AlreadyCommittedError,
     AuthenticationError,
@@ -431,8 +432,10 @@ def test_markers_go_on_under_the_next_coordinator(
 
 
 def test_what_a_dead_producer_has_open_ends_under_the_next_coordinator(
-    failing: LocalCluster, markers: Markers
+    failing: LocalCluster, markers: Markers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(transaction_changes, "FAILOVER_TIMEOUT_MS", 2000)
+
     async def story(of: Transactions) -> None:
         key = await of.init(timeout_ms=2000)
         await of.join(key, "t", 1)
