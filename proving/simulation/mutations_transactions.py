@@ -310,14 +310,6 @@ def job_committed_unsealed() -> list[Patch]:
     return [(atomic_jobs, "_commit", mutated)]
 
 
-@plants("33", "a leader appends to what is sealed", TRANSACTIONS)
-def sealed_partition_open() -> list[Patch]:
-    def mutated(self: Any, *transaction: int, **log: Any) -> None:
-        pass
-
-    return [(TransactionAdmission, "seal", mutated)]
-
-
 # --- compaction -----------------------------------------------------------------------------------
 
 
