@@ -109,7 +109,6 @@ class PoolTransactions:
                 transactional_id=self._id,
                 max_block_ms=self._timeout_ms,
                 delivery_timeout_ms=self._timeout_ms,
-                commit_wait_ms=0,
             )
         return self._opened
 
