@@ -449,5 +449,10 @@ def _durable(state: GroupState) -> Any:
     return groups, state.transactions, state.ended
 
 
-TestPositions = Positions.TestCase
-TestPositions.settings = settings(max_examples=300, stateful_step_count=50)
+class TestPositions(Positions.TestCase):
+    settings = settings(max_examples=80, stateful_step_count=50)
+
+
+@pytest.mark.thorough
+class TestManyPositions(Positions.TestCase):
+    settings = settings(max_examples=300, stateful_step_count=50)

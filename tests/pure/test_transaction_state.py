@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -338,5 +339,10 @@ class Transactions(RuleBasedStateMachine):
         assert all(not state.transactions[key].is_decided for key in state.deadlines_s)
 
 
-TestTransactions = Transactions.TestCase
-TestTransactions.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+class TestTransactions(Transactions.TestCase):
+    settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+
+
+@pytest.mark.thorough
+class TestManyTransactions(Transactions.TestCase):
+    settings = settings(max_examples=300, stateful_step_count=50, deadline=None)

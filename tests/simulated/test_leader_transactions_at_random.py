@@ -227,7 +227,9 @@ def check_log(headers: list[BatchHeader], outcomes: dict[Key, bool]) -> None:
     assert opened == {}
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize(
+    "seed", [*range(10), *(pytest.param(one, marks=pytest.mark.thorough) for one in range(10, 30))]
+)
 def test_transactions_are_whole_and_end_once_whatever_is_repeated_late_or_lost(seed: int) -> None:
     async def script(process: Process) -> None:
         environment = process.environment
