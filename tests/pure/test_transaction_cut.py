@@ -208,7 +208,11 @@ def test_every_cut_shows_all_or_nothing_of_each_transaction(seed: int) -> None:
 
 
 def test_the_cuts_of_that_test_show_something() -> None:
-    world = World(1)
-    for _ in range(20_000):
-        world.step()
-    assert len(world.cuts) > 20 and world.check() > 100
+    cuts = shown = 0
+    for seed in range(40):
+        world = World(seed)
+        for _ in range(1500):
+            world.step()
+        cuts += len(world.cuts)
+        shown += world.check()
+    assert cuts > 100 and shown > 1000
