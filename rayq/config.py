@@ -167,6 +167,22 @@ class TopicConfig:
     four times as much, and 4 MiB in any case, but 64 MiB at most; a record counts for 24 bytes
     there at least."""
 
+    remote_storage: bool | Literal["read"] = False
+    """Keep closed segments in the cluster's object store (`remote_storage_url`). "read": no more
+    goes there, what is there stays readable until retention takes it. Not for compacted topics."""
+
+    local_retention_ms: NotNegative | None = DAY_MS
+    """With `remote_storage`: what is in the object store leaves the brokers' disks when its newest
+    append is older; at most `retention_ms`. None: only as retention takes it."""
+
+    local_retention_bytes: NotNegativeBytes | None = None
+    """With `remote_storage`: the oldest closed segments that are in the object store leave the
+    brokers' disks while a replica is larger; at most `retention_bytes`. None: unlimited."""
+
+    remote_max_lag_ms: Positive = HOUR_MS
+    """With `remote_storage`: a segment whose first append is older is closed, so that it goes to
+    the object store."""
+
     message_timestamp_type: Literal["create", "append"] = "create"
     """Which time a record carries: the producer's, or the leader's at the append."""
 
@@ -284,6 +300,30 @@ class ClusterConfig:
     metrics_interval_ms: Positive = 5000
     """How often each process on Ray hands what it measures to Ray's metrics, and how often the lag
     of groups is looked at. Ray forgets what it is not told again within 20 s."""
+
+    remote_storage_url: str | None = None
+    """Where topics with `remote_storage` keep old segments: `s3://bucket/prefix`,
+    `gs://bucket/prefix`, `az://container/prefix`, or `file:///path` of a mount of all nodes.
+    Credentials come from the environment of each node, never from the URL."""
+
+    remote_upload_bytes_per_s: PositiveBytes | None = None
+    """The most that one broker writes to the object store. None: no limit."""
+
+    remote_read_bytes_per_s: PositiveBytes | None = None
+    """The most that one broker reads from the object store. None: no limit."""
+
+    remote_cache_bytes: NotNegativeBytes = GIB
+    """What each broker keeps on its disk of what was read from the object store."""
+
+    remote_backlog_bytes: PositiveBytes | None = None
+    """Topics with `remote_storage` refuse writes while so many bytes on a broker's disk wait for an
+    object store that takes none. None: half of the file system."""
+
+    remote_delete_delay_ms: NotNegative = DAY_MS
+    """What nothing refers to any more stays in the object store for so long."""
+
+    remote_sweep_interval_ms: Positive = DAY_MS
+    """How often each partition's leader looks for objects that a crash left behind."""
 
     bind_host: str | None = None
     """Address that servers bind to. None: the node's own address; never 0.0.0.0 unasked."""

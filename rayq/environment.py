@@ -12,11 +12,11 @@ import logging
 import random
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from rayq.metrics import Metrics
 
@@ -126,6 +126,46 @@ class Network(Protocol):
 
     async def listen(self, host: str, port: int, accept: Accept) -> Listener:
         """Listens on `port`, or on any free port where it is 0. Raises OSError when it is taken."""
+        ...
+
+
+class ObjectMeta(NamedTuple):
+    """An object as the store lists it."""
+
+    name: str
+    size_bytes: int
+    modified_ms: int
+    """By the store's clock."""
+
+
+class ObjectStore(Protocol):
+    """Objects below one prefix of a bucket, or files below one directory. Names are relative to it
+    and have `/` between their parts. Objects are immutable: no name is written twice with other
+    bytes. Each call has a deadline of its own, and raises RemoteStorageError (its outcome is not
+    known), RemoteDeniedError, and, where it reads, RemoteMissingError."""
+
+    async def put(self, name: str, data: Buffer) -> None:
+        """All of it is stored durably when this returns. The store has checked the bytes, or this
+        has read them back."""
+        ...
+
+    async def get(self, name: str, position: int = 0, length: int | None = None) -> bytes:
+        """`length` bytes from `position` (None: all), or fewer at the object's end."""
+        ...
+
+    async def head(self, name: str) -> ObjectMeta: ...
+
+    async def list(self, prefix: str, after: str = "") -> list[ObjectMeta]:
+        """Up to 1,000 objects by name, behind `after`; what was written or deleted a moment ago may
+        be missing or there still."""
+        ...
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Deletes up to 1,000 objects; a missing one is no error."""
+        ...
+
+    def sign(self, name: str, expires_s: float) -> str:
+        """A URL for reading one object without credentials."""
         ...
 
 

@@ -13,7 +13,12 @@ from proving.simulation.process import Process
 from proving.simulation.world import Host, World
 from rayq.actors.broker.broker import Broker
 from rayq.actors.controller.server import ControllerServer
-from rayq.actors.hosting import HostProcess, ReplicaHostSpec, host_name
+from rayq.actors.hosting import (
+    HostProcess,
+    ObjectServerSpec,
+    ReplicaHostSpec,
+    host_name,
+)
 from rayq.actors.replica.replica_host import ReplicaHost
 from rayq.config import ClusterConfig
 from rayq.core.metadata_records import Voter
@@ -72,6 +77,9 @@ class SimulatedRuntime:
 
         process.start(live())
         return SimulatedHostProcess(process)
+
+    async def start_object_server(self, spec: ObjectServerSpec) -> HostProcess:
+        raise NotImplementedError
 
     def adopt(self, pid: int, pid_start_time: int) -> HostProcess | None:
         process = self._host.find_process(pid)

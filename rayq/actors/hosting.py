@@ -22,8 +22,17 @@ class ReplicaHostSpec(msgspec.Struct, frozen=True):
     """The partitions it starts with, `topic-partition`: for the process's name only."""
 
 
+class ObjectServerSpec(msgspec.Struct, frozen=True):
+    """All that a new object server needs to know: it serves the replicas of one broker."""
+
+    cluster_name: str
+    broker: int
+    incarnation: str
+    data_path: str
+
+
 class HostProcess(Protocol):
-    """A replica process as its broker sees it."""
+    """A replica process, or the object server, as its broker sees it."""
 
     async def wait_dead(self) -> str:
         """Returns when the process is gone, with what is known of why."""
@@ -43,6 +52,10 @@ class Runtime(Protocol):
     async def start_replica_host(self, spec: ReplicaHostSpec) -> HostProcess:
         """Returns once the process is on its way; it presents itself to its broker. Raises
         RayqError when it could not be started."""
+        ...
+
+    async def start_object_server(self, spec: ObjectServerSpec) -> HostProcess:
+        """As `start_replica_host`, for the process that alone talks to the object store."""
         ...
 
     def adopt(self, pid: int, pid_start_time: int) -> HostProcess | None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from rayq.remote_pointer import RemotePointer
+
 
 class MetadataRecord(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Base of the records."""
@@ -96,6 +98,9 @@ class VotersChanged(MetadataRecord, frozen=True):
     voters: tuple[Voter, ...]
     clean: bool = True
     """False: forced by an operator after the majority was lost."""
+    epoch_leap: int = 0
+    """All leader epochs grow by so much: elections that were forgotten may have used those between.
+    """
 
 
 class BrokerRegistered(MetadataRecord, frozen=True):
@@ -184,6 +189,45 @@ class ReplicaGone(MetadataRecord, frozen=True):
     partition: int
     broker: int
     incarnation: str
+
+
+class RemoteMoved(MetadataRecord, frozen=True):
+    """The partition's new remote pointer. The partition epoch stays as it is."""
+
+    topic_id: str
+    partition: int
+    pointer: RemotePointer
+
+
+class RemoteGarbage(MetadataRecord, frozen=True):
+    """A topic with remote objects was deleted, or gave them up: all that it has in the object store
+    is to be removed."""
+
+    topic_id: str
+    name: str
+    deleted_ms: int
+
+
+class RemoteGarbageRemoved(MetadataRecord, frozen=True):
+    """Nothing of that deleted topic is in the object store any more."""
+
+    topic_id: str
+
+
+class SnapshotPinned(MetadataRecord, frozen=True):
+    """Until `ttl_ms` are over, or `SnapshotUnpinned`, retention keeps all records of these
+    partitions from the given offsets on. The same id again renews it. The time counts from when the
+    controller decided it; a new controller counts from its own start."""
+
+    pin_id: str
+    topic_id: str
+    starts: Mapping[int, int]
+    """Partition to offset."""
+    ttl_ms: int
+
+
+class SnapshotUnpinned(MetadataRecord, frozen=True):
+    pin_id: str
 
 
 class ProducerIdsAllocated(MetadataRecord, frozen=True):

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from rayq.actors.broker.broker import Broker
 from rayq.actors.controller.server import ControllerServer
-from rayq.actors.hosting import HostProcess, ReplicaHostSpec
+from rayq.actors.hosting import HostProcess, ObjectServerSpec, ReplicaHostSpec
 from rayq.actors.replica.replica_host import ReplicaHost
 from rayq.config import ClusterConfig
 from rayq.descriptors import shares
@@ -104,6 +104,9 @@ class LocalRuntime:
         self.processes[number] = process
         environment.tasks.spawn(process.run(), f"replica host {spec.names[0]}")
         return process
+
+    async def start_object_server(self, spec: ObjectServerSpec) -> HostProcess:
+        raise NotImplementedError
 
     def adopt(self, pid: int, pid_start_time: int) -> HostProcess | None:
         return self.processes.get(pid_start_time)

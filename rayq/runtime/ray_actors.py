@@ -29,7 +29,12 @@ from ray.exceptions import RayError
 from rayq.actors.broker.broker import Broker
 from rayq.actors.broker.broker import replicas_max as replicas_max_of
 from rayq.actors.controller.server import ControllerServer
-from rayq.actors.hosting import HostProcess, ReplicaHostSpec, host_name
+from rayq.actors.hosting import (
+    HostProcess,
+    ObjectServerSpec,
+    ReplicaHostSpec,
+    host_name,
+)
 from rayq.actors.replica.replica_host import ReplicaHost
 from rayq.config import ClusterConfig
 from rayq.environment import Address, Environment
@@ -127,6 +132,9 @@ class RayRuntime:
         if process is None:
             raise RayqError(f"The process {host_name(spec)} (pid {pid}) ended at once.")
         return process
+
+    async def start_object_server(self, spec: ObjectServerSpec) -> HostProcess:
+        raise NotImplementedError
 
     def adopt(self, pid: int, pid_start_time: int) -> HostProcess | None:
         return adopt_process(pid, pid_start_time)

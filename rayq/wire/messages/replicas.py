@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from rayq.remote_pointer import RemotePointer
 from rayq.wire.messages.base import (
     Bytes,
     Done,
@@ -78,7 +79,10 @@ class ReplicaSnapshotResponse(Response, frozen=True):
 
     log_start_offset: int
     epochs: list[tuple[int, int]]
-    """`(leader epoch, start offset)` pairs up to the log start, ascending."""
+    """`(leader epoch, start offset)` pairs up to the local start, ascending."""
+    local_start_offset: int | None = None
+    """Where the follower's log restarts: the leader's first local offset. The producer state is of
+    that offset. None: from a leader without remote storage, the log start."""
 
 
 class ReplicaSnapshot(ToLeader[ReplicaSnapshotResponse], frozen=True):
@@ -122,6 +126,10 @@ class PartitionAssignment(msgspec.Struct, array_like=True, frozen=True):
     """The topic's: a partition that is being moved has more replicas. 0: as many as `replicas`."""
     throttle_bytes_per_s: int | None = None
     """How much this replica may copy while it is not in sync. None: no limit."""
+    remote: RemotePointer | None = None
+    """The committed remote pointer. None: nothing of the partition is in the object store."""
+    pinned_offset: int | None = None
+    """Retention keeps everything from here on (the lowest pin). None: nothing is pinned."""
 
 
 class AttachReplicaHostResponse(Response, frozen=True):
@@ -149,6 +157,8 @@ class ReplicaHostHeartbeatResponse(Response, frozen=True):
     """The assignments that changed since `version` of the request."""
     removed: list[tuple[str, int]]
     """`(topic id, partition)` pairs that this process must close: deleted, or moved away."""
+    object_server: tuple[str, int] | None = None
+    """Where this node's object server listens. None: there is none, or it is starting."""
 
 
 class ReplicaHostHeartbeat(Request[ReplicaHostHeartbeatResponse], frozen=True):
