@@ -143,12 +143,12 @@ class Workload:
         async def read() -> int:
             client = self._client(process)
             consumer = AsyncConsumer(client, ConsumerConfig(auto_offset_reset="earliest"))
+            for place in self.places:
+                self.recorder.assigned("final-reader", *place, reads_all=True)
             await consumer.assign(self.places)
             ends = await consumer.end_offsets(self.places)
             count = 0
             deadline_s = world.now_s + limit_s
-            for place in self.places:
-                self.recorder.assigned("final-reader", *place)
             while any([await consumer.position(one) < ends[one] for one in self.places]):
                 assert world.now_s < deadline_s, f"the final read took more than {limit_s} s"
                 records = await consumer.poll(1.0)
