@@ -220,38 +220,37 @@ class RemoveGarbage(ToController[ChangeResponse], frozen=True):
 
 
 class RemoteRange(msgspec.Struct, array_like=True, frozen=True):
-    """A part of one object that holds whole batches of a partition."""
+    """One object with records of a partition: all those of its offsets, in whole batches."""
 
     name: str
-    url: str
-    """See `SignObjects`."""
     start_offset: int
     end_offset: int
-    position: int
-    length: int
-    crc32c: list[tuple[int, int, int]]
-    """`(position, length, CRC32C)` of the parts of the object that cover the range."""
-    aborted: list[tuple[int, int]]
-    """`(family, epoch)` of the aborted transactions that may have batches in it."""
+    data_bytes: int
+    object_bytes: int
+    """Behind the data is the footer: where batches begin, and which transactions were aborted."""
+    url: str | None
+    """See `SignObjects`. None where none was asked for."""
 
 
 class DescribeRemoteResponse(Response, frozen=True):
     ranges: list[RemoteRange]
-    """In order, without a hole, from the batch that holds `start` on. [] where `start` is not in
-    the object store: then fetch it from the leader."""
+    """In order, without a hole, from the object that holds `start` on. [] where `start` is not in
+    the object store: then the leader has it on its disk."""
     remote_end_offset: int
     log_start_offset: int
 
 
 class DescribeRemote(ToLeader[DescribeRemoteResponse], frozen=True):
-    """Where the records from `start` up to `end` are in the object store, at most `ranges_max`
-    parts. A manifest is read from the store at most once. Raises the errors of `Fetch`, and
-    RemoteStorageError, RemoteMissingError."""
+    """Which objects hold the records from `start` up to `end`, at most `ranges_max` of them. No
+    more is read of the store than a manifest, where the leader does not have it yet. Raises the
+    errors of `Fetch`, and RemoteStorageError, RemoteMissingError."""
 
     api: ClassVar[int] = 100
     start: Offset
     end: Offset
     ranges_max: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 64
+    expires_ms: Milliseconds = 0
+    """How long the URLs are to be good for. 0: none are made."""
 
 
 class DescribeRemoteStorageResponse(Response, frozen=True):
