@@ -40,8 +40,7 @@ COMMIT_RETRY_MAX_S = 5.0
 
 class RemoteLog:
     """See the module. It lives for one leader epoch, from before the leader appends (see
-    `adoption`) until `end`. `check()` raises when this process may not act as the leader any more.
-    """
+    `adoption`) until `end`."""
 
     def __init__(
         self,
@@ -50,13 +49,13 @@ class RemoteLog:
         objects: ObjectLink,
         *,
         ask_broker: messages.Ask,
-        check: Callable[[], None],
+        has_lease: Callable[[], bool],
     ) -> None:
         self._replica_log = replica_log
         self._environment = replica_log.environment
         self._assignment = assignment
         self._ask_broker = ask_broker
-        self._check = check
+        self._has_lease = has_lease
         self.objects = objects
         self.where = replica_log.where
         self.pointer = assignment.remote
@@ -108,10 +107,12 @@ class RemoteLog:
         self._moved.notify()
 
     def check(self) -> None:
-        """Raises NotLeaderError when this epoch has ended here."""
-        if self._ended is not None:
-            raise NotLeaderError(f"This process leads {self.where} no more: {self._ended}.")
-        self._check()
+        """Raises NotLeaderError when this process may not act as the leader any more."""
+        if self._ended is not None or not self._has_lease():
+            raise NotLeaderError(
+                f"This process does not lead {self.where} "
+                f"({self._ended or 'it lost its broker'})."
+            )
 
     async def manifest(self) -> Manifest | None:
         """The manifest of the committed pointer, from memory or from the store; None without a
@@ -209,10 +210,8 @@ class RemoteLog:
                 # Also where it is refused as stale: an attempt before this one may have passed, and
                 # then the metadata that say so are on their way.
                 is_refused = isinstance(error, StalePartitionError)
-                logger.log(
-                    logging.DEBUG if is_refused else logging.INFO,
-                    "the remote pointer of %s: %s", self.where, error,
-                )
+                level = logging.DEBUG if is_refused else logging.INFO
+                logger.log(level, "the remote pointer of %s: %s", self.where, error)
                 if self.pointer == base:
                     await self._moved.wait(retry_s)
                 retry_s = min(2 * retry_s, COMMIT_RETRY_MAX_S)
