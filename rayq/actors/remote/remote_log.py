@@ -153,10 +153,12 @@ class RemoteLog:
         """What a partition begins with of which nothing is in the object store."""
         one = self._assignment
         return Manifest(
+            prefix=self.prefix,
             cluster_id=self.objects.cluster_id,
             topic=one.topic,
             topic_id=one.topic_id,
             partition=one.partition,
+            partitions=one.partitions,
             config=one.config,
             replication_factor=one.replication_factor or len(one.replicas),
         )
@@ -164,8 +166,7 @@ class RemoteLog:
     async def _commit(self, manifest: Manifest) -> Manifest:
         """Stores the manifest as the next version, and has it committed."""
         self.check()
-        one, base = self._assignment, self.pointer
-        prefix = self.prefix
+        one, base, prefix = self._assignment, self.pointer, manifest.prefix
         version = 1 if base is None else base.version + 1
 
         def page_name(start: int) -> str:
@@ -173,6 +174,7 @@ class RemoteLog:
 
         paged, pages = msgspec.structs.replace(
             manifest,
+            partitions=one.partitions,
             config=one.config,
             replication_factor=one.replication_factor or len(one.replicas),
             version=version,
