@@ -1,7 +1,8 @@
 """The invariants of records in the object store, beside the ordinary invariants.
 
-- The remote pointer moves by one version at a time, by the leader of the present epoch; its manifest
-  is in the store, and lists objects without hole or overlap up to its end, which is committed.
+- The remote pointer moves by one version at a time, by the leader of the present epoch; its
+  manifest is in the store, and lists objects without hole or overlap up to its end, which is
+  committed.
 - Each object that it lists is in the store and holds, byte for byte, the batches that leaders have
   committed; its footer says what it holds.
 - Nothing that the committed manifest names is ever deleted, nor what it named a moment ago.
@@ -14,6 +15,7 @@
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -25,7 +27,7 @@ from proving.simulation.process import Process
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica
 from rayq.core.cluster_state import ClusterState
-from rayq.core.metadata_records import MetadataRecord, RemoteMoved, TopicRemoved
+from rayq.core.metadata_records import MetadataRecord, RemoteMoved, TopicDeleted
 from rayq.errors import RayqError
 from rayq.records import TopicIdPartition
 from rayq.remote_pointer import RemotePointer
@@ -68,17 +70,17 @@ class _Seen:
 class TieredInvariants:
     """See the module. `watch` the ordinary invariants, which follow metadata and commits.
 
-    `start_max(topic, partition)` is the offset beyond which the partition's log must not start now;
-    None where that is for the workload to judge."""
+    `fault_of_start` says why the log of a replica, whose log start has moved, must not start there;
+    None where it may."""
 
     def __init__(
         self,
         cluster: SimulatedCluster,
-        start_max: Callable[[str, int, TieredInvariants], int | None],
+        fault_of_start: Callable[[Replica, Log], str | None],
     ) -> None:
         self._cluster = cluster
         self._store: SimulatedObjectStore = cluster.objects
-        self._start_max = start_max
+        self._fault_of_start = fault_of_start
         self._invariants: Invariants | None = None
         self._histories: dict[TopicIdPartition, _History] = {}
         self._replicas: dict[Replica, _Seen] = {}
@@ -122,11 +124,17 @@ class TieredInvariants:
             if held._log is not None and held.is_open:
                 self._check_replica(replica, held._log)
 
-    def bytes_from(self, key: TopicIdPartition, offset: int) -> int:
-        """How many bytes of committed batches end above `offset`."""
+    def bytes_between(self, key: TopicIdPartition, start: int, end: int) -> int:
+        """The bytes of the committed batches that end above `start`, and at `end` or below."""
         sizes = self._histories[key].size_bytes if key in self._histories else []
-        below = max((size for end, size in sizes if end <= offset), default=0)
-        return sizes[-1][1] - below if sizes else 0
+        first = bisect_right(sizes, start, key=lambda one: one[0])
+        last = bisect_right(sizes, end, key=lambda one: one[0])
+        below = sizes[first - 1][1] if first else 0
+        return sizes[last - 1][1] - below if last > first else 0
+
+    def committed_end(self, key: TopicIdPartition) -> int:
+        """The offset up to which leaders have committed."""
+        return self._histories[key].end if key in self._histories else 0
 
     def named(self) -> set[str]:
         """All objects that committed metadata refers to."""
@@ -146,7 +154,7 @@ class TieredInvariants:
     # --- the metadata -----------------------------------------------------------------------------
 
     def _check_record(self, state: ClusterState, record: MetadataRecord) -> None:
-        if isinstance(record, TopicRemoved):
+        if isinstance(record, TopicDeleted):
             for key in [one for one in self._histories if one[0] == record.topic_id]:
                 del self._histories[key]
         elif isinstance(record, RemoteMoved):
@@ -260,8 +268,9 @@ class TieredInvariants:
         delay_s = self._cluster.config.remote_delete_delay_ms / 1000
         has_jumps = any(host.clock_jumps for host in self._cluster.hosts)
         now_s = self._cluster.world.now_s
-        changes, self._changes_seen = self._store.changes, len(self._store.changes)
-        for change in changes[self._changes_seen :]:
+        news = self._store.changes[self._changes_seen :]
+        self._changes_seen += len(news)
+        for change in news:
             if not change.is_deleted:
                 continue
             key = self._objects_of.get(change.name)
@@ -342,12 +351,11 @@ class TieredInvariants:
             )
 
     def _check_start(self, where: str, replica: Replica, log: Log) -> None:
-        limit = self._start_max(replica.assignment.topic, replica.assignment.partition, self)
-        if limit is not None and log.start_offset > limit:
+        fault = self._fault_of_start(replica, log) if log.start_offset > 0 else None
+        if fault is not None:
             raise InvariantError(
                 f"the log of {where} starts at {log.start_offset} (local start "
-                f"{log.local_start_offset}); neither retention nor anybody may have deleted more "
-                f"than what is below {limit}"
+                f"{log.local_start_offset}): {fault}"
             )
 
     def _check_epochs(self, replica: Replica, log: Log) -> None:
@@ -367,8 +375,8 @@ class TieredInvariants:
         if not expected <= known:
             raise InvariantError(
                 f"{replica.where} on broker {replica._replica_log.broker} starts at "
-                f"{log.start_offset}, local from {log.local_start_offset}, and takes its epochs for "
-                f"{sorted(known)}; they are {sorted(expected)}"
+                f"{log.start_offset}, local from {log.local_start_offset}, and takes its epochs "
+                f"for {sorted(known)}; they are {sorted(expected)}"
             )
 
 
