@@ -5,12 +5,13 @@ newest objects. The older rows are in *pages*, each an object of its own with `P
 so that a change of a long list rewrites a short one. Pages are never changed. A row, little
 endian::
 
-    prefix u16 | start u64 | end u64 | leader_epoch u32 | random u64       the object's name
+    start u64 | end u64 | leader_epoch u32 | random u64
     object_bytes u32 | data_bytes u32 | crc32c u32
     first_append_ms i64 | last_append_ms i64 | newest_timestamp_ms i64 | end_epoch u32
 
-`prefix` is an index into the list of prefixes: a restored topic shares the objects of the old one.
-What was taken off the list is in `removed` until it was deleted, with the same parts of its name.
+Start, epoch and random number make the object's name (see `names`), behind the manifest's one
+prefix: a restored topic goes on below the prefix of the old one. What was taken off the list is in
+`removed` until it was deleted, with the same parts of its name.
 
 The manifest also has what the store needs to bring the topic back by itself: its name, config, the
 leader epochs, and the producer state at `end`.
@@ -34,10 +35,9 @@ PAGE_OBJECTS = 1024
 """How many rows a page has."""
 ROOT_OBJECTS_MAX = 2 * PAGE_OBJECTS
 """With more rows than this the oldest ones go to a page."""
-_ROW = struct.Struct("<HQQIQIIIqqqI")
+_ROW = struct.Struct("<QQIQIIIqqqI")
 _ROW_START = struct.Struct("<Q")
-_START_POSITION = 2
-_REMOVED = struct.Struct("<HcQIQq")
+_REMOVED = struct.Struct("<cQIQq")
 _KINDS = {b"d": ObjectKind.DATA, b"m": ObjectKind.MANIFEST, b"p": ObjectKind.PAGE}
 _LETTERS = {kind: letter for letter, kind in _KINDS.items()}
 _ROOT_KIND, _PAGE_KIND, _VERSION = "remote-manifest", "remote-manifest-page", 1
@@ -74,11 +74,11 @@ class ManifestPage(msgspec.Struct, array_like=True, frozen=True):
 class RemoteObjects(Sequence[RemoteObject]):
     """Data objects in order, packed: a hundred thousand take 7 MB and no time to load."""
 
-    __slots__ = ("_prefixes", "_rows")
+    __slots__ = ("_prefix", "_rows")
 
-    def __init__(self, rows: bytes = b"", prefixes: tuple[str, ...] = ()) -> None:
+    def __init__(self, rows: bytes = b"", prefix: str = "") -> None:
         self._rows = rows
-        self._prefixes = prefixes
+        self._prefix = prefix
 
     def __len__(self) -> int:
         return len(self._rows) // _ROW.size
@@ -106,8 +106,8 @@ class RemoteObjects(Sequence[RemoteObject]):
         return f"<{len(self)} remote objects>"
 
     def _at(self, number: int) -> RemoteObject:
-        prefix, start, end, epoch, random, *rest = _ROW.unpack_from(self._rows, number * _ROW.size)
-        name = RemoteName(self._prefixes[prefix], ObjectKind.DATA, start, epoch, random)
+        start, end, epoch, random, *rest = _ROW.unpack_from(self._rows, number * _ROW.size)
+        name = RemoteName(self._prefix, ObjectKind.DATA, start, epoch, random)
         return RemoteObject(start, end, str(name), *rest)
 
     def number_of(self, offset: int) -> int:
@@ -115,9 +115,7 @@ class RemoteObjects(Sequence[RemoteObject]):
         return bisect_right(
             range(len(self)),
             offset,
-            key=lambda number: _ROW_START.unpack_from(
-                self._rows, number * _ROW.size + _START_POSITION
-            )[0],
+            key=lambda number: _ROW_START.unpack_from(self._rows, number * _ROW.size)[0],
         )
 
     def rows(self, start: int = 0, end: int | None = None) -> bytes:
@@ -126,10 +124,12 @@ class RemoteObjects(Sequence[RemoteObject]):
 
 
 class _Root(msgspec.Struct, frozen=True):
+    prefix: str
     cluster_id: str
     topic: str
     topic_id: str
     partition: int
+    partitions: int
     config: dict[str, Any]
     replication_factor: int
     version: int
@@ -142,7 +142,6 @@ class _Root(msgspec.Struct, frozen=True):
     epochs: list[tuple[int, int]]
     producer_snapshot: bytes
     written_ms: int
-    prefixes: tuple[str, ...]
     pages: tuple[ManifestPage, ...]
     rows: bytes
     removed: bytes
@@ -152,10 +151,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What one version of a partition's remote pointer stands for. Its methods return a changed
     manifest; `version` and `leader_epoch` are for the caller (`msgspec.structs.replace`)."""
 
+    prefix: str
+    """What the names of all its objects begin with (`names.partition_prefix`)."""
     cluster_id: str
     topic: str
     topic_id: str
     partition: int
+    partitions: int
+    """How many the topic has."""
     config: dict[str, Any]
     """The topic's config, as the metadata has it."""
     replication_factor: int
@@ -175,8 +178,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The producer state of all batches below `end`."""
     written_ms: int = 0
     """When its leader made it."""
-    prefixes: tuple[str, ...] = ()
-    """What names of objects begin with; only grows."""
     objects: RemoteObjects = RemoteObjects()
     pages: tuple[ManifestPage, ...] = ()
     """The pages that have the oldest rows. They may have older rows besides, which count no more.
@@ -229,10 +230,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """`(name, removed in ms)` of the objects that are off the list and may not be deleted yet.
         """
         found = []
-        for prefix, letter, number, epoch, random, at_ms in _REMOVED.iter_unpack(
-            self.packed_removed
-        ):
-            name = RemoteName(self.prefixes[prefix], _KINDS[letter], number, epoch, random)
+        for letter, number, epoch, random, at_ms in _REMOVED.iter_unpack(self.packed_removed):
+            name = RemoteName(self.prefix, _KINDS[letter], number, epoch, random)
             found.append((str(name), at_ms))
         return found
 
@@ -251,25 +250,19 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         is none on the list."""
         if not objects:
             return self
-        prefixes = list(self.prefixes)
         rows = bytearray()
         end = self.end
         for one in objects:
             is_first = not self.objects and not rows
             assert one.start == end or (is_first and one.start > end), f"{one} does not follow"
             assert one.start < one.end
-            name = _parsed(one.name)
-            assert name.number == one.start
-            assert name.kind is ObjectKind.DATA
-            prefix = _index(prefixes, name.prefix)
-            rows += _ROW.pack(
-                prefix, one.start, one.end, name.leader_epoch, name.random, *one[3:]
-            )
+            name = self._parsed(one.name)
+            assert (name.kind, name.number) == (ObjectKind.DATA, one.start), one
+            rows += _ROW.pack(one.start, one.end, name.leader_epoch, name.random, *one[3:])
             end = one.end
         return msgspec.structs.replace(
             self,
-            prefixes=tuple(prefixes),
-            objects=RemoteObjects(self.objects.rows() + rows, tuple(prefixes)),
+            objects=RemoteObjects(self.objects.rows() + rows, self.prefix),
             end=end,
             end_epoch=objects[-1].end_epoch,
             data_bytes=self.data_bytes + sum(one.data_bytes for one in objects),
@@ -288,8 +281,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         pages = tuple(page for page in self.pages if page.end <= one.start)
         changed = msgspec.structs.replace(
             self,
-            prefixes=alone.prefixes,
-            objects=RemoteObjects(rows, alone.prefixes),
+            objects=RemoteObjects(rows, self.prefix),
             pages=pages,
             data_bytes=self.data_bytes - old.data_bytes + one.data_bytes,
         )
@@ -306,7 +298,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         changed = msgspec.structs.replace(
             self,
             log_start=log_start,
-            objects=RemoteObjects(self.objects.rows(kept), self.prefixes),
+            objects=RemoteObjects(self.objects.rows(kept), self.prefix),
             data_bytes=self.data_bytes - sum(one.data_bytes for one in gone),
             epochs=_epochs_from(self.epochs, log_start),
         )
@@ -317,24 +309,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     def with_removed(self, names: Iterable[str], now_ms: int) -> Manifest:
         """With more objects to delete later: those that nothing refers to any more."""
-        prefixes = list(self.prefixes)
         packed = bytearray(self.packed_removed)
         for text in names:
-            name = _parsed(text)
+            name = self._parsed(text)
             packed += _REMOVED.pack(
-                _index(prefixes, name.prefix),
                 _LETTERS[name.kind],
                 name.number,
                 name.leader_epoch,
                 name.random,
                 now_ms,
             )
-        return msgspec.structs.replace(
-            self,
-            prefixes=tuple(prefixes),
-            objects=RemoteObjects(self.objects.rows(), tuple(prefixes)),
-            packed_removed=bytes(packed),
-        )
+        return msgspec.structs.replace(self, packed_removed=bytes(packed))
 
     def without_removed(self, names: Iterable[str]) -> Manifest:
         """Without these among the removed: they were deleted."""
@@ -361,6 +346,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             pages.append(page)
         return msgspec.structs.replace(self, pages=tuple(pages)), made
 
+    def _parsed(self, text: str) -> RemoteName:
+        name = parse_name(text)
+        assert name is not None, text
+        assert name.prefix == self.prefix, text
+        return name
+
     def _paged_objects(self, pages: Sequence[ManifestPage]) -> int:
         """How many objects have their rows in pages."""
         return self.objects.number_of(pages[-1].end - 1) if pages else 0
@@ -370,10 +361,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def encode(self) -> bytes:
         """The manifest as an object; its pages are others (`paged`)."""
         root = _Root(
+            prefix=self.prefix,
             cluster_id=self.cluster_id,
             topic=self.topic,
             topic_id=self.topic_id,
             partition=self.partition,
+            partitions=self.partitions,
             config=self.config,
             replication_factor=self.replication_factor,
             version=self.version,
@@ -386,7 +379,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             epochs=self.epochs,
             producer_snapshot=self.producer_snapshot,
             written_ms=self.written_ms,
-            prefixes=self.prefixes,
             pages=self.pages,
             rows=self.objects.rows(self._paged_objects(self.pages)),
             removed=self.packed_removed,
@@ -412,14 +404,16 @@ def decode_manifest(root: bytes, pages: Mapping[str, bytes], name: str) -> Manif
     rows += found.rows
     if len(rows) % _ROW.size or len(found.removed) % _REMOVED.size:
         raise RemoteDamagedError(f"The manifest {name} is damaged: it has half a row.")
-    every = RemoteObjects(bytes(rows), found.prefixes)
-    objects = RemoteObjects(every.rows(max(0, every.number_of(found.start) - 1)), found.prefixes)
+    every = RemoteObjects(bytes(rows), found.prefix)
+    objects = RemoteObjects(every.rows(max(0, every.number_of(found.start) - 1)), found.prefix)
     _check(objects, found, name)
     return Manifest(
+        prefix=found.prefix,
         cluster_id=found.cluster_id,
         topic=found.topic,
         topic_id=found.topic_id,
         partition=found.partition,
+        partitions=found.partitions,
         config=found.config,
         replication_factor=found.replication_factor,
         version=found.version,
@@ -431,7 +425,6 @@ def decode_manifest(root: bytes, pages: Mapping[str, bytes], name: str) -> Manif
         epochs=found.epochs,
         producer_snapshot=found.producer_snapshot,
         written_ms=found.written_ms,
-        prefixes=found.prefixes,
         objects=objects,
         pages=found.pages,
         packed_removed=found.removed,
@@ -439,11 +432,9 @@ def decode_manifest(root: bytes, pages: Mapping[str, bytes], name: str) -> Manif
 
 
 def _check(objects: RemoteObjects, root: _Root, name: str) -> None:
-    """The rows follow each other from `start` up to `end`, and their names have prefixes."""
+    """The rows follow each other from `start` up to `end`."""
     next_offset = root.start
-    for prefix, start, end, *_ in _ROW.iter_unpack(objects.rows()):
-        if prefix >= len(root.prefixes):
-            raise RemoteDamagedError(f"The manifest {name} is damaged: {start} has no prefix.")
+    for start, end, *_ in _ROW.iter_unpack(objects.rows()):
         if start != next_offset or end <= start:
             raise RemoteDamagedError(
                 f"The manifest {name} is damaged: an object begins at {start}, not at "
@@ -468,18 +459,6 @@ def _content(kind: str, data: bytes, name: str) -> bytes:
         return checked_file.decode(kind, _VERSION, data, name)
     except RayqError as error:
         raise RemoteDamagedError(str(error)) from error
-
-
-def _parsed(name: str) -> RemoteName:
-    parsed = parse_name(name)
-    assert parsed is not None, f"{name} is no object of a partition"
-    return parsed
-
-
-def _index(prefixes: list[str], prefix: str) -> int:
-    if prefix not in prefixes:
-        prefixes.append(prefix)
-    return prefixes.index(prefix)
 
 
 def _epochs_from(epochs: list[tuple[int, int]], offset: int) -> list[tuple[int, int]]:
