@@ -8,6 +8,7 @@ means that there is nothing to do, so every request may be repeated. Errors are 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from rayq.config import DAY_MS, TopicConfig
 from rayq.core.cluster_state import ClusterState, Topic
@@ -36,6 +37,18 @@ RESTORED_PIN_MS = DAY_MS
 its retention allows, and somebody has just asked for it."""
 
 
+class ObjectStoreFacts(NamedTuple):
+    """What the controller knows of the cluster's object store."""
+
+    url: str | None
+    """None: the cluster has none."""
+    troubles: dict[int, str | None]
+    """Why each broker cannot use it, as it said last; None where it can."""
+
+
+NO_OBJECT_STORE = ObjectStoreFacts(None, {})
+
+
 def move_remote(
     state: ClusterState,
     *,
@@ -46,8 +59,8 @@ def move_remote(
     leader_epoch: int,
     pointer: RemotePointer,
 ) -> list[MetadataRecord]:
-    """A leader's new remote pointer, decided by compare-and-swap on its version. The partition epoch
-    stays: proposals of in-sync sets go on beside this.
+    """A leader's new remote pointer, decided by compare-and-swap on its version. The partition
+    epoch stays: proposals of in-sync sets go on beside this.
 
     After metadata were recovered from an older copy any later version will do: the leader found a
     manifest that the metadata do not know.
@@ -83,12 +96,13 @@ def move_remote(
     problem = _what_is_wrong(pointer)
     if problem is None and pointer.leader_epoch != leader_epoch:
         problem = f"it is of leader epoch {pointer.leader_epoch}, not {leader_epoch}"
-    if problem is None and known.remote is not None and not known.is_remote_doubted:
-        if pointer.start < known.remote.start or pointer.end < known.remote.end:
-            problem = (
-                f"it goes back from {known.remote.start}..{known.remote.end} to "
-                f"{pointer.start}..{pointer.end}"
-            )
+    before = None if known.is_remote_doubted else known.remote
+    if (
+        problem is None
+        and before is not None
+        and (pointer.start < before.start or pointer.end < before.end)
+    ):
+        problem = f"{pointer.start}..{pointer.end} goes back from {before.start}..{before.end}"
     if problem is not None:
         raise InvalidRequestError(f"The remote pointer of {where} is refused: {problem}.")
     return [RemoteMoved(topic_id, partition, pointer)]
@@ -226,41 +240,34 @@ def restore(
 
 
 def check_remote_config(
-    state: ClusterState,
-    config: TopicConfig,
-    before: Topic | None,
-    *,
-    remote_storage_url: str | None,
-    troubles: Mapping[int, str | None],
+    state: ClusterState, config: TopicConfig, before: Topic | None, store: ObjectStoreFacts
 ) -> None:
-    """Raises unless a new config of a topic (`before` is None for a new one) fits the cluster's
-    object store: ConfigError where it never will, RemoteStorageError where it may in a moment.
-    `troubles` says for each broker why its object server does not work; None where it does."""
-    stored = config.remote_storage
-    was_stored = False if before is None else before.config.remote_storage
-    if not stored or stored == was_stored:
+    """Raises unless the new config of a topic (`before` is None for a new one) fits the cluster's
+    object store: ConfigError where it never will, RemoteStorageError where it may in a while."""
+    if not config.remote_storage:
         return
-    if remote_storage_url is None:
+    if before is not None and before.config.remote_storage == config.remote_storage:
+        return
+    if store.url is None:
         raise ConfigError(
-            "remote_storage needs an object store: start the cluster with "
-            "ClusterConfig(remote_storage_url=...)."
+            "remote_storage needs an object store: start the cluster with remote_storage_url=..."
         )
     if before is not None and before.was_compacted:
         raise ConfigError(
-            f"remote_storage is not for {before.name!r}: it was compacted, so offsets are missing "
-            "between its records. Copy what is left of it to a new topic."
+            f"remote_storage is not for {before.name!r}, which was compacted: offsets are missing "
+            "between its records. Write what is left of it to a new topic."
         )
     if before is not None and before.topic_id in state.garbage:
         raise RemoteStorageError(
-            f"What {before.name!r} had in the object store is still being removed, "
-            "remote_delete_delay_ms and as long again after it was given up. Then try again."
+            f"What {before.name!r} had in the object store is still being removed, which takes "
+            "twice remote_delete_delay_ms. Try again when that is over."
         )
-    for broker in sorted(state.takers()):
-        trouble = troubles.get(broker, "it was not heard of yet")
+    for broker in sorted(one for one in state.brokers if state.is_live(one)):
+        trouble = store.troubles.get(broker, "it was not heard of yet")
         if trouble is not None:
             raise RemoteStorageError(
                 f"Broker {broker} cannot use the object store: {trouble}. remote_storage waits "
-                "until every live broker has written, read and deleted a probe there."
+                "until every live broker has written and read a probe there."
             )
 
 

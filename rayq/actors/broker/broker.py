@@ -507,10 +507,16 @@ class Broker:
                     target=list(value.target),
                     origin=list(value.origin),
                     throttle_bytes_per_s=value.throttle_bytes_per_s,
+                    remote=partition.remote,
                 )
             )
+        pins = [
+            (pin.pin_id, dict(pin.starts), pin.ttl_ms)
+            for pin in self.metadata.state.pins.values()
+            if pin.topic_id == topic.topic_id
+        ]
         return messages.TopicMetadata(
-            topic.name, topic.topic_id, topic.whole_config, partitions
+            topic.name, topic.topic_id, topic.whole_config, partitions, pins
         )
 
 

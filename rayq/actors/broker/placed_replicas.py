@@ -9,8 +9,13 @@ from rayq.core.cluster_state import Partition, Topic
 from rayq.core.metadata_records import (
     MetadataRecord,
     PartitionChanged,
+    RemoteDoubted,
+    RemoteGarbage,
+    RemoteMoved,
     ReplicaGone,
     ReplicaRegistered,
+    SnapshotPinned,
+    SnapshotUnpinned,
     TopicConfigChanged,
     TopicDeleted,
 )
@@ -66,6 +71,9 @@ class PlacedReplicas:
             throttle_bytes_per_s=(
                 value.throttle_bytes_per_s if self._broker in value.adding else None
             ),
+            remote=partition.remote,
+            pinned_offset=self._metadata.state.pinned_offset(topic.topic_id, number),
+            is_remote_doubted=partition.is_remote_doubted,
         )
 
     def take(
@@ -79,9 +87,17 @@ class PlacedReplicas:
             touched.update(self)
         for record in records or ():
             match record:
-                case PartitionChanged() | ReplicaRegistered() | ReplicaGone():
+                case (
+                    PartitionChanged()
+                    | ReplicaRegistered()
+                    | ReplicaGone()
+                    | RemoteMoved()
+                    | RemoteDoubted()
+                ):
                     touched.add((record.topic_id, record.partition))
-                case TopicConfigChanged():
+                case SnapshotPinned():
+                    touched.update((record.topic_id, number) for number in record.starts)
+                case TopicConfigChanged() | SnapshotUnpinned() | RemoteGarbage():
                     touched.update(key for key in self if key[0] == record.topic_id)
                 case TopicDeleted():
                     touched.update(key for key in hosted if key[0] == record.topic_id)

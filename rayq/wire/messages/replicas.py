@@ -130,6 +130,10 @@ class PartitionAssignment(msgspec.Struct, array_like=True, frozen=True):
     """The committed remote pointer. None: nothing of the partition is in the object store."""
     pinned_offset: int | None = None
     """Retention keeps everything from here on (the lowest pin). None: nothing is pinned."""
+    is_remote_doubted: bool = False
+    """The metadata came back from an older copy, so `remote` may be old, or missing. The leader
+    adopts the newest manifest, or makes an empty one, before it appends: the next pointer that is
+    committed ends the doubt."""
 
 
 class AttachReplicaHostResponse(Response, frozen=True):
@@ -159,6 +163,9 @@ class ReplicaHostHeartbeatResponse(Response, frozen=True):
     """`(topic id, partition)` pairs that this process must close: deleted, or moved away."""
     object_server: tuple[str, int] | None = None
     """Where this node's object server listens. None: there is none, or it is starting."""
+    remote_halt: str | None = None
+    """Why leaders may neither store nor delete objects now, only read them: another cluster uses
+    the same place under the same id, or it is not known yet. None: they may."""
 
 
 class ReplicaHostHeartbeat(Request[ReplicaHostHeartbeatResponse], frozen=True):
