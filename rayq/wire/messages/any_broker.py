@@ -52,9 +52,6 @@ class TopicMetadata(Response, frozen=True):
     config: dict[str, Any]
     """The topic's whole config, as `rayq.config.as_dict` gives it."""
     partitions: list[PartitionMetadata]
-    pins: list[tuple[str, dict[int, int], int]] = msgspec.field(default_factory=list)
-    """`(pin id, partition to offset, time to live in ms)`: retention keeps what is from there
-    on."""
 
 
 class MetadataResponse(Response, frozen=True):

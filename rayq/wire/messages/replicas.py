@@ -130,6 +130,8 @@ class PartitionAssignment(msgspec.Struct, array_like=True, frozen=True):
     """The committed remote pointer. None: nothing of the partition is in the object store."""
     pinned_offset: int | None = None
     """Retention keeps everything from here on (the lowest pin). None: nothing is pinned."""
+    partitions: int = 0
+    """How many the topic has. 0: from a broker that does not say."""
     is_remote_doubted: bool = False
     """The metadata came back from an older copy, so `remote` may be old, or missing. The leader
     adopts the newest manifest, or makes an empty one, before it appends: the next pointer that is
