@@ -12,6 +12,8 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from rayq.actors.purgatory import Purgatory
+from rayq.actors.remote.leader_remote import LeaderRemote
+from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.replica.leader_reads import LeaderReads
 from rayq.actors.replica.leader_transactions import LeaderTransactions
 from rayq.actors.replica.produced_batch import check_produced_batch
@@ -64,7 +66,9 @@ class Leader:
         propose: Callable[[messages.AlterPartition], Awaitable[None]],
         has_lease: Callable[[], bool],
         links: Links,
+        remote_log: RemoteLog | None = None,
     ) -> None:
+        """`remote_log`: of a topic that has or gets records in the object store."""
         self._replica_log = replica_log
         self._environment = replica_log.environment
         self._metrics = LeaderMetrics(
@@ -100,6 +104,9 @@ class Leader:
             produce=self.produce,
             check=self.check,
         )
+        self.remote: LeaderRemote | None = None
+        if remote_log is not None:
+            self.begin_remote(remote_log)
         log_event(
             logger,
             logging.INFO,
@@ -115,9 +122,15 @@ class Leader:
     def leader_epoch(self) -> int:
         return self.state.leader_epoch
 
+    def begin_remote(self, remote_log: RemoteLog) -> None:
+        """The topic's closed segments go to the object store from now on, or are there."""
+        self.remote = LeaderRemote(self._replica_log, remote_log, self.state, self._assignment)
+
     def committed(self, assignment: messages.PartitionAssignment) -> None:
         """The partition's committed metadata, in this epoch."""
         self._assignment = self.transactions.assignment = assignment
+        if self.remote is not None:
+            self.remote.committed(assignment)
         state = self.state
         if assignment.partition_epoch > state.partition_epoch:
             self._propose_from_s = 0.0  # No proposal has failed on top of this epoch.
@@ -150,6 +163,8 @@ class Leader:
         )
         self._delayed.fail(error)
         self.transactions.end(error)
+        if self.remote is not None:
+            self.remote.end(reason)
         self._replica_log.appended.notify()
         self._replica_log.committed.notify()
         self._followers_moved.notify()

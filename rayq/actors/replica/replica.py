@@ -14,6 +14,8 @@ from typing import TypeVar
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.hosting import RunCleaner
+from rayq.actors.remote.object_link import ObjectLink
+from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.replica.compactor import Compactor, cleaner_in_steps
 from rayq.actors.replica.follower import Follower
 from rayq.actors.replica.leader import Leader
@@ -59,12 +61,14 @@ class Replica:
         ask_broker: messages.Ask,
         metadata_version: Callable[[], int],
         links: Links,
+        objects: ObjectLink,
         run_cleaner: RunCleaner | None = None,
     ) -> None:
         """`propose` sends a new in-sync set to the controller; `on_failure()` is called when the
         replica stops for good, with the reason in its status. `ask_broker` asks this node's broker,
-        whose metadata this process knows up to `metadata_version()`; `links` asks other leaders.
-        Without `run_cleaner` logs are compacted by threads of this process."""
+        whose metadata this process knows up to `metadata_version()`; `links` asks other leaders,
+        `objects` the object server. Without `run_cleaner` logs are compacted by threads of this
+        process."""
         self._environment = environment
         self._config = config
         self._pool = pool
@@ -74,6 +78,7 @@ class Replica:
         self._ask_broker = ask_broker
         self._metadata_version = metadata_version
         self._links = links
+        self._objects = objects
         self.assignment = assignment
         self._replica_log = ReplicaLog(
             environment,
@@ -181,7 +186,10 @@ class Replica:
                     propose=self._propose,
                     has_lease=self._has_lease,
                     links=self._links,
+                    remote_log=self._remote_log_of(assignment),
                 )
+            elif role.remote is None and (remote_log := self._remote_log_of(assignment)):
+                role.begin_remote(remote_log)
             role.committed(assignment)
             if assignment.topic == OFFSETS_TOPIC and self._coordinator is None:
                 self._coordinator = GroupCoordinator(
@@ -211,6 +219,18 @@ class Replica:
                 self._role.start()
         else:
             role.committed(assignment)
+
+    def _remote_log_of(self, assignment: messages.PartitionAssignment) -> RemoteLog | None:
+        """For the leader of a topic that has or gets records in the object store."""
+        if not self._replica_log.topic_config.remote_storage and assignment.remote is None:
+            return None
+        return RemoteLog(
+            self._replica_log,
+            assignment,
+            self._objects,
+            ask_broker=self._ask_broker,
+            has_lease=self._has_lease,
+        )
 
     def _end_role(self, reason: str) -> None:
         coordinator, self._coordinator = self._coordinator, None
@@ -308,6 +328,8 @@ class Replica:
                 sample("rayq_partition_replicas", len(self.assignment.replicas), **at),
                 *self._role.transactions.measure(self._environment.clock.monotonic()),
             ]
+            if self._role.remote is not None:
+                samples += self._role.remote.measure(at)
         return samples
 
     # --- background -------------------------------------------------------------------------
@@ -337,7 +359,10 @@ class Replica:
         if isinstance(role, Leader):
             role.propose_isr()
             role.transactions.look(now_s)
-            self._keep_retention(now_s)
+            if role.remote is None:
+                self._keep_retention(now_s)
+            else:
+                role.remote.tick(now_s, self._clock_watch)
 
     def _keep_retention(self, now_s: float) -> None:
         if now_s < self._retention_s or self._is_retention_running:

@@ -14,6 +14,7 @@ from typing import Any
 
 from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.hosting import ReplicaHostSpec, RunCleaner
+from rayq.actors.remote.object_link import ObjectLink
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica
 from rayq.actors.signal import Signal
@@ -82,6 +83,7 @@ class ReplicaHost:
         )
         self._pool = ConnectionPool(environment, identity, config, keeps_alive=True)
         self._links = Links(environment, self._pool, ask_broker=self._ask_broker)
+        self._objects = ObjectLink(self._pool, meta.cluster_id)
         self._server = Server(environment, identity, self._handle, config)
         self._host = host
         self._replicas: dict[TopicIdPartition, Replica] = {}
@@ -204,6 +206,7 @@ class ReplicaHost:
                 self._apply(assignment)
             except RayqError as error:  # Only of this partition: the others must not wait for it.
                 logger.error("assignment of %s: %s", assignment.topic, error)
+        self._objects.endpoint = answer.object_server
         self._version = max(self._version, answer.version)
 
     @property
@@ -246,6 +249,7 @@ class ReplicaHost:
             ask_broker=self._ask_broker,
             metadata_version=lambda: self._version,
             links=self._links,
+            objects=self._objects,
         )
         self._replicas[key] = replica
         self._environment.tasks.spawn(self._open(replica), f"open {replica.where}")

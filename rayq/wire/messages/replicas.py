@@ -130,6 +130,8 @@ class PartitionAssignment(msgspec.Struct, array_like=True, frozen=True):
     """The committed remote pointer. None: nothing of the partition is in the object store."""
     pinned_offset: int | None = None
     """Retention keeps everything from here on (the lowest pin). None: nothing is pinned."""
+    partitions: int = 0
+    """How many the topic has. 0: from a broker that does not say."""
 
 
 class AttachReplicaHostResponse(Response, frozen=True):

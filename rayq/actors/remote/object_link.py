@@ -1,0 +1,64 @@
+"""The way from a replica process to the object server of its node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rayq.environment import Address, Buffer
+from rayq.errors import (
+    CorruptBatchError,
+    InvalidRequestError,
+    RayqError,
+    RemoteDamagedError,
+    RemoteMissingError,
+    RemoteStorageError,
+    StorageError,
+)
+from rayq.wire import messages
+from rayq.wire.pool import ConnectionPool
+
+REQUEST_TIMEOUT_S = 120.0
+"""The object server has a deadline for each request to the store, and answers before this."""
+_ANSWERS = (
+    RemoteStorageError,
+    RemoteMissingError,
+    RemoteDamagedError,
+    CorruptBatchError,
+    StorageError,
+    InvalidRequestError,
+)
+"""What the object server itself answers. Anything else happened on the way to it."""
+
+
+class ObjectLink:
+    """See the module. A process has one, which its replicas share."""
+
+    def __init__(self, pool: ConnectionPool, cluster_id: str) -> None:
+        self._pool = pool
+        self.cluster_id = cluster_id
+        self.endpoint: Address | None = None
+        """Where the object server listens, by the broker's last heartbeat. None: there is none, or
+        nothing may be stored or deleted now."""
+
+    async def ask(
+        self,
+        request: messages.Request[messages.ResponseT],
+        payload: Buffer | Sequence[Buffer] = b"",
+        *,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> tuple[messages.ResponseT, memoryview]:
+        """`(response, payload)`. Raises what the request raises, and RemoteStorageError where the
+        object server does not answer: then the outcome is not known."""
+        if self.endpoint is None:
+            raise RemoteStorageError(
+                "This node has no object server now: it is starting, or the object store must not "
+                "be used. `rayq storage status` tells why."
+            )
+        try:
+            return await self._pool.request(
+                *self.endpoint, request, payload, timeout_s=timeout_s
+            )
+        except _ANSWERS:
+            raise
+        except RayqError as error:
+            raise RemoteStorageError(f"The object server did not answer: {error}") from error
