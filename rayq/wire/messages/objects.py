@@ -9,7 +9,7 @@ Each request to it raises RemoteStorageError, RemoteDeniedError, RemoteMissingEr
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -179,8 +179,9 @@ class AttachObjectServer(Request[Done], frozen=True):
 class MoveRemote(ToController[ChangeResponse], frozen=True):
     """The leader has stored objects and a manifest, and asks to make it the partition's pointer.
     Raises FencedEpochError (another epoch or process leads), StalePartitionError (the committed
-    version is not `pointer.version - 1`), UnknownTopicError. Without an answer its fate is unknown:
-    ask again with the very same."""
+    version is not `pointer.version - 1`, or the topic gave its remote objects up),
+    UnknownTopicError, InvalidRequestError. While the pointer is doubted any later version will do.
+    Without an answer its fate is unknown: ask again with the very same."""
 
     api: ClassVar[int] = 84
     topic_id: Id
@@ -209,11 +210,69 @@ class UnpinSnapshot(Change, frozen=True, kw_only=True):
     pin_id: Id
 
 
+class RestoreTopic(Change, frozen=True, kw_only=True):
+    """Creates a topic whose records are in the object store already. Retention takes none of them
+    for a day. Raises the errors of `CreateTopic`, and InvalidRequestError where the pointers do not
+    fit, or another topic has these objects."""
+
+    api: ClassVar[int] = 88
+    name: str
+    partitions: int
+    replication_factor: int | None
+    config: dict[str, Any]
+    """With `remote_storage`."""
+    pointers: list[RemotePointer | None]
+    """By partition. None, or no entry: it begins empty."""
+
+
+class EndRemoteStorage(Change, frozen=True, kw_only=True):
+    """Sets a topic's `remote_storage` to False. All that it has in the object store is removed
+    later; what is on no replica's disk any more is lost at once."""
+
+    api: ClassVar[int] = 89
+    name: str
+
+
 class RemoveGarbage(ToController[ChangeResponse], frozen=True):
     """A broker has removed all objects of a deleted topic."""
 
     api: ClassVar[int] = 87
     topic_id: Id
+
+
+# --- any broker ----------------------------------------------------------------------------------
+
+
+class PinSummary(msgspec.Struct, array_like=True, frozen=True):
+    pin_id: str
+    topic: str
+    starts: dict[int, int]
+    """Partition to offset."""
+    ttl_ms: int
+
+
+class GarbageSummary(msgspec.Struct, array_like=True, frozen=True):
+    topic_id: str
+    name: str
+    deleted_ms: int
+
+
+class DescribeObjectStoreResponse(Response, frozen=True):
+    url: str | None
+    """`remote_storage_url`. None: the cluster has no object store."""
+    pins: list[PinSummary]
+    garbage: list[GarbageSummary]
+    """Deleted topics that still have objects there."""
+    object_server: tuple[str, int] | None
+    """Where this broker's object server listens. None: there is none, or it is starting."""
+    trouble: str | None
+    """Why this broker does not reach the object store. None: it does, or there is none."""
+
+
+class DescribeObjectStore(Request[DescribeObjectStoreResponse], frozen=True):
+    """What this broker knows of the object store."""
+
+    api: ClassVar[int] = 37
 
 
 # --- leaders -------------------------------------------------------------------------------------
@@ -279,7 +338,7 @@ class VerifyRemoteResponse(Response, frozen=True):
     problems: list[tuple[str, int, int, str]]
     """`(object, start offset, end offset, what is wrong)`."""
     repaired: list[str]
-    """Objects that were made anew from local records."""
+    """The objects of `problems` that others, made from local records, took the place of."""
 
 
 class VerifyRemote(ToLeader[VerifyRemoteResponse], frozen=True):
