@@ -168,7 +168,7 @@ class TieredInvariants:
             raise InvariantError(f"{record} is for a partition that does not exist")
         where = f"{state.topics[record.topic_id].name}-{record.partition}"
         history = self._histories.setdefault(key, _History())
-        before = history.pointer
+        before = history.pointer = partition.remote
         if after.version != (0 if before is None else before.version) + 1:
             raise InvariantError(f"the remote pointer of {where} goes from {before} to {after}")
         if after.leader_epoch != partition.value.leader_epoch:

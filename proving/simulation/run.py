@@ -23,7 +23,7 @@ from proving.simulation.workload import Workload
 from proving.simulation.workload_groups import GroupWorkload
 from proving.simulation.workload_moves import GroupMovesWorkload, MovesWorkload, Operators
 from proving.simulation.workload_swarm import SwarmWorkload
-from proving.simulation.workload_tiered import TieredWorkload
+from proving.simulation.workload_tiered import TieredTransactionWorkload, TieredWorkload
 from proving.simulation.workload_transactions import TransactionWorkload
 from proving.simulation.world import World
 from rayq.config import ClusterConfig
@@ -69,6 +69,7 @@ SCENARIOS: dict[str, type[Workload]] = {
     "swarm": SwarmWorkload,
     "transactions": TransactionWorkload,
     "tiered": TieredWorkload,
+    "tiered-transactions": TieredTransactionWorkload,
 }
 
 

@@ -22,7 +22,7 @@ from unittest import mock
 
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.disk import SYNC_S
-from proving.simulation.faults import Injection
+from proving.simulation.faults import WITH_GROUPS, Injection
 from proving.simulation.faults_remote import WITH_REMOTE_STORAGE
 from proving.simulation.invariants import Invariants
 from proving.simulation.invariants_tiered import TieredInvariants
@@ -32,7 +32,9 @@ from proving.simulation.process import Process
 from proving.simulation.trimmed_topic import PARTITIONS as TRIMMED_PARTITIONS
 from proving.simulation.trimmed_topic import TOPIC as TRIMMED
 from proving.simulation.trimmed_topic import TrimmedTopic
+from proving.simulation.workload import Workload
 from proving.simulation.workload_moves import OPERATORS, Operators
+from proving.simulation.workload_transactions import TransactionWorkload
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica
 from rayq.client.admin.admin import AsyncAdmin
@@ -53,8 +55,15 @@ PROBE_S = 1.0
 PROBED_MAX = 20
 PIN_S = 6.0
 BURY_S = 8.0
-PAGE_OBJECTS = 3
 OBJECT_BYTES = 4096
+SMALL = (
+    (manifest, "PAGE_OBJECTS", 3),
+    (manifest, "ROOT_OBJECTS_MAX", 6),
+    (data_object, "OBJECT_DATA_BYTES_MAX", OBJECT_BYTES),
+    (data_object, "PLACE_BYTES", 512),
+    (data_object, "CRC_BYTES", 1024),
+)
+"""Constants of the code that a run is too small for."""
 
 
 class TieredTopic(TrimmedTopic):
@@ -93,33 +102,21 @@ class TieredTopic(TrimmedTopic):
         """`fault_of_start` says it whenever a log start moves."""
 
 
-class TieredWorkload(Operators):
-    """See the module."""
+class RemoteStorage(Workload):
+    """The part that workloads with remote storage share: the faults, the invariants, and the end,
+    in which everything is stored and no garbage is left."""
 
-    topics = ("orders",)
-    topics_on_disk: tuple[str, ...] = ("orders", TRIMMED)
     more_faults: Sequence[Injection] = WITH_REMOTE_STORAGE
-    lasts_s = 45.0
-    heals_at_s = 36.0
-    syncs_s = (SYNC_S, (0.002, 0.03), (0.005, 0.1))
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         super().__init__(cluster)
-        rng = cluster.world.new_random("tiered")
+        rng = self._remote_rng = cluster.world.new_random("remote storage")
         self.tiered = TieredInvariants(cluster, self._fault_of_start)
-        self.trimmed = TieredTopic(cluster, rng, self.problems)
         self.topic_options |= {"segment_bytes": rng.choice((1024, 2048, 8192))} | _remote(rng)
-        self.trimmed.options |= _remote(rng)
-        self._operator_count = OPERATORS if len(cluster.hosts) > 3 else 0
-        self._values: dict[int, dict[int, str]] = {}
         if rng.random() < 0.5:
             # A store is never all well.
             share = rng.choice((0.02, 0.1))
             cluster.objects.faults.refused = cluster.objects.faults.unanswered = share
-
-    @classmethod
-    def broker_count(cls, rng: random.Random) -> int:
-        return rng.choice((3, 3, 4))
 
     @classmethod
     def cluster_options(cls, rng: random.Random) -> dict[str, Any]:
@@ -140,13 +137,7 @@ class TieredWorkload(Operators):
     def conditions(cls) -> Iterator[None]:
         """Objects, pages and the parts of objects are as small as segments are."""
         with contextlib.ExitStack() as stack:
-            for target, name, value in (
-                (manifest, "PAGE_OBJECTS", PAGE_OBJECTS),
-                (manifest, "ROOT_OBJECTS_MAX", 2 * PAGE_OBJECTS),
-                (data_object, "OBJECT_DATA_BYTES_MAX", OBJECT_BYTES),
-                (data_object, "PLACE_BYTES", 512),
-                (data_object, "CRC_BYTES", 1024),
-            ):
+            for target, name, value in SMALL:
                 stack.enter_context(mock.patch.object(target, name, value))
             yield
 
@@ -160,16 +151,78 @@ class TieredWorkload(Operators):
 
         return observe
 
+    async def read_all(self, limit_s: float) -> int:
+        await self._cluster.wait_until(
+            lambda: not self._not_stored(),
+            "all records to be in the store",
+            limit_s=END_LIMIT_S,
+        )
+        count = await super().read_all(limit_s)
+        self._elect_others()
+        await self._cluster.wait_until(
+            lambda: self._cluster.is_whole() and not self._garbage(),
+            "the store to hold only what is referred to",
+            limit_s=END_LIMIT_S,
+        )
+        self.tiered.check_ends()
+        return count
+
     def _fault_of_start(self, replica: Replica, log: Log) -> str | None:
-        topic = replica.assignment.topic
-        if topic in self.topics:
+        if replica.assignment.topic in self.topics:
             return "everything has to be kept"
-        if topic == TRIMMED:
-            key = replica.assignment.topic_id, replica.assignment.partition
-            return self.trimmed.fault_of_start(
-                replica, log, lambda start, end: self.tiered.bytes_between(key, start, end)
-            )
         return None
+
+    def _not_stored(self) -> list[str]:
+        """The partitions whose committed records are not all in the store."""
+        found = []
+        for topic, number, partition in self.tiered.state.all_partitions():
+            end = self.tiered.committed_end((topic.topic_id, number))
+            remote = 0 if partition.remote is None else partition.remote.end
+            if topic.config.remote_storage and remote < end:
+                found.append(f"{topic.name}-{number} ({remote} of {end})")
+        return found
+
+    def _elect_others(self) -> None:
+        """A leader leaves the objects of its own epoch alone, so only the next one sweeps them."""
+        for number in range(len(self._cluster.hosts)):
+            for process in self._cluster.replica_processes(number):
+                process.kill()
+
+    def _garbage(self) -> list[str]:
+        kept = self.tiered.named()
+        return [
+            name
+            for name in self._cluster.objects.names()
+            if name not in kept and ("/data/" in name or "/manifest/" in name or "/page/" in name)
+        ]
+
+
+class TieredWorkload(RemoteStorage, Operators):
+    """See the module."""
+
+    topics = ("orders",)
+    topics_on_disk: tuple[str, ...] = ("orders", TRIMMED)
+    lasts_s = 45.0
+    heals_at_s = 36.0
+    syncs_s = (SYNC_S, (0.002, 0.03), (0.005, 0.1))
+
+    def __init__(self, cluster: SimulatedCluster) -> None:
+        super().__init__(cluster)
+        self.trimmed = TieredTopic(cluster, self._remote_rng, self.problems)
+        self.trimmed.options |= _remote(self._remote_rng)
+        self._operator_count = OPERATORS if len(cluster.hosts) > 3 else 0
+
+    @classmethod
+    def broker_count(cls, rng: random.Random) -> int:
+        return rng.choice((3, 3, 4))
+
+    def _fault_of_start(self, replica: Replica, log: Log) -> str | None:
+        if replica.assignment.topic != TRIMMED:
+            return super()._fault_of_start(replica, log)
+        key = replica.assignment.topic_id, replica.assignment.partition
+        return self.trimmed.fault_of_start(
+            replica, log, lambda start, end: self.tiered.bytes_between(key, start, end)
+        )
 
     async def create_topics(self) -> None:
         await super().create_topics()
@@ -203,47 +256,8 @@ class TieredWorkload(Operators):
         await self._end("direct-reader")
 
     async def read_all(self, limit_s: float) -> int:
-        await self._cluster.wait_until(
-            lambda: not self._not_stored(),
-            "all records to be in the store",
-            limit_s=END_LIMIT_S,
-        )
         await self._read_trimmed_in_the_end(limit_s)
-        count = await super().read_all(limit_s)
-        self._elect_others()
-        await self._cluster.wait_until(
-            lambda: self._cluster.is_whole() and not self._garbage(),
-            "the store to hold only what is referred to",
-            limit_s=END_LIMIT_S,
-        )
-        self.tiered.check_ends()
-        return count
-
-    # --- the end ----------------------------------------------------------------------------------
-
-    def _not_stored(self) -> list[str]:
-        """The partitions whose committed records are not all in the store."""
-        found = []
-        for topic, number, partition in self.tiered.state.all_partitions():
-            end = self.tiered.committed_end((topic.topic_id, number))
-            remote = 0 if partition.remote is None else partition.remote.end
-            if topic.config.remote_storage and remote < end:
-                found.append(f"{topic.name}-{number} ({remote} of {end})")
-        return found
-
-    def _elect_others(self) -> None:
-        """A leader leaves the objects of its own epoch alone, so only the next one sweeps them."""
-        for number in range(len(self._cluster.hosts)):
-            for process in self._cluster.replica_processes(number):
-                process.kill()
-
-    def _garbage(self) -> list[str]:
-        kept = self.tiered.named()
-        return [
-            name
-            for name in self._cluster.objects.names()
-            if name not in kept and ("/data/" in name or "/manifest/" in name or "/page/" in name)
-        ]
+        return await super().read_all(limit_s)
 
     # --- readers ----------------------------------------------------------------------------------
 
@@ -398,6 +412,12 @@ class TieredWorkload(Operators):
                     await admin.delete_topic(topic, timeout_s=QUESTION_TIMEOUT_S)
                     break
         client.close()
+
+
+class TieredTransactionWorkload(RemoteStorage, TransactionWorkload):
+    """The clients with transactions, whose topics have remote storage."""
+
+    more_faults = (*WITH_GROUPS, *WITH_REMOTE_STORAGE)
 
 
 def _records_of(data: bytes, place: TopicPartition) -> list[Record]:
