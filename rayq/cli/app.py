@@ -14,6 +14,7 @@ from rayq.cli import (
     moves,
     operations,
     servers,
+    storage,
     topics,
     transactions,
 )
@@ -49,6 +50,7 @@ cluster.app.command("recover-quorum")(operations.recover_quorum)
 app.add_typer(topics.app, name="topic")
 app.add_typer(groups.app, name="group")
 app.add_typer(transactions.app, name="transactions")
+app.add_typer(storage.app, name="storage")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(bench.app, name="bench")
 app.add_typer(log.app, name="log")

@@ -216,6 +216,41 @@ class RemoveGarbage(ToController[ChangeResponse], frozen=True):
     topic_id: Id
 
 
+# --- any broker ----------------------------------------------------------------------------------
+
+
+class PinSummary(msgspec.Struct, array_like=True, frozen=True):
+    pin_id: str
+    topic: str
+    starts: dict[int, int]
+    """Partition to offset."""
+    ttl_ms: int
+
+
+class GarbageSummary(msgspec.Struct, array_like=True, frozen=True):
+    topic_id: str
+    name: str
+    deleted_ms: int
+
+
+class DescribeObjectStoreResponse(Response, frozen=True):
+    url: str | None
+    """`remote_storage_url`. None: the cluster has no object store."""
+    pins: list[PinSummary]
+    garbage: list[GarbageSummary]
+    """Deleted topics that still have objects there."""
+    object_server: tuple[str, int] | None
+    """Where this broker's object server listens. None: there is none, or it is starting."""
+    trouble: str | None
+    """Why this broker does not reach the object store. None: it does, or there is none."""
+
+
+class DescribeObjectStore(Request[DescribeObjectStoreResponse], frozen=True):
+    """What this broker knows of the object store."""
+
+    api: ClassVar[int] = 37
+
+
 # --- leaders -------------------------------------------------------------------------------------
 
 
@@ -278,7 +313,7 @@ class VerifyRemoteResponse(Response, frozen=True):
     problems: list[tuple[str, int, int, str]]
     """`(object, start offset, end offset, what is wrong)`."""
     repaired: list[str]
-    """Objects that were made anew from local records."""
+    """The objects of `problems` that others, made from local records, took the place of."""
 
 
 class VerifyRemote(ToLeader[VerifyRemoteResponse], frozen=True):
