@@ -196,6 +196,11 @@ class TopicConfig:
             or self.max_compaction_lag_ms >= self.min_compaction_lag_ms,
             "max_compaction_lag_ms must be at least min_compaction_lag_ms.",
         )
+        _require(
+            not (self.remote_storage and self.is_compacted),
+            "remote_storage is not for compacted topics: compaction rewrites old segments, and "
+            "objects are never changed.",
+        )
 
     @property
     def plain_bytes_max(self) -> int:
@@ -367,6 +372,35 @@ class ClusterConfig:
             all(tls) or not any(tls),
             "TLS needs all three of tls_certificate, tls_key and tls_ca.",
         )
+        if self.remote_storage_url is not None:
+            _check_remote_storage_url(self.remote_storage_url)
+
+
+REMOTE_STORAGE_SCHEMES = ("s3", "gs", "az", "file")
+
+
+def _check_remote_storage_url(url: str) -> None:
+    """The URL is shown in logs and metadata, so it must not hold credentials; an error must not
+    show them either."""
+    scheme, _, rest = url.partition("://")
+    _require(
+        scheme in REMOTE_STORAGE_SCHEMES and bool(rest),
+        "remote_storage_url is s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or "
+        "file:///path.",
+    )
+    _require(
+        "@" not in rest and "?" not in rest and "#" not in rest,
+        "remote_storage_url holds no credentials and no options: they come from the environment of "
+        "each node.",
+    )
+    _require(
+        scheme != "file" or rest.startswith("/"),
+        "A remote_storage_url of files is an absolute path: file:///path.",
+    )
+    _require(
+        ".." not in rest.split("/") and is_unicode(rest),
+        "remote_storage_url is a plain path of Unicode.",
+    )
 
 
 Acks = Literal["all", 0, 1]

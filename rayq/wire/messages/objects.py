@@ -9,7 +9,7 @@ Each request to it raises RemoteStorageError, RemoteDeniedError, RemoteMissingEr
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -179,8 +179,9 @@ class AttachObjectServer(Request[Done], frozen=True):
 class MoveRemote(ToController[ChangeResponse], frozen=True):
     """The leader has stored objects and a manifest, and asks to make it the partition's pointer.
     Raises FencedEpochError (another epoch or process leads), StalePartitionError (the committed
-    version is not `pointer.version - 1`), UnknownTopicError. Without an answer its fate is unknown:
-    ask again with the very same."""
+    version is not `pointer.version - 1`, or the topic gave its remote objects up),
+    UnknownTopicError, InvalidRequestError. While the pointer is doubted any later version will do.
+    Without an answer its fate is unknown: ask again with the very same."""
 
     api: ClassVar[int] = 84
     topic_id: Id
@@ -207,6 +208,29 @@ class UnpinSnapshot(Change, frozen=True, kw_only=True):
 
     api: ClassVar[int] = 86
     pin_id: Id
+
+
+class RestoreTopic(Change, frozen=True, kw_only=True):
+    """Creates a topic whose records are in the object store already. Retention takes none of them
+    for a day. Raises the errors of `CreateTopic`, and InvalidRequestError where the pointers do not
+    fit, or another topic has these objects."""
+
+    api: ClassVar[int] = 88
+    name: str
+    partitions: int
+    replication_factor: int | None
+    config: dict[str, Any]
+    """With `remote_storage`."""
+    pointers: list[RemotePointer | None]
+    """By partition. None, or no entry: it begins empty."""
+
+
+class EndRemoteStorage(Change, frozen=True, kw_only=True):
+    """Sets a topic's `remote_storage` to False. All that it has in the object store is removed
+    later; what is on no replica's disk any more is lost at once."""
+
+    api: ClassVar[int] = 89
+    name: str
 
 
 class RemoveGarbage(ToController[ChangeResponse], frozen=True):
