@@ -157,14 +157,14 @@ class ObjectStore(Protocol):
 
     async def list(self, prefix: str, after: str = "") -> list[ObjectMeta]:
         """Up to 1,000 objects by name, behind `after`; what was written or deleted a moment ago may
-        be missing or there still."""
+        be missing or there still. `prefix` is empty or ends with `/`."""
         ...
 
     async def delete(self, names: Sequence[str]) -> None:
         """Deletes up to 1,000 objects; a missing one is no error."""
         ...
 
-    def sign(self, name: str, expires_s: float) -> str:
+    async def sign(self, name: str, expires_s: float) -> str:
         """A URL for reading one object without credentials."""
         ...
 

@@ -18,12 +18,12 @@ from rayq.errors import CorruptBatchError, StorageError, UnsupportedFormatError
 from rayq.storage import checked_file
 from rayq.storage.aborted_index import write_aborted
 from rayq.storage.appending import is_full, open_failed
-from rayq.storage.batch import BatchHeader, check_body, decode_columns
+from rayq.storage.batch import check_body, decode_columns
 from rayq.storage.checkpoint import LogCheckpoint, write_checkpoint
 from rayq.storage.epochs import write_epochs
 from rayq.storage.index import DamagedIndexError, Index, IndexWrite, Reader
 from rayq.storage.producer_state import SNAPSHOTS_KEPT, snapshot_offsets, snapshot_path
-from rayq.storage.segment import BODY_SCAN_BYTES, Segment, SegmentView, pread, scan
+from rayq.storage.segment import BODY_SCAN_BYTES, Place, Segment, SegmentView, pread, scan
 
 logger = logging.getLogger(__name__)
 
@@ -230,7 +230,7 @@ class IndexedRead:
                 raise nothing_leads_to(view, self.offset)
             if first is None or first.header.base_offset >= self.limit_offset:
                 return ReadResult(b"", self.offset)
-            end, next_offset = self._end(first.position, first.header, read)
+            end, next_offset = end_of_read(view, first, self.bytes_max, self.limit_offset, read)
             data = read(view.file, end - first.position, first.position)
         except OSError as error:
             raise read_failed(view.path, None, error) from error
@@ -238,21 +238,26 @@ class IndexedRead:
             raise CorruptBatchError(f"{view.path}, position {first.position}: cut off.")
         return ReadResult(data, next_offset)
 
-    def _end(self, start: int, first: BatchHeader, read: Reader) -> tuple[int, int]:
-        """Position and offset where the read stops: at the segment's end, else at a batch that the
-        index knows, else behind the last batch that fits, but always behind the first batch."""
-        view, position_max = self.view, start + self.bytes_max
-        if view.size <= position_max and view.next_offset <= self.limit_offset:
-            return view.size, view.next_offset
-        next_offset, end = view.boundary(position_max, self.limit_offset, read)
-        if end > start:
-            return end, next_offset
-        end, next_offset = start + first.length, first.next_offset
-        for position, header in scan(view.file, end, view.size, read, path=view.path):
-            if position + header.length > position_max or header.next_offset > self.limit_offset:
-                break
-            end, next_offset = position + header.length, header.next_offset
+
+def end_of_read(
+    view: SegmentView, first: Place, bytes_max: int, limit_offset: int, read: Reader
+) -> tuple[int, int]:
+    """Position and offset where a read from the batch `first` on stops: at the segment's end, else
+    at a batch that the index knows, else behind the last batch that fits, but always behind the
+    first batch. Raises as `scan`, and OSError."""
+    start, header = first
+    position_max = start + bytes_max
+    if view.size <= position_max and view.next_offset <= limit_offset:
+        return view.size, view.next_offset
+    next_offset, end = view.boundary(position_max, limit_offset, read)
+    if end > start:
         return end, next_offset
+    end, next_offset = start + header.length, header.next_offset
+    for position, header in scan(view.file, end, view.size, read, path=view.path):
+        if position + header.length > position_max or header.next_offset > limit_offset:
+            break
+        end, next_offset = position + header.length, header.next_offset
+    return end, next_offset
 
 
 @dataclass(frozen=True)
