@@ -1,4 +1,4 @@
-"""What of a partition goes to the object store, what leaves it, and when: decisions without effects.
+"""What of a partition goes to the object store, what leaves it, and when: only decisions.
 
 A log with remote storage is a row of pieces, oldest first: the objects on the committed list up to
 the remote end, then the segments on the leader's disk.

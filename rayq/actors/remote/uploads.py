@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.core.remote_retention import ClosedSegment, upload_limit
-from rayq.errors import CorruptBatchError, RayqError, StorageError
+from rayq.errors import CorruptBatchError, StorageError
 from rayq.storage.log import Log
 from rayq.storage.remote import data_object
 from rayq.storage.remote.manifest import RemoteObject
@@ -50,7 +49,7 @@ class Uploads:
     def limit(self) -> int | None:
         """How far uploads may go now. None: there is nothing to store."""
         log = self._replica_log.log
-        stable_offset = min(self._replica_log.last_stable_offset, log.recovery_point)
+        stable_offset = min(self._replica_log.last_stable_offset, log.persisted_recovery_point)
         limit = upload_limit(closed_segments(log), stable_offset)
         return limit if limit is not None and limit > self.next_offset else None
 
