@@ -196,6 +196,11 @@ class TopicConfig:
             or self.max_compaction_lag_ms >= self.min_compaction_lag_ms,
             "max_compaction_lag_ms must be at least min_compaction_lag_ms.",
         )
+        _require(
+            not (self.remote_storage and self.is_compacted),
+            "remote_storage is not for compacted topics: compaction rewrites old segments, and "
+            "objects are never changed.",
+        )
 
     @property
     def plain_bytes_max(self) -> int:
@@ -304,7 +309,12 @@ class ClusterConfig:
     remote_storage_url: str | None = None
     """Where topics with `remote_storage` keep old segments: `s3://bucket/prefix`,
     `gs://bucket/prefix`, `az://container/prefix`, or `file:///path` of a mount of all nodes.
-    Credentials come from the environment of each node, never from the URL."""
+    Credentials come from each node, never from the URL."""
+
+    remote_storage_credentials: str | None = None
+    """Path of this node's file with lines of `NAME=value`, such as AWS_ACCESS_KEY_ID, which only
+    its owner may read (mode 0600). None: from the environment of the servers, or the node's role.
+    """
 
     remote_upload_bytes_per_s: PositiveBytes | None = None
     """The most that one broker writes to the object store. None: no limit."""
@@ -367,6 +377,35 @@ class ClusterConfig:
             all(tls) or not any(tls),
             "TLS needs all three of tls_certificate, tls_key and tls_ca.",
         )
+        if self.remote_storage_url is not None:
+            _check_remote_storage_url(self.remote_storage_url)
+
+
+REMOTE_STORAGE_SCHEMES = ("s3", "gs", "az", "file")
+
+
+def _check_remote_storage_url(url: str) -> None:
+    """The URL is shown in logs and metadata, so it must not hold credentials; an error must not
+    show them either."""
+    scheme, _, rest = url.partition("://")
+    _require(
+        scheme in REMOTE_STORAGE_SCHEMES and bool(rest),
+        "remote_storage_url is s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or "
+        "file:///path.",
+    )
+    _require(
+        "@" not in rest and "?" not in rest and "#" not in rest,
+        "remote_storage_url holds no credentials and no options: they come from the environment of "
+        "each node.",
+    )
+    _require(
+        scheme != "file" or rest.startswith("/"),
+        "A remote_storage_url of files is an absolute path: file:///path.",
+    )
+    _require(
+        ".." not in rest.split("/") and is_unicode(rest),
+        "remote_storage_url is a plain path of Unicode.",
+    )
 
 
 Acks = Literal["all", 0, 1]

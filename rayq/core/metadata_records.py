@@ -59,6 +59,9 @@ class PartitionValue(msgspec.Struct, array_like=True, frozen=True):
     placed_epoch: int = 0
     """The partition epoch in which replicas were added last. A broker that reports a replica
     process on older knowledge may mean one of an earlier placement, whose directory it removes."""
+    restored_epoch: int = 0
+    """The partition was created with remote records of leader epochs up to this one: its own leader
+    epochs begin above it."""
 
     @property
     def replication_factor(self) -> int:
@@ -90,6 +93,8 @@ class EpochStarted(MetadataRecord, frozen=True):
     host: str
     port: int
     cluster_id: str
+    mark: str = ""
+    """A random id, where the cluster has an object store: see `ClusterState.marks`."""
 
 
 class VotersChanged(MetadataRecord, frozen=True):
@@ -98,9 +103,6 @@ class VotersChanged(MetadataRecord, frozen=True):
     voters: tuple[Voter, ...]
     clean: bool = True
     """False: forced by an operator after the majority was lost."""
-    epoch_leap: int = 0
-    """All leader epochs grow by so much: elections that were forgotten may have used those between.
-    """
 
 
 class BrokerRegistered(MetadataRecord, frozen=True):
@@ -149,6 +151,8 @@ class TopicCreated(MetadataRecord, frozen=True):
     name: str
     config: Mapping[str, Any]
     replication_factor: int
+    was_compacted: bool = False
+    """The topic was compacted once, though its config may not say so any more."""
 
 
 class TopicConfigChanged(MetadataRecord, frozen=True):
@@ -199,17 +203,29 @@ class RemoteMoved(MetadataRecord, frozen=True):
     pointer: RemotePointer
 
 
+class RemoteDoubted(MetadataRecord, frozen=True):
+    """The metadata came back from an older copy: the partition's remote pointer may be old, or
+    missing. Its leader adopts the newest manifest of the object store before it appends. The next
+    `RemoteMoved` ends the doubt."""
+
+    topic_id: str
+    partition: int
+
+
 class RemoteGarbage(MetadataRecord, frozen=True):
-    """A topic with remote objects was deleted, or gave them up: all that it has in the object store
-    is to be removed."""
+    """A topic with remote objects was deleted, or gave them up: its partitions have no pointers any
+    more, and all that it has in the object store is to be removed."""
 
     topic_id: str
     name: str
     deleted_ms: int
+    prefixes: tuple[str, ...]
+    """What the names of its objects begin with. A topic that was restored has the objects of the
+    topic that it was restored from."""
 
 
 class RemoteGarbageRemoved(MetadataRecord, frozen=True):
-    """Nothing of that deleted topic is in the object store any more."""
+    """Nothing of that topic is left to be removed from the object store."""
 
     topic_id: str
 
@@ -228,6 +244,7 @@ class SnapshotPinned(MetadataRecord, frozen=True):
 
 class SnapshotUnpinned(MetadataRecord, frozen=True):
     pin_id: str
+    topic_id: str
 
 
 class ProducerIdsAllocated(MetadataRecord, frozen=True):

@@ -142,7 +142,7 @@ def test_impossible_topics_are_refused_with_what_is_possible() -> None:
     with pytest.raises(ConfigError, match="retention_ms"):
         create(state, "u", retenton_ms=1)
     with pytest.raises(UnknownTopicError):
-        topic_changes.delete_topic(state, "nope")
+        topic_changes.delete_topic(state, "nope", now_ms=1)
 
 
 def test_config_keys_of_tomorrow_are_carried_along_and_those_of_a_user_are_checked() -> None:
@@ -520,7 +520,7 @@ class Metadata(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from("ab"))
     def delete(self, name: str) -> None:
-        self.do(lambda: topic_changes.delete_topic(self.state, name))
+        self.do(lambda: topic_changes.delete_topic(self.state, name, now_ms=1))
 
     @rule(broker=st.integers(0, 3), flushed=st.integers(0, 9), data=st.data())
     def start_replica(self, broker: int, flushed: int, data: st.DataObject) -> None:

@@ -373,6 +373,8 @@ class Broker:
                 return self._controller_known()
             case messages.StopBroker():
                 return self._stop_on_request()
+            case messages.DescribeObjectStore():
+                return self._describe_object_store()
             case messages.DescribeMetrics():
                 return messages.DescribeMetricsResponse(self._environment.metrics.collect())
         if isinstance(request, messages.ToController):
@@ -397,6 +399,24 @@ class Broker:
         host, port = self.metadata.controller or (None, None)
         return messages.FindControllerResponse(
             self.metadata.controller_epoch, host, port, self.metadata.heard_ms_ago
+        )
+
+    def _describe_object_store(self) -> messages.DescribeObjectStoreResponse:
+        state = self.metadata.state
+        return messages.DescribeObjectStoreResponse(
+            url=self._config.remote_storage_url,
+            pins=[
+                messages.PinSummary(
+                    pin.pin_id, state.topics[pin.topic_id].name, dict(pin.starts), pin.ttl_ms
+                )
+                for pin in state.pins.values()
+            ],
+            garbage=[
+                messages.GarbageSummary(one.topic_id, one.name, one.deleted_ms)
+                for one in state.garbage.values()
+            ],
+            object_server=None,
+            trouble=None,
         )
 
     async def _stop_on_request(self) -> messages.Done:
@@ -507,6 +527,7 @@ class Broker:
                     target=list(value.target),
                     origin=list(value.origin),
                     throttle_bytes_per_s=value.throttle_bytes_per_s,
+                    remote=partition.remote,
                 )
             )
         return messages.TopicMetadata(

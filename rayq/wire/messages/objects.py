@@ -9,7 +9,7 @@ Each request to it raises RemoteStorageError, RemoteDeniedError, RemoteMissingEr
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -94,12 +94,16 @@ class ReadObjectResponse(Response, frozen=True):
 
 
 class ReadObject(Request[ReadObjectResponse], frozen=True):
-    """Brings the bytes from `position` on, at most `length`, into the cache, checked by their CRCs.
-    Raises RemoteSlowError after `wait_ms` (the read goes on), RemoteDamagedError."""
+    """Brings `length` bytes from `position` on of a data object, its footer included, into the
+    cache, checked by their CRCs. Less is answered only at the object's end. Raises RemoteSlowError
+    after `wait_ms` (the read goes on), RemoteDamagedError."""
 
     api: ClassVar[int] = 93
     ends_with_connection: ClassVar[bool] = True
     name: ObjectName
+    object_bytes: Bytes
+    data_bytes: Bytes
+    """As the manifest has them."""
     position: Offset
     length: Bytes
     read_ahead_bytes: Bytes
@@ -179,8 +183,9 @@ class AttachObjectServer(Request[Done], frozen=True):
 class MoveRemote(ToController[ChangeResponse], frozen=True):
     """The leader has stored objects and a manifest, and asks to make it the partition's pointer.
     Raises FencedEpochError (another epoch or process leads), StalePartitionError (the committed
-    version is not `pointer.version - 1`), UnknownTopicError. Without an answer its fate is unknown:
-    ask again with the very same."""
+    version is not `pointer.version - 1`, or the topic gave its remote objects up),
+    UnknownTopicError, InvalidRequestError. While the pointer is doubted any later version will do.
+    Without an answer its fate is unknown: ask again with the very same."""
 
     api: ClassVar[int] = 84
     topic_id: Id
@@ -207,6 +212,29 @@ class UnpinSnapshot(Change, frozen=True, kw_only=True):
 
     api: ClassVar[int] = 86
     pin_id: Id
+
+
+class RestoreTopic(Change, frozen=True, kw_only=True):
+    """Creates a topic whose records are in the object store already. Retention takes none of them
+    for a day. Raises the errors of `CreateTopic`, and InvalidRequestError where the pointers do not
+    fit, or another topic has these objects."""
+
+    api: ClassVar[int] = 88
+    name: str
+    partitions: int
+    replication_factor: int | None
+    config: dict[str, Any]
+    """With `remote_storage`."""
+    pointers: list[RemotePointer | None]
+    """By partition. None, or no entry: it begins empty."""
+
+
+class EndRemoteStorage(Change, frozen=True, kw_only=True):
+    """Sets a topic's `remote_storage` to False. All that it has in the object store is removed
+    later; what is on no replica's disk any more is lost at once."""
+
+    api: ClassVar[int] = 89
+    name: str
 
 
 class RemoveGarbage(ToController[ChangeResponse], frozen=True):

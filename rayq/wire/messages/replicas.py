@@ -132,6 +132,10 @@ class PartitionAssignment(msgspec.Struct, array_like=True, frozen=True):
     """Retention keeps everything from here on (the lowest pin). None: nothing is pinned."""
     partitions: int = 0
     """How many the topic has. 0: from a broker that does not say."""
+    is_remote_doubted: bool = False
+    """The metadata came back from an older copy, so `remote` may be old, or missing. The leader
+    adopts the newest manifest, or makes an empty one, before it appends: the next pointer that is
+    committed ends the doubt."""
 
 
 class AttachReplicaHostResponse(Response, frozen=True):
@@ -161,6 +165,9 @@ class ReplicaHostHeartbeatResponse(Response, frozen=True):
     """`(topic id, partition)` pairs that this process must close: deleted, or moved away."""
     object_server: tuple[str, int] | None = None
     """Where this node's object server listens. None: there is none, or it is starting."""
+    remote_halt: str | None = None
+    """Why leaders may neither store nor delete objects now, only read them: another cluster uses
+    the same place under the same id, or it is not known yet. None: they may."""
 
 
 class ReplicaHostHeartbeat(Request[ReplicaHostHeartbeatResponse], frozen=True):
