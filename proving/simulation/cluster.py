@@ -20,6 +20,7 @@ from rayq.actors.hosting import (
     ReplicaHostSpec,
     host_name,
 )
+from rayq.actors.objects.object_server import ObjectServer
 from rayq.actors.replica.replica_host import ReplicaHost
 from rayq.config import ClusterConfig
 from rayq.core.metadata_records import Voter

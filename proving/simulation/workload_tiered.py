@@ -301,7 +301,7 @@ class TieredWorkload(RemoteStorage, Operators):
         """The offset of a record's time is that of the record, or of one before it."""
         place = TopicPartition(record.topic, record.partition)
         found = (await consumer.offsets_for_times({place: record.timestamp_ms}))[place]
-        if found is None or found.offset > record.offset:
+        if found is None or found > record.offset:
             self.problems.append(
                 f"{place}: {found} is said to be the first of {record.timestamp_ms} or later, "
                 f"which {record.offset} is"
