@@ -197,10 +197,20 @@ def alter(
         list[str] | None,
         typer.Option("-d", "--delete", metavar="KEY", help="Sets a key back to its default."),
     ] = None,
+    delete_remote: Annotated[
+        bool,
+        typer.Option(
+            "--delete-remote",
+            help="With remote_storage=false: what the object store has of the topic is removed, "
+            "and records that are on no broker's disk any more are gone.",
+        ),
+    ] = False,
+    yes: Yes = False,
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
     """Change the config of a topic."""
+    check_can_ask(yes or not delete_remote)
     if not (config or delete):
         raise typer.BadParameter("give --set KEY=VALUE or --delete KEY")
     changes = config_values(TopicConfig, config or ())
@@ -210,7 +220,12 @@ def alter(
             raise InvalidRequestError(f"{key} is both set and deleted.")
         changes[name] = default_of(name)
     with connected(cluster, topics=[topic]) as connection:
-        connection.admin.alter_topic_config(topic, **changes)
+        agree(
+            f"Remove what the object store has of {topic}? Records that are on no broker's disk any "
+            "more are gone.",
+            yes or not delete_remote,
+        )
+        connection.admin.alter_topic_config(topic, delete_remote=delete_remote, **changes)
     if json:
         output.print_json({"topic": topic, "changed": changes})
         return
