@@ -327,6 +327,23 @@ class Leader:
             await self._followers_moved.wait(min(remaining_s, CONFIRM_CHECK_S))
             self.check()
 
+    # --- the object store -------------------------------------------------------------------
+
+    def describe_remote_storage(self) -> messages.DescribeRemoteStorageResponse:
+        """See `messages.DescribeRemoteStorage`; also for a topic that has nothing there."""
+        if self.remote is not None:
+            return self.remote.describe()
+        log = self._replica_log.log
+        return messages.DescribeRemoteStorageResponse(
+            pointer=None,
+            log_start_offset=log.start_offset,
+            local_start_offset=log.local_start_offset,
+            high_watermark=self._replica_log.high_watermark,
+            lag_bytes=0,
+            lag_ms=0,
+            trouble=None,
+        )
+
     # --- followers --------------------------------------------------------------------------
 
     async def replica_fetch(
