@@ -33,6 +33,14 @@ def restore(
             show_default="the cluster's remote_storage_url",
         ),
     ] = None,
+    credentials: Annotated[
+        str | None,
+        typer.Option(
+            "--credentials",
+            metavar="FILE",
+            help="As the config remote_storage_credentials: lines of NAME=value, of mode 0600.",
+        ),
+    ] = None,
     name: Annotated[
         str | None,
         typer.Option("--as", metavar="NAME", help="What to call it.", show_default="the same"),
@@ -73,7 +81,7 @@ def restore(
         client, background = connection.shared_client()
         own_url = background.run(restoring.cluster_store_url(client))
         url = source or own_url
-        store = open_store(url, client.environment)
+        store = open_store(url, client.environment, credentials=credentials)
         with output.waiting(f"Looking for topics in {url}"):
             found = background.run(restoring.find_topics(store))
         if topic is None:
@@ -92,6 +100,7 @@ def restore(
         if not dry_run:
             agree(_question(chosen, name or topic, copy=copy), yes)
             objects = sum(len(one.objects) for one in chosen.manifests.values())
+            target = open_store(own_url, client.environment, credentials=credentials)
             with output.progress("copying", objects, wanted=copy) as advance:
                 background.run(
                     restoring.restore_topic(
@@ -101,7 +110,7 @@ def restore(
                         name or topic,
                         config=values,
                         replication_factor=replicas,
-                        copy_to=open_store(own_url, client.environment) if copy else None,
+                        copy_to=target if copy else None,
                         on_progress=advance,
                     )
                 )
