@@ -30,7 +30,7 @@ from rayq.errors import (
     RemoteSlowError,
 )
 from rayq.storage.batch import read_header, split_batches
-from rayq.storage.plans import VERIFY_BYTES_MAX, first_not_older
+from rayq.storage.plans import first_not_older
 from rayq.storage.remote.data_object import Footer, Span, read_footer
 from rayq.storage.remote.manifest import Manifest, RemoteObject
 from rayq.wire import messages
@@ -52,11 +52,11 @@ ATTEMPTS_MAX = 3
 
 
 class CachedBatches(NamedTuple):
-    """A run of whole batches of one object, in files of the object server's cache."""
+    """A run of whole batches of one object, in a file of the object server's cache."""
 
     found: RemoteObject
     span: Span
-    parts: list[messages.ReadObjectResponse]
+    file: messages.ReadObjectResponse
     aborted: list[tuple[int, int]]
     """`(family, epoch)` of the aborted transactions that may have batches in it."""
 
@@ -97,19 +97,18 @@ class RemoteReads:
         footer = await self._footer(found)
         span = footer.span(offset, found.end, bytes_max)
         ahead = self._readers.get(offset, 0)
-        parts = await self._cached(found.name, span.position, span.length, ahead)
+        file = await self._cached(found, span.position, span.length, ahead)
         self._bring_next(found, found.data_bytes - span.position - span.length, ahead)
         self._seconds.observe(self._environment.clock.monotonic() - began_s)
-        return CachedBatches(found, span, parts, footer.aborted)
+        return CachedBatches(found, span, file, footer.aborted)
 
     async def read(
         self, cached: CachedBatches, offset: int, bytes_max: int
     ) -> tuple[bytes, int]:
         """Whole batches, the first of which has `offset`, and where the next one begins. Only the
         first may have more than `bytes_max`."""
-        name, span = cached.found.name, cached.span
-        cut = partial(cut_batches, span=span, offset=offset, bytes_max=bytes_max)
-        data, next_offset = await self._use(name, span, cached.parts, cut)
+        cut = partial(cut_batches, span=cached.span, offset=offset, bytes_max=bytes_max)
+        data, next_offset = await self._use(cached.found, cached.span, cached.file, cut)
         ahead = self._readers.pop(offset, 0)
         self._readers[next_offset] = min(max(2 * ahead, READ_AHEAD_BYTES_MIN), READ_AHEAD_BYTES_MAX)
         if len(self._readers) > READERS_MAX:
@@ -119,10 +118,7 @@ class RemoteReads:
     async def drop_cached(self, offset: int) -> None:
         """A reader found damage in what a read from `offset` gave. It may have come about in the
         cache: the next read gets it anew from the store."""
-        found = await self._find(offset)
-        footer = await self._footer(found)
-        span = footer.span(offset, found.end, VERIFY_BYTES_MAX)
-        await self._drop(found.name, span.position)
+        await self._drop(await self._find(offset))
 
     # --- what is where --------------------------------------------------------------------------
 
@@ -143,9 +139,9 @@ class RemoteReads:
                 if place.newest_timestamp_ms < timestamp_ms or behind <= start:
                     continue
                 span = footer.span(place.offset, behind)
-                parts = await self._cached(found.name, span.position, span.length, 0)
+                file = await self._cached(found, span.position, span.length, 0)
                 look = partial(first_not_older, timestamp_ms=timestamp_ms, start_offset=start)
-                hit = await self._use(found.name, span, parts, look)
+                hit = await self._use(found, span, file, look)
                 if hit is not None:
                     return hit
             start = found.end
@@ -226,15 +222,13 @@ class RemoteReads:
             return self._footers[found.name]
         position, length = found.data_bytes, found.object_bytes - found.data_bytes
         for attempt in range(1, ATTEMPTS_MAX + 1):
-            parts = await self._cached(found.name, position, length, 0)
+            file = await self._cached(found, position, length, 0)
             try:
-                tail = await self._environment.threads.run(
-                    _pread, self._environment.disk, parts
-                )
+                tail = await self._environment.threads.run(_pread, self._environment.disk, file)
                 footer = read_footer(tail, found.name)
                 break
             except (RemoteDamagedError, _NotInCacheError, OSError) as error:
-                await self._drop(found.name, position)
+                await self._drop(found)
                 if attempt == ATTEMPTS_MAX:
                     raise RemoteDamagedError(f"The footer of {found.name}: {error}") from error
         self._footers[found.name] = footer
@@ -245,29 +239,32 @@ class RemoteReads:
     # --- bytes ----------------------------------------------------------------------------------
 
     async def _cached(
-        self, name: str, position: int, length: int, ahead: int
-    ) -> list[messages.ReadObjectResponse]:
-        """Where these bytes are in the cache, in order."""
-        deadline_s = self._environment.clock.monotonic() + WAIT_S
-        parts = []
-        while length > 0:
-            left_s = max(deadline_s - self._environment.clock.monotonic(), 0.0)
-            part, _ = await self._objects.ask(
-                messages.ReadObject(name, position, length, ahead, int(left_s * 1000)),
-                timeout_s=left_s + ANSWER_SLACK_S,
+        self, found: RemoteObject, position: int, length: int, ahead: int
+    ) -> messages.ReadObjectResponse:
+        """Where these bytes of an object are in the cache."""
+        file, _ = await self._objects.ask(
+            messages.ReadObject(
+                name=found.name,
+                object_bytes=found.object_bytes,
+                data_bytes=found.data_bytes,
+                position=position,
+                length=length,
+                read_ahead_bytes=ahead,
+                wait_ms=int(WAIT_S * 1000),
+            ),
+            timeout_s=WAIT_S + ANSWER_SLACK_S,
+        )
+        if file.length < length:
+            raise RemoteDamagedError(
+                f"{found.name} ends at {position + file.length}: it was longer when it was stored."
             )
-            if part.length <= 0:
-                raise RemoteDamagedError(f"{name} ends at {position}: it was longer when stored.")
-            parts.append(part)
-            position += part.length
-            length -= part.length
-        return parts
+        return file
 
     async def _use(
         self,
-        name: str,
+        found: RemoteObject,
         span: Span,
-        parts: list[messages.ReadObjectResponse],
+        file: messages.ReadObjectResponse,
         use: Callable[[bytes], T],
     ) -> T:
         """What `use` makes of the bytes of a run of batches, in a thread. It may raise
@@ -275,18 +272,18 @@ class RemoteReads:
         for attempt in range(1, ATTEMPTS_MAX + 1):
             try:
                 return await self._environment.threads.run(
-                    _read_batches, self._environment.disk, parts, span, use
+                    _read_batches, self._environment.disk, file, span, use
                 )
             except (CorruptBatchError, _NotInCacheError, OSError) as error:
-                await self._drop(name, span.position)
+                await self._drop(found)
                 if attempt == ATTEMPTS_MAX:
-                    raise RemoteDamagedError(f"{name} at {span.position}: {error}") from error
-                parts = await self._cached(name, span.position, span.length, 0)
+                    raise RemoteDamagedError(f"{found.name} at {span.position}: {error}") from error
+                file = await self._cached(found, span.position, span.length, 0)
         raise AssertionError("the last attempt returns or raises")
 
-    async def _drop(self, name: str, position: int) -> None:
-        self._footers.pop(name, None)
-        await self._objects.ask(messages.DropCached(name, position), timeout_s=WAIT_S)
+    async def _drop(self, found: RemoteObject) -> None:
+        self._footers.pop(found.name, None)
+        await self._objects.ask(messages.DropCached(found.name, 0), timeout_s=WAIT_S)
 
     def _bring_next(self, found: RemoteObject, left_bytes: int, ahead: int) -> None:
         """Has the next object's beginning brought into the cache when a reader who goes on comes to
@@ -304,7 +301,7 @@ class RemoteReads:
         try:
             found = await self._find(offset)
             await self._footer(found)
-            await self._cached(found.name, 0, min(length, found.data_bytes), 0)
+            await self._cached(found, 0, min(length, found.data_bytes), 0)
         except RayqError as error:  # Whoever needs it hears of it.
             logger.debug("reading ahead in %s: %s", self._replica_log.where, error)
 
@@ -312,28 +309,25 @@ class RemoteReads:
 # --- in threads -----------------------------------------------------------------------------------
 
 
-def _pread(disk: Disk, parts: list[messages.ReadObjectResponse]) -> bytes:
-    """The bytes of these places. Raises `_NotInCacheError`, OSError."""
-    pieces = []
-    for part in parts:
-        try:
-            file = disk.open(part.path, writable=False)
-        except FileNotFoundError as error:
-            raise _NotInCacheError(f"{part.path} is gone.") from error
-        try:
-            piece = file.pread(part.length, part.position)
-        finally:
-            file.close()
-        if len(piece) < part.length:
-            raise _NotInCacheError(f"{part.path} is shorter than it was.")
-        pieces.append(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+def _pread(disk: Disk, place: messages.ReadObjectResponse) -> bytes:
+    """The bytes of a place in the cache. Raises `_NotInCacheError`, OSError."""
+    try:
+        file = disk.open(place.path, writable=False)
+    except FileNotFoundError as error:
+        raise _NotInCacheError(f"{place.path} is gone.") from error
+    try:
+        data = file.pread(place.length, place.position)
+    finally:
+        file.close()
+    if len(data) < place.length:
+        raise _NotInCacheError(f"{place.path} is shorter than it was.")
+    return data
 
 
 def _read_batches(
-    disk: Disk, parts: list[messages.ReadObjectResponse], span: Span, use: Callable[[bytes], T]
+    disk: Disk, file: messages.ReadObjectResponse, span: Span, use: Callable[[bytes], T]
 ) -> T:
-    data = _pread(disk, parts)
+    data = _pread(disk, file)
     header = read_header(data)
     if header.base_offset != span.start:
         raise CorruptBatchError(f"Offset {header.base_offset} is where {span.start} has to be.")
