@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from rayq.actors.purgatory import Purgatory
 from rayq.actors.remote.leader_remote import LeaderRemote
+from rayq.actors.remote.reads import RemoteReads
 from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.replica.leader_reads import LeaderReads
 from rayq.actors.replica.leader_transactions import LeaderTransactions
@@ -125,6 +126,7 @@ class Leader:
     def begin_remote(self, remote_log: RemoteLog) -> None:
         """The topic's closed segments go to the object store from now on, or are there."""
         self.remote = LeaderRemote(self._replica_log, remote_log, self.state, self._assignment)
+        self.reads.remote = RemoteReads(self._replica_log, remote_log)
 
     def committed(self, assignment: messages.PartitionAssignment) -> None:
         """The partition's committed metadata, in this epoch."""
