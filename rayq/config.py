@@ -309,7 +309,12 @@ class ClusterConfig:
     remote_storage_url: str | None = None
     """Where topics with `remote_storage` keep old segments: `s3://bucket/prefix`,
     `gs://bucket/prefix`, `az://container/prefix`, or `file:///path` of a mount of all nodes.
-    Credentials come from the environment of each node, never from the URL."""
+    Credentials come from each node, never from the URL."""
+
+    remote_storage_credentials: str | None = None
+    """Path of this node's file with lines of `NAME=value`, such as AWS_ACCESS_KEY_ID, which only
+    its owner may read (mode 0600). None: from the environment of the servers, or the node's role.
+    """
 
     remote_upload_bytes_per_s: PositiveBytes | None = None
     """The most that one broker writes to the object store. None: no limit."""

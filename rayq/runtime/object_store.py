@@ -1,9 +1,8 @@
 """The object store behind `remote_storage_url`. Only this module knows obstore.
 
-Credentials are those of the node: the environment's variables (AWS_ACCESS_KEY_ID,
-GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_KEY, ...), the instance's role, or lines of
-`NAME=value` in a file that only its owner may read, which RAYQ_REMOTE_STORAGE_CREDENTIALS names.
-They stay in this process: a store is not pickled, not told, and its errors do not have them.
+Credentials are those of the node: variables of the environment (AWS_ACCESS_KEY_ID,
+GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_KEY, ...), the same names in a file, or the
+instance's role. They stay in this process: a store is not pickled, and its errors do not have them.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from rayq.runtime.file_store import FileStore
 
 T = TypeVar("T")
 
-CREDENTIALS_VARIABLE = "RAYQ_REMOTE_STORAGE_CREDENTIALS"
 CONNECT_PATIENCE_S = 5
 PATIENCE_S = 15.0
 PATIENT_BYTES_PER_S = 512 * KIB
@@ -45,9 +43,12 @@ _CODE = re.compile(r"<Code>(\w+)</Code>")
 _ARCHIVED = "InvalidObjectState"
 
 
-def open_store(url: str, environment: Environment) -> ObjectStore:
+def open_store(
+    url: str, environment: Environment, *, credentials: str | None = None
+) -> ObjectStore:
     """The store that a URL names: `s3://bucket/prefix`, `gs://bucket/prefix`,
-    `az://container/prefix`, `file:///path`. Nothing is asked of it yet.
+    `az://container/prefix`, `file:///path`. Nothing is asked of it yet. `credentials` is the path
+    of a file (see `remote_storage_credentials`); what it says goes before the environment.
 
     Raises ConfigError: another URL, credentials in it, no package for it, or a file of credentials
     that others may read.
@@ -56,7 +57,7 @@ def open_store(url: str, environment: Environment) -> ObjectStore:
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ConfigError(
             f"remote_storage_url ({parts.scheme}://...) has more than a bucket and a prefix: "
-            f"credentials belong into each node's environment, or a file ({CREDENTIALS_VARIABLE})."
+            f"credentials belong into each node's environment, or remote_storage_credentials."
         )
     if parts.scheme == "file" and not parts.netloc:
         return FileStore(environment, unquote(parts.path))
@@ -71,7 +72,7 @@ def open_store(url: str, environment: Environment) -> ObjectStore:
         raise ConfigError(
             f"remote_storage_url {url!r} needs obstore on each node: pip install 'rayq[remote]'."
         ) from error
-    config: dict[str, Any] = _credentials(_SCHEMES[parts.scheme])
+    config: dict[str, Any] = _settings(credentials, _SCHEMES[parts.scheme])
     endpoint = config.get("aws_endpoint_url") or config.get("aws_endpoint") or _aws_endpoint()
     shared: dict[str, Any] = {
         "prefix": parts.path.strip("/") or None,
@@ -104,10 +105,9 @@ def _aws_endpoint() -> str:
     return os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
 
 
-def _credentials(prefix: str) -> dict[str, Any]:
-    """The settings for this kind of store in the file of credentials; {} without one."""
-    path = os.environ.get(CREDENTIALS_VARIABLE)
-    if not path:
+def _settings(path: str | None, prefix: str) -> dict[str, Any]:
+    """What the file of credentials says for this kind of store; {} without one."""
+    if path is None:
         return {}
     try:
         with open(path, encoding="utf-8") as file:
@@ -115,7 +115,9 @@ def _credentials(prefix: str) -> dict[str, Any]:
             lines = file.read().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise ConfigError(f"{CREDENTIALS_VARIABLE}={path} cannot be read: {reason}.") from None
+        raise ConfigError(
+            f"remote_storage_credentials={path!r} cannot be read: {reason}."
+        ) from None
     if mode & 0o077:
         raise ConfigError(
             f"{path} has credentials, and mode {mode:04o}: others may read it. chmod 600 it."

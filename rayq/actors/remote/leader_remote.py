@@ -1,14 +1,47 @@
 """What the leader does about its partition's records in the object store: it stores closed
-segments, keeps retention over what is there and on the disk, and sweeps what nothing refers to."""
+segments, keeps retention over what is there and on the disk, and sweeps what nothing refers to.
+
+One task at a time does it all, so the steps of rule 14 come in order: the log start is in a
+checkpoint before the list is committed that lacks what is below; what left the list is deleted
+after a delay, and forgotten after that. While the store fails it is tried again and again, ever
+more slowly; the leader serves meanwhile.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from functools import partial
+
+import msgspec
+
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.remote.remote_log import RemoteLog
+from rayq.actors.remote.retention import RemoteRetention
+from rayq.actors.remote.sweeps import Sweeps
+from rayq.actors.remote.uploads import Uploads, closed_segments
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.core.partition_state import PartitionState
+from rayq.core.remote_retention import Piece, closed_above
+from rayq.errors import (
+    DiskFullError,
+    FencedEpochError,
+    NotLeaderError,
+    RayqError,
+    StalePartitionError,
+    UnknownTopicError,
+)
+from rayq.logs import log_event
 from rayq.metrics import Sample
+from rayq.storage.remote.manifest import Manifest
 from rayq.wire import messages
+
+logger = logging.getLogger(__name__)
+
+COMMIT_INTERVAL_S = 1.0
+"""A partition's list of objects changes at most this often."""
+RETRY_S, RETRY_MAX_S = 1.0, 60.0
+"""The pause after the first failure in a row, and the longest."""
 
 
 class LeaderRemote:
@@ -26,17 +59,204 @@ class LeaderRemote:
         self._state = state
         self._assignment = assignment
         self.log = remote_log
+        environment, config = replica_log.environment, replica_log.config
+        self._environment = environment
+        self._uploads = Uploads(replica_log, remote_log)
+        self._retention = RemoteRetention(replica_log, remote_log)
+        self._sweeps = Sweeps(environment, remote_log, config.remote_delete_delay_ms)
+        self._task: asyncio.Task[None] | None = None
+        self.trouble: str | None = None
+        """Why nothing is stored or deleted now. None: it works."""
+        self._failures = 0
+        now_s = environment.clock.monotonic()
+        self._pause_until_s = now_s
+        # The leaders of a broker begin together, and must not ask the store all at once.
+        self._look_interval_s = config.retention_check_interval_ms / 1000
+        self._look_s = now_s + self._look_interval_s * environment.random.random()
+        self._sweep_interval_s = config.remote_sweep_interval_ms / 1000
+        self._sweep_s = now_s + self._sweep_interval_s * environment.random.random()
+        self._retention.raise_to_floor()
 
     def committed(self, assignment: messages.PartitionAssignment) -> None:
         """The partition's committed metadata, in this epoch."""
         self._assignment = assignment
         self.log.committed(assignment)
+        self._retention.raise_to_floor()
 
     def end(self, reason: str) -> None:
         self.log.end(reason)
+        if self._task is not None:
+            self._task.cancel()
+
+    # --- work that is due -------------------------------------------------------------------
 
     def tick(self, now_s: float, clock_watch: ClockWatch) -> None:
-        """Does what is due by time."""
+        """Does what is due by time. Raises StorageError."""
+        is_running = self._task is not None and not self._task.done()
+        if is_running or not (self._replica_log.is_open and self._state.may_serve):
+            return
+        self._close_old_segment(clock_watch.now_ms())
+        if now_s >= self._pause_until_s and self._is_due(now_s):
+            self._task = self._environment.tasks.spawn(
+                self._replica_log.guard(partial(self._work, clock_watch)),
+                f"remote log of {self._replica_log.where}",
+            )
+
+    @property
+    def _stores(self) -> bool:
+        return self._replica_log.topic_config.remote_storage is True
+
+    def _close_old_segment(self, now_ms: int) -> None:
+        if not self._stores:
+            return
+        try:
+            if self._replica_log.log.roll_to_upload(now_ms):
+                self._replica_log.wake_flusher()
+        except DiskFullError as error:
+            logger.warning("%s", error)
+
+    def _is_due(self, now_s: float) -> bool:
+        superseded_s = self._sweeps.next_superseded_s()
+        return (
+            now_s >= min(self._look_s, self._sweep_s)
+            or (superseded_s is not None and now_s >= superseded_s)
+            or self._has_uploads
+        )
+
+    @property
+    def _has_uploads(self) -> bool:
+        return self._stores and (bool(self._uploads.stored) or self._uploads.limit() is not None)
+
+    async def _work(self, clock_watch: ClockWatch) -> None:
+        clock = self._environment.clock
+        try:
+            while True:
+                began_s = clock.monotonic()
+                await self._round(began_s, clock_watch)
+                self._succeeded()
+                if not self._has_uploads:
+                    return
+                await asyncio.sleep(max(began_s + COMMIT_INTERVAL_S - clock.monotonic(), 0.0))
+        except (FencedEpochError, NotLeaderError, StalePartitionError, UnknownTopicError) as error:
+            # Newer metadata are on their way.
+            logger.debug("the remote log of %s: %s", self._replica_log.where, error)
+            self._pause_until_s = clock.monotonic() + RETRY_S
+        except RayqError as error:
+            self._failed(error)
+
+    async def _round(self, now_s: float, clock_watch: ClockWatch) -> None:
+        looks = now_s >= self._look_s
+        if looks:
+            self._look_s = now_s + self._look_interval_s
+            await self._retention.advance(self._assignment, clock_watch.now_ms())
+        failure = None
+        if self._stores:
+            try:
+                await self._uploads.store()
+            except RayqError as error:
+                failure = error
+        if looks or self._uploads.stored:
+            await self._change_list(clock_watch)  # What was stored before a failure counts, too.
+        if failure is not None:
+            raise failure
+        await self._sweeps.delete_superseded()
+        if now_s >= self._sweep_s:
+            self._sweep_s = now_s + self._sweep_interval_s
+            await self._sweeps.sweep()
+
+    async def _change_list(self, clock_watch: ClockWatch) -> None:
+        """Commits the objects that were stored, what is below the log start by now, and what was
+        deleted."""
+        manifest, stored = await self.log.manifest(), self._uploads.stored
+        if manifest is None and not stored:
+            return
+        deleted: list[str] = []
+        if manifest is not None:
+            deleted = await self._sweeps.delete_removed(manifest, clock_watch.now_ms())
+        log, removed_ms = self._replica_log.log, clock_watch.latest_ms()
+        log_start = log.persisted_log_start
+
+        def change(manifest: Manifest) -> Manifest:
+            if deleted:
+                manifest = manifest.without_removed(deleted)
+            if log_start > manifest.log_start:
+                manifest = manifest.without_below(log_start, removed_ms)
+            if not stored:
+                return manifest
+            end = stored[-1].end
+            manifest = msgspec.structs.replace(
+                manifest.appended(*stored),
+                epochs=[entry for entry in log.epochs.entries() if entry[1] < end],
+                producer_snapshot=log.producer_snapshot_at(end),
+            )
+            return manifest.without_below(log_start, removed_ms)
+
+        try:
+            await self.log.change(change)
+        except StalePartitionError:
+            self._uploads.stored = []
+            raise
+        self._uploads.stored = []
+
+    def _succeeded(self) -> None:
+        if self.trouble is not None:
+            self._log(logging.INFO, "remote storage works again")
+        self.trouble, self._failures = None, 0
+
+    def _failed(self, error: RayqError) -> None:
+        if self.trouble is None:
+            self._log(logging.WARNING, "remote storage fails", error=error)
+        self.trouble = str(error)
+        pause_s = min(RETRY_S * 2**self._failures, RETRY_MAX_S)
+        self._failures = min(self._failures + 1, 16)
+        self._pause_until_s = self._environment.clock.monotonic() + pause_s * (
+            0.5 + self._environment.random.random() / 2
+        )
+
+    def _log(self, level: int, event: str, **fields: object) -> None:
+        one = self._assignment
+        log_event(
+            logger,
+            level,
+            event,
+            topic=one.topic,
+            partition=one.partition,
+            epoch=one.leader_epoch,
+            **fields,
+        )
+
+    # --- figures ----------------------------------------------------------------------------
+
+    def _waiting(self) -> list[Piece]:
+        """What of the closed segments is not stored yet."""
+        if not self._stores:
+            return []
+        return closed_above(closed_segments(self._replica_log.log), self.log.end_offset or 0)
+
+    def describe(self) -> messages.DescribeRemoteStorageResponse:
+        """How far the partition is in the object store."""
+        waiting, log = self._waiting(), self._replica_log.log
+        return messages.DescribeRemoteStorageResponse(
+            pointer=self.log.pointer,
+            log_start_offset=log.start_offset,
+            local_start_offset=log.local_start_offset,
+            high_watermark=self._replica_log.high_watermark,
+            lag_bytes=sum(one.size_bytes for one in waiting),
+            lag_ms=self._lag_ms(waiting),
+            trouble=self.trouble,
+        )
+
+    def _lag_ms(self, waiting: list[Piece]) -> int:
+        if not waiting:
+            return 0
+        return max(self._environment.clock.wall_ms() - waiting[0].last_append_ms, 0)
 
     def measure(self, at: dict[str, object]) -> list[Sample]:
-        return []
+        waiting, sample = self._waiting(), self._environment.metrics.sample
+        size_bytes = 0 if self.log.pointer is None else self.log.pointer.data_bytes
+        lag_bytes = sum(one.size_bytes for one in waiting)
+        return [
+            sample("rayq_remote_size_bytes", size_bytes, **at),
+            sample("rayq_remote_upload_lag_bytes", lag_bytes, **at),
+            sample("rayq_remote_upload_lag_seconds", self._lag_ms(waiting) / 1000, **at),
+        ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from rayq.environment import Address, Buffer
@@ -19,6 +20,8 @@ from rayq.wire.pool import ConnectionPool
 
 REQUEST_TIMEOUT_S = 120.0
 """The object server has a deadline for each request to the store, and answers before this."""
+UPLOADS_AT_ONCE = 8
+"""So many uploads of one process are under way: the object server holds each in memory."""
 _ANSWERS = (
     RemoteStorageError,
     RemoteMissingError,
@@ -39,6 +42,7 @@ class ObjectLink:
         self.endpoint: Address | None = None
         """Where the object server listens, by the broker's last heartbeat. None: there is none, or
         nothing may be stored or deleted now."""
+        self.uploads = asyncio.Semaphore(UPLOADS_AT_ONCE)
 
     async def ask(
         self,

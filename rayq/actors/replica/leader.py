@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from rayq.actors.purgatory import Purgatory
 from rayq.actors.remote.leader_remote import LeaderRemote
+from rayq.actors.remote.reads import RemoteReads
 from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.replica.leader_reads import LeaderReads
 from rayq.actors.replica.leader_transactions import LeaderTransactions
@@ -125,6 +126,7 @@ class Leader:
     def begin_remote(self, remote_log: RemoteLog) -> None:
         """The topic's closed segments go to the object store from now on, or are there."""
         self.remote = LeaderRemote(self._replica_log, remote_log, self.state, self._assignment)
+        self.reads.remote = RemoteReads(self._replica_log, remote_log)
 
     def committed(self, assignment: messages.PartitionAssignment) -> None:
         """The partition's committed metadata, in this epoch."""
@@ -326,6 +328,23 @@ class Leader:
                 )
             await self._followers_moved.wait(min(remaining_s, CONFIRM_CHECK_S))
             self.check()
+
+    # --- the object store -------------------------------------------------------------------
+
+    def describe_remote_storage(self) -> messages.DescribeRemoteStorageResponse:
+        """See `messages.DescribeRemoteStorage`; also for a topic that has nothing there."""
+        if self.remote is not None:
+            return self.remote.describe()
+        log = self._replica_log.log
+        return messages.DescribeRemoteStorageResponse(
+            pointer=None,
+            log_start_offset=log.start_offset,
+            local_start_offset=log.local_start_offset,
+            high_watermark=self._replica_log.high_watermark,
+            lag_bytes=0,
+            lag_ms=0,
+            trouble=None,
+        )
 
     # --- followers --------------------------------------------------------------------------
 

@@ -322,7 +322,10 @@ class Replica:
     # --- what any replica answers -----------------------------------------------------------
 
     async def check_range(self, request: messages.CheckRange) -> messages.Done:
-        """Re-reads what a reader found damaged; damage here ends this replica."""
+        """Re-reads what a reader found damaged; damage on this disk ends this replica."""
+        role = self._role
+        if isinstance(role, Leader) and await role.reads.check_range(request.offset):
+            return messages.Done()
         await self._replica_log.verify(request.offset)
         return messages.Done()
 

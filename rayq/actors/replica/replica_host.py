@@ -332,10 +332,14 @@ class ReplicaHost:
                 return self._leader(request).reads.list_offsets(request)
             case messages.DescribeOffset():
                 return self._leader(request).reads.describe_offset(request)
+            case messages.DescribeRemote():
+                return self._leader(request).reads.describe_remote(request)
             case messages.DeleteRecords():
                 return self._writable(request).delete_records(request)
             case messages.ReplicaSnapshot():
                 return self._leader(request).replica_snapshot(request)
+            case messages.DescribeRemoteStorage():
+                return self._leader(request).describe_remote_storage()
             case messages.DescribeProducers():
                 return self._leader(request).reads.describe_producers(request)
             case messages.DescribeOpenTransactions():

@@ -78,8 +78,6 @@ class Footer(msgspec.Struct, array_like=True, frozen=True):
     aborted: list[tuple[int, int]]
     """`(family, epoch)` of the aborted transactions that may have batches in it."""
     packed_places: bytes
-    crc_bytes: int
-    """How many bytes of data each CRC covers."""
     packed_crcs: bytes
     encryption: None = None
     """For a later version."""
@@ -118,11 +116,11 @@ class Footer(msgspec.Struct, array_like=True, frozen=True):
         end = min(position + length, self.data_bytes)
         return [
             (
-                number * self.crc_bytes,
-                min(self.crc_bytes, self.data_bytes - number * self.crc_bytes),
+                number * CRC_BYTES,
+                min(CRC_BYTES, self.data_bytes - number * CRC_BYTES),
                 _CRC.unpack_from(self.packed_crcs, number * _CRC.size)[0],
             )
-            for number in range(position // self.crc_bytes, -(-end // self.crc_bytes))
+            for number in range(position // CRC_BYTES, -(-end // CRC_BYTES))
         ]
 
 
@@ -202,7 +200,6 @@ def describe_batches(
         epochs=epochs,
         aborted=list(aborted),
         packed_places=b"".join(_PLACE.pack(*place) for place in places),
-        crc_bytes=CRC_BYTES,
         packed_crcs=bytes(crcs),
     )
     content = msgspec.msgpack.encode(footer)
@@ -230,10 +227,9 @@ def read_footer(tail: bytes, name: str) -> Footer:
     except msgspec.DecodeError as error:
         raise RemoteDamagedError(f"The footer of {name} cannot be read: {error}") from error
     if (
-        footer.crc_bytes < 1
-        or not footer.packed_places
+        not footer.packed_places
         or len(footer.packed_places) % _PLACE.size
-        or len(footer.packed_crcs) != -(-footer.data_bytes // footer.crc_bytes) * _CRC.size
+        or len(footer.packed_crcs) != -(-footer.data_bytes // CRC_BYTES) * _CRC.size
     ):
         raise RemoteDamagedError(f"The footer of {name} describes no object of this format.")
     return footer

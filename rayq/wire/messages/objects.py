@@ -94,12 +94,16 @@ class ReadObjectResponse(Response, frozen=True):
 
 
 class ReadObject(Request[ReadObjectResponse], frozen=True):
-    """Brings the bytes from `position` on, at most `length`, into the cache, checked by their CRCs.
-    Raises RemoteSlowError after `wait_ms` (the read goes on), RemoteDamagedError."""
+    """Brings `length` bytes from `position` on of a data object, its footer included, into the
+    cache, checked by their CRCs. Less is answered only at the object's end. Raises RemoteSlowError
+    after `wait_ms` (the read goes on), RemoteDamagedError."""
 
     api: ClassVar[int] = 93
     ends_with_connection: ClassVar[bool] = True
     name: ObjectName
+    object_bytes: Bytes
+    data_bytes: Bytes
+    """As the manifest has them."""
     position: Offset
     length: Bytes
     read_ahead_bytes: Bytes
@@ -295,7 +299,6 @@ class DescribeRemoteResponse(Response, frozen=True):
     ranges: list[RemoteRange]
     """In order, without a hole, from the object that holds `start` on. [] where `start` is not in
     the object store: then the leader has it on its disk."""
-    remote_end_offset: int
     log_start_offset: int
 
 

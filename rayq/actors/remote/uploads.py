@@ -1,0 +1,128 @@
+"""Uploads: ranges of whole batches out of the leader's closed segments become data objects."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rayq.actors.remote.remote_log import RemoteLog
+from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.core.remote_retention import ClosedSegment, upload_limit
+from rayq.errors import CorruptBatchError, StorageError
+from rayq.storage.log import Log
+from rayq.storage.remote import data_object
+from rayq.storage.remote.manifest import RemoteObject
+from rayq.storage.remote.names import ObjectKind, new_name
+from rayq.storage.upload_plan import UploadRange
+from rayq.wire import messages
+
+OBJECTS_AT_ONCE = 4
+"""So many objects are stored side by side, and then committed together."""
+
+
+def closed_segments(log: Log) -> list[ClosedSegment]:
+    """The closed segments on this disk, oldest first."""
+    return [
+        ClosedSegment(
+            one.base_offset, one.next_offset, one.size_bytes, one.last_append_time_ms or 0
+        )
+        for one in log.local_segments()
+        if one.is_closed and one.size_bytes
+    ]
+
+
+class Uploads:
+    """See the module. `stored` are objects that no manifest has yet."""
+
+    def __init__(self, replica_log: ReplicaLog, remote_log: RemoteLog) -> None:
+        self._replica_log = replica_log
+        self._remote_log = remote_log
+        self._environment = replica_log.environment
+        self.stored: list[RemoteObject] = []
+
+    @property
+    def next_offset(self) -> int:
+        """Where the next object begins, or the batch does that holds it."""
+        if self.stored:
+            return self.stored[-1].end
+        return max(self._remote_log.end_offset or 0, self._replica_log.log.persisted_log_start)
+
+    def limit(self) -> int | None:
+        """How far uploads may go now. None: there is nothing to store."""
+        log = self._replica_log.log
+        stable_offset = min(self._replica_log.last_stable_offset, log.persisted_recovery_point)
+        limit = upload_limit(closed_segments(log), stable_offset)
+        return limit if limit is not None and limit > self.next_offset else None
+
+    async def store(self) -> None:
+        """Stores the next objects; those that are stored, without a gap, are in `stored` then, also
+        after an error. Raises RemoteStorageError; StorageError, which may have ended the replica.
+        """
+        limit = self.limit()
+        if limit is None:
+            return
+        ranges = await self._plan(limit)
+        if not ranges:
+            return
+        outcomes = await asyncio.gather(
+            *(self._store(one) for one in ranges), return_exceptions=True
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            self.stored.append(outcome)
+
+    async def _plan(self, limit: int) -> list[UploadRange]:
+        log, threads = self._replica_log.log, self._environment.threads
+        generation, next_offset = log.generation, self.next_offset
+        ranges: list[UploadRange] = []
+        while len(ranges) < OBJECTS_AT_ONCE and next_offset < limit:
+            plan = log.plan_upload(next_offset, limit, data_object.OBJECT_DATA_BYTES_MAX)
+            if plan is None:
+                break
+            try:
+                found = await threads.run(plan.run)
+            except (CorruptBatchError, StorageError) as error:
+                raise self._replica_log.unreadable(log, generation, next_offset, error) from error
+            if found is None:
+                break
+            ranges.append(found)
+            next_offset = found.end
+        return ranges
+
+    async def _store(self, one: UploadRange) -> RemoteObject:
+        remote_log, log = self._remote_log, self._replica_log.log
+        remote_log.check()
+        name = new_name(
+            self._environment,
+            remote_log.prefix,
+            ObjectKind.DATA,
+            one.start,
+            remote_log.leader_epoch,
+        )
+        generation = log.generation
+        request = messages.StoreRecords(
+            name,
+            one.start,
+            one.end,
+            [messages.LocalRange(*place) for place in one.ranges],
+            log.aborted_between(one.start, one.end),
+        )
+        try:
+            async with remote_log.objects.uploads:
+                answer, _ = await remote_log.objects.ask(request)
+        except CorruptBatchError as error:
+            if one.start < log.start_offset:
+                raise  # Retention took the files meanwhile.
+            raise self._replica_log.unreadable(log, generation, one.start, error) from error
+        return RemoteObject(
+            start=one.start,
+            end=one.end,
+            name=name,
+            object_bytes=answer.object_bytes,
+            data_bytes=answer.data_bytes,
+            crc32c=answer.crc32c,
+            first_append_ms=answer.first_append_ms,
+            last_append_ms=answer.last_append_ms,
+            newest_timestamp_ms=answer.newest_timestamp_ms,
+            end_epoch=answer.end_epoch,
+        )
