@@ -32,11 +32,8 @@ from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
 
-EPOCH_LEAP = 1000
-"""By so much leader epochs leap where metadata were recovered from one copy. (After so many
-elections without a change of the pointer the store is looked through in vain.)"""
 LISTING_DELAY_S = 60.0
-"""After a leap the store is listed only then: what was written before is in the list by then."""
+"""Where metadata were lost the store is listed only then: some list late what was written."""
 RETRY_S = 0.2
 RETRY_MAX_S = 10.0
 
@@ -45,16 +42,10 @@ def must_adopt(log: Log, assignment: messages.PartitionAssignment) -> bool:
     """Whether the leader of this assignment has anything to do before it appends."""
     pointer = assignment.remote
     return (
-        _is_old(log, pointer, assignment.leader_epoch)
+        assignment.is_remote_doubted
         or _reaches_above(log, pointer)
         or (pointer is not None and (not _holds(log, pointer) or _lacks_epochs(log, pointer)))
     )
-
-
-def _is_old(log: Log, pointer: RemotePointer | None, leader_epoch: int) -> bool:
-    """Whether metadata were recovered since, so that the pointer may be an older one."""
-    known = log.last_epoch if pointer is None else pointer.leader_epoch
-    return known is not None and known <= leader_epoch - EPOCH_LEAP
 
 
 def _reaches_above(log: Log, pointer: RemotePointer | None) -> bool:
@@ -149,28 +140,33 @@ class Adoption:
 
     async def _adopt(self) -> None:
         remote_log, log = self.remote_log, self._replica_log.log
+        if self._assignment.is_remote_doubted or _reaches_above(log, remote_log.pointer):
+            await self._adopt_newest()
         pointer = remote_log.pointer
-        is_old = _is_old(log, pointer, self.leader_epoch)
-        if is_old:
-            wait_s = self._began_s + LISTING_DELAY_S - self._environment.clock.monotonic()
-            await asyncio.sleep(max(0.0, wait_s))
-        if is_old or _reaches_above(log, pointer):
-            newest = await self._newest()
-            if newest is not None:
-                await remote_log.adopt(newest)
-        pointer = remote_log.pointer
-        if _reaches_above(log, pointer):
-            raise RemoteMissingError(
-                f"Records below {log.local_start_offset} left this disk for the object store, and "
-                f"no manifest below {remote_log.prefix} has them whose objects all exist. Bring "
-                "them back, or give up what was stored: remote_storage=False with delete_remote."
-            )
         if pointer is None:
             return
         if not _holds(log, pointer):
             await self._restart(pointer)
         elif _lacks_epochs(log, pointer):
             log.learn_epochs((await self._manifest(pointer)).epochs)
+
+    async def _adopt_newest(self) -> None:
+        """Commits the newest manifest that can be trusted, in this epoch: then the pointer is in no
+        doubt any more."""
+        remote_log, log = self.remote_log, self._replica_log.log
+        if self._assignment.is_remote_doubted:
+            wait_s = self._began_s + LISTING_DELAY_S - self._environment.clock.monotonic()
+            await asyncio.sleep(max(0.0, wait_s))
+        newest = await self._newest()
+        if newest is None:
+            newest = await remote_log.manifest() or remote_log.empty_manifest()
+        if log.local_start_offset > max(log.start_offset, newest.end):
+            raise RemoteMissingError(
+                f"Records below {log.local_start_offset} left this disk for the object store, and "
+                f"no manifest below {remote_log.prefix} has them whose objects all exist. Bring "
+                "them back, or give up what was stored: remote_storage=False with delete_remote."
+            )
+        await remote_log.adopt(newest)
 
     async def _manifest(self, pointer: RemotePointer) -> Manifest:
         """That of the committed pointer. Where it is lost, the newest of the others is committed

@@ -403,7 +403,8 @@ class Replica:
         self._look_s = now_s + self._config.heartbeat_interval_ms / 1000
         self._clock_watch.look()
         self._compactor.tick(now_s)
-        self._local_retention.tick(now_s, self.assignment.remote)
+        if not self.assignment.is_remote_doubted:
+            self._local_retention.tick(now_s, self.assignment.remote)
         if isinstance(role, Leader):
             role.propose_isr()
             role.transactions.look(now_s)
