@@ -347,7 +347,8 @@ class SimulatedCluster:
                 lines.append(f"{process.name}: {replica.where} {role}, failure {held.failure}")
                 if log is not None:
                     lines.append(
-                        f"  start {log.start_offset}, high watermark {held.high_watermark}, "
+                        f"  start {log.start_offset}, local start {log.local_start_offset}, "
+                        f"high watermark {held.high_watermark}, "
                         f"flushed {log.flushed_offset}, end {log.end_offset}"
                     )
         return "\n".join(lines)

@@ -37,7 +37,6 @@ from rayq.storage.log import Log
 from rayq.storage.remote.data_object import read_footer
 from rayq.storage.remote.manifest import Manifest, RemoteObject, decode_manifest, page_names
 
-
 SLACK_S = 0.2
 """A leader looks at its clock a moment before it writes a manifest."""
 

@@ -152,18 +152,13 @@ class RemoteStorage(Workload):
         return observe
 
     async def read_all(self, limit_s: float) -> int:
-        await self._cluster.wait_until(
-            lambda: not self._not_stored(),
-            "all records to be in the store",
-            limit_s=END_LIMIT_S,
-        )
+        await self._wait_for_none(self._not_stored, "are not in the store")
         count = await super().read_all(limit_s)
         self._elect_others()
         await self._cluster.wait_until(
-            lambda: self._cluster.is_whole() and not self._garbage(),
-            "the store to hold only what is referred to",
-            limit_s=END_LIMIT_S,
+            self._cluster.is_whole, "all replicas in sync again", limit_s=END_LIMIT_S
         )
+        await self._wait_for_none(self._garbage, "are in the store, and nothing refers to them")
         self.tiered.check_ends()
         return count
 
@@ -171,6 +166,15 @@ class RemoteStorage(Workload):
         if replica.assignment.topic in self.topics:
             return "everything has to be kept"
         return None
+
+    async def _wait_for_none(self, find: Callable[[], list[str]], what: str) -> None:
+        until_s = self._cluster.world.now_s + END_LIMIT_S
+        while found := find():
+            assert self._cluster.world.now_s < until_s, (
+                f"{found[:20]} ({len(found)}) {what}, after {END_LIMIT_S} s.\n"
+                f"{self._cluster.describe()}"
+            )
+            await asyncio.sleep(0.1)
 
     def _not_stored(self) -> list[str]:
         """The partitions whose committed records are not all in the store."""
