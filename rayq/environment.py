@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
+from rayq.errors import RemoteStorageError
 from rayq.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -169,6 +170,27 @@ class ObjectStore(Protocol):
         ...
 
 
+class ObjectBytes(Protocol):
+    """The bytes of an object as they arrive. Both methods are synchronous."""
+
+    def read(self, length: int) -> bytes:
+        """The next `length` bytes, or fewer at the end. Raises RemoteStorageError."""
+        ...
+
+    def close(self) -> None: ...
+
+
+OpenObject = Callable[[str, int, int], ObjectBytes]
+"""`open_object(url, position, length)` begins to read an object by a URL that `ObjectStore.sign`
+made, without credentials. Synchronous. Raises RemoteStorageError, RemoteDeniedError,
+RemoteMissingError."""
+
+
+def opens_no_objects(url: str, position: int, length: int) -> ObjectBytes:
+    """Of processes that ask their object server."""
+    raise RemoteStorageError("This process reads no objects by their URLs.")
+
+
 class Threads(Protocol):
     """Runs blocking jobs off the event loop. A job gets immutable arguments, and touches no object
     that the loop uses. Its result is applied on the loop."""
@@ -194,7 +216,7 @@ class Environment:
 
     `pid` and `boot_id` name the process in lock files. A simulation makes them up. `metrics` has
     the figures of this process. `has_descriptors_for_replica` says whether the process may open the
-    files of one more replica.
+    files of one more replica. `open_object` is for batch jobs, which have no credentials.
     """
 
     clock: Clock
@@ -207,6 +229,7 @@ class Environment:
     boot_id: str
     metrics: Metrics = field(default_factory=Metrics)
     has_descriptors_for_replica: Callable[[], bool] = lambda: True
+    open_object: OpenObject = opens_no_objects
 
     def new_id(self) -> str:
         """A new 128-bit id in hex for a cluster, directory, incarnation or topic."""

@@ -22,6 +22,12 @@ ATTEMPT_TIMEOUT_S = 10.0
 """How long one question to a leader waits for its answer before it is repeated."""
 
 
+def uses_remote_storage(client: Client, topic: str) -> bool:
+    """Whether records of the topic, whose metadata is loaded, may be in an object store."""
+    found = client.metadata.topics.get(topic)
+    return found is not None and bool(found.config.get("remote_storage"))
+
+
 class JobPartition(NamedTuple):
     """One partition of the topic of this id: a topic that was deleted and created anew under the
     same name is another one. `timeout_s` is for each question, with its retries."""

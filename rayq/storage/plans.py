@@ -18,7 +18,7 @@ from rayq.errors import CorruptBatchError, StorageError, UnsupportedFormatError
 from rayq.storage import checked_file
 from rayq.storage.aborted_index import write_aborted
 from rayq.storage.appending import is_full, open_failed
-from rayq.storage.batch import check_body, decode_columns
+from rayq.storage.batch import check_body, decode_columns, split_batches
 from rayq.storage.checkpoint import LogCheckpoint, write_checkpoint
 from rayq.storage.epochs import write_epochs
 from rayq.storage.index import DamagedIndexError, Index, IndexWrite, Reader
@@ -305,17 +305,31 @@ class TimeLookup:
             if header.newest_timestamp_ms < self.timestamp_ms:
                 continue
             data = pread(view.file, header.length, position)
-            check_body(data, 0, header)
-            try:
-                columns = decode_columns(data, 0, header, check_crc=False)
-            except (CorruptBatchError, UnsupportedFormatError):
-                # The CRC is right, and yet this is no batch of records. Its header says that it
-                # reaches the time, and a reader from there gets the error.
-                return max(header.base_offset, self.start_offset), header.newest_timestamp_ms
-            for offset, timestamp_ms in zip(columns.offsets, columns.timestamps_ms, strict=True):
-                if offset >= self.start_offset and timestamp_ms >= self.timestamp_ms:
-                    return offset, timestamp_ms
+            found = first_not_older(data, self.timestamp_ms, self.start_offset)
+            if found is not None:
+                return found
         return None
+
+
+def first_not_older(
+    data: bytes, timestamp_ms: int, start_offset: int
+) -> tuple[int, int] | None:
+    """The first record from `start_offset` on, in whole batches, that is not older than
+    `timestamp_ms`, as (offset, timestamp). Raises CorruptBatchError."""
+    for position, header in split_batches(data):
+        if header.newest_timestamp_ms < timestamp_ms:
+            continue
+        check_body(data, position, header)
+        try:
+            columns = decode_columns(data, position, header, check_crc=False)
+        except (CorruptBatchError, UnsupportedFormatError):
+            # The CRC is right, and yet this is no batch of records. Its header says that it
+            # reaches the time, and a reader from there gets the error.
+            return max(header.base_offset, start_offset), header.newest_timestamp_ms
+        for offset, record_ms in zip(columns.offsets, columns.timestamps_ms, strict=True):
+            if offset >= start_offset and record_ms >= timestamp_ms:
+                return offset, record_ms
+    return None
 
 
 @dataclass(frozen=True)

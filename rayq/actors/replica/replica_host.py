@@ -332,6 +332,8 @@ class ReplicaHost:
                 return self._leader(request).reads.list_offsets(request)
             case messages.DescribeOffset():
                 return self._leader(request).reads.describe_offset(request)
+            case messages.DescribeRemote():
+                return self._leader(request).reads.describe_remote(request)
             case messages.DeleteRecords():
                 return self._writable(request).delete_records(request)
             case messages.ReplicaSnapshot():

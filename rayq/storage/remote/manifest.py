@@ -37,6 +37,8 @@ ROOT_OBJECTS_MAX = 2 * PAGE_OBJECTS
 """With more rows than this the oldest ones go to a page."""
 _ROW = struct.Struct("<QQIQIIIqqqI")
 _ROW_START = struct.Struct("<Q")
+_NEWEST = struct.Struct("<q")
+_NEWEST_POSITION = struct.calcsize("<QQIQIIIqq")
 _REMOVED = struct.Struct("<cQIQq")
 _KINDS = {b"d": ObjectKind.DATA, b"m": ObjectKind.MANIFEST, b"p": ObjectKind.PAGE}
 _LETTERS = {kind: letter for letter, kind in _KINDS.items()}
@@ -117,6 +119,11 @@ class RemoteObjects(Sequence[RemoteObject]):
             offset,
             key=lambda number: _ROW_START.unpack_from(self._rows, number * _ROW.size)[0],
         )
+
+    def newest_timestamp_ms(self, number: int) -> int:
+        """That of one object, without unpacking the rest of its row."""
+        (found,) = _NEWEST.unpack_from(self._rows, number * _ROW.size + _NEWEST_POSITION)
+        return int(found)
 
     def rows(self, start: int = 0, end: int | None = None) -> bytes:
         """The packed rows with the numbers from `start` up to `end`."""
@@ -218,11 +225,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         found = self.objects[first : self.objects.number_of(end - 1)]
         return [one for one in found if one.end > start]
 
-    def find_time(self, timestamp_ms: int) -> RemoteObject | None:
-        """The first object with a record of that time or later. Looks at each object's row."""
-        for one in self.objects:
-            if one.newest_timestamp_ms >= timestamp_ms:
-                return one
+    def find_time(self, timestamp_ms: int, start: int = 0) -> RemoteObject | None:
+        """The first object with an offset from `start` on that has a record of that time or later.
+        Looks at each object's row."""
+        first = max(0, self.objects.number_of(start) - 1)
+        for number in range(first, len(self.objects)):
+            if self.objects.newest_timestamp_ms(number) >= timestamp_ms:
+                found = self.objects[number]
+                if found.end > start:
+                    return found
         return None
 
     @property

@@ -116,7 +116,6 @@ class DropCached(Request[Done], frozen=True):
 
     api: ClassVar[int] = 94
     name: ObjectName
-    position: Offset
 
 
 class ListObjectsResponse(Response, frozen=True):
@@ -299,7 +298,6 @@ class DescribeRemoteResponse(Response, frozen=True):
     ranges: list[RemoteRange]
     """In order, without a hole, from the object that holds `start` on. [] where `start` is not in
     the object store: then the leader has it on its disk."""
-    remote_end_offset: int
     log_start_offset: int
 
 
