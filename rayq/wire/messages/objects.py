@@ -116,7 +116,6 @@ class DropCached(Request[Done], frozen=True):
 
     api: ClassVar[int] = 94
     name: ObjectName
-    position: Offset
 
 
 class ListObjectsResponse(Response, frozen=True):
