@@ -144,7 +144,7 @@ def leading(work: Callable[[Led], Awaitable[None]], **config: Any) -> None:
             ClusterConfig(
                 remote_storage_url="s3://bucket", remote_delete_delay_ms=DELAY_MS,
                 remote_sweep_interval_ms=6 * HOUR_MS,
-            ),  # fmt: skip
+            ),
             given,
             broker=1,
             incarnation="1a",
