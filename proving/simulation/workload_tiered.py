@@ -35,6 +35,8 @@ from proving.simulation.trimmed_topic import TrimmedTopic
 from proving.simulation.workload import Workload
 from proving.simulation.workload_moves import OPERATORS, Operators
 from proving.simulation.workload_transactions import TransactionWorkload
+from rayq.actors.broker import remote_garbage
+from rayq.actors.remote import adoption, sweeps
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica
 from rayq.client.admin.admin import AsyncAdmin
@@ -46,6 +48,7 @@ from rayq.records import Record, TopicPartition
 from rayq.storage.batch import decode_columns, split_batches
 from rayq.storage.log import Log
 from rayq.storage.remote import data_object, manifest
+from rayq.storage.remote.names import parse_name
 from rayq.wire import messages
 
 URL = "s3://simulated/rayq"
@@ -62,6 +65,10 @@ SMALL = (
     (data_object, "OBJECT_DATA_BYTES_MAX", OBJECT_BYTES),
     (data_object, "PLACE_BYTES", 512),
     (data_object, "CRC_BYTES", 1024),
+    (remote_garbage, "LATE_PUTS_MS", 15_000),
+    (remote_garbage, "LOOK_INTERVAL_S", 2.0),
+    (sweeps, "SUPERSEDED_S", 10.0),
+    (adoption, "LISTING_DELAY_S", 5.0),
 )
 """Constants of the code that a run is too small for."""
 
@@ -197,7 +204,7 @@ class RemoteStorage(Workload):
         return [
             name
             for name in self._cluster.objects.names()
-            if name not in kept and ("/data/" in name or "/manifest/" in name or "/page/" in name)
+            if name not in kept and parse_name(name) is not None
         ]
 
 
