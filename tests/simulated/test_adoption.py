@@ -123,7 +123,7 @@ def assigned(pointer: RemotePointer | None, **more: Any) -> messages.PartitionAs
     return messages.PartitionAssignment(
         "t", TOPIC_ID, 0, OPTIONS, 0, "ours", "here", 1, LEADER_EPOCH, 1, None,
         [(0, "ours")], [(0, "ours"), (1, "theirs")], remote=pointer, **more,
-    )  # fmt: skip
+    )
 
 
 class Adopted:
@@ -156,7 +156,7 @@ async def open_log(process: Process, pointer: RemotePointer | None) -> ReplicaLo
         PartitionDirectory.open(
             environment, "/data/t-0", topic="t", topic_id=TOPIC_ID, partition=0,
             incarnation="ours", pid_start_time=1,
-        )  # fmt: skip
+        )
     )
     return replica
 
