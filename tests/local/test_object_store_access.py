@@ -61,7 +61,6 @@ def test_an_object_server_that_dies_is_replaced(tiered: LocalCluster) -> None:
     eventually(lambda: not troubles(tiered), "another one works")
 
 
-@pytest.mark.xfail(reason="the store makes the directory of a missing mount")
 def test_a_topic_waits_until_each_broker_reaches_the_store(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/not-mounted"
     with LocalCluster(brokers=1, data_dir=tmp_path / "data", remote_storage_url=url) as cluster:
