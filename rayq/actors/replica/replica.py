@@ -420,8 +420,9 @@ class Replica:
         replica_log = self._replica_log
         log = replica_log.log
         start = log.retention_start(self._clock_watch.now_ms(), replica_log.high_watermark)
-        # Where the topic gave up its objects, what is only there is gone.
-        start = max(start, log.local_start_offset)
+        if not self.assignment.is_remote_doubted:
+            # The topic gave up its objects: what is only there is gone.
+            start = max(start, log.local_start_offset)
         if start <= log.start_offset:
             return
         log_event(
