@@ -10,6 +10,7 @@ nothing is written to the disk below. Empty directories of objects that were del
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import stat
 import time
@@ -84,12 +85,13 @@ class FileStore:
         self, name: str, size_bytes: int, job: Callable[..., T], *arguments: Any
     ) -> T:
         """The result of `job` in a thread; its errors are those of an object store."""
+        disk = self._environment.disk
         patience_s = PATIENCE_S + size_bytes / PATIENT_BYTES_PER_S
         whole = f"file://{self._directory}/{name}"
         try:
             async with asyncio.timeout(patience_s):
                 return await self._environment.threads.run(
-                    _with_directory, self._directory, job, *arguments
+                    _with_directory, disk, self._directory, job, *arguments
                 )
         except TimeoutError as error:
             raise RemoteStorageError(
@@ -103,15 +105,12 @@ class FileStore:
             raise RemoteStorageError(f"{whole} failed: {error.strerror or error}.") from error
 
 
-def _with_directory(directory: str, job: Callable[..., T], *arguments: Any) -> T:
-    try:
-        return job(*arguments)
-    except FileNotFoundError as error:
-        if not os.path.isdir(directory):
-            raise NotADirectoryError(
-                0, "the directory does not exist: is it mounted? Else make it, once"
-            ) from error
-        raise
+def _with_directory(disk: Disk, directory: str, job: Callable[..., T], *arguments: Any) -> T:
+    if not disk.exists(directory):
+        raise NotADirectoryError(
+            errno.ENOTDIR, "the directory does not exist. Is it mounted? Else make it, once"
+        )
+    return job(*arguments)
 
 
 def _put(disk: Disk, path: str, temporary: str, data: Buffer) -> None:
@@ -141,7 +140,6 @@ def _head(path: str) -> tuple[int, int]:
 
 
 def _list(directory: str, prefix: str, after: str) -> list[ObjectMeta]:
-    os.stat(directory)
     found = []
     for name in _walk(directory, "", prefix, after):
         try:
