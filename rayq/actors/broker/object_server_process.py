@@ -130,13 +130,6 @@ class ObjectServerProcess:
                 process.kill()
             raise StaleBrokerError(f"Broker {self._broker} has another object server.")
         self._heard_s = self._environment.clock.monotonic()
-        if request.trouble != self._reported or self.endpoint is None:
-            if request.trouble is not None:
-                logger.warning(
-                    "broker %d cannot use the object store: %s", self._broker, request.trouble
-                )
-            elif self._reported is not None:
-                logger.info("broker %d can use the object store again", self._broker)
         self.endpoint = (request.host, request.port)
         self._reported = request.trouble
         return messages.Done()
