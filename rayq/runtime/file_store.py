@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import Any, TypeVar
+from urllib.parse import quote
 
-from rayq.config import DAY_MS, KIB
+from rayq.config import DAY_MS, MIB
 from rayq.environment import Buffer, Disk, Environment, ObjectMeta
 from rayq.errors import (
     ConfigError,
@@ -32,8 +33,10 @@ from rayq.storage import checked_file
 T = TypeVar("T")
 
 PATIENCE_S = 15.0
-PATIENT_BYTES_PER_S = 512 * KIB
+PATIENT_BYTES_PER_S = MIB
 """The deadline of a call is `PATIENCE_S`, and as long as its bytes take at this pace."""
+WHOLE_BYTES_MAX = 32 * MIB
+"""What is read whole, such as a manifest, is taken to have so many at most."""
 LIST_OBJECTS_MAX = 1000
 _TEMPORARY_SUFFIX = ".part"
 _TEMPORARY_KEPT_MS = DAY_MS
@@ -58,8 +61,9 @@ class FileStore:
         )
 
     async def get(self, name: str, position: int = 0, length: int | None = None) -> bytes:
+        size_bytes = WHOLE_BYTES_MAX if length is None else length
         return await self._run(
-            name, length or 0, _get, self._environment.disk, self._path(name), position, length
+            name, size_bytes, _get, self._environment.disk, self._path(name), position, length
         )
 
     async def head(self, name: str) -> ObjectMeta:
@@ -74,7 +78,7 @@ class FileStore:
         await self._run(names[0] if names else "", 0, _delete, self._environment.disk, paths)
 
     async def sign(self, name: str, expires_s: float) -> str:
-        return f"file://{self._path(name)}"
+        return f"file://{quote(self._path(name))}"
 
     def _path(self, name: str) -> str:
         if any(part in ("", ".", "..") or part.startswith(".") for part in name.split("/")):

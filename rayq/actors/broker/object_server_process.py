@@ -83,6 +83,7 @@ class ObjectServerProcess:
 
     async def _start(self) -> None:
         self._incarnation = self._environment.new_id()
+        self.endpoint = None
         spec = ObjectServerSpec(
             self._cluster_name, self._broker, self._incarnation, self._data_path
         )
