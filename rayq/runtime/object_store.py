@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
-from rayq.config import KIB, MIB
+from rayq.config import MIB
 from rayq.environment import Buffer, Environment, ObjectMeta, ObjectStore
 from rayq.errors import (
     ConfigError,
@@ -32,14 +32,18 @@ T = TypeVar("T")
 
 CONNECT_PATIENCE_S = 5
 PATIENCE_S = 15.0
-PATIENT_BYTES_PER_S = 512 * KIB
+PATIENT_BYTES_PER_S = MIB
 """The deadline of a request is `PATIENCE_S`, and as long as its bytes take at this pace."""
+WHOLE_BYTES_MAX = 32 * MIB
+"""What is read whole, such as a manifest, is taken to have so many at most."""
 REQUEST_S_MAX = 600
 LIST_OBJECTS_MAX = 1000
 _COMPARED_BYTES = MIB
 _ERROR_CHARACTERS_MAX = 300
 _SCHEMES = {"s3": "aws_", "gs": "google_", "az": "azure_"}
 _CODE = re.compile(r"<Code>(\w+)</Code>")
+_DENIED = re.compile(r"status code: 40[13]\b")
+"""Of lists it has no error of its own."""
 _ARCHIVED = "InvalidObjectState"
 
 
@@ -165,7 +169,7 @@ class _BucketStore:
             if length == 0:
                 return b""
             return await self._run(name, length, self._get_range(name, position, length))
-        found = await self._run(name, REQUEST_S_MAX * PATIENT_BYTES_PER_S, self._get_whole(name))
+        found = await self._run(name, WHOLE_BYTES_MAX, self._get_whole(name))
         return found[position:]
 
     async def _get_whole(self, name: str) -> bytes:
@@ -245,7 +249,8 @@ class _BucketStore:
                 f"{whole} was moved to an archive, where it cannot be read: restore it, and take "
                 f"rayq's objects out of the bucket's lifecycle rules. ({said})"
             )
-        if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
+        denied = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
+        if isinstance(error, denied) or _DENIED.search(said):
             return RemoteDeniedError(f"{whole} is denied to this node's credentials. ({said})")
         if isinstance(error, FileNotFoundError) and "NoSuchBucket" not in said:
             return RemoteMissingError(f"{whole} does not exist. ({said})")
