@@ -8,7 +8,6 @@ instance's role. They stay in this process: a store is not pickled, and its erro
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
 import re
 import stat
@@ -71,11 +70,13 @@ def open_store(
             "az://container/prefix, file:///path."
         )
     try:
-        stores: Any = importlib.import_module("obstore.store")
+        import obstore
+        import obstore.store
     except ImportError as error:
         raise ConfigError(
             f"remote_storage_url {url!r} needs obstore on each node: pip install 'rayq[remote]'."
         ) from error
+    library: Any = obstore
     config: dict[str, Any] = _settings(credentials, _SCHEMES[parts.scheme])
     endpoint = config.get("aws_endpoint_url") or config.get("aws_endpoint") or _aws_endpoint()
     shared: dict[str, Any] = {
@@ -93,16 +94,16 @@ def open_store(
         if parts.scheme == "s3":
             # To sign the payload takes its SHA-256: 5 s of a core for each GiB.
             config.update(aws_unsigned_payload=True, aws_checksum_algorithm="crc64nvme")
-            opened = stores.S3Store(parts.netloc, config=config, **shared)
+            opened = library.store.S3Store(parts.netloc, config=config, **shared)
         elif parts.scheme == "gs":
-            opened = stores.GCSStore(parts.netloc, config=config, **shared)
+            opened = library.store.GCSStore(parts.netloc, config=config, **shared)
         else:
-            opened = stores.AzureStore(parts.netloc, config=config, **shared)
+            opened = library.store.AzureStore(parts.netloc, config=config, **shared)
     except Exception as error:  # noqa: BLE001 - of whatever kind, it is about what was configured
         raise ConfigError(f"{url} cannot be used: {_said(error)}") from None
     # S3 itself refuses an object whose checksum is wrong; others may not look at it.
     checks_puts = parts.scheme == "s3" and not endpoint
-    return _BucketStore(opened, url.rstrip("/"), reads_back=not checks_puts)
+    return _BucketStore(library, opened, url.rstrip("/"), reads_back=not checks_puts)
 
 
 def _aws_endpoint() -> str:
@@ -134,8 +135,8 @@ def _settings(path: str | None, prefix: str) -> dict[str, Any]:
 class _BucketStore:
     """`environment.ObjectStore` by obstore."""
 
-    def __init__(self, store: Any, url: str, *, reads_back: bool) -> None:
-        self._obstore: Any = importlib.import_module("obstore")
+    def __init__(self, library: Any, store: Any, url: str, *, reads_back: bool) -> None:
+        self._obstore = library
         self._store = store
         self._url = url
         self._reads_back = reads_back
