@@ -142,6 +142,10 @@ class PartitionInfo(msgspec.Struct, frozen=True):
     """While the partition is being moved: the brokers whose replicas stay in the end."""
     origin: list[int] = []
     """While the partition is being moved: the brokers that had its replicas before."""
+    remote_end_offset: int | None = None
+    """The object store has what is below, from the log start on; None: it has nothing."""
+    remote_bytes: int = 0
+    """What the object store has of it."""
 
 
 class TopicInfo(msgspec.Struct, frozen=True):

@@ -33,6 +33,7 @@ from proving.simulation.owner import Owner
 from proving.simulation.process import Process
 from rayq.actors.broker.broker import Broker
 from rayq.actors.controller.server import ControllerServer
+from rayq.actors.remote.adoption import Adoption
 from rayq.actors.replica.follower import Follower
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica
@@ -120,7 +121,7 @@ class _Batches:
 class _Seen:
     """A replica as it was at the last check."""
 
-    role: Leader | Follower | None = None
+    role: Leader | Follower | Adoption | None = None
     leader: PartitionState | None = None
     high_watermark: int = 0
     generation: int = -1

@@ -21,6 +21,7 @@ from rayq.cli import (
 from rayq.cli.consume import consume
 from rayq.cli.delete_records import delete_records
 from rayq.cli.produce import produce
+from rayq.cli.restore import restore
 
 app = typer.Typer(
     name="rayq",
@@ -39,6 +40,7 @@ app.command()(servers.token)
 topics.app.command()(produce)
 topics.app.command()(consume)
 topics.app.command("delete-records")(delete_records)
+topics.app.command()(restore)
 topics.app.command("set-replication-factor")(moves.set_replication_factor)
 for verb in (moves.reassign, moves.drain, moves.undrain):
     cluster.app.command()(verb)

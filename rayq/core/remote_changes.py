@@ -244,10 +244,11 @@ def check_remote_config(
 ) -> None:
     """Raises unless the new config of a topic (`before` is None for a new one) fits the cluster's
     object store: ConfigError where it never will, RemoteStorageError where it may in a while."""
-    if not config.remote_storage:
+    stored_before = False if before is None else before.config.remote_storage
+    if not config.remote_storage or config.remote_storage == stored_before:
         return
-    if before is not None and before.config.remote_storage == config.remote_storage:
-        return
+    if stored_before and config.remote_storage == "read":
+        return  # Nothing more goes there: that may be why.
     if store.url is None:
         raise ConfigError(
             "remote_storage needs an object store: start the cluster with remote_storage_url=..."

@@ -855,17 +855,16 @@ class Log:
         producers.forget_from(offset)
         return producers.snapshot()
 
-    def local_retention_start(self, now_ms: int, remote_end: int) -> int:
-        """The local start that local_retention_ms and local_retention_bytes call for. At most
-        `remote_end`, where the committed list of remote objects ends, and what the last checkpoint
-        has on disk. The active segment stays."""
-        start = self._segments.retention_start(
+    def local_retention_start(self, now_ms: int, remote_end: int) -> int | None:
+        """The local start that local_retention_ms and local_retention_bytes call for, or None where
+        no segment goes. At most `remote_end`, where the committed list of remote objects ends, and
+        what the last checkpoint has on disk. The active segment stays."""
+        return self._segments.retention_start(
             now_ms,
             min(remote_end, self._checkpoint.recovery_point),
             retention_ms=self._config.local_retention_ms,
             retention_bytes=self._config.local_retention_bytes,
         )
-        return self.local_start_offset if start is None else max(start, self.local_start_offset)
 
     def drop_local(self, offset: int) -> None:
         """Moves the local start up to `offset`, a result of `local_retention_start`. The next

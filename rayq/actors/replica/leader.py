@@ -32,6 +32,7 @@ from rayq.errors import (
     NotLeaderError,
     OffsetOutOfRangeError,
     RayqError,
+    RemoteStorageError,
     StalePartitionError,
     StorageError,
     TimeoutError,
@@ -39,7 +40,6 @@ from rayq.errors import (
 from rayq.logs import log_event
 from rayq.storage.batch import BatchHeader, Marker
 from rayq.storage.log import Log
-from rayq.storage.producer_state import ProducerState
 from rayq.transaction_ids import is_transactional
 from rayq.wire import messages
 
@@ -364,6 +364,8 @@ class Leader:
                     return early, b""
                 is_first = False
             horizon = log.tombstone_horizon
+            if request.offset < log.local_start_offset:
+                return self._fetch_answer(leader, reset_to=log.local_start_offset), b""
             if request.offset < log.end_offset:
                 data, _ = await self._replica_log.read(
                     request.offset,
@@ -373,7 +375,7 @@ class Leader:
                 self.check()
                 if self._is_below_horizon(leader, log, request):
                     # Tombstones above the follower's end were removed while the fetch waited.
-                    return self._fetch_answer(leader, reset_to=log.start_offset), b""
+                    return self._fetch_answer(leader, reset_to=log.local_start_offset), b""
                 if log.tombstone_horizon != horizon:
                     continue  # What was read may be from before; the answer would name the new one.
                 self._metrics.replicated(data)
@@ -389,15 +391,25 @@ class Leader:
     ) -> messages.ReplicaFetchResponse | None:
         """Takes note of a follower whose log agrees with this one; else says what it has to do."""
         leader.check_process(request.broker, request.incarnation)
-        if request.offset < log.start_offset:
-            if (request.broker, request.incarnation) in leader.isr:
+        is_in_sync = (request.broker, request.incarnation) in leader.isr
+        if request.offset < log.local_start_offset:
+            if is_in_sync and self._replica_log.restarted_at != log.local_start_offset:
                 raise DivergedLogError(
                     f"{self.where} on broker {request.broker} is in sync and yet its log ends at "
-                    f"{request.offset}, below the log start {log.start_offset} of its leader."
+                    f"{request.offset}, below the local start {log.local_start_offset} of its "
+                    "leader."
                 )
-            return self._fetch_answer(leader, reset_to=log.start_offset)
+            return self._fetch_answer(leader, reset_to=log.local_start_offset)
+        if self._has_hole(log, request):
+            if is_in_sync:
+                raise RemoteStorageError(
+                    f"{self.where} on broker {request.broker} begins at "
+                    f"{request.local_start_offset}, and what it lacks below is not in the object "
+                    "store: it is copied anew once it is out of the in-sync replicas."
+                )
+            return self._fetch_answer(leader, reset_to=log.local_start_offset)
         if self._is_below_horizon(leader, log, request):
-            return self._fetch_answer(leader, reset_to=log.start_offset)
+            return self._fetch_answer(leader, reset_to=log.local_start_offset)
         if request.last_epoch is not None:
             epoch, end = log.epochs.end_for(request.last_epoch, log.end_offset)
             if epoch != request.last_epoch or end < request.offset:
@@ -415,6 +427,15 @@ class Leader:
         self._after_progress()
         self.propose_isr()
         return None
+
+    def _has_hole(self, log: Log, request: messages.ReplicaFetch) -> bool:
+        """Whether the follower lacks records that this log has and that do not count as stored any
+        more: it dropped them by metadata that were lost, or before the topic gave up its objects.
+        """
+        remote_end = None if self.remote is None else self.remote.log.end_offset
+        return request.local_start_offset > max(
+            log.local_start_offset, request.log_start_offset, remote_end or 0
+        )
 
     def _is_below_horizon(
         self, leader: PartitionState, log: Log, request: messages.ReplicaFetch
@@ -467,19 +488,19 @@ class Leader:
     def replica_snapshot(
         self, request: messages.ReplicaSnapshot
     ) -> tuple[messages.ReplicaSnapshotResponse, bytes]:
-        """Producer state and epochs for a follower that restarts at the log start.
+        """Producer state and epochs for a follower that restarts at the local start.
 
-        Only batches below the log start: the rest may never be committed, and the follower learns
-        it from the batches themselves.
+        Only batches below it: the rest may never be committed, and the follower learns it from the
+        batches themselves.
         """
         log = self._replica_log.log
-        epochs = [(epoch, min(start, log.start_offset)) for epoch, start in log.epochs.entries()]
-        kept = [entry for entry in epochs if entry[1] <= log.start_offset]
-        answer = messages.ReplicaSnapshotResponse(log.start_offset, kept)
-        producers = ProducerState()
-        producers.load(log.producers.snapshot())
-        producers.forget_from(log.start_offset)
-        return answer, producers.snapshot()
+        start = log.local_start_offset
+        answer = messages.ReplicaSnapshotResponse(
+            log_start_offset=log.start_offset,
+            epochs=[entry for entry in log.epochs.entries() if entry[1] < start],
+            local_start_offset=start,
+        )
+        return answer, log.producer_snapshot_at(start)
 
     # --- the in-sync set --------------------------------------------------------------------
 

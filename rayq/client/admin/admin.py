@@ -46,11 +46,13 @@ from rayq.records import (
 from rayq.wire.messages import (
     MILLISECONDS_MAX,
     AlterTopicConfig,
+    Change,
     CreatePartitions,
     CreateTopic,
     DeleteRecords,
     DeleteTopic,
     ElectLeaders,
+    EndRemoteStorage,
 )
 
 P = ParamSpec("P")
@@ -176,12 +178,30 @@ class AsyncAdmin:
 
     @takes_timeout
     async def alter_topic_config(
-        self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S, **changes: Unpack[TopicKeywords]
+        self,
+        name: str,
+        *,
+        delete_remote: bool = False,
+        timeout_s: float = ADMIN_TIMEOUT_S,
+        **changes: Unpack[TopicKeywords],
     ) -> None:
-        """Changes the given keys of a topic's config. Raises ConfigError, UnknownTopicError."""
+        """Changes the given keys of a topic's config. Raises ConfigError, UnknownTopicError.
+
+        `remote_storage=False` takes `delete_remote=True`, and no other key with it: what the object
+        store has of the topic is removed, and records that are on no broker's disk any more are
+        gone at once.
+        """
         if not changes:
             raise InvalidRequestError("alter_topic_config needs at least one key to change.")
-        request = AlterTopicConfig(name=topic_name(name), changes=topic_config(changes))
+        config = topic_config(changes)
+        request: Change = AlterTopicConfig(name=topic_name(name), changes=config)
+        if delete_remote:
+            if config != {"remote_storage": False}:
+                raise InvalidRequestError(
+                    "delete_remote=True is for remote_storage=False alone: change other keys by a "
+                    "call of their own."
+                )
+            request = EndRemoteStorage(name=topic_name(name))
         await self._client.change(request, timeout_s=timeout_s)
         await self._client.refresh([name], timeout_s=timeout_s)
 

@@ -13,6 +13,7 @@ import re
 from enum import StrEnum
 from typing import NamedTuple
 
+from rayq.config import INT64_MAX
 from rayq.environment import Environment
 
 RANDOM_BITS = 64
@@ -89,3 +90,15 @@ def partition_prefix(cluster_id: str, topic_id: str, partition: int) -> str:
 def owners_prefix(cluster_id: str) -> str:
     """What the names of the marks begin with by which a cloned cluster is noticed."""
     return f"{cluster_id}/owners/"
+
+
+def owner_mark(cluster_id: str, controller_epoch: int, mark: str) -> str:
+    """The mark of one controller epoch."""
+    return f"{owners_prefix(cluster_id)}{controller_epoch:020d}-{mark}"
+
+
+def parse_owner_mark(name: str) -> tuple[int, str]:
+    """`(controller epoch, mark)`. What is no mark counts as one of the latest epoch: some stranger
+    writes there."""
+    number, _, mark = name.rpartition("/")[2].partition("-")
+    return (int(number) if number.isdecimal() else INT64_MAX), mark

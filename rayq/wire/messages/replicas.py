@@ -35,7 +35,7 @@ class ReplicaFetchResponse(Response, frozen=True):
     diverging_epoch: int | None = None
     diverging_end: int | None = None
     reset_to: int | None = None
-    """Not None where the follower's log ends below the leader's log start, or below its tombstone
+    """Not None where the follower's log ends below the leader's local start, or below its tombstone
     horizon: the follower copies the leader's `ReplicaSnapshot` and restarts its log at this offset.
     """
     cleaned_offset: int = 0
@@ -62,6 +62,8 @@ class ReplicaFetch(ToPartition[ReplicaFetchResponse], frozen=True):
     copied_horizon: Offset = 0
     """The follower copied its whole log from this leader while the leader's tombstone horizon was
     this: so it holds no record whose tombstone was gone by then. 0: not so, or not known."""
+    local_start_offset: Offset = 0
+    """Records below, down to `log_start_offset`, are not on the follower's disk."""
 
 
 class ReplicaFlushed(ToPartition[Done], frozen=True):
@@ -75,7 +77,7 @@ class ReplicaFlushed(ToPartition[Done], frozen=True):
 
 
 class ReplicaSnapshotResponse(Response, frozen=True):
-    """The payload is the producer state at `log_start_offset`, in the format of a snapshot file."""
+    """The payload is the producer state at the local start, in the format of a snapshot file."""
 
     log_start_offset: int
     epochs: list[tuple[int, int]]
