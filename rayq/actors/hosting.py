@@ -78,5 +78,10 @@ def host_name(spec: ReplicaHostSpec) -> str:
     return f"rayq:{spec.cluster_name}:{spec.broker}:{_shown(spec.names)}:{spec.incarnation[:8]}"
 
 
+def object_server_name(spec: ObjectServerSpec) -> str:
+    """As `host_name`."""
+    return f"rayq:{spec.cluster_name}:objects-{spec.broker}:{spec.incarnation[:8]}"
+
+
 def _shown(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]}+{len(names) - 1}"

@@ -58,12 +58,12 @@ def move_remote(
     incarnation: str,
     leader_epoch: int,
     pointer: RemotePointer,
+    is_adopted: bool = False,
 ) -> list[MetadataRecord]:
     """A leader's new remote pointer, decided by compare-and-swap on its version. The partition
-    epoch stays: proposals of in-sync sets go on beside this.
-
-    After metadata were recovered from an older copy any later version will do: the leader found a
-    manifest that the metadata do not know.
+    epoch stays: proposals of in-sync sets go on beside this. `is_adopted` says that the leader
+    adopts another manifest in place of the committed one, which may be lost or too old: only then
+    the range may go back.
 
     Raises UnknownTopicError, FencedEpochError (not the leader of this epoch), StalePartitionError
     (the version moved on, or the topic gave its remote objects up), InvalidRequestError.
@@ -87,8 +87,7 @@ def move_remote(
     if not topic.config.remote_storage:
         raise StalePartitionError(f"{topic.name} keeps nothing in the object store any more.")
     committed = 0 if known.remote is None else known.remote.version
-    is_next = pointer.version == committed + 1
-    if not is_next and not (known.is_remote_doubted and pointer.version > committed):
+    if pointer.version != committed + 1:
         raise StalePartitionError(
             f"Version {pointer.version} of the remote pointer of {where} does not follow the "
             f"committed version, which is {committed}."
@@ -96,7 +95,7 @@ def move_remote(
     problem = _what_is_wrong(pointer)
     if problem is None and pointer.leader_epoch != leader_epoch:
         problem = f"it is of leader epoch {pointer.leader_epoch}, not {leader_epoch}"
-    before = None if known.is_remote_doubted else known.remote
+    before = None if is_adopted else known.remote
     if (
         problem is None
         and before is not None

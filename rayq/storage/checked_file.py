@@ -54,6 +54,16 @@ def decode(kind: str, version: int, data: bytes, path: str, *others: int) -> byt
     return content
 
 
+def is_intact(data: bytes) -> bool:
+    """Whether these are the bytes of a checked file, of any kind and version."""
+    line, separator, _ = data[:_FIRST_LINE_BYTES_MAX].partition(b"\n")
+    words = line.split(b" ")
+    if not separator or len(words) != 4 or words[0] != b"rayq":
+        return False
+    content = data[len(line) + 1 :]
+    return words[3] == b"%08x" % google_crc32c.value(content)
+
+
 def write(
     disk: Disk,
     path: str,

@@ -608,7 +608,8 @@ class Log:
             return False
         if self._local_start <= self._start:
             return True
-        return any(one <= offset for one in snapshot_offsets(self._disk, self.directory))
+        snapshots = snapshot_offsets(self._disk, self.directory)
+        return any(self.local_start_offset <= one <= offset for one in snapshots)
 
     def truncate(self, offset: int) -> None:
         """Drops every batch that contains or follows `offset`, durably.

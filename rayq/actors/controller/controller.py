@@ -230,6 +230,7 @@ class Controller:
                     incarnation=request.incarnation,
                     leader_epoch=request.leader_epoch,
                     pointer=request.pointer,
+                    is_adopted=request.is_adopted,
                 )
             case messages.PinSnapshot():
                 return None, remote_changes.pin_snapshot(

@@ -31,6 +31,7 @@ _ANSWERS = (
     InvalidRequestError,
 )
 """What the object server itself answers. Anything else happened on the way to it."""
+_CHANGES = (messages.StoreRecords, messages.PutBlob, messages.DeleteObjects)
 
 
 class ObjectLink:
@@ -40,8 +41,9 @@ class ObjectLink:
         self._pool = pool
         self.cluster_id = cluster_id
         self.endpoint: Address | None = None
-        """Where the object server listens, by the broker's last heartbeat. None: there is none, or
-        nothing may be stored or deleted now."""
+        """Where the object server listens, by the broker's last heartbeat. None: there is none."""
+        self.halt: str | None = None
+        """Why objects may be read, but neither stored nor deleted. None: they may."""
         self.uploads = asyncio.Semaphore(UPLOADS_AT_ONCE)
 
     async def ask(
@@ -55,9 +57,11 @@ class ObjectLink:
         object server does not answer: then the outcome is not known."""
         if self.endpoint is None:
             raise RemoteStorageError(
-                "This node has no object server now: it is starting, or the object store must not "
-                "be used. `rayq storage status` tells why."
+                "This node has no object server now: it is starting. `rayq storage status` tells "
+                "more."
             )
+        if self.halt is not None and isinstance(request, _CHANGES):
+            raise RemoteStorageError(f"No objects are stored or deleted: {self.halt}.")
         try:
             return await self._pool.request(
                 *self.endpoint, request, payload, timeout_s=timeout_s

@@ -283,7 +283,7 @@ class RemoteReads:
 
     async def _drop(self, found: RemoteObject) -> None:
         self._footers.pop(found.name, None)
-        await self._objects.ask(messages.DropCached(found.name, 0), timeout_s=WAIT_S)
+        await self._objects.ask(messages.DropCached(found.name), timeout_s=WAIT_S)
 
     def _bring_next(self, found: RemoteObject, left_bytes: int, ahead: int) -> None:
         """Has the next object's beginning brought into the cache when a reader who goes on comes to

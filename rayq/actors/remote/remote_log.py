@@ -147,7 +147,7 @@ class RemoteLog:
         """Commits another manifest in place of the committed one, which may be lost. Raises as
         `change`."""
         async with self._changing:
-            return await self._commit(manifest)
+            return await self._commit(manifest, is_adopted=True)
 
     def empty_manifest(self) -> Manifest:
         """What a partition begins with of which nothing is in the object store."""
@@ -163,11 +163,15 @@ class RemoteLog:
             replication_factor=one.replication_factor or len(one.replicas),
         )
 
-    async def _commit(self, manifest: Manifest) -> Manifest:
+    async def _commit(self, manifest: Manifest, *, is_adopted: bool = False) -> Manifest:
         """Stores the manifest as the next version, and has it committed."""
         self.check()
         one, base, prefix = self._assignment, self.pointer, manifest.prefix
-        version = 1 if base is None else base.version + 1
+        version, now_ms = 1 if base is None else base.version + 1, self._environment.clock.wall_ms()
+        is_own = base is not None and base.leader_epoch == self.leader_epoch
+        if base is not None and not is_own and base.manifest.startswith(prefix):
+            # The leader before may not know yet that it is deposed, and still answers readers.
+            manifest = manifest.with_removed([base.manifest], now_ms)
 
         def page_name(start: int) -> str:
             return new_name(self._environment, prefix, ObjectKind.PAGE, start, self.leader_epoch)
@@ -179,18 +183,20 @@ class RemoteLog:
             replication_factor=one.replication_factor or len(one.replicas),
             version=version,
             leader_epoch=self.leader_epoch,
-            written_ms=self._environment.clock.wall_ms(),
+            written_ms=now_ms,
         ).paged(page_name)
         name = new_name(self._environment, prefix, ObjectKind.MANIFEST, version, self.leader_epoch)
         await store_manifest(self.objects, paged, pages, name)
         pointer = paged.pointer(name)
-        await self._move_pointer(base, pointer)
+        await self._move_pointer(base, pointer, is_adopted=is_adopted)
         self._loaded = pointer, paged
-        if base is not None and base.leader_epoch == self.leader_epoch:
+        if base is not None and is_own:
             self.superseded.append((self._environment.clock.monotonic(), base.manifest))
         return paged
 
-    async def _move_pointer(self, base: RemotePointer | None, pointer: RemotePointer) -> None:
+    async def _move_pointer(
+        self, base: RemotePointer | None, pointer: RemotePointer, *, is_adopted: bool
+    ) -> None:
         """Returns when `pointer` is committed. Without an answer that is unknown, and asked for
         again, until the metadata tells or the epoch ends."""
         request = messages.MoveRemote(
@@ -200,6 +206,7 @@ class RemoteLog:
             incarnation=self._replica_log.incarnation,
             leader_epoch=self.leader_epoch,
             pointer=pointer,
+            is_adopted=is_adopted,
         )
         retry_s = COMMIT_RETRY_S
         while self.pointer == base:

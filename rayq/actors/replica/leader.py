@@ -132,7 +132,7 @@ class Leader:
         """The partition's committed metadata, in this epoch."""
         self._assignment = self.transactions.assignment = assignment
         if self.remote is not None:
-            self.remote.committed(assignment)
+            self._remote_committed(self.remote, assignment)
         state = self.state
         if assignment.partition_epoch > state.partition_epoch:
             self._propose_from_s = 0.0  # No proposal has failed on top of this epoch.
@@ -155,6 +155,15 @@ class Leader:
                 )
             )
         self.propose_isr()
+
+    def _remote_committed(
+        self, remote: LeaderRemote, assignment: messages.PartitionAssignment
+    ) -> None:
+        if assignment.remote is not None or self._replica_log.topic_config.remote_storage:
+            remote.committed(assignment)
+            return
+        remote.end("the topic gave up its objects")
+        self.remote = self.reads.remote = None
 
     def end(self, reason: str) -> None:
         """Another replica leads, or this process stops: the requests that wait are told."""

@@ -102,3 +102,13 @@ def parse_owner_mark(name: str) -> tuple[int, str]:
     writes there."""
     number, _, mark = name.rpartition("/")[2].partition("-")
     return (int(number) if number.isdecimal() else INT64_MAX), mark
+
+
+def probes_prefix(cluster_id: str, broker: int) -> str:
+    """What the names of a broker's probes begin with."""
+    return f"{cluster_id}/probes/{broker}/"
+
+
+def probe_name(environment: Environment, cluster_id: str, broker: int) -> str:
+    """A name for an object that is written, read and deleted only to see whether that works."""
+    return f"{probes_prefix(cluster_id, broker)}{environment.new_id()}"

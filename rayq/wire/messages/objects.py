@@ -116,7 +116,6 @@ class DropCached(Request[Done], frozen=True):
 
     api: ClassVar[int] = 94
     name: ObjectName
-    position: Offset
 
 
 class ListObjectsResponse(Response, frozen=True):
@@ -184,8 +183,8 @@ class MoveRemote(ToController[ChangeResponse], frozen=True):
     """The leader has stored objects and a manifest, and asks to make it the partition's pointer.
     Raises FencedEpochError (another epoch or process leads), StalePartitionError (the committed
     version is not `pointer.version - 1`, or the topic gave its remote objects up),
-    UnknownTopicError, InvalidRequestError. While the pointer is doubted any later version will do.
-    Without an answer its fate is unknown: ask again with the very same."""
+    UnknownTopicError, InvalidRequestError. Without an answer its fate is unknown: ask again with
+    the very same."""
 
     api: ClassVar[int] = 84
     topic_id: Id
@@ -194,6 +193,9 @@ class MoveRemote(ToController[ChangeResponse], frozen=True):
     incarnation: Id
     leader_epoch: Epoch
     pointer: RemotePointer
+    is_adopted: bool = False
+    """Another manifest takes the place of the committed one, which may be lost, or of older
+    metadata. Only then `start` and `end` may go back."""
 
 
 class PinSnapshot(Change, frozen=True, kw_only=True):
