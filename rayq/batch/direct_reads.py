@@ -195,7 +195,11 @@ class _ObjectReader:
                     )
                 self._left_bytes -= len(arrived)
                 data += arrived
-                batches, end, wanted = self._split(data, bytes_max)
+                found, end, wanted = self._split(data, bytes_max)
+                # The place in the footer may lie before what was asked for.
+                batches = [one for one in found if one[1].next_offset > self.next_offset]
+                if not batches:
+                    data = data[end:]
         except CorruptBatchError as error:
             raise RemoteDamagedError(f"{self._name}: {error}") from error
         self._rest = data[end:]
