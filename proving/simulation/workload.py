@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -95,6 +96,11 @@ class Workload:
     def observer(self, invariants: Invariants) -> Callable[[Owner], None]:
         """The function that is called after each event."""
         return invariants.observe
+
+    @classmethod
+    def conditions(cls) -> AbstractContextManager[None]:
+        """What holds while a seed runs, for constants of the code that a run is too small for."""
+        return contextlib.nullcontext()
 
     def calm_down(self) -> None:
         """Ends for good what clients do that disturbs others."""

@@ -255,6 +255,11 @@ class LocalServers:
             if process.is_running and process.has_replica(name):
                 process.kill()
 
+    def kill_object_server(self, number: int) -> None:
+        """The object server of a broker dies."""
+        for process in list(self.runtimes[number].object_servers.values()):
+            process.kill()
+
     async def stop(self) -> None:
         """A controlled stop of everything; the data stays."""
         if self.controller is not None:

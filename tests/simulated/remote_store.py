@@ -59,6 +59,10 @@ class PlayedObjects(ObjectLink):
                 return messages.Done(), b""
             case messages.GetBlob():
                 return messages.Done(), self._get(request.name)
+            case messages.ReadObject():
+                return self._read(request), b""
+            case messages.DropCached():
+                return messages.Done(), b""
             case messages.DeleteObjects():
                 for name in request.names:
                     self.store.pop(name, None)
@@ -87,6 +91,13 @@ class PlayedObjects(ObjectLink):
         if name not in self.store:
             raise RemoteMissingError(f"There is no object {name}.")
         return self.store[name][0]
+
+    def _read(self, request: messages.ReadObject) -> messages.ReadObjectResponse:
+        data = self._get(request.name)[request.position : request.position + request.length]
+        path = f"/data/read-{len(self.asked)}"
+        file = self._environment.disk.open(path, create=True)
+        file.pwrite(data, 0)
+        return messages.ReadObjectResponse(path, 0, len(data))
 
     def _store_records(self, request: messages.StoreRecords) -> messages.StoreRecordsResponse:
         data = bytearray()

@@ -521,6 +521,59 @@ def test_a_sweep_leaves_objects_alone_while_a_later_manifest_may_be_adopted() ->
     leading(work, retention_ms=None, remote_max_lag_ms=DAY_MS)
 
 
+# --- verifying ------------------------------------------------------------------------------------
+
+
+def test_objects_that_are_gone_or_changed_are_named_and_made_anew_from_local_records() -> None:
+    async def work(led: Led) -> None:
+        await led.write(23)
+        await led.look()
+        store, before = led.objects.store, await led.manifest()
+        gone, short, changed, sound = before.objects[:4]
+        del store[gone.name]
+        store[short.name] = (store[short.name][0][:-1], store[short.name][1])
+        data = bytearray(store[changed.name][0])
+        data[200] ^= 1
+        store[changed.name] = (bytes(data), store[changed.name][1])
+
+        async def verify(**options: bool) -> messages.VerifyRemoteResponse:
+            wanted = {"deep": False, "repair": False} | options
+            request = messages.VerifyRemote(TOPIC_ID, 0, LEADER_EPOCH, 0, **wanted)
+            return await led.leader.verify_remote(request)
+
+        quick = await verify()
+        assert [one[0] for one in quick.problems] == [gone.name, short.name]
+        assert (quick.checked_objects, quick.next_offset) == (len(before.objects), None)
+        wrong = [gone.name, short.name, changed.name]
+        deep = await verify(deep=True)
+        assert [one[0] for one in deep.problems] == wrong and deep.repaired == []
+        repaired = await verify(deep=True, repair=True)
+        assert repaired.repaired == wrong
+        after = await led.manifest()
+        assert after.objects[3] == sound and after.data_bytes == before.data_bytes
+        assert [name for name, _ in after.removed] == wrong
+        assert (await verify(deep=True)).problems == []
+
+    leading(work)
+
+
+def test_what_no_local_record_covers_is_named_and_not_repaired() -> None:
+    async def work(led: Led) -> None:
+        await led.write(23)
+        await led.look()
+        gone, there = (await led.manifest()).objects[:2]
+        for one in (gone, there):
+            del led.objects.store[one.name]
+        led.log.log.drop_local(gone.end)
+        request = messages.VerifyRemote(TOPIC_ID, 0, LEADER_EPOCH, 0, False, True, objects_max=1)
+        first = await led.leader.verify_remote(request)
+        assert (len(first.problems), first.repaired, first.next_offset) == (1, [], gone.end)
+        request = msgspec.structs.replace(request, start=gone.end)
+        assert (await led.leader.verify_remote(request)).repaired == [there.name]
+
+    leading(work)
+
+
 # --- the log start of a new leader ----------------------------------------------------------------
 
 

@@ -33,7 +33,10 @@ from rayq.wire import messages
 logger = logging.getLogger(__name__)
 
 LISTING_DELAY_S = 60.0
-"""Where metadata were lost the store is listed only then: some list late what was written."""
+"""Another manifest than the committed one is looked for only then: some stores list late what was
+written, and what could not be read once may be read again."""
+DAMAGED_READS = 3
+"""A manifest counts as damaged after so many reads."""
 RETRY_S = 0.2
 RETRY_MAX_S = 10.0
 
@@ -154,9 +157,7 @@ class Adoption:
         """Commits the newest manifest that can be trusted, in this epoch: then the pointer is in no
         doubt any more."""
         remote_log, log = self.remote_log, self._replica_log.log
-        if self._assignment.is_remote_doubted:
-            wait_s = self._began_s + LISTING_DELAY_S - self._environment.clock.monotonic()
-            await asyncio.sleep(max(0.0, wait_s))
+        await asyncio.sleep(self._listing_wait_s)
         newest = await self._newest()
         if newest is None:
             newest = await remote_log.manifest() or remote_log.empty_manifest()
@@ -168,14 +169,18 @@ class Adoption:
             )
         await remote_log.adopt(newest)
 
+    @property
+    def _listing_wait_s(self) -> float:
+        waited_s = self._environment.clock.monotonic() - self._began_s
+        return max(0.0, LISTING_DELAY_S - waited_s)
+
     async def _manifest(self, pointer: RemotePointer) -> Manifest:
         """That of the committed pointer. Where it is lost, the newest of the others is committed
         in its place, and the error says to look again."""
         try:
             manifest = await self.remote_log.manifest()
         except (RemoteMissingError, RemoteDamagedError):
-            newest = await self._newest()
-            if newest is None:
+            if self._listing_wait_s > 0 or (newest := await self._newest()) is None:
                 raise
             manifest = await self.remote_log.adopt(newest)
         assert manifest is not None
@@ -222,10 +227,8 @@ class Adoption:
             if parsed is not None and parsed.kind is ObjectKind.MANIFEST:
                 names.append((parsed.leader_epoch, parsed.number, name))
         for _, _, name in sorted(names, reverse=True):
-            try:
-                manifest = await load_manifest(self.remote_log.objects, name)
-            except (RemoteMissingError, RemoteDamagedError) as error:
-                logger.info("%s is passed over: %s", name, error)
+            manifest = await self._loaded(name)
+            if manifest is None:
                 continue
             if not _agrees(self._replica_log.log, manifest):
                 logger.info("%s is passed over: it is of another history", name)
@@ -233,6 +236,17 @@ class Adoption:
                 logger.info("%s is passed over: some of its objects are gone", name)
             else:
                 return manifest
+        return None
+
+    async def _loaded(self, name: str) -> Manifest | None:
+        """None where it is gone or damaged."""
+        for attempt in range(1, DAMAGED_READS + 1):
+            try:
+                return await load_manifest(self.remote_log.objects, name)
+            except (RemoteMissingError, RemoteDamagedError) as error:
+                if isinstance(error, RemoteMissingError) or attempt == DAMAGED_READS:
+                    logger.info("%s is passed over: %s", name, error)
+                    return None
         return None
 
     async def _listed(self) -> list[str]:

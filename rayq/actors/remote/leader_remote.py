@@ -20,6 +20,7 @@ from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.remote.retention import RemoteRetention
 from rayq.actors.remote.sweeps import Sweeps
 from rayq.actors.remote.uploads import Uploads, closed_segments
+from rayq.actors.remote.verification import Verification
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.core.partition_state import PartitionState
 from rayq.core.remote_retention import Piece, closed_above
@@ -64,6 +65,7 @@ class LeaderRemote:
         self._uploads = Uploads(replica_log, remote_log)
         self._retention = RemoteRetention(replica_log, remote_log)
         self._sweeps = Sweeps(environment, remote_log, config.remote_delete_delay_ms)
+        self.verification = Verification(replica_log, remote_log, self._uploads)
         self._task: asyncio.Task[None] | None = None
         self.trouble: str | None = None
         """Why nothing is stored or deleted now. None: it works."""

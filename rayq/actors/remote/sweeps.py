@@ -8,6 +8,7 @@ import logging
 from rayq.actors.remote.remote_log import RemoteLog
 from rayq.core.remote_retention import StoredObject, due, sweepable
 from rayq.environment import Environment
+from rayq.storage import checked_file
 from rayq.storage.remote.manifest import Manifest
 from rayq.storage.remote.names import ObjectKind, new_name, parse_name
 from rayq.wire import messages
@@ -18,6 +19,9 @@ logger = logging.getLogger(__name__)
 SUPERSEDED_S = 600.0
 """A manifest that another has replaced is deleted after this time. Only who began to read it before
 could miss it."""
+
+PROBE = checked_file.encode("remote-probe", 1, b"")
+"""The content of an object that is written for its date."""
 
 
 class Sweeps:
@@ -81,7 +85,7 @@ class Sweeps:
             self._environment, remote_log.prefix, ObjectKind.PAGE, 0, remote_log.leader_epoch
         )
         remote_log.check()
-        await remote_log.objects.ask(messages.PutBlob(name), b"probe")
+        await remote_log.objects.ask(messages.PutBlob(name), PROBE)
         answer, _ = await remote_log.objects.ask(messages.HeadObjects([name]))
         await self._delete([name])
         found = answer.objects[0]

@@ -64,7 +64,7 @@ class Uploads:
         if not ranges:
             return
         outcomes = await asyncio.gather(
-            *(self._store(one) for one in ranges), return_exceptions=True
+            *(self.make(one) for one in ranges), return_exceptions=True
         )
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
@@ -89,7 +89,8 @@ class Uploads:
             next_offset = found.end
         return ranges
 
-    async def _store(self, one: UploadRange) -> RemoteObject:
+    async def make(self, one: UploadRange) -> RemoteObject:
+        """Makes an object of these records. Raises as `store`."""
         remote_log, log = self._remote_log, self._replica_log.log
         remote_log.check()
         name = new_name(

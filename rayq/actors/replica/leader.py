@@ -355,6 +355,14 @@ class Leader:
             trouble=None,
         )
 
+    async def verify_remote(self, request: messages.VerifyRemote) -> messages.VerifyRemoteResponse:
+        """See `messages.VerifyRemote`."""
+        if self.remote is None:
+            return messages.VerifyRemoteResponse(0, None, [], [])
+        answer = await self.remote.verification.verify(request)
+        self.check()
+        return answer
+
     # --- followers --------------------------------------------------------------------------
 
     async def replica_fetch(

@@ -340,6 +340,8 @@ class ReplicaHost:
                 return self._leader(request).replica_snapshot(request)
             case messages.DescribeRemoteStorage():
                 return self._leader(request).describe_remote_storage()
+            case messages.VerifyRemote():
+                return self._leader(request).verify_remote(request)
             case messages.DescribeProducers():
                 return self._leader(request).reads.describe_producers(request)
             case messages.DescribeOpenTransactions():
