@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -85,7 +86,8 @@ def restore(
         with output.waiting(f"Looking for topics in {url}"):
             found = background.run(restoring.find_topics(store))
         if topic is None:
-            _list(found, json=json)
+            used = background.run(restoring.used_prefixes(client))
+            _list(found, used, json=json)
             return
         chosen = _chosen(found, topic, topic_id, url)
         if not copy and url.rstrip("/") != own_url.rstrip("/"):
@@ -138,13 +140,13 @@ def _chosen(
     return named[0]
 
 
-def _list(found: list[StoredTopic], *, json: bool) -> None:
-    rows = [_overview(one) for one in found]
+def _list(found: list[StoredTopic], used: Mapping[str, str], *, json: bool) -> None:
+    rows = [_overview(one, used) for one in found]
     if json:
         output.print_json(rows)
         return
     output.table(
-        ("topic", "topic id", "cluster", "partitions", "size", "stored last"),
+        ("topic", "topic id", "cluster", "partitions", "size", "stored last", "used by"),
         [
             (
                 row["topic"],
@@ -153,6 +155,7 @@ def _list(found: list[StoredTopic], *, json: bool) -> None:
                 row["partitions"],
                 output.human_size(row["size_bytes"]),
                 output.moment(row["written_ms"]),
+                row["used_by"],
             )
             for row in rows
         ],
@@ -160,7 +163,7 @@ def _list(found: list[StoredTopic], *, json: bool) -> None:
     )
 
 
-def _overview(one: StoredTopic) -> dict[str, Any]:
+def _overview(one: StoredTopic, used: Mapping[str, str]) -> dict[str, Any]:
     manifests = one.manifests.values()
     return {
         "topic": one.name,
@@ -169,6 +172,7 @@ def _overview(one: StoredTopic) -> dict[str, Any]:
         "partitions": one.partitions,
         "size_bytes": sum(manifest.data_bytes for manifest in manifests),
         "written_ms": max(manifest.written_ms for manifest in manifests),
+        "used_by": next((used[each.prefix] for each in manifests if each.prefix in used), None),
     }
 
 

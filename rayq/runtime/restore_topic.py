@@ -1,16 +1,16 @@
 """Brings a topic back from what the object store alone has of it: `rayq topic restore`.
 
-The newest manifest of each partition whose objects are all there says what the topic was. A new
-manifest is stored beside it, and a topic is created whose partitions point to it: their leaders
-begin where the manifest ends. Nothing is read of the records. What producers had sent is not
-remembered: a producer id of the new cluster may be one of the old, and its batches would pass for
-repetitions.
+The newest manifest of each partition whose objects are all there says what the topic was. The same
+without producers is stored beside it, and a topic is created whose partitions point to that: their
+leaders begin where it ends. Nothing is read of the records. What producers had sent is forgotten: a
+producer id of the new cluster may be one of the old, and its batches would pass for repetitions.
 
 The new topic takes the objects over: what its retention deletes is gone for any other. So a mark is
 left for the cluster that had them, which stores and deletes nothing from then on. Or they are
 copied first.
 
-A crash leaves manifests that nothing refers to, and copies; the store has the topic as before.
+A crash leaves manifests that nothing refers to, and copies. The manifests have epoch and version of
+those that they were made of, so that nobody takes them for later ones.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from rayq.errors import (
     RayqError,
     RemoteDamagedError,
     RemoteMissingError,
+    TopicExistsError,
 )
 from rayq.remote_pointer import RemotePointer
 from rayq.storage.remote.manifest import (
     Manifest,
-    RemoteObject,
     RemoteObjects,
     decode_manifest,
     page_names,
@@ -44,16 +44,18 @@ from rayq.storage.remote.names import (
     owners_prefix,
     parse_name,
     partition_prefix,
+    topic_prefix,
 )
 from rayq.wire.messages import (
     DescribeObjectStore,
     DescribeObjectStoreResponse,
+    MetadataResponse,
     RestoreTopic,
 )
 
 EPOCH_LEAP = 1000
-"""The leader epochs of the new topic begin so far above those of the old one, whose leaders may not
-know yet that they lost it."""
+"""The leader epochs of the new topic begin so far above those of the manifest: the old cluster may
+still elect leaders, who do not know yet that they lost it."""
 MARK_EPOCH = 2**31 - 1
 """The controller epoch of the mark: above any of the old cluster."""
 CREATE_TIMEOUT_S = 60.0
@@ -152,35 +154,68 @@ async def restore_topic(
     what is to differ from the old topic's config. `copy_to` is the cluster's own store, where
     objects are copied to first; None: `store` is the cluster's own, and they stay.
 
-    Raises what `create_topic` raises, RemoteStorageError, RemoteDamagedError.
+    Raises what `create_topic` raises, InvalidRequestError where a topic of the cluster has these
+    objects, RemoteStorageError, RemoteDamagedError. What was stored for a topic that is refused is
+    deleted again.
     """
-    environment = client.environment
-    own_cluster_id = (await client.fetch_all(timeout_s=CREATE_TIMEOUT_S)).cluster_id
-    pointers: list[RemotePointer | None] = [None] * topic.partitions
-    copied_topic_id, copied = environment.new_id(), 0
-    for number, manifest in sorted(topic.manifests.items()):
-        target, taken = store, manifest
-        if copy_to is not None:
-            target = copy_to
-            taken = _moved(manifest, partition_prefix(own_cluster_id, copied_topic_id, number))
-            for old, new in zip(manifest.objects, taken.objects, strict=True):
-                await _copy(store, old, copy_to, new.name)
-                copied += 1
-                if on_progress is not None:
-                    on_progress(copied)
-        pointers[number] = await _store_new_manifest(target, environment, taken, name)
-    if copy_to is None and topic.cluster_id != own_cluster_id:
-        mark = f"{owners_prefix(topic.cluster_id)}{MARK_EPOCH:020d}-{own_cluster_id}"
-        await store.put(mark, b"A topic was restored from here by another cluster.")
+    cluster = await client.fetch_all(timeout_s=CREATE_TIMEOUT_S)
+    if any(one.name == name for one in cluster.topics):
+        raise TopicExistsError(f"Topic {name!r} exists already: restore under another name.")
+    target = store if copy_to is None else copy_to
     request = RestoreTopic(
         name=name,
         partitions=topic.partitions,
         replication_factor=replication_factor or topic.replication_factor,
         config={**topic.config, **config},
-        pointers=pointers,
+        pointers=[None] * topic.partitions,
     )
-    await client.change(request, timeout_s=CREATE_TIMEOUT_S)
+    stored: list[str] = []
+    try:
+        manifests = topic.manifests
+        if copy_to is not None:
+            prefix = topic_prefix(cluster.cluster_id, client.environment.new_id())
+            manifests = await _copied(store, manifests, copy_to, prefix, stored, on_progress)
+        else:
+            _check_unused(topic, cluster)
+        for number, manifest in manifests.items():
+            request.pointers[number] = await _store_without_producers(
+                target, client.environment, manifest, name, stored
+            )
+        if copy_to is None and topic.cluster_id != cluster.cluster_id:
+            mark = f"{owners_prefix(topic.cluster_id)}{MARK_EPOCH:020d}-{cluster.cluster_id}"
+            await store.put(mark, b"A topic was restored from here by another cluster.")
+        await client.change(request, timeout_s=CREATE_TIMEOUT_S)
+    except RayqError as error:
+        if not error.retriable:  # Else the topic may be there.
+            await target.delete(stored)
+        raise
     await until_ready(client, name, topic.partitions, timeout_s=CREATE_TIMEOUT_S)
+
+
+async def used_prefixes(client: Client) -> dict[str, str]:
+    """Which topic of the cluster has the objects below a prefix."""
+    return _used_prefixes(await client.fetch_all(timeout_s=CREATE_TIMEOUT_S))
+
+
+def _used_prefixes(cluster: MetadataResponse) -> dict[str, str]:
+    return {
+        one.prefix: topic.name
+        for topic in cluster.topics
+        for partition in topic.partitions
+        if partition.remote is not None
+        and (one := parse_name(partition.remote.manifest)) is not None
+    }
+
+
+def _check_unused(topic: StoredTopic, cluster: MetadataResponse) -> None:
+    """Raises InvalidRequestError where a topic of the cluster has objects of this one."""
+    used = _used_prefixes(cluster)
+    for manifest in topic.manifests.values():
+        if manifest.prefix in used:
+            raise InvalidRequestError(
+                f"Topic {used[manifest.prefix]!r} of this cluster has these objects, and two "
+                "topics cannot share them: --copy copies them."
+            )
 
 
 async def cluster_store_url(client: Client) -> str:
@@ -274,30 +309,57 @@ async def _check_objects(store: ObjectStore, manifest: Manifest) -> None:
             )
 
 
-async def _store_new_manifest(
-    store: ObjectStore, environment: Environment, manifest: Manifest, topic: str
+async def _store_without_producers(
+    store: ObjectStore,
+    environment: Environment,
+    manifest: Manifest,
+    topic: str,
+    stored: list[str],
 ) -> RemotePointer:
-    """Stores the manifest with which the new topic begins."""
-    epoch, version = manifest.leader_epoch + EPOCH_LEAP, manifest.version + 1
+    """Stores the manifest with which the new topic begins; adds to `stored` what is stored."""
 
     def named(kind: ObjectKind, number: int) -> str:
-        return new_name(environment, manifest.prefix, kind, number, epoch)
+        return new_name(environment, manifest.prefix, kind, number, manifest.leader_epoch)
 
     changed, pages = msgspec.structs.replace(
-        manifest,
-        topic=topic,
-        version=version,
-        leader_epoch=epoch,
-        producer_snapshot=b"",
-        written_ms=environment.clock.wall_ms(),
+        manifest, topic=topic, producer_snapshot=b"", written_ms=environment.clock.wall_ms()
     ).paged(lambda start: named(ObjectKind.PAGE, start))
-    name = named(ObjectKind.MANIFEST, version)
-    for page, content in [*pages, (name, changed.encode())]:
-        await store.put(page, content)
-    return changed.pointer(name)
+    name = named(ObjectKind.MANIFEST, manifest.version)
+    for one, content in [*pages, (name, changed.encode())]:
+        stored.append(one)
+        await store.put(one, content)
+    pointer = changed.pointer(name)
+    return msgspec.structs.replace(pointer, leader_epoch=pointer.leader_epoch + EPOCH_LEAP)
 
 
 # --- copies ---------------------------------------------------------------------------------------
+
+
+async def _copied(
+    source: ObjectStore,
+    manifests: Mapping[int, Manifest],
+    target: ObjectStore,
+    prefix: str,
+    stored: list[str],
+    on_progress: OnProgress | None,
+) -> dict[int, Manifest]:
+    """Copies all objects below another topic's prefix; adds to `stored` what is stored. Returns the
+    manifests of the copies."""
+    copied = {number: _moved(one, f"{prefix}{number}/") for number, one in manifests.items()}
+    pairs = [
+        (old, new)
+        for number, one in manifests.items()
+        for old, new in zip(one.objects, copied[number].objects, strict=True)
+    ]
+    for done, (old, new) in enumerate(pairs, start=1):
+        data = await source.get(old.name)
+        if google_crc32c.value(data) != old.crc32c:
+            raise RemoteDamagedError(f"{old.name} is damaged: its CRC32C is not {old.crc32c:08x}.")
+        stored.append(new.name)
+        await target.put(new.name, data)
+        if on_progress is not None:
+            on_progress(done)
+    return copied
 
 
 def _moved(manifest: Manifest, prefix: str) -> Manifest:
@@ -309,12 +371,3 @@ def _moved(manifest: Manifest, prefix: str) -> Manifest:
         pages=(),
         packed_removed=b"",
     )
-
-
-async def _copy(
-    source: ObjectStore, one: RemoteObject, target: ObjectStore, new_name: str
-) -> None:
-    data = await source.get(one.name)
-    if google_crc32c.value(data) != one.crc32c:
-        raise RemoteDamagedError(f"{one.name} is damaged: its CRC32C is not {one.crc32c:08x}.")
-    await target.put(new_name, data)

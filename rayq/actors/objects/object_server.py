@@ -179,11 +179,10 @@ class ObjectServer:
         self._probe_now.notify()
 
     def _set_trouble(self, trouble: str | None) -> None:
-        if (trouble is None) != (self._trouble is None):
-            logger.warning(
-                "the object store of broker %d %s",
-                *(self._spec.broker, "works" if trouble is None else f"does not work: {trouble}"),
-            )
+        if trouble is None and self._trouble not in (None, STARTING):
+            logger.warning("the object store of broker %d works again", self._spec.broker)
+        elif trouble is not None and self._trouble in (None, STARTING):
+            logger.warning("the object store of broker %d: %s", self._spec.broker, trouble)
         self._trouble = trouble
 
     # --- requests ---------------------------------------------------------------------------------

@@ -100,7 +100,11 @@ class RemoteObjects(Sequence[RemoteObject]):
         return map(self._at, range(len(self)))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, RemoteObjects) and list(self) == list(other)
+        return (
+            isinstance(other, RemoteObjects)
+            and self._rows == other._rows
+            and (not self._rows or self._prefix == other._prefix)
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
