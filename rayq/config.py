@@ -326,8 +326,8 @@ class ClusterConfig:
     """What each broker keeps on its disk of what was read from the object store."""
 
     remote_backlog_bytes: PositiveBytes | None = None
-    """Topics with `remote_storage` refuse writes while so many bytes on a broker's disk wait for an
-    object store that takes none. None: half of the file system."""
+    """Topics with `remote_storage` refuse writes while more bytes on a broker's disk wait for an
+    object store that takes none. None: as much as the disk has free besides."""
 
     remote_delete_delay_ms: NotNegative = DAY_MS
     """What nothing refers to any more stays in the object store for so long."""

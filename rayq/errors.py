@@ -459,6 +459,13 @@ class RemoteSlowError(RemoteStorageError):
     """The object store did not answer in time. The read goes on behind it: ask again."""
 
 
+class RemoteBacklogError(RemoteStorageError):
+    """Too many bytes on the broker's disk wait for an object store that takes none, or too few: a
+    topic with `remote_storage` takes no records until more are stored."""
+
+    not_written = True
+
+
 class RemoteMissingError(RayqError):
     """An object that holds records of a partition is not in the object store any more. The message
     names it."""

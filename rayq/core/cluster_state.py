@@ -369,10 +369,9 @@ class ClusterState:
                     and member.incarnation == value.leader_incarnation
                     for member in value.isr
                 ), where
-            if partition.remote is not None or partition.is_remote_doubted:
+            if partition.remote is not None:
                 assert topic.config.remote_storage, where
                 assert topic.topic_id not in self.garbage, where
-            if partition.remote is not None:
                 assert partition.remote.start <= partition.remote.end, f"{where} {partition.remote}"
         for pin in self.pins.values():
             assert pin.topic_id in self.topics, pin

@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from rayq.config import DAY_MS, TopicConfig
+from rayq.core import election
 from rayq.core.cluster_state import ClusterState, Topic
 from rayq.core.metadata_records import (
     MetadataRecord,
+    PartitionChanged,
     RemoteDoubted,
     RemoteGarbage,
     RemoteGarbageRemoved,
@@ -108,12 +112,28 @@ def move_remote(
 
 
 def doubt_everything(state: ClusterState) -> list[MetadataRecord]:
-    """Metadata that came back from an older copy may lack the newest remote pointers."""
+    """Metadata that came back from an older copy may lack the newest remote pointers, and, where
+    the cluster has an object store, also that a topic has any."""
     return [
         RemoteDoubted(topic.topic_id, number)
         for topic, number, _ in state.all_partitions()
-        if topic.config.remote_storage
+        if topic.config.remote_storage or (state.marks and not topic.was_compacted)
     ]
+
+
+def begin_in_doubt(state: ClusterState, topic: Topic) -> list[MetadataRecord]:
+    """What follows when remote_storage is turned on: where an older copy of the metadata did not
+    know that it was on already, leaders begin anew, and look at what is in the object store."""
+    records: list[MetadataRecord] = []
+    for number, partition in topic.partitions.items():
+        value = partition.value
+        if partition.is_remote_doubted and value.leader is not None:
+            epoch = election.next_epoch(value, state.live_processes(partition))
+            begun = msgspec.structs.replace(
+                value, leader_epoch=epoch, partition_epoch=value.partition_epoch + 1
+            )
+            records.append(PartitionChanged(topic.topic_id, number, begun))
+    return records
 
 
 # --- pins ----------------------------------------------------------------------------------------
@@ -162,10 +182,16 @@ def unpin_snapshots(state: ClusterState, pin_ids: Collection[str]) -> list[Metad
 # --- the end of what a topic has there -----------------------------------------------------------
 
 
+def may_have_objects(topic: Topic) -> bool:
+    """Whether objects of the topic may be in the object store, as far as the metadata can know."""
+    is_doubted = any(one.is_remote_doubted for one in topic.partitions.values())
+    return bool(topic.config.remote_storage) or is_doubted
+
+
 def give_up_remote(state: ClusterState, topic: Topic, now_ms: int) -> list[MetadataRecord]:
     """What a topic that is deleted, or stored remotely no more, leaves to be removed. There may be
     objects that no pointer tells of: uploads under way."""
-    if not topic.config.remote_storage:
+    if not may_have_objects(topic):
         return []
     own = f"{state.cluster_id}/{topic.topic_id}/"
     pointers = [one.remote for one in topic.partitions.values() if one.remote is not None]

@@ -80,6 +80,16 @@ def due(removed: Iterable[tuple[str, int]], now_ms: int, delay_ms: int) -> list[
     return [name for name, removed_ms in removed if now_ms - removed_ms >= delay_ms]
 
 
+def is_backlog_too_large(
+    backlog_bytes: int, limit_bytes: int | None, free_bytes: int, *, is_stuck: bool
+) -> bool:
+    """Whether topics with remote storage take no more records, since so much on a disk waits for
+    the object store. Without a limit that is as much as the disk has free. While uploads get
+    through (not `is_stuck`), however slowly, the disk may be filled further."""
+    limit_bytes = free_bytes if limit_bytes is None else limit_bytes
+    return backlog_bytes > limit_bytes and (is_stuck or backlog_bytes > 4 * free_bytes)
+
+
 class StoredObject(NamedTuple):
     """An object of the partition as the store lists it."""
 

@@ -232,14 +232,19 @@ def alter_topic_config(
             f"remote_storage=False deletes what {name!r} has in the object store, also what is on "
             'no disk any more: say delete_remote=True, or remote_storage="read" to keep it.'
         )
-    return [TopicConfigChanged(topic.topic_id, {**topic.options, **changes})]
+    records: list[MetadataRecord] = [
+        TopicConfigChanged(topic.topic_id, {**topic.options, **changes})
+    ]
+    if changed.remote_storage and not topic.config.remote_storage:
+        records.extend(remote_changes.begin_in_doubt(state, topic))
+    return records
 
 
 def end_remote_storage(state: ClusterState, name: str, *, now_ms: int) -> list[MetadataRecord]:
     """Turns remote_storage off: what is in the object store alone is lost. Raises
     UnknownTopicError."""
     topic = find_topic(state, name)
-    if not topic.config.remote_storage:
+    if not remote_changes.may_have_objects(topic):
         return []
     return [
         TopicConfigChanged(topic.topic_id, {**topic.options, "remote_storage": False}),

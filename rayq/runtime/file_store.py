@@ -10,14 +10,16 @@ nothing is written to the disk below. Empty directories of objects that were del
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import Any, TypeVar
+from urllib.parse import quote
 
-from rayq.config import DAY_MS, KIB
+from rayq.config import DAY_MS, MIB
 from rayq.environment import Buffer, Disk, Environment, ObjectMeta
 from rayq.errors import (
     ConfigError,
@@ -31,8 +33,10 @@ from rayq.storage import checked_file
 T = TypeVar("T")
 
 PATIENCE_S = 15.0
-PATIENT_BYTES_PER_S = 512 * KIB
+PATIENT_BYTES_PER_S = MIB
 """The deadline of a call is `PATIENCE_S`, and as long as its bytes take at this pace."""
+WHOLE_BYTES_MAX = 32 * MIB
+"""What is read whole, such as a manifest, is taken to have so many at most."""
 LIST_OBJECTS_MAX = 1000
 _TEMPORARY_SUFFIX = ".part"
 _TEMPORARY_KEPT_MS = DAY_MS
@@ -57,8 +61,9 @@ class FileStore:
         )
 
     async def get(self, name: str, position: int = 0, length: int | None = None) -> bytes:
+        size_bytes = WHOLE_BYTES_MAX if length is None else length
         return await self._run(
-            name, length or 0, _get, self._environment.disk, self._path(name), position, length
+            name, size_bytes, _get, self._environment.disk, self._path(name), position, length
         )
 
     async def head(self, name: str) -> ObjectMeta:
@@ -73,7 +78,7 @@ class FileStore:
         await self._run(names[0] if names else "", 0, _delete, self._environment.disk, paths)
 
     async def sign(self, name: str, expires_s: float) -> str:
-        return f"file://{self._path(name)}"
+        return f"file://{quote(self._path(name))}"
 
     def _path(self, name: str) -> str:
         if any(part in ("", ".", "..") or part.startswith(".") for part in name.split("/")):
@@ -84,12 +89,13 @@ class FileStore:
         self, name: str, size_bytes: int, job: Callable[..., T], *arguments: Any
     ) -> T:
         """The result of `job` in a thread; its errors are those of an object store."""
+        disk = self._environment.disk
         patience_s = PATIENCE_S + size_bytes / PATIENT_BYTES_PER_S
         whole = f"file://{self._directory}/{name}"
         try:
             async with asyncio.timeout(patience_s):
                 return await self._environment.threads.run(
-                    _with_directory, self._directory, job, *arguments
+                    _with_directory, disk, self._directory, job, *arguments
                 )
         except TimeoutError as error:
             raise RemoteStorageError(
@@ -103,15 +109,12 @@ class FileStore:
             raise RemoteStorageError(f"{whole} failed: {error.strerror or error}.") from error
 
 
-def _with_directory(directory: str, job: Callable[..., T], *arguments: Any) -> T:
-    try:
-        return job(*arguments)
-    except FileNotFoundError as error:
-        if not os.path.isdir(directory):
-            raise NotADirectoryError(
-                0, "the directory does not exist: is it mounted? Else make it, once"
-            ) from error
-        raise
+def _with_directory(disk: Disk, directory: str, job: Callable[..., T], *arguments: Any) -> T:
+    if not disk.exists(directory):
+        raise NotADirectoryError(
+            errno.ENOTDIR, "the directory does not exist. Is it mounted? Else make it, once"
+        )
+    return job(*arguments)
 
 
 def _put(disk: Disk, path: str, temporary: str, data: Buffer) -> None:
@@ -141,7 +144,6 @@ def _head(path: str) -> tuple[int, int]:
 
 
 def _list(directory: str, prefix: str, after: str) -> list[ObjectMeta]:
-    os.stat(directory)
     found = []
     for name in _walk(directory, "", prefix, after):
         try:

@@ -8,7 +8,6 @@ instance's role. They stay in this process: a store is not pickled, and its erro
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
 import re
 import stat
@@ -17,7 +16,7 @@ from datetime import timedelta
 from typing import Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
-from rayq.config import KIB, MIB
+from rayq.config import MIB
 from rayq.environment import Buffer, Environment, ObjectMeta, ObjectStore
 from rayq.errors import (
     ConfigError,
@@ -32,14 +31,18 @@ T = TypeVar("T")
 
 CONNECT_PATIENCE_S = 5
 PATIENCE_S = 15.0
-PATIENT_BYTES_PER_S = 512 * KIB
+PATIENT_BYTES_PER_S = MIB
 """The deadline of a request is `PATIENCE_S`, and as long as its bytes take at this pace."""
+WHOLE_BYTES_MAX = 32 * MIB
+"""What is read whole, such as a manifest, is taken to have so many at most."""
 REQUEST_S_MAX = 600
 LIST_OBJECTS_MAX = 1000
 _COMPARED_BYTES = MIB
 _ERROR_CHARACTERS_MAX = 300
 _SCHEMES = {"s3": "aws_", "gs": "google_", "az": "azure_"}
 _CODE = re.compile(r"<Code>(\w+)</Code>")
+_DENIED = re.compile(r"status code: 40[13]\b")
+"""Of lists it has no error of its own."""
 _ARCHIVED = "InvalidObjectState"
 
 
@@ -67,11 +70,13 @@ def open_store(
             "az://container/prefix, file:///path."
         )
     try:
-        stores: Any = importlib.import_module("obstore.store")
+        import obstore
+        import obstore.store
     except ImportError as error:
         raise ConfigError(
             f"remote_storage_url {url!r} needs obstore on each node: pip install 'rayq[remote]'."
         ) from error
+    library: Any = obstore
     config: dict[str, Any] = _settings(credentials, _SCHEMES[parts.scheme])
     endpoint = config.get("aws_endpoint_url") or config.get("aws_endpoint") or _aws_endpoint()
     shared: dict[str, Any] = {
@@ -89,16 +94,16 @@ def open_store(
         if parts.scheme == "s3":
             # To sign the payload takes its SHA-256: 5 s of a core for each GiB.
             config.update(aws_unsigned_payload=True, aws_checksum_algorithm="crc64nvme")
-            opened = stores.S3Store(parts.netloc, config=config, **shared)
+            opened = library.store.S3Store(parts.netloc, config=config, **shared)
         elif parts.scheme == "gs":
-            opened = stores.GCSStore(parts.netloc, config=config, **shared)
+            opened = library.store.GCSStore(parts.netloc, config=config, **shared)
         else:
-            opened = stores.AzureStore(parts.netloc, config=config, **shared)
+            opened = library.store.AzureStore(parts.netloc, config=config, **shared)
     except Exception as error:  # noqa: BLE001 - of whatever kind, it is about what was configured
         raise ConfigError(f"{url} cannot be used: {_said(error)}") from None
     # S3 itself refuses an object whose checksum is wrong; others may not look at it.
     checks_puts = parts.scheme == "s3" and not endpoint
-    return _BucketStore(opened, url.rstrip("/"), reads_back=not checks_puts)
+    return _BucketStore(library, opened, url.rstrip("/"), reads_back=not checks_puts)
 
 
 def _aws_endpoint() -> str:
@@ -130,8 +135,8 @@ def _settings(path: str | None, prefix: str) -> dict[str, Any]:
 class _BucketStore:
     """`environment.ObjectStore` by obstore."""
 
-    def __init__(self, store: Any, url: str, *, reads_back: bool) -> None:
-        self._obstore: Any = importlib.import_module("obstore")
+    def __init__(self, library: Any, store: Any, url: str, *, reads_back: bool) -> None:
+        self._obstore = library
         self._store = store
         self._url = url
         self._reads_back = reads_back
@@ -165,7 +170,7 @@ class _BucketStore:
             if length == 0:
                 return b""
             return await self._run(name, length, self._get_range(name, position, length))
-        found = await self._run(name, REQUEST_S_MAX * PATIENT_BYTES_PER_S, self._get_whole(name))
+        found = await self._run(name, WHOLE_BYTES_MAX, self._get_whole(name))
         return found[position:]
 
     async def _get_whole(self, name: str) -> bytes:
@@ -245,7 +250,8 @@ class _BucketStore:
                 f"{whole} was moved to an archive, where it cannot be read: restore it, and take "
                 f"rayq's objects out of the bucket's lifecycle rules. ({said})"
             )
-        if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
+        denied = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
+        if isinstance(error, denied) or _DENIED.search(said):
             return RemoteDeniedError(f"{whole} is denied to this node's credentials. ({said})")
         if isinstance(error, FileNotFoundError) and "NoSuchBucket" not in said:
             return RemoteMissingError(f"{whole} does not exist. ({said})")

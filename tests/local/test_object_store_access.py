@@ -9,7 +9,9 @@ import pytest
 
 from rayq.actors.broker import remote_garbage, store_ownership
 from rayq.errors import ConfigError, TimeoutError
+from rayq.records import SnapshotPin
 from rayq.testing import LocalCluster
+from rayq.wire.messages import PinSnapshot
 from tests.local.support import FAST, eventually
 
 TIERED = {"remote_storage": True, "segment_bytes": 1024, "remote_max_lag_ms": 1}
@@ -59,7 +61,6 @@ def test_an_object_server_that_dies_is_replaced(tiered: LocalCluster) -> None:
     eventually(lambda: not troubles(tiered), "another one works")
 
 
-@pytest.mark.xfail(reason="the store makes the directory of a missing mount")
 def test_a_topic_waits_until_each_broker_reaches_the_store(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/not-mounted"
     with LocalCluster(brokers=1, data_dir=tmp_path / "data", remote_storage_url=url) as cluster:
@@ -123,6 +124,28 @@ def test_a_mark_of_another_cluster_stops_stores_and_deletes_and_no_reads(
     clone.unlink()
     eventually(lambda: not troubles(tiered), "it goes on")
     eventually(lambda: not tiered.admin.describe_object_store().garbage, "and removes what it left")
+
+
+def test_a_pin_lasts_until_its_time_is_over_or_a_job_ends_it(tiered: LocalCluster) -> None:
+    tiered.create_topic("t", partitions=2, **TIERED)
+    topic_id = tiered.admin.describe_topic("t").topic_id
+    pin(tiered, "short", topic_id, ttl_ms=1)
+    pin(tiered, "long", topic_id, ttl_ms=3_600_000)
+    eventually(lambda: [one.pin_id for one in pins(tiered)] == ["long"], "one pin is over")
+    tiered.kill_controller()
+    assert pins(tiered)[0].starts == {0: 5, 1: 0}
+    tiered.admin.unpin("long")
+    eventually(lambda: not pins(tiered), "the other pin is ended")
+
+
+def pin(cluster: LocalCluster, pin_id: str, topic_id: str, ttl_ms: int) -> None:
+    client, background = cluster.shared_client()
+    request = PinSnapshot(pin_id=pin_id, topic_id=topic_id, starts={0: 5, 1: 0}, ttl_ms=ttl_ms)
+    background.run(client.change(request, timeout_s=60))
+
+
+def pins(cluster: LocalCluster) -> list[SnapshotPin]:
+    return cluster.admin.describe_object_store().pins
 
 
 def troubles(cluster: LocalCluster) -> dict[int, str]:

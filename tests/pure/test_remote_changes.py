@@ -149,6 +149,26 @@ def test_the_range_goes_back_only_where_another_manifest_is_adopted() -> None:
     assert not partition(state).is_remote_doubted
 
 
+def test_where_older_metadata_do_not_know_of_remote_storage_its_leader_looks_once_it_is_on() -> None:
+    state = tiered(stored=False)
+    assert remote_changes.doubt_everything(state) == []  # The cluster has no object store.
+    apply(state, [EpochStarted(2, "h", 1, "cluster", "mark")])
+    apply(state, remote_changes.doubt_everything(state))
+    assert partition(state).is_remote_doubted
+    before = partition(state).value
+    apply(state, topic_changes.alter_topic_config(state, "t", {"remote_storage": True}, store=WORKS))
+    after = partition(state).value
+    assert (after.leader, after.leader_epoch) == (before.leader, before.leader_epoch + 1)
+
+
+def test_who_does_not_want_to_know_what_was_in_the_store_gives_it_up() -> None:
+    state = tiered(stored=False)
+    apply(state, [EpochStarted(2, "h", 1, "cluster", "mark")])
+    apply(state, remote_changes.doubt_everything(state))
+    apply(state, topic_changes.end_remote_storage(state, "t", now_ms=5))
+    assert not partition(state).is_remote_doubted and "id-t" in state.garbage
+
+
 # --- pins ----------------------------------------------------------------------------------------
 
 

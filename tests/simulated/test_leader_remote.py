@@ -17,7 +17,13 @@ from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.config import ClusterConfig
-from rayq.errors import FencedEpochError, NotLeaderError, RemoteDeniedError, RemoteStorageError
+from rayq.errors import (
+    FencedEpochError,
+    NotLeaderError,
+    RemoteBacklogError,
+    RemoteDeniedError,
+    RemoteStorageError,
+)
 from rayq.remote_pointer import RemotePointer
 from rayq.storage.data_directory import PartitionDirectory
 from rayq.storage.remote import data_object
@@ -25,7 +31,7 @@ from rayq.storage.remote.manifest import Manifest
 from rayq.storage.remote.names import ObjectKind, RemoteName, parse_name, partition_prefix
 from rayq.wire import messages
 from tests.simulated.remote_store import CLUSTER_ID, TOPIC_ID, PlayedController, PlayedObjects
-from tests.storage.support import append
+from tests.storage.support import append, make_batch
 
 LEADER_EPOCH = 8
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
@@ -344,6 +350,28 @@ def test_an_object_whose_put_was_done_unanswered_is_stored_anew_under_another_na
         manifest = await led.manifest()
         assert manifest.start == 0 and led.describe().lag_bytes == 0
         assert len(led.objects.names(ObjectKind.DATA)) > len(manifest.objects)
+
+    leading(work)
+
+
+def test_a_disk_full_of_what_waits_for_the_store_takes_no_more_until_the_store_is_back() -> None:
+    async def work(led: Led) -> None:
+        def produce() -> None:
+            request = messages.Produce(TOPIC_ID, 0, LEADER_EPOCH, 1, 1000)
+            led.leader.produce(request, memoryview(make_batch(0)))
+
+        await led.write(23)
+        led.objects.backlog_bytes = 1 << 60
+        led.objects.failure = RemoteStorageError("It is away.")
+        await led.look(60)
+        end = led.log.log.end_offset
+        with pytest.raises(RemoteBacklogError, match="It is away"):
+            produce()
+        assert led.log.log.end_offset == end
+        led.objects.failure, led.objects.backlog_bytes = None, 0
+        await led.look(60)
+        produce()
+        assert led.log.log.end_offset == end + 1
 
     leading(work)
 

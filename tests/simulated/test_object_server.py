@@ -25,6 +25,7 @@ from rayq.errors import (
     StaleBrokerError,
     StorageError,
 )
+from rayq.runtime.local_runtime import wait_until
 from rayq.storage import checked_file
 from rayq.storage.batch import encode_batch, stamp
 from rayq.storage.data_directory import ENDPOINT, format_directory
@@ -100,9 +101,10 @@ class Node:
         return process.start(server.run())
 
     async def until_attached(self, *, works: bool = True) -> None:
-        async with asyncio.timeout(200):
-            while not self.attached or (self.attached[-1].trouble is None) != works:
-                await asyncio.sleep(0.05)
+        def is_told() -> bool:
+            return bool(self.attached) and (self.attached[-1].trouble is None) == works
+
+        await wait_until(is_told, 200, "the object server's word")
 
     async def ask(self, request: Any, payload: bytes = b"") -> Any:
         at = self.attached[-1]
@@ -486,9 +488,11 @@ def test_the_broker_is_told_whether_the_store_works(node: Node) -> None:
     async def script() -> None:
         node.store.faults["probe"] = [raises(RemoteDeniedError("403: these credentials"))] * 3
         node.start()
-        async with asyncio.timeout(60):
-            while not node.attached or "403" not in (node.attached[-1].trouble or ""):
-                await asyncio.sleep(0.05)
+        await wait_until(
+            lambda: bool(node.attached) and "403" in (node.attached[-1].trouble or ""),
+            60,
+            "the trouble",
+        )
         await node.until_attached()
         assert not any("probe" in name for name in node.store.objects)
         # An error of anybody's request is looked after at once.

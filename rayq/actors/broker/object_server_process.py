@@ -83,6 +83,7 @@ class ObjectServerProcess:
 
     async def _start(self) -> None:
         self._incarnation = self._environment.new_id()
+        self.endpoint = None
         spec = ObjectServerSpec(
             self._cluster_name, self._broker, self._incarnation, self._data_path
         )
@@ -130,13 +131,6 @@ class ObjectServerProcess:
                 process.kill()
             raise StaleBrokerError(f"Broker {self._broker} has another object server.")
         self._heard_s = self._environment.clock.monotonic()
-        if request.trouble != self._reported or self.endpoint is None:
-            if request.trouble is not None:
-                logger.warning(
-                    "broker %d cannot use the object store: %s", self._broker, request.trouble
-                )
-            elif self._reported is not None:
-                logger.info("broker %d can use the object store again", self._broker)
         self.endpoint = (request.host, request.port)
         self._reported = request.trouble
         return messages.Done()

@@ -189,6 +189,7 @@ class ReplicaSupervisor:
             raise StaleBrokerError("This broker process does not know you: present yourself.")
         if self._note(host, request.replicas):
             self.wake()
+        host.remote_backlog_bytes = request.remote_backlog_bytes
         known = {(status.topic_id, status.partition) for status in request.replicas}
         deadline_s = self._environment.clock.monotonic() + request.wait_ms / 1000
         while True:
@@ -222,6 +223,7 @@ class ReplicaSupervisor:
             removed,
             object_server=None if self._objects is None else self._objects.endpoint,
             remote_halt=None if self._objects is None else self._objects.halt,
+            remote_backlog_bytes=sum(one.remote_backlog_bytes for one in self._hosts),
         )
 
     def _note(self, host: ReplicaProcess, statuses: Sequence[messages.ReplicaStatus]) -> bool:

@@ -19,16 +19,17 @@ from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.remote.retention import RemoteRetention
 from rayq.actors.remote.sweeps import Sweeps
-from rayq.actors.remote.uploads import Uploads, closed_segments
+from rayq.actors.remote.uploads import Uploads, waiting
 from rayq.actors.remote.verification import Verification
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.core.partition_state import PartitionState
-from rayq.core.remote_retention import Piece, closed_above
+from rayq.core.remote_retention import Piece, is_backlog_too_large
 from rayq.errors import (
     DiskFullError,
     FencedEpochError,
     NotLeaderError,
     RayqError,
+    RemoteBacklogError,
     StalePartitionError,
     UnknownTopicError,
 )
@@ -70,6 +71,7 @@ class LeaderRemote:
         self.trouble: str | None = None
         """Why nothing is stored or deleted now. None: it works."""
         self._failures = 0
+        self._refusal: str | None = None
         now_s = environment.clock.monotonic()
         self._pause_until_s = now_s
         # The leaders of a broker begin together, and must not ask the store all at once.
@@ -94,6 +96,7 @@ class LeaderRemote:
 
     def tick(self, now_s: float, clock_watch: ClockWatch) -> None:
         """Does what is due by time. Raises StorageError."""
+        self._refusal = self._why_refused()
         is_running = self._task is not None and not self._task.done()
         if is_running or not (self._replica_log.is_open and self._state.may_serve):
             return
@@ -200,6 +203,34 @@ class LeaderRemote:
             raise
         self._uploads.stored = []
 
+    def check_backlog(self) -> None:
+        """Raises RemoteBacklogError while the topic takes no more records."""
+        if self._refusal is not None:
+            raise RemoteBacklogError(self._refusal)
+
+    def _why_refused(self) -> str | None:
+        backlog_bytes = self.log.objects.backlog_bytes
+        if not (self._stores and backlog_bytes and self._replica_log.is_open):
+            return None
+        config, directory = self._replica_log.config, self._replica_log.log.directory
+        try:
+            free_bytes = self._environment.disk.free_bytes(directory)
+        except OSError:
+            return None  # Appends will tell.
+        if not is_backlog_too_large(
+            backlog_bytes,
+            config.remote_backlog_bytes,
+            free_bytes,
+            is_stuck=self.trouble is not None,
+        ):
+            return None
+        return (
+            f"{self._replica_log.where} takes no records for now: {backlog_bytes} bytes on the "
+            f"disk of broker {self._replica_log.broker}, which has {free_bytes} bytes free, wait "
+            f"for the object store ({self.trouble or 'it is too slow'}). Nothing was written; it "
+            "can be tried again when more of them are stored."
+        )
+
     def _succeeded(self) -> None:
         if self.trouble is not None:
             self._log(logging.INFO, "remote storage works again")
@@ -231,9 +262,7 @@ class LeaderRemote:
 
     def _waiting(self) -> list[Piece]:
         """What of the closed segments is not stored yet."""
-        if not self._stores:
-            return []
-        return closed_above(closed_segments(self._replica_log.log), self.log.end_offset or 0)
+        return waiting(self._replica_log.log, self.log.pointer) if self._stores else []
 
     def describe(self) -> messages.DescribeRemoteStorageResponse:
         """How far the partition is in the object store."""

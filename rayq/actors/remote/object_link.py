@@ -44,6 +44,8 @@ class ObjectLink:
         """Where the object server listens, by the broker's last heartbeat. None: there is none."""
         self.halt: str | None = None
         """Why objects may be read, but neither stored nor deleted. None: they may."""
+        self.backlog_bytes = 0
+        """What waits on this node's disk for the object store."""
         self.uploads = asyncio.Semaphore(UPLOADS_AT_ONCE)
 
     async def ask(

@@ -6,8 +6,9 @@ import asyncio
 
 from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.replica.replica_log import ReplicaLog
-from rayq.core.remote_retention import ClosedSegment, upload_limit
+from rayq.core.remote_retention import ClosedSegment, Piece, closed_above, upload_limit
 from rayq.errors import CorruptBatchError, StorageError
+from rayq.remote_pointer import RemotePointer
 from rayq.storage.log import Log
 from rayq.storage.remote import data_object
 from rayq.storage.remote.manifest import RemoteObject
@@ -28,6 +29,12 @@ def closed_segments(log: Log) -> list[ClosedSegment]:
         for one in log.local_segments()
         if one.is_closed and one.size_bytes
     ]
+
+
+def waiting(log: Log, pointer: RemotePointer | None) -> list[Piece]:
+    """What the closed segments on this disk have that is not in the object store yet."""
+    remote_end = 0 if pointer is None else pointer.end
+    return closed_above(closed_segments(log), max(remote_end, log.start_offset))
 
 
 class Uploads:

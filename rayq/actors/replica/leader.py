@@ -206,6 +206,8 @@ class Leader:
                 f"min_insync_replicas = {leader.min_insync}. Nothing was written; it can be tried "
                 "again when more brokers are back."
             )
+        if self.remote is not None:
+            self.remote.check_backlog()
         header = check_produced_batch(
             payload,
             self._replica_log.topic_config,

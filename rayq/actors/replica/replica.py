@@ -17,6 +17,7 @@ from rayq.actors.hosting import RunCleaner
 from rayq.actors.remote.adoption import Adoption, must_adopt
 from rayq.actors.remote.object_link import ObjectLink
 from rayq.actors.remote.remote_log import RemoteLog
+from rayq.actors.remote.uploads import waiting
 from rayq.actors.replica.compactor import Compactor, cleaner_in_steps
 from rayq.actors.replica.follower import Follower
 from rayq.actors.replica.leader import Leader
@@ -379,6 +380,13 @@ class Replica:
                 samples += self._role.remote.measure(at)
         return samples
 
+    def remote_backlog_bytes(self) -> int:
+        """What closed segments here have that is not in the object store yet."""
+        replica_log = self._replica_log
+        if replica_log.topic_config.remote_storage is not True or not replica_log.is_open:
+            return 0
+        return sum(one.size_bytes for one in waiting(replica_log.log, self.assignment.remote))
+
     # --- background -------------------------------------------------------------------------
 
     def _flushed(self, flushed_offset: int) -> None:
@@ -420,8 +428,9 @@ class Replica:
         replica_log = self._replica_log
         log = replica_log.log
         start = log.retention_start(self._clock_watch.now_ms(), replica_log.high_watermark)
-        # Where the topic gave up its objects, what is only there is gone.
-        start = max(start, log.local_start_offset)
+        if not self.assignment.is_remote_doubted:
+            # The topic gave up its objects: what is only there is gone.
+            start = max(start, log.local_start_offset)
         if start <= log.start_offset:
             return
         log_event(

@@ -12,6 +12,8 @@ import logging
 from collections.abc import Awaitable
 from typing import Any
 
+import msgspec
+
 from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.hosting import ReplicaHostSpec, RunCleaner
 from rayq.actors.remote.object_link import ObjectLink
@@ -175,6 +177,7 @@ class ReplicaHost:
             self._version,
             self._statuses(),
             self._config.heartbeat_interval_ms,
+            remote_backlog_bytes=sum(one.remote_backlog_bytes() for one in self.replicas),
         )
         answer_task = connection.request(request, timeout_s=self._session_s)
         # Something here may change while the broker holds the request: then say so at once.
@@ -184,8 +187,8 @@ class ReplicaHost:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if not answer_task.done():
                 await connection.request(
-                    messages.ReplicaHostHeartbeat(
-                        self._spec.incarnation, self._version, self._statuses(), 0
+                    msgspec.structs.replace(
+                        request, version=self._version, replicas=self._statuses(), wait_ms=0
                     ),
                     timeout_s=self._session_s,
                 )
@@ -207,6 +210,7 @@ class ReplicaHost:
             except RayqError as error:  # Only of this partition: the others must not wait for it.
                 logger.error("assignment of %s: %s", assignment.topic, error)
         self._objects.endpoint, self._objects.halt = answer.object_server, answer.remote_halt
+        self._objects.backlog_bytes = answer.remote_backlog_bytes
         self._version = max(self._version, answer.version)
 
     @property

@@ -170,6 +170,8 @@ class ReplicaHostHeartbeatResponse(Response, frozen=True):
     remote_halt: str | None = None
     """Why leaders may neither store nor delete objects now, only read them: another cluster uses
     the same place under the same id, or it is not known yet. None: they may."""
+    remote_backlog_bytes: int = 0
+    """What waits on the node's disk for the object store, in all replica processes."""
 
 
 class ReplicaHostHeartbeat(Request[ReplicaHostHeartbeatResponse], frozen=True):
@@ -181,6 +183,8 @@ class ReplicaHostHeartbeat(Request[ReplicaHostHeartbeatResponse], frozen=True):
     version: int
     replicas: list[ReplicaStatus]
     wait_ms: Milliseconds
+    remote_backlog_bytes: int = 0
+    """What the closed segments of its replicas have that is not in the object store yet."""
 
 
 class StopReplicaHostResponse(Response, frozen=True):
