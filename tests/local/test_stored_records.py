@@ -207,7 +207,8 @@ def test_transactions_are_shown_whole_across_the_border(
     with tiered.producer(transactional_id="border", batch_size=512) as producer:
         for number in range(40):
             if number == 30:
-                end = tiered.admin.describe_topic(topic).partitions[0].high_watermark
+                end = where(tiered, topic).high_watermark
+                assert end is not None
                 wait_stored(tiered, topic, end)
                 keep_the_rest(tiered, topic)
             values = range(number * 10, number * 10 + 10)
@@ -216,6 +217,7 @@ def test_transactions_are_shown_whole_across_the_border(
                     for value in values:
                         producer.send(topic, value_of(value))
                     if number % 3 == 1:
+                        producer.flush(60.0)
                         raise ArithmeticError
             except (ArithmeticError, TransactionAbortedError):
                 aborted += values
@@ -283,13 +285,13 @@ def test_an_object_that_is_gone_has_a_name(
 def test_the_next_leader_reads_the_store_too(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     with LocalCluster(
-        brokers=2,
+        brokers=3,
         data_dir=tmp_path / "data",
         remote_storage_url=f"file://{tmp_path / 'store'}",
         retention_check_interval_ms=100,
         **FAST,
     ) as cluster:
-        topic = make_topic(cluster, min_insync_replicas=1)
+        topic = make_topic(cluster, replication_factor=2, min_insync_replicas=1)
         fill(cluster, topic)
         wait_in_sync(cluster, topic, 2)
         with cluster.consumer(
