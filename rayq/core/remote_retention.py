@@ -80,6 +80,12 @@ def due(removed: Iterable[tuple[str, int]], now_ms: int, delay_ms: int) -> list[
     return [name for name, removed_ms in removed if now_ms - removed_ms >= delay_ms]
 
 
+def dated_ahead(removed: Iterable[tuple[str, int]], now_ms: int) -> list[str]:
+    """Of the same list what was dated by a clock that was ahead: it is dated anew, so that it does
+    not stay for as long as that."""
+    return [name for name, removed_ms in removed if removed_ms > now_ms]
+
+
 def is_backlog_too_large(
     backlog_bytes: int, limit_bytes: int | None, free_bytes: int, *, is_stuck: bool
 ) -> bool:

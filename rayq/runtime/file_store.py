@@ -53,11 +53,14 @@ class FileStore:
             )
         self._environment = environment
         self._directory = os.path.normpath(directory)
+        self._durable: set[str] = set()
+        """Directories of objects that a loss of power leaves, with all that are above."""
 
     async def put(self, name: str, data: Buffer) -> None:
         temporary = f".{self._environment.new_id()}{_TEMPORARY_SUFFIX}"
+        path, disk = self._path(name), self._environment.disk
         await self._run(
-            name, len(data), _put, self._environment.disk, self._path(name), temporary, data
+            name, len(data), _put, disk, self._directory, self._durable, path, temporary, data
         )
 
     async def get(self, name: str, position: int = 0, length: int | None = None) -> bytes:
@@ -117,10 +120,12 @@ def _with_directory(disk: Disk, directory: str, job: Callable[..., T], *argument
     return job(*arguments)
 
 
-def _put(disk: Disk, path: str, temporary: str, data: Buffer) -> None:
+def _put(
+    disk: Disk, root: str, durable: set[str], path: str, temporary: str, data: Buffer
+) -> None:
     directory = os.path.dirname(path)
     partial = f"{directory}/{temporary}"
-    disk.make_dirs(directory)
+    disk.make_dirs(directory, syncs=False)
     try:
         with closing(disk.open(partial, create=True)) as file:
             checked_file.write_all(file, data, 0)
@@ -131,6 +136,13 @@ def _put(disk: Disk, path: str, temporary: str, data: Buffer) -> None:
             disk.remove(partial)
         raise
     disk.sync_dir(directory)
+    # Whoever made the directories above may have died before it synced them.
+    synced = []
+    while directory != root and directory not in durable:
+        synced.append(directory)
+        directory = os.path.dirname(directory)
+        disk.sync_dir(directory)
+    durable.update(synced)
 
 
 def _get(disk: Disk, path: str, position: int, length: int | None) -> bytes:

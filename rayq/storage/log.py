@@ -192,6 +192,11 @@ class Log:
         return self._end
 
     @property
+    def active_base_offset(self) -> int:
+        """Where the active segment begins."""
+        return self._segments.active.base_offset
+
+    @property
     def persisted_recovery_point(self) -> int:
         """As of the last checkpoint: no crash takes away what is below."""
         return self._checkpoint.recovery_point

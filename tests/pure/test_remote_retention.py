@@ -10,6 +10,7 @@ from rayq.core.remote_retention import (
     Piece,
     StoredObject,
     closed_above,
+    dated_ahead,
     due,
     is_backlog_too_large,
     retention_start,
@@ -104,6 +105,7 @@ def test_uploads_end_where_a_whole_segment_is_stable(
 def test_what_left_the_list_is_due_after_the_delay() -> None:
     removed = [("a", 0), ("b", 50), ("c", 51)]
     assert due(removed, 100, 50) == ["a", "b"]
+    assert dated_ahead(removed, 50) == ["c"]
 
 
 names = st.lists(

@@ -225,6 +225,16 @@ def test_an_active_segment_is_closed_when_it_is_too_old() -> None:
     leading(work)
 
 
+def test_an_active_segment_is_closed_in_time_although_a_clock_was_ahead() -> None:
+    async def work(led: Led) -> None:
+        append(led.log.log, epoch=LEADER_EPOCH, now_ms=led.clock.wall_ms() + 30 * DAY_MS)
+        await led.write(1)
+        await led.look(HOUR_MS / 1000 + 60)
+        assert led.controller.pointer is not None and led.controller.pointer.end == 2
+
+    leading(work)
+
+
 def test_a_topic_that_only_reads_gets_no_more_objects() -> None:
     async def work(led: Led) -> None:
         await led.write(23)

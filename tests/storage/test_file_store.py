@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from proving.simulation import ProcessDied, World
+from proving.simulation import Process, ProcessDied, World
 from rayq.client.environment import system_environment
-from rayq.environment import Environment
 from rayq.errors import (
     ConfigError,
     InvalidRequestError,
@@ -121,7 +120,7 @@ def test_a_full_disk_leaves_no_part_of_an_object() -> None:
         host.disk.capacity_bytes = 1000
 
         async def script() -> None:
-            store = _on_simulated_disk(environment)
+            store = _on(process)
             with pytest.raises(RemoteStorageError, match="space"):
                 await store.put("a/b", b"x" * 2000)
             await store.put("a/b", b"y" * 900)
@@ -131,30 +130,33 @@ def test_a_full_disk_leaves_no_part_of_an_object() -> None:
         world.run(process.run(script()))
 
 
-def test_a_crash_leaves_the_whole_object_or_none() -> None:
+@pytest.mark.parametrize("power_loss", [False, True])
+def test_a_crash_leaves_the_whole_object_or_none(power_loss: bool) -> None:
     content = bytes(range(256)) * 8
     operation, is_through = 0, False
     while not is_through:
         operation += 1
-        for power_loss in (False, True):
-            with World(100 * operation + power_loss) as world:
-                host = world.host()
-                process = host.process("objects")
-                process.environment.disk.make_dirs("/mount")
-                process.kill_at_disk_operation(operation, power_loss=power_loss)
-                store = _on_simulated_disk(process.environment)
-                try:
-                    world.run(process.run(store.put("a/b/c", content)))
-                    is_through = True
-                    host.power_loss()  # What was answered stays.
-                except (ProcessDied, asyncio.CancelledError):
-                    pass
-                after = host.process("objects")
-                found = _on_simulated_disk(after.environment)
-                try:
-                    assert world.run(after.run(found.get("a/b/c"))) == content
-                except RemoteMissingError:
-                    assert not is_through
+        with World(10 * operation + power_loss) as world:
+            host = world.host()
+            process = host.process("objects")
+            process.environment.disk.make_dirs("/mount")
+            process.kill_at_disk_operation(operation, power_loss=power_loss)
+            try:
+                world.run(process.run(_on(process).put("a/b/c", content)))
+                is_through = True
+                host.power_loss()  # What was answered stays.
+            except (ProcessDied, asyncio.CancelledError):
+                pass
+            after = host.process("objects")
+            try:
+                assert world.run(after.run(_on(after).get("a/b/c"))) == content
+            except RemoteMissingError:
+                assert not is_through
+            # The next PUT is durable, whoever made its directories.
+            world.run(after.run(_on(after).put("a/b/d", content)))
+            host.power_loss()
+            last = host.process("objects")
+            assert world.run(last.run(_on(last).get("a/b/d"))) == content
     assert operation > 5, "the test crashed in each of them"
 
 
@@ -171,5 +173,6 @@ def test_what_a_crash_has_left_is_removed_a_day_later(store: FileStore, tmp_path
     run(script())
 
 
-def _on_simulated_disk(environment: Environment) -> FileStore:
-    return FileStore(environment, "/mount")
+def _on(process: Process) -> FileStore:
+    """A store on the simulated disk of a process."""
+    return FileStore(process.environment, "/mount")

@@ -23,7 +23,7 @@ from rayq.actors.remote.uploads import Uploads, waiting
 from rayq.actors.remote.verification import Verification
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.core.partition_state import PartitionState
-from rayq.core.remote_retention import Piece, is_backlog_too_large
+from rayq.core.remote_retention import Piece, dated_ahead, is_backlog_too_large
 from rayq.errors import (
     DiskFullError,
     FencedEpochError,
@@ -74,6 +74,9 @@ class LeaderRemote:
         self._refusal: str | None = None
         now_s = environment.clock.monotonic()
         self._pause_until_s = now_s
+        self._active = (-1, now_s)
+        """The base offset of the active segment, and since when it has records, as far as is known
+        here."""
         # The leaders of a broker begin together, and must not ask the store all at once.
         self._look_interval_s = config.retention_check_interval_ms / 1000
         self._look_s = now_s + self._look_interval_s * environment.random.random()
@@ -100,7 +103,7 @@ class LeaderRemote:
         is_running = self._task is not None and not self._task.done()
         if is_running or not (self._replica_log.is_open and self._state.may_serve):
             return
-        self._close_old_segment(clock_watch.now_ms())
+        self._close_old_segment(now_s, clock_watch.now_ms())
         if now_s >= self._pause_until_s and self._is_due(now_s):
             self._task = self._environment.tasks.spawn(
                 self._replica_log.guard(partial(self._work, clock_watch)),
@@ -111,11 +114,18 @@ class LeaderRemote:
     def _stores(self) -> bool:
         return self._replica_log.topic_config.remote_storage is True
 
-    def _close_old_segment(self, now_ms: int) -> None:
+    def _close_old_segment(self, now_s: float, now_ms: int) -> None:
         if not self._stores:
             return
+        log, lag_ms = self._replica_log.log, self._replica_log.topic_config.remote_max_lag_ms
+        base_offset = log.active_base_offset
+        if self._active[0] != base_offset or log.end_offset == base_offset:
+            self._active = base_offset, now_s
+        elif now_s - self._active[1] > lag_ms / 1000:
+            # However its appends are dated: a clock may have been ahead.
+            now_ms = max(now_ms, (log.last_append_time_ms or 0) + lag_ms)
         try:
-            if self._replica_log.log.roll_to_upload(now_ms):
+            if log.roll_to_upload(now_ms):
                 self._replica_log.wake_flusher()
         except DiskFullError as error:
             logger.warning("%s", error)
@@ -130,7 +140,10 @@ class LeaderRemote:
 
     @property
     def _has_uploads(self) -> bool:
-        return self._stores and (bool(self._uploads.stored) or self._uploads.limit() is not None)
+        uploads = self._uploads
+        return self._stores and (
+            bool(uploads.stored) or uploads.limit() is not None or uploads.waits_for_a_checkpoint
+        )
 
     async def _work(self, clock_watch: ClockWatch) -> None:
         clock = self._environment.clock
@@ -157,6 +170,8 @@ class LeaderRemote:
         failure = None
         if self._stores:
             try:
+                if self._uploads.waits_for_a_checkpoint:
+                    await self._replica_log.checkpoint()
                 await self._uploads.store()
             except RayqError as error:
                 failure = error
@@ -178,14 +193,17 @@ class LeaderRemote:
         deleted: list[str] = []
         if manifest is not None:
             deleted = await self._sweeps.delete_removed(manifest, clock_watch.now_ms())
-        log, removed_ms = self._replica_log.log, clock_watch.latest_ms()
+        log, now_ms = self._replica_log.log, clock_watch.latest_ms()
         log_start = log.persisted_log_start
 
         def change(manifest: Manifest) -> Manifest:
             if deleted:
                 manifest = manifest.without_removed(deleted)
+            ahead = dated_ahead(manifest.removed, now_ms)
+            if ahead:
+                manifest = manifest.without_removed(ahead).with_removed(ahead, now_ms)
             if log_start > manifest.log_start:
-                manifest = manifest.without_below(log_start, removed_ms)
+                manifest = manifest.without_below(log_start, now_ms)
             if not stored:
                 return manifest
             end = stored[-1].end
@@ -194,7 +212,7 @@ class LeaderRemote:
                 epochs=[entry for entry in log.epochs.entries() if entry[1] < end],
                 producer_snapshot=log.producer_snapshot_at(end),
             )
-            return manifest.without_below(log_start, removed_ms)
+            return manifest.without_below(log_start, now_ms)
 
         try:
             await self.log.change(change)
