@@ -150,10 +150,11 @@ class TieredInvariants:
 
     def check_ends(self) -> None:
         """At the end: what replicas know of epochs, once more."""
-        for replica in self._replicas:
-            log = replica._replica_log._log
-            if replica._replica_log.is_open and log is not None:
-                self._check_epochs(replica, log)
+        for process, host in self._cluster.replica_hosts.items():
+            for replica in host._replicas.values() if process.alive else ():
+                log = replica._replica_log._log
+                if replica._replica_log.is_open and log is not None:
+                    self._check_epochs(replica, log)
 
     # --- the metadata -----------------------------------------------------------------------------
 
@@ -368,10 +369,12 @@ class TieredInvariants:
         history = self._histories.get(_key(replica))
         if history is None or replica.assignment.config.get("cleanup_policy") == "compact":
             return
+        # Above that it may have other records than were committed, and not know it yet.
+        limit = min(replica._replica_log.high_watermark, history.end)
         expected = {
             (epoch, max(start, log.start_offset))
             for number, (epoch, start) in enumerate(history.epochs)
-            if start < min(log.end_offset, history.end)
+            if start < limit
             and (
                 number + 1 == len(history.epochs)
                 or history.epochs[number + 1][1] > log.start_offset

@@ -46,7 +46,8 @@ def retention_where_none_is_set() -> list[Patch]:
         if config.retention_bytes is not None or not config.is_deleted_by_retention:
             return retention_start(self, now_ms, high_watermark)
         segments = [one.base_offset for one in self._segments]
-        return max([self._start, *(one for one in segments[:-3] if one <= high_watermark)])
+        start: int = max([self._start, *(one for one in segments[:-3] if one <= high_watermark)])
+        return start
 
     retention_start = Log.retention_start
     return [(Log, "retention_start", mutated)]

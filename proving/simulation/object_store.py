@@ -204,7 +204,7 @@ class ProcessObjectStore:
         what = chosen[0] if chosen else ""
         await self._ask("DELETE", what, lambda: self._store.delete(chosen, by))
 
-    def sign(self, name: str, expires_s: float) -> str:
+    async def sign(self, name: str, expires_s: float) -> str:
         return f"simulated:{name}"
 
     async def _ask(self, verb: str, name: str, work: Callable[[], T], size: int = 0) -> T:

@@ -168,6 +168,18 @@ class Workload:
 
     # --- inside -----------------------------------------------------------------------------------
 
+    async def _wait_for_none(
+        self, find: Callable[[], list[str]], what: str, *, limit_s: float = 60.0
+    ) -> None:
+        """Waits until `find` finds nothing. Raises AssertionError after `limit_s`."""
+        until_s = self._cluster.world.now_s + limit_s
+        while found := find():
+            assert self._cluster.world.now_s < until_s, (
+                f"{found[:20]} ({len(found)}) {what}, after {limit_s} s.\n"
+                f"{self._cluster.describe()}"
+            )
+            await asyncio.sleep(0.1)
+
     def _process(self, name: str) -> Process:
         host = self._cluster.world.host(name)
         self.hosts.append(host)

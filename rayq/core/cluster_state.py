@@ -318,6 +318,7 @@ class ClusterState:
                 records.append(BrokerFenced(number, broker.registration.incarnation))
             if broker.cordoned:
                 records.append(BrokerCordoned(number, True))
+        records.extend(self.garbage.values())
         for topic in self.topics.values():
             records.append(
                 TopicCreated(
@@ -335,7 +336,6 @@ class ClusterState:
                     records.append(RemoteMoved(topic.topic_id, number, partition.remote))
                 if partition.is_remote_doubted:
                     records.append(RemoteDoubted(topic.topic_id, number))
-        records.extend(self.garbage.values())
         records.extend(self.pins.values())
         records.append(ProducerIdsAllocated(self.next_producer_id))
         records.extend(RequestDone(request_id) for request_id in self.requests_done)

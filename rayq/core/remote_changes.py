@@ -90,6 +90,11 @@ def move_remote(
         return []  # It was committed, and the answer was lost.
     if not topic.config.remote_storage:
         raise StalePartitionError(f"{topic.name} keeps nothing in the object store any more.")
+    if known.is_remote_doubted and not is_adopted:
+        raise StalePartitionError(
+            f"The metadata of {where} came back from an older copy: its leader has to adopt the "
+            "newest manifest first."
+        )
     committed = 0 if known.remote is None else known.remote.version
     if pointer.version != committed + 1:
         raise StalePartitionError(
@@ -284,9 +289,9 @@ def check_remote_config(
             "between its records. Write what is left of it to a new topic."
         )
     if before is not None and before.topic_id in state.garbage:
-        raise RemoteStorageError(
-            f"What {before.name!r} had in the object store is still being removed, which takes "
-            "twice remote_delete_delay_ms. Try again when that is over."
+        raise ConfigError(
+            f"What {before.name!r} had in the object store is still being removed: that takes "
+            "remote_delete_delay_ms and a day. See `rayq storage status`, and try again then."
         )
     for broker in sorted(one for one in state.brokers if state.is_live(one)):
         trouble = store.troubles.get(broker, "it was not heard of yet")

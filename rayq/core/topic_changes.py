@@ -161,7 +161,11 @@ def _create(
     _check_min_insync(parse(TopicConfig, options), replication_factor)
     options = {key.replace(".", "_"): value for key, value in options.items()}
     placed = _place(state, nodes, partitions, replication_factor)
-    epochs = {number: one.leader_epoch for number, one in enumerate(restored) if one is not None}
+    epochs = {
+        number: max(one.leader_epoch, one.end_epoch or 0)
+        for number, one in enumerate(restored)
+        if one is not None
+    }
     return [
         TopicCreated(topic_id, name, options, replication_factor),
         *(

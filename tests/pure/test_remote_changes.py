@@ -143,8 +143,8 @@ def test_the_range_goes_back_only_where_another_manifest_is_adopted() -> None:
     check_snapshot(state)
     with pytest.raises(StalePartitionError):
         move(state, pointer(1, 5), is_adopted=True)
-    with pytest.raises(InvalidRequestError, match="goes back"):
-        move(state, pointer(2, 5))
+    with pytest.raises(StalePartitionError, match="adopt"):
+        move(state, pointer(2, 20))
     move(state, pointer(2, 5), is_adopted=True)
     assert not partition(state).is_remote_doubted
 
@@ -243,7 +243,7 @@ def test_a_topic_leaves_the_object_store_only_when_that_is_asked_for_by_name() -
     with pytest.raises(StalePartitionError, match="any more"):
         move(state, pointer(3, 20))
     back = {"remote_storage": True}
-    with pytest.raises(RemoteStorageError, match="still being removed"):
+    with pytest.raises(ConfigError, match="still being removed"):
         topic_changes.alter_topic_config(state, "t", back, store=WORKS)
     apply(state, remote_changes.remove_garbage(state, "id-t"))
     apply(state, topic_changes.alter_topic_config(state, "t", back, store=WORKS))

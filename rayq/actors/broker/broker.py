@@ -134,6 +134,7 @@ class Broker:
                 self._pool,
                 cluster_name=self._cluster_name,
                 ask_controller=self._ask_controller,
+                is_current=lambda: self.is_registered,
             )
         )
         self._replicas = ReplicaSupervisor(

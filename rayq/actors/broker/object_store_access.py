@@ -3,6 +3,8 @@ what the broker itself does there."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rayq.actors.broker.object_server_process import ObjectServerProcess
 from rayq.actors.broker.remote_garbage import RemoteGarbageSweep
 from rayq.actors.broker.store_ownership import StoreOwnership
@@ -18,7 +20,8 @@ from rayq.wire.pool import ConnectionPool
 
 class ObjectStoreAccess:
     """See the module. Only where the cluster has a `remote_storage_url`. `ask_controller` sends a
-    request to the controller; it raises RayqError."""
+    request to the controller; it raises RayqError. `is_current()` says whether the metadata here
+    are known to be current."""
 
     def __init__(
         self,
@@ -31,6 +34,7 @@ class ObjectStoreAccess:
         *,
         cluster_name: str,
         ask_controller: messages.Ask,
+        is_current: Callable[[], bool],
     ) -> None:
         meta = directory.meta
         self._environment = environment
@@ -43,7 +47,7 @@ class ObjectStoreAccess:
             broker=meta.broker,
             data_path=directory.path,
         )
-        self._ownership = StoreOwnership(metadata, self._link)
+        self._ownership = StoreOwnership(metadata, self._link, is_current=is_current)
         self._garbage = RemoteGarbageSweep(
             environment,
             config,

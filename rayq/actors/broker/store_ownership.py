@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.actors.remote.object_link import ObjectLink
 from rayq.core.remote_changes import unknown_marks
-from rayq.errors import RayqError
+from rayq.errors import RayqError, RemoteStorageError
 from rayq.storage import checked_file
 from rayq.storage.remote import names
 from rayq.wire import messages
@@ -30,9 +31,14 @@ MARK_VERSION = 1
 class StoreOwnership:
     """See the module. `halt` says why objects may neither be stored nor deleted; None: they may."""
 
-    def __init__(self, metadata: MetadataKeeper, objects: ObjectLink) -> None:
+    def __init__(
+        self, metadata: MetadataKeeper, objects: ObjectLink, *, is_current: Callable[[], bool]
+    ) -> None:
+        """`is_current()` says whether the metadata here are known to be current: those of long ago
+        would take marks of this very cluster for another's."""
         self._metadata = metadata
         self._objects = objects
+        self._is_current = is_current
         self._looked_epoch = 0
         """The controller epoch in which the marks were looked at last."""
         self.halt: str | None = "the marks in the object store were not looked at yet"
@@ -40,6 +46,7 @@ class StoreOwnership:
     async def run(self) -> None:
         backoff_s = BACKOFF_S
         while True:
+            await self._metadata.changed.wait_until(self._is_current, LOOK_INTERVAL_S)
             try:
                 await self.look()
             except RayqError as error:
@@ -53,6 +60,8 @@ class StoreOwnership:
     async def look(self) -> None:
         """Leaves the mark of this controller epoch, and looks for those of others. Raises
         RemoteStorageError, RemoteDeniedError; `halt` is then as before."""
+        if not self._is_current():
+            raise RemoteStorageError("This broker's metadata are of long ago.")
         state = self._metadata.state
         epoch = state.controller_epoch
         mark = state.marks.get(epoch)

@@ -140,7 +140,10 @@ class LeaderRemote:
 
     @property
     def _has_uploads(self) -> bool:
-        return self._stores and (bool(self._uploads.stored) or self._uploads.limit() is not None)
+        uploads = self._uploads
+        return self._stores and (
+            bool(uploads.stored) or uploads.limit() is not None or uploads.waits_for_a_checkpoint
+        )
 
     async def _work(self, clock_watch: ClockWatch) -> None:
         clock = self._environment.clock
@@ -167,6 +170,8 @@ class LeaderRemote:
         failure = None
         if self._stores:
             try:
+                if self._uploads.waits_for_a_checkpoint:
+                    await self._replica_log.checkpoint()
                 await self._uploads.store()
             except RayqError as error:
                 failure = error

@@ -60,6 +60,14 @@ class Uploads:
         limit = upload_limit(closed_segments(log), stable_offset)
         return limit if limit is not None and limit > self.next_offset else None
 
+    @property
+    def waits_for_a_checkpoint(self) -> bool:
+        """Whether closed segments could be stored but for the recovery point, which goes on by
+        itself only after flush_checkpoint_bytes: without more writes never."""
+        log = self._replica_log.log
+        limit = upload_limit(closed_segments(log), self._replica_log.last_stable_offset)
+        return limit is not None and limit > max(self.next_offset, log.persisted_recovery_point)
+
     async def store(self) -> None:
         """Stores the next objects; those that are stored, without a gap, are in `stored` then, also
         after an error. Raises RemoteStorageError; StorageError, which may have ended the replica.
