@@ -13,7 +13,6 @@ import google_crc32c
 from rayq.config import ClusterConfig
 from rayq.environment import Buffer, Clock, Environment, ObjectMeta, ObjectStore
 from rayq.errors import (
-    RayqError,
     RemoteDamagedError,
     RemoteDeniedError,
     RemoteMissingError,
@@ -52,31 +51,36 @@ class Throttle:
         longer than `patience_s`."""
         if self._bytes_per_s is None:
             return
-        now_s = self._clock.monotonic()
-        starts_s = max(self._free_at_s, now_s - BURST_S)
-        wait_s = starts_s - now_s
+        wait_s = self._free_at_s - self._clock.monotonic()
         if patience_s is not None and wait_s > patience_s:
             raise RemoteSlowError(
                 f"The limit of {self._bytes_per_s} bytes a second is used up for {wait_s:.0f} s: "
                 "it is tried again. Or raise remote_upload_bytes_per_s."
             )
-        self._free_at_s = starts_s + size_bytes / self._bytes_per_s
+        self.spend(size_bytes)
         if wait_s > 0:
             await asyncio.sleep(wait_s)
+
+    def spend(self, size_bytes: int) -> None:
+        """These bytes go at once, and count for those that come later."""
+        if self._bytes_per_s is not None:
+            now_s = self._clock.monotonic()
+            starts_s = max(self._free_at_s, now_s - BURST_S)
+            self._free_at_s = starts_s + size_bytes / self._bytes_per_s
 
 
 class StoreClient:
     """The object store within the limits of the config. Each call is repeated where its outcome is
     not known: names are written once, so that a repeated PUT or DELETE changes nothing. Raises what
-    `ObjectStore` raises. `on_error` is called with each error that the store, and not the name
-    asked for, is the cause of."""
+    `ObjectStore` raises. `on_error` is called at each error that is the store's, and not that of
+    the name asked for."""
 
     def __init__(
         self,
         environment: Environment,
         config: ClusterConfig,
         store: ObjectStore,
-        on_error: Callable[[RayqError], None],
+        on_error: Callable[[], None],
     ) -> None:
         self._environment = environment
         self._store = store
@@ -109,8 +113,13 @@ class StoreClient:
         finally:
             self._upload_turns.release()
 
+    async def put_small(self, name: str, data: Buffer) -> None:
+        """As `put`, without a turn: what commits an upload does not wait for other uploads."""
+        self._uploads.spend(len(data))
+        await self.put(name, data)
+
     async def put(self, name: str, data: Buffer) -> None:
-        """Large data only within `upload_turn`."""
+        """Within `upload_turn`."""
         await self._repeat("put", lambda: self._store.put(name, data))
         self._uploaded.value += len(data)
 
@@ -186,7 +195,7 @@ class StoreClient:
                 self._count(error)
                 if isinstance(error, RemoteMissingError):
                     raise
-                self._on_error(error)
+                self._on_error()
                 is_late = self._clock.monotonic() - began_s > RETRIES_BEGIN_S_MAX
                 if isinstance(error, RemoteDeniedError) or attempt == ATTEMPTS_MAX or is_late:
                     raise
