@@ -13,6 +13,7 @@ import google_crc32c
 from rayq.config import ClusterConfig
 from rayq.environment import Buffer, Clock, Environment, ObjectMeta, ObjectStore
 from rayq.errors import (
+    RayqError,
     RemoteDamagedError,
     RemoteDeniedError,
     RemoteMissingError,
