@@ -13,6 +13,7 @@ import google_crc32c
 from rayq.config import ClusterConfig
 from rayq.environment import Buffer, Clock, Environment, ObjectMeta, ObjectStore
 from rayq.errors import (
+    RayqError,
     RemoteDamagedError,
     RemoteDeniedError,
     RemoteMissingError,
@@ -34,6 +35,8 @@ UPLOADS_AT_ONCE_MAX = 3
 UPLOAD_TURN_S_MAX = 15.0
 """An upload that would wait longer for its turn is refused: its leader asks again later."""
 BURST_S = 1.0
+
+COUNTED_ERRORS = (RemoteStorageError, RemoteDeniedError, RemoteMissingError, RemoteDamagedError)
 
 
 class Throttle:
@@ -90,6 +93,8 @@ class StoreClient:
         self._read_turns = asyncio.Semaphore(READS_AT_ONCE_MAX)
         self._uploaded = environment.metrics.counter("rayq_remote_uploaded_bytes_total")
         self._downloaded = environment.metrics.counter("rayq_remote_downloaded_bytes_total")
+        for error in COUNTED_ERRORS:  # At 0 from the beginning, or the first would be no increase.
+            environment.metrics.counter("rayq_remote_errors_total", error=error.__name__)
 
     @asynccontextmanager
     async def upload_turn(self, size_bytes: int) -> AsyncIterator[None]:
@@ -147,6 +152,7 @@ class StoreClient:
                 await check(data)
             except RemoteDamagedError as error:
                 logger.warning("%s", error)
+                self._count(error)
                 crc = google_crc32c.value(data)
                 if crc in seen:
                     raise
@@ -177,6 +183,10 @@ class StoreClient:
     async def sign(self, name: str, expires_s: float) -> str:
         return await self._store.sign(name, expires_s)
 
+    def _count(self, error: RayqError) -> None:
+        kind = type(error).__name__
+        self._environment.metrics.counter("rayq_remote_errors_total", error=kind).value += 1
+
     async def _repeat(self, operation: str, ask: Callable[[], Awaitable[T]]) -> T:
         metrics = self._environment.metrics
         began_s = self._clock.monotonic()
@@ -187,8 +197,7 @@ class StoreClient:
             except (RemoteStorageError, RemoteMissingError) as error:
                 if isinstance(error, RemoteMissingError) and operation == "head":
                     raise
-                kind = type(error).__name__
-                metrics.counter("rayq_remote_errors_total", error=kind).value += 1
+                self._count(error)
                 if isinstance(error, RemoteMissingError):
                     raise
                 self._on_error()
