@@ -18,6 +18,7 @@ from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.local_retention import LocalRetention
 from rayq.core import remote_changes
 from rayq.core.metadata_records import RemoteMoved
+from rayq.core.remote_retention import closed_above, sweepable, upload_limit
 from rayq.errors import RayqError, StalePartitionError
 from rayq.storage import recovery
 from rayq.storage.log import Log
@@ -89,7 +90,6 @@ def pages_stored_later() -> list[Patch]:
 
 @plants("37", "records that are not committed yet go to the object store", TIERED)
 def stored_above_the_high_watermark() -> list[Patch]:
-    upload_limit = uploads.upload_limit
     return [
         (uploads, "upload_limit", lambda segments, stable: upload_limit(segments, EVERYTHING))
     ]
@@ -209,7 +209,6 @@ def deleted_without_delay() -> list[Patch]:
 
 @plants("41", "what is on disk and in the store counts twice for retention", TIERED)
 def stored_bytes_counted_twice() -> list[Patch]:
-    closed_above = retention.closed_above
     return [(retention, "closed_above", lambda segments, remote_end: closed_above(segments, 0))]
 
 
@@ -230,8 +229,6 @@ def log_start_not_raised() -> list[Patch]:
 
 @plants("42", "a sweep takes objects of later leaders", TIERED)
 def later_epochs_swept() -> list[Patch]:
-    sweepable = sweeps.sweepable
-
     def mutated(listed: Any, **options: Any) -> Any:
         return sweepable(listed, **options | {"leader_epoch": EVERYTHING})
 
