@@ -25,7 +25,7 @@ from rayq.environment import OpenObject
 from rayq.errors import CorruptBatchError, RayqError, RemoteDamagedError
 from rayq.storage.batch import HEADER_BYTES, BatchHeader, read_header
 from rayq.storage.remote.data_object import Footer, read_footer
-from rayq.wire.messages import DescribeRemote, DescribeRemoteResponse, RemoteRange
+from rayq.wire.messages import RemoteRange
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -111,27 +111,14 @@ class DirectReads:
         clock = self._environment.clock
         if not self._ranges or clock.monotonic() - self._asked_s > URLS_USED_S:
             self._asked_s = clock.monotonic()
-            answer = await self._describe(offset)
-            self._ranges = deque(answer.ranges)
+            found = await self._partition.objects(
+                offset, self._end, objects_max=OBJECTS_MAX, expires_ms=URLS_EXPIRE_MS
+            )
+            self._ranges = deque(found)
             if self._is_first and self._stored_bytes(offset) < DIRECT_BYTES_MIN:
                 return None
             self._is_first = False
         return self._ranges[0] if self._ranges else None
-
-    async def _describe(self, offset: int) -> DescribeRemoteResponse:
-        place = self._partition.place
-        answer, _ = await self._partition.exchange(
-            lambda leader_epoch: DescribeRemote(
-                topic_id=self._partition.topic_id,
-                partition=place.partition,
-                leader_epoch=leader_epoch,
-                start=offset,
-                end=self._end,
-                ranges_max=OBJECTS_MAX,
-                expires_ms=URLS_EXPIRE_MS,
-            )
-        )
-        return answer
 
     def _stored_bytes(self, offset: int) -> float:
         """About how much of what is to be read lies in the objects that are known."""
@@ -208,7 +195,11 @@ class _ObjectReader:
                     )
                 self._left_bytes -= len(arrived)
                 data += arrived
-                batches, end, wanted = self._split(data, bytes_max)
+                found, end, wanted = self._split(data, bytes_max)
+                # The place in the footer may lie before what was asked for.
+                batches = [one for one in found if one[1].next_offset > self.next_offset]
+                if not batches:
+                    data = data[end:]
         except CorruptBatchError as error:
             raise RemoteDamagedError(f"{self._name}: {error}") from error
         self._rest = data[end:]

@@ -13,19 +13,15 @@ from rayq.records import TopicPartition
 from rayq.wire.messages import (
     DescribeOpenTransactions,
     DescribeOpenTransactionsResponse,
+    DescribeRemote,
     ListOffsets,
+    RemoteRange,
     Request,
     ResponseT,
 )
 
 ATTEMPT_TIMEOUT_S = 10.0
 """How long one question to a leader waits for its answer before it is repeated."""
-
-
-def uses_remote_storage(client: Client, topic: str) -> bool:
-    """Whether records of the topic, whose metadata is loaded, may be in an object store."""
-    found = client.metadata.topics.get(topic)
-    return found is not None and bool(found.config.get("remote_storage"))
 
 
 class JobPartition(NamedTuple):
@@ -99,6 +95,24 @@ class JobPartition(NamedTuple):
             )
         )
         return answer
+
+    async def objects(
+        self, start: int, end: int, *, objects_max: int, expires_ms: int = 0
+    ) -> list[RemoteRange]:
+        """Which objects hold the records from `start` up to `end`, with URLs where `expires_ms` is
+        not 0. [] where `start` is in none. Raises as `exchange` does."""
+        answer, _ = await self.exchange(
+            lambda leader_epoch: DescribeRemote(
+                topic_id=self.topic_id,
+                partition=self.place.partition,
+                leader_epoch=leader_epoch,
+                start=start,
+                end=end,
+                ranges_max=objects_max,
+                expires_ms=expires_ms,
+            )
+        )
+        return answer.ranges
 
     def _check_topic_id(self, known_id: str) -> None:
         if known_id != self.topic_id:

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from rayq.batch.direct_reads import DirectReads
-from rayq.batch.job_partition import JobPartition, uses_remote_storage
+from rayq.batch.job_partition import JobPartition
 from rayq.batch.offset_ranges import Split
+from rayq.batch.stored_ranges import uses_remote_storage
 from rayq.client.background import BackgroundLoop
 from rayq.client.client import Client
 from rayq.client.cluster import Cluster
@@ -220,7 +221,7 @@ class _Reader:
         subscription.assigned = {split.place: self._assigned}
         self._fetcher = Fetcher(self._client, self._config, subscription)
         self._fetcher.add_listener(self._news.set)
-        if uses_remote_storage(self._client, split.topic):
+        if await uses_remote_storage(self._client, split.topic, self._timeout_s):
             self._direct = DirectReads(self._partition, split.end)
             self._fetcher.elsewhere = self._direct.next
         self._fetcher.start([self._assigned.stream])

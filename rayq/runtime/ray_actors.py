@@ -124,7 +124,7 @@ class ObjectServerActor:
         pid = os.getpid()
         started = process_start_time(pid)
         assert started is not None
-        os.nice(OBJECT_SERVER_NICE)
+        os.nice(OBJECT_SERVER_NICE)  # Of this thread, and of those that it starts.
         environment = server_environment(config)
         self._reports = start_reports(environment, config, object_server_name(spec))
         assert config.remote_storage_url is not None

@@ -50,6 +50,12 @@ def object_server_pids() -> list[int]:
     ]
 
 
+def niceness_of_threads(pid: int) -> set[int]:
+    """Those of Ray itself are as in any process, those of the object server are not."""
+    threads = [int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir()]
+    return {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads}
+
+
 def test_old_records_go_to_the_bucket_and_come_from_there_whatever_dies(
     remote: Cluster, s3: S3, tmp_path: Path
 ) -> None:
@@ -85,7 +91,7 @@ def test_old_records_go_to_the_bucket_and_come_from_there_whatever_dies(
     broker_pid = actor_pid("rayq:remote:broker-0")
     assert broker_pid is not None
     usual = os.getpriority(os.PRIO_PROCESS, broker_pid)
-    assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, usual + OBJECT_SERVER_NICE)
+    assert niceness_of_threads(pid) >= {usual, min(19, usual + OBJECT_SERVER_NICE)}
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: object_server_pids() not in ([], [pid]), "another one runs", WAIT_S)
     assert read() == values

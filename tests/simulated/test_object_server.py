@@ -342,7 +342,7 @@ def test_bytes_that_are_damaged_on_the_way_are_read_again(
     async def script() -> None:
         name, content, _ = await node.stored([700] * 20)
         start = position % len(content)
-        node.store.faults["get"] = [fault, fault]
+        node.store.faults["get"] = [fault]
         found = await node.read(name, content, start, 20)
         assert found == content[start : start + 20]
 
@@ -361,6 +361,19 @@ def test_an_object_that_is_damaged_in_the_store_is_never_served(node: Node) -> N
         del node.store.objects[name]
         with pytest.raises(RemoteMissingError, match=name):
             await node.read(name, content, 9 * PART, 1)
+
+    node.run(script())
+
+
+def test_bytes_that_are_wrong_each_time_in_another_way_are_asked_for_again_later(
+    node: Node,
+) -> None:
+    async def script() -> None:
+        name, content, _ = await node.stored([700] * 3)
+        node.store.faults["get"] = [lambda data, n=n: data[:n] for n in range(3)]  # type: ignore[misc]
+        with pytest.raises(RemoteStorageError, match="on the way"):
+            await node.read(name, content, len(content) - 20, 9)
+        assert await node.read(name, content, len(content) - 20, 9) == content[-20:-11]
 
     node.run(script())
 

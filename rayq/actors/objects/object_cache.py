@@ -39,8 +39,6 @@ DIRECTORY = "remote-cache"
 GET_BYTES_MAX = 8 * MIB
 """One request to the object store reads so much; larger reads are several, side by side."""
 READ_AHEAD_BYTES_MAX = 32 * MIB
-DAMAGED_ATTEMPTS_MAX = 3
-"""Bytes that do not match their CRC are read so often: they may be damaged on the way only."""
 GRACE_S = 2.0
 """A file whose place was told stays for so long."""
 KEPT_FREE_BYTES = GIB
@@ -235,15 +233,13 @@ class ObjectCache:
         self, one: _Object, run: Sequence[int], footer_run: _Loading | None
     ) -> RayqError | None:
         """Reads a run of parts. An error is a value: several wait for it, or nobody."""
+        start, end = one.place(run[0])[0], one.place(run[-1])[1]
+
+        async def take(data: bytes) -> None:
+            await self._take(one, run, data, footer_run)
+
         try:
-            for attempt in range(1, DAMAGED_ATTEMPTS_MAX + 1):
-                try:
-                    await self._fetch_once(one, run, footer_run)
-                    break
-                except RemoteDamagedError as error:
-                    logger.warning("%s", error)
-                    if attempt == DAMAGED_ATTEMPTS_MAX:
-                        raise
+            await self._client.get_checked(one.name, take, start, end - start)
         except RayqError as error:
             return error
         except OSError as error:
@@ -257,13 +253,21 @@ class ObjectCache:
         finally:
             for part in run:
                 one.loading.pop(part, None)
+        if one.is_dropped:
+            await self._remove(one.path)
+        else:
+            one.present.update(run)
+            one.size_bytes += end - start
+            self._size_bytes += end - start
+            self._evict()
         return None
 
-    async def _fetch_once(
-        self, one: _Object, run: Sequence[int], footer_run: _Loading | None
+    async def _take(
+        self, one: _Object, run: Sequence[int], data: bytes, footer_run: _Loading | None
     ) -> None:
+        """Checks the bytes of a run, and writes them to the file. Raises RemoteDamagedError,
+        OSError, and why the footer could not be read."""
         start, end = one.place(run[0])[0], one.place(run[-1])[1]
-        data = await self._client.get(one.name, start, end - start)
         if len(data) != end - start:
             raise RemoteDamagedError(
                 f"{one.name} has {len(data)} bytes at {start} instead of {end - start}."
@@ -285,13 +289,6 @@ class ObjectCache:
         await self._environment.threads.run(
             _write_checked, self._environment.disk, one.path, one.name, data, start, parts
         )
-        if one.is_dropped:
-            await self._remove(one.path)
-            return
-        one.present.update(run)
-        one.size_bytes += end - start
-        self._size_bytes += end - start
-        self._evict()
 
 
 def _empty(disk: Disk, above: str, directory: str) -> None:

@@ -43,7 +43,6 @@ PROBE_S = 60.0
 PROBE_AGAIN_S, PROBE_AGAIN_S_MAX = 1.0, 60.0
 """How soon while it does not: at first, and at most."""
 OLD_PROBE_MS = 3_600_000
-DAMAGED_ATTEMPTS_MAX = 3
 STARTING = "the object server has not reached the object store yet"
 
 
@@ -222,11 +221,11 @@ class ObjectServer:
         return messages.Done()
 
     async def _get_blob(self, name: str) -> Result:
-        for _ in range(DAMAGED_ATTEMPTS_MAX):
-            content = await self._client.get(name)
-            if _is_intact(name, content):
-                return messages.Done(), content
-        raise RemoteDamagedError(f"{name} does not match its CRC.")
+        async def check(content: bytes) -> None:
+            if not _is_intact(name, content):
+                raise RemoteDamagedError(f"{name} does not match its CRC.")
+
+        return messages.Done(), await self._client.get_checked(name, check)
 
     async def _list(self, request: messages.ListObjects) -> Result:
         found = await self._client.list(request.prefix, request.after)

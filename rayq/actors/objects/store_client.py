@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
+
+import google_crc32c
 
 from rayq.config import ClusterConfig
 from rayq.environment import Buffer, Clock, Environment, ObjectMeta, ObjectStore
 from rayq.errors import (
     RayqError,
+    RemoteDamagedError,
     RemoteDeniedError,
     RemoteMissingError,
     RemoteSlowError,
     RemoteStorageError,
 )
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ATTEMPTS_MAX = 3
 RETRY_S = 0.2
 RETRIES_BEGIN_S_MAX = 20.0
 """After so long a request is not repeated any more: who asked has a deadline."""
+DAMAGED_ATTEMPTS_MAX = 3
 READS_AT_ONCE_MAX = 16
 UPLOADS_AT_ONCE_MAX = 3
 """Each of them is in memory, with its up to 64 MiB."""
@@ -110,6 +116,36 @@ class StoreClient:
             data = await self._repeat("get", lambda: self._store.get(name, position, length))
         self._downloaded.value += len(data)
         return data
+
+    async def get_checked(
+        self,
+        name: str,
+        check: Callable[[bytes], Awaitable[None]],
+        position: int = 0,
+        length: int | None = None,
+    ) -> bytes:
+        """As `get`, of bytes that `check` takes. Where it raises RemoteDamagedError they are read
+        again: they may be damaged on the way. The error is final only when the store gives the same
+        wrong bytes twice; else RemoteStorageError."""
+        seen: set[int] = set()
+        for attempt in range(1, DAMAGED_ATTEMPTS_MAX + 1):
+            data = await self.get(name, position, length)
+            try:
+                await check(data)
+            except RemoteDamagedError as error:
+                logger.warning("%s", error)
+                crc = google_crc32c.value(data)
+                if crc in seen:
+                    raise
+                seen.add(crc)
+                if attempt == DAMAGED_ATTEMPTS_MAX:
+                    raise RemoteStorageError(
+                        f"{error} Each of {attempt} times there were other bytes, so they are "
+                        "damaged on the way here. It is tried again."
+                    ) from error
+            else:
+                return data
+        raise AssertionError("unreachable")
 
     async def head(self, name: str) -> ObjectMeta | None:
         """None: there is no such object."""

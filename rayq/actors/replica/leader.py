@@ -328,7 +328,8 @@ class Leader:
         self._replica_log.appended.notify()  # Followers hear of it with their next fetch.
         while True:
             if leader.is_log_start_committed(before):
-                return messages.DeleteRecordsResponse(self._replica_log.log.start_offset)
+                start_offset = self._replica_log.log.start_offset
+                return messages.DeleteRecordsResponse(leader.committed_log_start(start_offset))
             remaining_s = deadline_s - clock.monotonic()
             if remaining_s <= 0:
                 raise TimeoutError(

@@ -106,6 +106,7 @@ class ListOffsets(ToLeader[ListOffsetsResponse], frozen=True):
 
 class DeleteRecordsResponse(Response, frozen=True):
     log_start_offset: int
+    """No replica that may lead next begins below it."""
 
 
 class DeleteRecords(ToLeader[DeleteRecordsResponse], frozen=True):
