@@ -59,6 +59,8 @@ QUESTION_TIMEOUT_S = 6.0
 PROBE_S = 1.0
 PROBED_MAX = 20
 PIN_S = 6.0
+UNCLEAN_SHARE = 8
+"""How often an unclean election is among the faults, where there is a topic for it."""
 BURY_S = 8.0
 BRIEF = "brief-"
 """What the names of the topics begin with that are deleted."""
@@ -232,7 +234,7 @@ class TieredWorkload(RemoteStorage, Operators):
         self.unclean: UncleanTopic | None = None
         if self._remote_rng.random() < 0.4:
             self.unclean = UncleanTopic(cluster, self.problems)
-            self.more_faults = (*self.more_faults, elect_uncleanly, elect_uncleanly)
+            self.more_faults = (*self.more_faults, *[elect_uncleanly] * UNCLEAN_SHARE)
 
     @classmethod
     def broker_count(cls, rng: random.Random) -> int:
