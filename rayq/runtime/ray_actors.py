@@ -140,8 +140,8 @@ class ObjectServerActor:
     async def _run(self) -> None:
         try:
             await self._server.run()
-        except OSError as error:
-            logger.error("the object server ends: %s", error)
+        except Exception:
+            logger.exception("the object server ends")
         # Its broker starts another one if it wants one.
         ray.kill(ray.get_runtime_context().current_actor)
 
@@ -164,14 +164,17 @@ class RayRuntime:
         return await self._start(ObjectServerActor, spec, object_server_name(spec))
 
     async def _start(self, kind: type, spec: object, name: str) -> HostProcess:
+        actor: Any = None
         try:
-            actor: Any = ray.remote(kind).options(
+            actor = ray.remote(kind).options(
                 **pinned(self._node_id), name=name, max_restarts=0
             ).remote()
             pid, started = await asyncio.wait_for(
                 actor.start.remote(spec, self._config), START_TIMEOUT_S
             )
         except (RayError, ValueError, asyncio.TimeoutError) as error:
+            if actor is not None:
+                ray.kill(actor)  # It is detached: nobody else would end it.
             raise RayqError(f"Ray could not start {name}: {error}") from error
         process = adopt_process(pid, started)
         if process is None:

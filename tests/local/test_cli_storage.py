@@ -48,15 +48,18 @@ def record(number: int) -> bytes:
     return b"%d " % number + os.urandom(VALUE_BYTES)
 
 
-def fill(cluster: LocalCluster, topic: str = "flights", partitions: int = 1) -> list[bytes]:
-    """A topic whose closed segments are in the object store, and on no disk any more. Returns the
-    values of partition 0."""
-    cluster.create_topic(topic, partitions, remote_storage=True, **SMALL)
+def fill(
+    cluster: LocalCluster, topic: str = "flights", partitions: int = 1, **options: Any
+) -> list[bytes]:
+    """A topic whose closed segments are in the object store, and, unless `options` say otherwise,
+    on no disk any more. Returns the values of partition 0."""
+    cluster.create_topic(topic, partitions, remote_storage=True, **(SMALL | options))
     sent = [record(number) for number in range(RECORDS)]
     with cluster.producer(linger_ms=0) as producer:
         for value in sent:  # One by one, so that segments are small.
             producer.send(topic, value, partition=0).result(60)
-    eventually(lambda: is_away(remote(cluster, topic)), "only the open segment is on the disk")
+    has_arrived = is_stored if "local_retention_bytes" in options else is_away
+    eventually(lambda: has_arrived(remote(cluster, topic)), "what is closed is in the store")
     return sent
 
 
@@ -64,9 +67,12 @@ def remote(cluster: LocalCluster, topic: str = "flights") -> RemotePartitionInfo
     return cluster.admin.describe_remote_storage(topic)[0]
 
 
+def is_stored(one: RemotePartitionInfo) -> bool:
+    return one.lag_bytes == 0 and bool(one.remote_end_offset)
+
+
 def is_away(one: RemotePartitionInfo) -> bool:
-    is_stored = one.lag_bytes == 0 and bool(one.remote_end_offset)
-    return is_stored and one.local_start_offset == one.remote_end_offset
+    return is_stored(one) and one.local_start_offset == one.remote_end_offset
 
 
 def objects(store: Path) -> list[Path]:
@@ -191,6 +197,34 @@ def test_a_restore_that_cannot_be_changes_nothing(
     objects(store)[0].unlink()
     missing = rayq_command("topic", "restore", "flights", "--yes")
     assert missing.code == 1 and "does not exist" in missing.err
+
+
+def test_a_check_names_what_is_missing_or_damaged_and_mends_what_the_disks_have(
+    rayq_command: Command, cluster: LocalCluster, store: Path
+) -> None:
+    fill(cluster, "away")
+    fill(cluster, "both", local_retention_bytes=None)
+    for topic in ("away", "both"):
+        assert ": 0 wrong" in rayq_command.well("storage", "verify-remote", topic, "--deep").out
+
+    for path in objects(store):
+        damaged = bytearray(path.read_bytes())
+        damaged[len(damaged) // 2] ^= 1
+        path.write_bytes(damaged)
+    assert ": 0 wrong" in rayq_command.well("storage", "verify-remote", "both").out, "sizes only"
+    found = rayq_command("storage", "verify-remote", "both", "--deep", "--json")
+    assert found.code == 3
+    assert found.json[0]["problems"] and found.json[0]["repaired"] == []
+    mended = rayq_command("storage", "verify-remote", "both", "--deep", "--repair")
+    assert mended.code == 0 and "repaired" in mended.out
+    assert ": 0 wrong" in rayq_command.well("storage", "verify-remote", "both", "--deep").out
+
+    for path in objects(store):
+        path.unlink()
+    missing = rayq_command("storage", "verify-remote", "away", "--repair")
+    assert missing.code == 3 and "of which 0 repaired" in missing.out
+    rayq_command.well("storage", "verify-remote", "both", "--repair")
+    assert ": 0 wrong" in rayq_command.well("storage", "verify-remote", "both", "--deep").out
 
 
 def test_while_the_store_is_away_writing_goes_on_and_health_says_so(

@@ -18,6 +18,7 @@ from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.config import ClusterConfig
 from rayq.errors import (
+    CorruptBatchError,
     FencedEpochError,
     NotLeaderError,
     RemoteBacklogError,
@@ -29,6 +30,7 @@ from rayq.storage.data_directory import PartitionDirectory
 from rayq.storage.remote import data_object
 from rayq.storage.remote.manifest import Manifest
 from rayq.storage.remote.names import ObjectKind, RemoteName, parse_name, partition_prefix
+from rayq.storage.segment import LOG_SUFFIX, segment_path
 from rayq.wire import messages
 from tests.simulated.remote_store import CLUSTER_ID, TOPIC_ID, PlayedController, PlayedObjects
 from tests.storage.support import append, make_batch
@@ -382,6 +384,45 @@ def test_a_disk_full_of_what_waits_for_the_store_takes_no_more_until_the_store_i
         await led.look(60)
         produce()
         assert led.log.log.end_offset == end + 1
+
+    leading(work)
+
+
+def test_sound_records_that_the_object_server_takes_for_damaged_end_no_replica() -> None:
+    async def work(led: Led) -> None:
+        await led.write(23)
+        led.objects.failure = CorruptBatchError("A bit of its memory.")
+        led.objects.fails_for = (messages.StoreRecords,)
+        await led.look(60)
+        assert led.log.failure is None and "A bit of its memory" in str(led.describe().trouble)
+        led.objects.failure = None
+        await led.look(90)
+        assert led.describe().lag_bytes == 0
+
+    leading(work)
+
+
+@pytest.mark.parametrize("segment", [0, 2])
+def test_damage_on_the_disk_is_not_stored_and_ends_the_replica(segment: int) -> None:
+    async def work(led: Led) -> None:
+        await led.write(23)
+        base_offset = led.log.log.local_segments()[segment].base_offset
+        path = segment_path(led.log.log.directory, base_offset, LOG_SUFFIX)
+        file = led.environment.disk.open(path)
+        file.pwrite(bytes([file.pread(1, 200)[0] ^ 1]), 200)
+        await led.look(5)
+        assert led.log.failure is not None and led.log.is_damaged
+        assert all(one.end <= base_offset for one in led.controller.moves)
+
+    leading(work)
+
+
+def test_a_log_with_gaps_is_not_stored() -> None:
+    async def work(led: Led) -> None:
+        await led.write(23)
+        await led.log.learn(0, 10, 0)  # As from a leader that once compacted it.
+        await led.look()
+        assert led.objects.asked == [] and "was compacted once" in str(led.describe().trouble)
 
     leading(work)
 

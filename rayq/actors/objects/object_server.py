@@ -74,7 +74,9 @@ class ObjectServer:
         self._cluster_id = meta.cluster_id
         self._pool = ConnectionPool(environment, identity, config, keeps_alive=True)
         self._server = Server(environment, identity, self._handle, config)
-        self._client = StoreClient(environment, config, store, self._failed)
+        self._probe_due = Signal()
+        """Somebody's request failed."""
+        self._client = StoreClient(environment, config, store, self._probe_due.notify)
         self._uploads = RecordUploads(environment, self._client, spec.data_path)
         self._cache = ObjectCache(
             environment,
@@ -84,7 +86,6 @@ class ObjectServer:
             bytes_max=config.remote_cache_bytes,
         )
         self._trouble: str | None = STARTING
-        self._probe_now = Signal()
 
     async def run(self) -> None:
         """Raises OSError where the cache's directory cannot be made, or nothing listened to."""
@@ -106,9 +107,11 @@ class ObjectServer:
 
     async def _attach_for_ever(self) -> None:
         interval_s = self._config.heartbeat_interval_ms / 1000
+        connection: Connection | None = None
         while True:
             try:
-                connection = await self._connect()
+                if connection is None or connection.closed:
+                    connection = await self._connect()
                 await connection.request(
                     messages.AttachObjectServer(
                         incarnation=self._spec.incarnation,
@@ -152,13 +155,13 @@ class ObjectServer:
                     await self._remove_old_probes()
                 self._set_trouble(None)
                 pause_s = PROBE_AGAIN_S
-                await self._probe_now.wait(PROBE_S)
+                await self._probe_due.wait(PROBE_S)
 
     async def _probe(self) -> None:
         """Writes an object, reads and deletes it: all that will be needed is allowed and works."""
         name = probe_name(self._environment, self._cluster_id, self._spec.broker)
         content = name.encode()
-        await self._client.put(name, content)
+        await self._client.put_small(name, content)
         if await self._client.get(name) != content:
             raise RemoteDamagedError(f"{name} was read with other bytes than were written.")
         await self._client.delete([name])
@@ -172,10 +175,6 @@ class ObjectServer:
             await self._client.delete(old)
         except RayqError as error:
             logger.info("old probes stay in the object store: %s", error)
-
-    def _failed(self, error: RayqError) -> None:
-        """A request of somebody failed: so the probe is due."""
-        self._probe_now.notify()
 
     def _set_trouble(self, trouble: str | None) -> None:
         if trouble is None and self._trouble not in (None, STARTING):
@@ -216,8 +215,7 @@ class ObjectServer:
     async def _put_blob(self, name: str, content: bytes) -> Result:
         if not _is_intact(name, content):
             raise InvalidRequestError(f"{name} does not match its CRC, and was not stored.")
-        async with self._client.upload_turn(len(content)):
-            await self._client.put(name, content)
+        await self._client.put_small(name, content)
         return messages.Done()
 
     async def _get_blob(self, name: str) -> Result:

@@ -36,6 +36,8 @@ UPLOAD_TURN_S_MAX = 15.0
 """An upload that would wait longer for its turn is refused: its leader asks again later."""
 BURST_S = 1.0
 
+COUNTED_ERRORS = (RemoteStorageError, RemoteDeniedError, RemoteMissingError, RemoteDamagedError)
+
 
 class Throttle:
     """At most so many bytes a second, in the order of the callers. None: no limit."""
@@ -50,31 +52,36 @@ class Throttle:
         longer than `patience_s`."""
         if self._bytes_per_s is None:
             return
-        now_s = self._clock.monotonic()
-        starts_s = max(self._free_at_s, now_s - BURST_S)
-        wait_s = starts_s - now_s
+        wait_s = self._free_at_s - self._clock.monotonic()
         if patience_s is not None and wait_s > patience_s:
             raise RemoteSlowError(
                 f"The limit of {self._bytes_per_s} bytes a second is used up for {wait_s:.0f} s: "
                 "it is tried again. Or raise remote_upload_bytes_per_s."
             )
-        self._free_at_s = starts_s + size_bytes / self._bytes_per_s
+        self.spend(size_bytes)
         if wait_s > 0:
             await asyncio.sleep(wait_s)
+
+    def spend(self, size_bytes: int) -> None:
+        """These bytes go at once, and count for those that come later."""
+        if self._bytes_per_s is not None:
+            now_s = self._clock.monotonic()
+            starts_s = max(self._free_at_s, now_s - BURST_S)
+            self._free_at_s = starts_s + size_bytes / self._bytes_per_s
 
 
 class StoreClient:
     """The object store within the limits of the config. Each call is repeated where its outcome is
     not known: names are written once, so that a repeated PUT or DELETE changes nothing. Raises what
-    `ObjectStore` raises. `on_error` is called with each error that the store, and not the name
-    asked for, is the cause of."""
+    `ObjectStore` raises. `on_error` is called at each error that is the store's, and not that of
+    the name asked for."""
 
     def __init__(
         self,
         environment: Environment,
         config: ClusterConfig,
         store: ObjectStore,
-        on_error: Callable[[RayqError], None],
+        on_error: Callable[[], None],
     ) -> None:
         self._environment = environment
         self._store = store
@@ -86,6 +93,8 @@ class StoreClient:
         self._read_turns = asyncio.Semaphore(READS_AT_ONCE_MAX)
         self._uploaded = environment.metrics.counter("rayq_remote_uploaded_bytes_total")
         self._downloaded = environment.metrics.counter("rayq_remote_downloaded_bytes_total")
+        for error in COUNTED_ERRORS:  # At 0 from the beginning, or the first would be no increase.
+            environment.metrics.counter("rayq_remote_errors_total", error=error.__name__)
 
     @asynccontextmanager
     async def upload_turn(self, size_bytes: int) -> AsyncIterator[None]:
@@ -105,15 +114,24 @@ class StoreClient:
         finally:
             self._upload_turns.release()
 
+    async def put_small(self, name: str, data: Buffer) -> None:
+        """As `put`, without a turn: what commits an upload does not wait for other uploads."""
+        self._uploads.spend(len(data))
+        await self.put(name, data)
+
     async def put(self, name: str, data: Buffer) -> None:
-        """Large data only within `upload_turn`."""
+        """Within `upload_turn`."""
         await self._repeat("put", lambda: self._store.put(name, data))
         self._uploaded.value += len(data)
 
     async def get(self, name: str, position: int = 0, length: int | None = None) -> bytes:
+        """What is read whole, such as a manifest, does not wait for its pace."""
         async with self._read_turns:
-            await self._downloads.take(length or 0)
+            if length is not None:
+                await self._downloads.take(length)
             data = await self._repeat("get", lambda: self._store.get(name, position, length))
+        if length is None:
+            self._downloads.spend(len(data))
         self._downloaded.value += len(data)
         return data
 
@@ -134,6 +152,7 @@ class StoreClient:
                 await check(data)
             except RemoteDamagedError as error:
                 logger.warning("%s", error)
+                self._count(error)
                 crc = google_crc32c.value(data)
                 if crc in seen:
                     raise
@@ -164,6 +183,10 @@ class StoreClient:
     async def sign(self, name: str, expires_s: float) -> str:
         return await self._store.sign(name, expires_s)
 
+    def _count(self, error: RayqError) -> None:
+        kind = type(error).__name__
+        self._environment.metrics.counter("rayq_remote_errors_total", error=kind).value += 1
+
     async def _repeat(self, operation: str, ask: Callable[[], Awaitable[T]]) -> T:
         metrics = self._environment.metrics
         began_s = self._clock.monotonic()
@@ -174,11 +197,10 @@ class StoreClient:
             except (RemoteStorageError, RemoteMissingError) as error:
                 if isinstance(error, RemoteMissingError) and operation == "head":
                     raise
-                kind = type(error).__name__
-                metrics.counter("rayq_remote_errors_total", error=kind).value += 1
+                self._count(error)
                 if isinstance(error, RemoteMissingError):
                     raise
-                self._on_error(error)
+                self._on_error()
                 is_late = self._clock.monotonic() - began_s > RETRIES_BEGIN_S_MAX
                 if isinstance(error, RemoteDeniedError) or attempt == ATTEMPTS_MAX or is_late:
                     raise

@@ -4,6 +4,7 @@ list of objects and what its own disk has above the remote end."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from itertools import chain
 
 from rayq.actors.remote.remote_log import RemoteLog
@@ -12,6 +13,8 @@ from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.core.remote_retention import Piece, closed_above, retention_start
 from rayq.errors import DiskFullError
 from rayq.logs import log_event
+from rayq.remote_pointer import RemotePointer
+from rayq.storage.remote.manifest import RemoteObject
 from rayq.wire import messages
 
 logger = logging.getLogger(__name__)
@@ -40,27 +43,25 @@ class RemoteRetention:
         """Moves the log start as retention calls for, durably. What is in the object store counts
         by the committed list alone: without it nothing moves. Raises what `RemoteLog.manifest`
         raises, StorageError."""
-        replica_log, log = self._replica_log, self._replica_log.log
-        config = replica_log.topic_config
-        remote_end = self._remote_log.end_offset or 0
-        closed = closed_segments(log)
-        above = closed_above(closed, remote_end)
-        size_bytes = sum(one.size_bytes for one in above)
-        size_bytes += log.size_bytes - sum(one.size_bytes for one in closed)
+        replica_log, config = self._replica_log, self._replica_log.topic_config
         pointer = self._remote_log.pointer
-        if pointer is not None:
-            size_bytes += pointer.data_bytes
-        is_too_much = config.retention_bytes is not None and size_bytes > config.retention_bytes
-        if config.retention_ms is None and not is_too_much:
+        if not self._may_be_due(pointer):
             return
         manifest = await self._remote_log.manifest()
-        objects = () if manifest is None else manifest.objects
+        log, remote_end, remote_bytes = replica_log.log, 0, 0
+        objects: Sequence[RemoteObject] = ()
+        if manifest is not None:
+            objects, remote_end = manifest.objects, manifest.end
+            remote_bytes = manifest.data_bytes
         limit_offset = replica_log.last_stable_offset
         if assignment.pinned_offset is not None:
             limit_offset = min(limit_offset, assignment.pinned_offset)
         start = retention_start(
-            chain((Piece(one.end, one.data_bytes, one.last_append_ms) for one in objects), above),
-            size_bytes,
+            chain(
+                (Piece(one.end, one.data_bytes, one.last_append_ms) for one in objects),
+                closed_above(closed_segments(log), remote_end),
+            ),
+            remote_bytes + self._bytes_above(remote_end),
             now_ms=now_ms,
             limit_offset=limit_offset,
             retention_ms=config.retention_ms,
@@ -82,3 +83,18 @@ class RemoteRetention:
         except DiskFullError as error:
             logger.warning("%s", error)
         replica_log.appended.notify()  # Followers hear of it with their next fetch.
+
+    def _may_be_due(self, pointer: RemotePointer | None) -> bool:
+        """Whether the committed list has to be looked at."""
+        config = self._replica_log.topic_config
+        if config.retention_ms is not None or config.retention_bytes is None:
+            return config.retention_ms is not None
+        stored = (0, 0) if pointer is None else (pointer.end, pointer.data_bytes)
+        return stored[1] + self._bytes_above(stored[0]) > config.retention_bytes
+
+    def _bytes_above(self, remote_end: int) -> int:
+        """What this disk has above the remote end, the active segment included."""
+        log = self._replica_log.log
+        closed = closed_segments(log)
+        active_bytes = log.size_bytes - sum(one.size_bytes for one in closed)
+        return active_bytes + sum(one.size_bytes for one in closed_above(closed, remote_end))

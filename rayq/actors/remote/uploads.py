@@ -7,9 +7,10 @@ import asyncio
 from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.core.remote_retention import ClosedSegment, Piece, closed_above, upload_limit
-from rayq.errors import CorruptBatchError, StorageError
+from rayq.errors import CorruptBatchError, RemoteStorageError, StorageError
 from rayq.remote_pointer import RemotePointer
 from rayq.storage.log import Log
+from rayq.storage.plans import VERIFY_BYTES_MAX
 from rayq.storage.remote import data_object
 from rayq.storage.remote.manifest import RemoteObject
 from rayq.storage.remote.names import ObjectKind, new_name
@@ -75,6 +76,11 @@ class Uploads:
         limit = self.limit()
         if limit is None:
             return
+        if self._replica_log.log.cleaned_offset > 0:
+            raise RemoteStorageError(
+                f"{self._replica_log.where} was compacted once, so offsets are missing in it: it "
+                "cannot be stored. Copy the records to a new topic, or set remote_storage=False."
+            )
         ranges = await self._plan(limit)
         if not ranges:
             return
@@ -115,7 +121,6 @@ class Uploads:
             one.start,
             remote_log.leader_epoch,
         )
-        generation = log.generation
         request = messages.StoreRecords(
             name,
             one.start,
@@ -126,10 +131,12 @@ class Uploads:
         try:
             async with remote_log.objects.uploads:
                 answer, _ = await remote_log.objects.ask(request)
-        except CorruptBatchError as error:
-            if one.start < log.start_offset:
-                raise  # Retention took the files meanwhile.
-            raise self._replica_log.unreadable(log, generation, one.start, error) from error
+        except (CorruptBatchError, StorageError) as error:
+            await self._verify(one)
+            raise RemoteStorageError(
+                f"The object server cannot store the offsets {one.start} to {one.end} of "
+                f"{self._replica_log.where}: {error}"
+            ) from error
         return RemoteObject(
             start=one.start,
             end=one.end,
@@ -142,3 +149,15 @@ class Uploads:
             newest_timestamp_ms=answer.newest_timestamp_ms,
             end_epoch=answer.end_epoch,
         )
+
+    async def _verify(self, one: UploadRange) -> None:
+        """Reads what the object server found damaged. Raises StorageError where it is, which ends
+        the replica if others can lead."""
+        log, offset = self._replica_log.log, max(one.start, self._replica_log.log.start_offset)
+        ends = [segment.end for segment in closed_segments(log)]
+        while offset < one.end:
+            await self._replica_log.verify(offset)
+            limit = min([end for end in ends if end > offset], default=one.end)
+            plan = self._replica_log.log.plan_upload(offset, limit, VERIFY_BYTES_MAX)
+            found = None if plan is None else await self._environment.threads.run(plan.run)
+            offset = limit if found is None else found.end
