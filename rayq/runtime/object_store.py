@@ -11,7 +11,7 @@ import asyncio
 import os
 import re
 import stat
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit
@@ -60,7 +60,7 @@ def open_store(
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ConfigError(
             f"remote_storage_url ({parts.scheme}://...) has more than a bucket and a prefix: "
-            f"credentials belong into each node's environment, or remote_storage_credentials."
+            "credentials belong into each node's environment, or remote_storage_credentials."
         )
     if parts.scheme == "file" and not parts.netloc:
         return FileStore(environment, unquote(parts.path))
@@ -78,7 +78,7 @@ def open_store(
         ) from error
     library: Any = obstore
     config: dict[str, Any] = _settings(credentials, _SCHEMES[parts.scheme])
-    endpoint = config.get("aws_endpoint_url") or config.get("aws_endpoint") or _aws_endpoint()
+    endpoint = _aws_endpoint(config)
     shared: dict[str, Any] = {
         "prefix": parts.path.strip("/") or None,
         "client_options": {
@@ -106,8 +106,12 @@ def open_store(
     return _BucketStore(library, opened, url.rstrip("/"), reads_back=not checks_puts)
 
 
-def _aws_endpoint() -> str:
-    return os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
+def _aws_endpoint(config: Mapping[str, str]) -> str:
+    """Where S3 is, if it is not Amazon's own."""
+    for name in ("aws_endpoint_url_s3", "aws_endpoint_url", "aws_endpoint"):
+        if found := config.get(name) or os.environ.get(name.upper()):
+            return found
+    return ""
 
 
 def _settings(path: str | None, prefix: str) -> dict[str, Any]:

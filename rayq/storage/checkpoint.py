@@ -39,6 +39,11 @@ class LogCheckpoint:
         """The first offset whose record is here."""
         return max(self.log_start, self.local_start)
 
+    @property
+    def has_remote_part(self) -> bool:
+        """Whether batches above the log start are in the object store only."""
+        return self.local_start > self.log_start
+
     def encode(self) -> tuple[int, bytes]:
         """Version and content of the file."""
         lines = (
@@ -46,7 +51,7 @@ class LogCheckpoint:
             f"high_watermark {self.high_watermark}\n"
             f"log_start {self.log_start}\n"
         )
-        if self.local_start <= self.log_start:
+        if not self.has_remote_part:
             return 1, lines.encode()
         return 2, f"{lines}local_start {self.local_start}\n".encode()
 

@@ -454,13 +454,15 @@ class Log:
                     writes.append((index, write))
         changed = self.epochs.changes != self._written_epoch_changes
         used_from = self.producers.transactions.used_from
+        state = LogCheckpoint(
+            recovery_point=self._end,
+            high_watermark=min(high_watermark, self._end),
+            log_start=self._start,
+            local_start=self._local_start,
+        )
+        drops = state.has_remote_part and self._local_start != self._checkpoint.local_start
         return CheckpointJob(
-            state=LogCheckpoint(
-                recovery_point=self._end,
-                high_watermark=min(high_watermark, self._end),
-                log_start=self._start,
-                local_start=self._local_start,
-            ),
+            state=state,
             index_writes=tuple(writes),
             epochs=self.epochs.encode() if changed else None,
             epoch_changes=self.epochs.changes,
@@ -470,6 +472,7 @@ class Log:
                 else tuple(self._aborted.to_write(self._segments, used_from))
             ),
             producer_snapshot=self.producers.snapshot(high_watermark),
+            local_snapshot=self.producer_snapshot_at(self._local_start) if drops else None,
         )
 
     def apply_flush(self, plan: FlushPlan, *, has_checkpoint: bool = True) -> bool:
@@ -607,14 +610,8 @@ class Log:
 
     def may_truncate(self, offset: int) -> bool:
         """Whether the log can be cut at `offset` and stay whole. It cannot below what was cleaned,
-        nor below its local start; nor where it would have to know the producers of records that
-        are in the object store only. Then copy it anew."""
-        if offset < max(self.cleaned_offset, self.local_start_offset):
-            return False
-        if self._local_start <= self._start:
-            return True
-        snapshots = snapshot_offsets(self._disk, self.directory)
-        return any(self.local_start_offset <= one <= offset for one in snapshots)
+        nor below its local start. Then copy it anew."""
+        return offset >= max(self.cleaned_offset, self.local_start_offset)
 
     def truncate(self, offset: int) -> None:
         """Drops every batch that contains or follows `offset`, durably.
@@ -772,7 +769,7 @@ class Log:
         return (
             self._config.remote_storage is not False
             or self._local_start > self._start
-            or self._checkpoint.local_start > self._checkpoint.log_start
+            or self._checkpoint.has_remote_part
         )
 
     def _rename_old_segments(self) -> list[str]:

@@ -45,6 +45,9 @@ class CheckpointJob:
     aborted: tuple[tuple[int, bytes], ...]
     """Base offsets and contents of the files `*.aborted` that change."""
     producer_snapshot: bytes
+    local_snapshot: bytes | None = None
+    """The producer state at a local start that is new: a log that is cut anywhere above it cannot
+    read it from the batches below."""
 
     def is_news(self, checkpoint: LogCheckpoint) -> bool:
         """Whether it would write anything that is not there since `checkpoint` was written."""
@@ -60,9 +63,14 @@ class CheckpointJob:
             write_aborted(disk, directory, base_offset, content)
         path = snapshot_path(directory, self.state.recovery_point)
         checked_file.replace(disk, path, self.producer_snapshot)
+        local_start = self.state.local_start if self.state.has_remote_part else None
+        if self.local_snapshot is not None:
+            path = snapshot_path(directory, self.state.local_start)
+            checked_file.replace(disk, path, self.local_snapshot)
         write_checkpoint(disk, directory, self.state)
         for offset in snapshot_offsets(disk, directory)[:-SNAPSHOTS_KEPT]:
-            disk.remove(snapshot_path(directory, offset))
+            if offset != local_start:
+                disk.remove(snapshot_path(directory, offset))
 
 
 @dataclass(frozen=True)

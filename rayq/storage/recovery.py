@@ -139,14 +139,14 @@ def _log_start(directory: str, bases: list[int], checkpoint: LogCheckpoint) -> i
     # What is in the object store only leaves the disk after the checkpoint that says so. So a first
     # segment above the local start is no sign that the log begins there: it would be forgotten what
     # the store has (KAFKA-15351), or what nobody has.
-    is_missing = local_start > log_start and first is not None and first > local_start
+    is_missing = checkpoint.has_remote_part and first is not None and first > local_start
     if first is None or first > recovery_point or is_missing:
         raise StorageError(
             f"{segment_path(directory, local_start, LOG_SUFFIX)}, or the segment that holds offset "
             f"{local_start}, is missing: batches up to {recovery_point} were on disk. Nothing was "
             "deleted. Without this partition's directory the log is copied from its leader."
         )
-    if local_start > log_start:
+    if checkpoint.has_remote_part:
         return log_start
     if first > log_start:
         # Retention has moved the log start and removed files, and no checkpoint followed.

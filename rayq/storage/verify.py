@@ -158,7 +158,7 @@ def _partition(disk: Disk, path: str) -> Report:
     report.start_offset, report.recovery_point = local_start, checkpoint.recovery_point
     if not bases and checkpoint.recovery_point > local_start:
         report.damage.append(f"{path}: the segments are missing")
-    if local_start > checkpoint.log_start:
+    if checkpoint.has_remote_part:
         report.notes.append(
             f"records from {checkpoint.log_start} up to {local_start} are in the object store only"
         )

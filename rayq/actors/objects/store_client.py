@@ -13,6 +13,7 @@ import google_crc32c
 from rayq.config import ClusterConfig
 from rayq.environment import Buffer, Clock, Environment, ObjectMeta, ObjectStore
 from rayq.errors import (
+    RayqError,
     RemoteDamagedError,
     RemoteDeniedError,
     RemoteMissingError,
@@ -124,9 +125,13 @@ class StoreClient:
         self._uploaded.value += len(data)
 
     async def get(self, name: str, position: int = 0, length: int | None = None) -> bytes:
+        """What is read whole, such as a manifest, does not wait for its pace."""
         async with self._read_turns:
-            await self._downloads.take(length or 0)
+            if length is not None:
+                await self._downloads.take(length)
             data = await self._repeat("get", lambda: self._store.get(name, position, length))
+        if length is None:
+            self._downloads.spend(len(data))
         self._downloaded.value += len(data)
         return data
 

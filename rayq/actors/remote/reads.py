@@ -82,11 +82,6 @@ class RemoteReads:
         self._next_read: tuple[str, asyncio.Task[None]] | None = None
         """The last object that was read from before anybody asked for it."""
 
-    def covers(self, offset: int) -> bool:
-        """Whether a record of the log is only in the object store."""
-        log = self._replica_log.log
-        return log.start_offset <= offset < log.local_start_offset
-
     # --- records --------------------------------------------------------------------------------
 
     async def bring(self, offset: int, bytes_max: int) -> CachedBatches:
@@ -289,7 +284,8 @@ class RemoteReads:
         """Has the next object's beginning brought into the cache when a reader who goes on comes to
         the end of this one."""
         is_read = self._next_read is not None and self._next_read[0] == found.name
-        if is_read or left_bytes >= ahead or not self.covers(found.end):
+        is_last = found.end >= self._replica_log.log.local_start_offset
+        if is_read or is_last or left_bytes >= ahead:
             return
         task = self._environment.tasks.spawn(
             self._read_start(found.end, ahead - left_bytes),

@@ -333,6 +333,13 @@ class Follower:
                 log.truncate(cut)
                 replica.high_watermark = min(replica.high_watermark, log.end_offset)
         if not may_be_cut:
+            if self._is_in_sync and not self._may_lose:
+                raise DivergedLogError(
+                    f"{replica.where} on broker {replica.broker} is in sync, and its leader "
+                    f"(broker {assignment.leader}, epoch {assignment.leader_epoch}) agrees only up "
+                    f"to {cut}, below what is in the object store or was compacted here. Nothing "
+                    "was cut. This is a bug: keep both data directories and report it."
+                )
             # Only after an unclean election. What the records to be cut had superseded is gone
             # here and is the latest again there; or the leader ends below all that is left here,
             # or below what of it is not in the object store only.

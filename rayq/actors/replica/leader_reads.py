@@ -17,6 +17,7 @@ from rayq.errors import (
     NotLeaderError,
     OffsetNotAvailableError,
     OffsetOutOfRangeError,
+    RemoteMissingError,
     UnsupportedVersionError,
 )
 from rayq.storage.batch import read_header
@@ -57,10 +58,10 @@ class LeaderReads:
         deadline_s = clock.monotonic() + request.wait_ms / 1000
         bytes_max = min(request.bytes_max, CLIENT_FETCH_BYTES_MAX)
         while True:
-            if self.remote is not None and self.remote.covers(request.offset):
-                return await self._fetch_remote(self.remote, request, bytes_max, room)
+            if (remote := self._remote_of(request.offset)) is not None:
+                return await self._fetch_remote(remote, request, bytes_max, room)
             async with room.take(bytes_max):
-                if self.remote is not None and self.remote.covers(request.offset):
+                if self._remote_of(request.offset) is not None:
                     continue  # It left this disk while the request waited for room.
                 limit = self._fetch_limit(request)
                 ends = self._replica_log.high_watermark, self._replica_log.last_stable_offset
@@ -91,6 +92,20 @@ class LeaderReads:
             self._metrics.sent(data, next_offset - request.offset, is_at_end=False)
             ends = self._replica_log.high_watermark, self._replica_log.last_stable_offset
             return self._read_answer(self._replica_log.log, ends, next_offset, cached.aborted), data
+
+    def _remote_of(self, offset: int) -> RemoteReads | None:
+        """What reads a record that this disk has no more. None: it is not such a record. Raises
+        RemoteMissingError."""
+        log = self._replica_log.log
+        if not log.start_offset <= offset < log.local_start_offset:
+            return None
+        if self.remote is None:
+            raise RemoteMissingError(
+                f"Offset {offset} of {self._where} is below {log.local_start_offset}, where this "
+                "disk begins, and the topic has no records in an object store by its metadata, "
+                "which may be older than the log: set remote_storage to True to find them again."
+            )
+        return self.remote
 
     def _fetch_limit(self, request: messages.Fetch) -> int:
         """The offset below which the request may read now."""
@@ -203,8 +218,8 @@ class LeaderReads:
         if request.timestamp_ms == messages.LATEST:
             return messages.ListOffsetsResponse(limit, None)
         found = None
-        if self.remote is not None and self.remote.covers(log.start_offset):
-            found = await self.remote.offset_for_time(request.timestamp_ms)
+        if (remote := self._remote_of(log.start_offset)) is not None:
+            found = await remote.offset_for_time(request.timestamp_ms)
             self._check()
         if found is None:
             found = await self._replica_log.offset_for_time(request.timestamp_ms, limit)
@@ -221,8 +236,8 @@ class LeaderReads:
         offset = max(request.offset, self._replica_log.log.start_offset)
         if offset >= limit:
             return messages.DescribeOffsetResponse(None, None)
-        if self.remote is not None and self.remote.covers(offset):
-            append_time_ms = await self.remote.append_time_ms(offset)
+        if (remote := self._remote_of(offset)) is not None:
+            append_time_ms = await remote.append_time_ms(offset)
         else:
             data, _ = await self._replica_log.read(offset, limit, 1)
             append_time_ms = read_header(data).append_time_ms
@@ -235,10 +250,9 @@ class LeaderReads:
         """See `messages.DescribeRemote`."""
         self.check_serving()
         self._check_start(request.start)
-        remote, log = self.remote, self._replica_log.log
         ranges: list[messages.RemoteRange] = []
-        if remote is not None:
-            ranges = await remote.ranges(
+        if self.remote is not None:
+            ranges = await self.remote.ranges(
                 request.start,
                 request.end,
                 ranges_max=request.ranges_max,
@@ -246,11 +260,11 @@ class LeaderReads:
             )
             self._check()
             self._check_start(request.start)
-        return messages.DescribeRemoteResponse(ranges, log.start_offset)
+        return messages.DescribeRemoteResponse(ranges, self._replica_log.log.start_offset)
 
     async def check_range(self, offset: int) -> bool:
         """Whether the offset is only in the object store: then what was damaged is brought anew."""
-        if self.remote is None or not self.remote.covers(offset):
-            return False
-        await self.remote.drop_cached(offset)
-        return True
+        remote = self._remote_of(offset)
+        if remote is not None:
+            await remote.drop_cached(offset)
+        return remote is not None
