@@ -9,6 +9,8 @@
 - A replica's log starts locally no later than the committed remote end, and a leader offers no
   offset that is neither on its disk nor in the store.
 - The log starts where it may: it goes on only by retention or delete_records.
+- Who leads holds the last record that is stored. Where an unclean election may take back what is
+  committed, its log has what is stored, byte for byte.
 - A replica remembers all leader epochs from the log start on, however little of it is local.
 """
 
@@ -20,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from proving.simulation.cluster import SimulatedCluster
+from proving.simulation.disk import SimulatedDisk
 from proving.simulation.invariants import InvariantError, Invariants
 from proving.simulation.object_store import SimulatedObjectStore
 from proving.simulation.owner import Owner
@@ -32,7 +35,7 @@ from rayq.core.metadata_records import MetadataRecord, RemoteMoved, TopicDeleted
 from rayq.errors import RayqError
 from rayq.records import TopicIdPartition
 from rayq.remote_pointer import RemotePointer
-from rayq.storage.batch import read_header, split_batches
+from rayq.storage.batch import decode_columns, read_header, split_batches
 from rayq.storage.log import Log
 from rayq.storage.remote.data_object import read_footer
 from rayq.storage.remote.manifest import Manifest, RemoteObject, decode_manifest, page_names
@@ -46,7 +49,10 @@ class _History:
     """What the leaders of one partition have committed, and what was in the store."""
 
     batches: dict[int, tuple[int, int, int]] = field(default_factory=dict)
-    """By base offset: next offset, CRC and leader epoch."""
+    """By base offset: next offset, CRC and leader epoch. Of a topic that may lose what is
+    committed: what was stored."""
+    values: dict[int, bytes] = field(default_factory=dict)
+    """By offset: the values that were stored, of such a topic."""
     epochs: list[tuple[int, int]] = field(default_factory=list)
     """`(leader epoch, start offset)`."""
     size_bytes: list[tuple[int, int]] = field(default_factory=list)
@@ -223,7 +229,7 @@ class TieredInvariants:
                 f"{where}: the pointer is {after}, its manifest says "
                 f"{manifest.pointer(after.manifest)}"
             )
-        if after.end > history.end:
+        if after.end > history.end and not self._may_lose(manifest.topic):
             raise InvariantError(
                 f"{where}: objects up to {after.end}; only {history.end} is committed"
             )
@@ -243,8 +249,35 @@ class TieredInvariants:
         if next_offset != after.end:
             raise InvariantError(f"{where}: objects up to {next_offset}, the pointer is {after}")
 
+    def _may_lose(self, topic: str) -> bool:
+        assert self._invariants is not None
+        return topic in self._invariants.unclean_topics
+
+    def stored_values(self, topic: str) -> dict[int, bytes]:
+        """By offset: all values of partition 0 that committed lists have had. For a topic that may
+        lose what is committed."""
+        return self._histories[self.state.topic_ids[topic], 0].values
+
+    def _note_stored(self, where: str, history: _History, data: memoryview) -> None:
+        """What is stored stays, and nothing else is stored in its place."""
+        for position, header in split_batches(data):
+            batch = data[position : position + header.length]
+            said = header.next_offset, zlib.crc32(batch), header.leader_epoch
+            if history.batches.setdefault(header.base_offset, said) != said:
+                raise InvariantError(
+                    f"{where}: {said} is stored at {header.base_offset}, where "
+                    f"{history.batches[header.base_offset]} was"
+                )
+            columns = decode_columns(data, position, header)
+            history.values |= {
+                offset: value or b""
+                for offset, value in zip(columns.offsets, columns.values, strict=True)
+            }
+
     def _check_object(self, where: str, history: _History, one: RemoteObject) -> None:
         data = self._find(one.name, f"an object of {where}")
+        if self._may_lose(where.rpartition("-")[0]):
+            self._note_stored(where, history, memoryview(data)[: one.data_bytes])
         next_offset, last_epoch = one.start, None
         batches = memoryview(data)[: one.data_bytes]
         for position, header in split_batches(batches):
@@ -340,6 +373,7 @@ class TieredInvariants:
         if isinstance(role, Leader) and seen.role is role:
             # Not in its first event: it may have just begun.
             self._check_offered(where, replica, log)
+            self._check_leads(where, replica, log)
         if log.start_offset > seen.log_start:
             self._check_start(where, replica, log)
         if seen.generation != log.generation:
@@ -357,6 +391,40 @@ class TieredInvariants:
                 f"{log.local_start_offset} on; the store begins at {pointer.start}"
             )
 
+    def _check_leads(self, where: str, replica: Replica, log: Log) -> None:
+        """A leader goes on from the last record in the store."""
+        pointer = replica.assignment.remote
+        if pointer is None or pointer.end_epoch is None or pointer.end <= log.start_offset:
+            return
+        epoch = log.epochs.epoch_of(pointer.end - 1)
+        if log.end_offset < pointer.end or epoch != pointer.end_epoch:
+            raise InvariantError(
+                f"{where} leads, ends at {log.end_offset} and has epoch {epoch} at "
+                f"{pointer.end - 1}; {pointer} is committed"
+            )
+        history = self._histories.get(_key(replica))
+        if history is None or not self._may_lose(replica.assignment.topic):
+            return
+        disk = self._disk_of(replica)
+        for segment in log._segments:
+            content = disk.find_file(segment.path).current
+            position = 0
+            while position < segment.size:
+                header = read_header(content, position)
+                if header.base_offset >= pointer.end:
+                    return
+                crc = disk.checksum(segment.path, position, position + header.length)
+                said = header.next_offset, crc, header.leader_epoch
+                known = history.batches.get(header.base_offset)
+                if header.base_offset >= log.local_start_offset and known != said:
+                    raise InvariantError(
+                        f"{where} leads with {said} at {header.base_offset}; {known} is stored"
+                    )
+                position += header.length
+
+    def _disk_of(self, replica: Replica) -> SimulatedDisk:
+        return self._cluster.hosts[replica._replica_log.broker].disk
+
     def _check_start(self, where: str, replica: Replica, log: Log) -> None:
         fault = self._fault_of_start(replica, log) if log.start_offset > 0 else None
         if fault is not None:
@@ -368,6 +436,8 @@ class TieredInvariants:
     def _check_epochs(self, replica: Replica, log: Log) -> None:
         history = self._histories.get(_key(replica))
         if history is None or replica.assignment.config.get("cleanup_policy") == "compact":
+            return
+        if self._may_lose(replica.assignment.topic):
             return
         # Above that it may have other records than were committed, and not know it yet.
         limit = min(replica._replica_log.high_watermark, history.end)

@@ -32,6 +32,8 @@ from proving.simulation.process import Process
 from proving.simulation.trimmed_topic import PARTITIONS as TRIMMED_PARTITIONS
 from proving.simulation.trimmed_topic import TOPIC as TRIMMED
 from proving.simulation.trimmed_topic import TrimmedTopic
+from proving.simulation.unclean_topic import TOPIC as UNCLEAN
+from proving.simulation.unclean_topic import UncleanTopic, elect_uncleanly
 from proving.simulation.workload import Workload
 from proving.simulation.workload_moves import OPERATORS, Operators
 from proving.simulation.workload_transactions import TransactionWorkload
@@ -57,6 +59,8 @@ QUESTION_TIMEOUT_S = 6.0
 PROBE_S = 1.0
 PROBED_MAX = 20
 PIN_S = 6.0
+UNCLEAN_SHARE = 8
+"""How often an unclean election is among the faults, where there is a topic for it."""
 BURY_S = 8.0
 BRIEF = "brief-"
 """What the names of the topics begin with that are deleted."""
@@ -227,6 +231,10 @@ class TieredWorkload(RemoteStorage, Operators):
         self.trimmed = TieredTopic(cluster, self._remote_rng, self.problems)
         self.trimmed.options |= _remote(self._remote_rng)
         self._operator_count = OPERATORS if len(cluster.hosts) > 3 else 0
+        self.unclean: UncleanTopic | None = None
+        if self._remote_rng.random() < 0.4:
+            self.unclean = UncleanTopic(cluster, self.problems)
+            self.more_faults = (*self.more_faults, *[elect_uncleanly] * UNCLEAN_SHARE)
 
     @classmethod
     def broker_count(cls, rng: random.Random) -> int:
@@ -247,7 +255,11 @@ class TieredWorkload(RemoteStorage, Operators):
         async def create() -> None:
             client = self._client(process)
             options = self.trimmed.options
-            await AsyncAdmin(client).create_topic(TRIMMED, TRIMMED_PARTITIONS, 3, **options)
+            admin = AsyncAdmin(client)
+            await admin.create_topic(TRIMMED, TRIMMED_PARTITIONS, 3, **options)
+            if self.unclean is not None:
+                options = self.topic_options | {"unclean_leader_election": True}
+                await admin.create_topic(UNCLEAN, 1, 3, **options)
             client.close()
 
         await process.run(create())
@@ -262,6 +274,9 @@ class TieredWorkload(RemoteStorage, Operators):
         self._start("trim-pinner", self._pin)
         self._start("trim-undertaker", self._bury)
 
+        if self.unclean is not None:
+            self._start("trim-loosely", self._write_unclean)
+
     async def stop_sending(self) -> None:
         await super().stop_sending()
         await self._end("trim")
@@ -273,7 +288,14 @@ class TieredWorkload(RemoteStorage, Operators):
 
     async def read_all(self, limit_s: float) -> int:
         await self._read_trimmed_in_the_end(limit_s)
-        return await super().read_all(limit_s)
+        count = await super().read_all(limit_s)
+        if self.unclean is not None:
+            await self._read_unclean_in_the_end(self.unclean, limit_s)
+        return count
+
+    def observer(self, invariants: Invariants) -> Callable[[Owner], None]:
+        invariants.unclean_topics = frozenset([UNCLEAN])
+        return super().observer(invariants)
 
     def _left_behind(self) -> list[str]:
         """Directories of topics that were deleted while their broker was away stay, put aside."""
@@ -352,6 +374,25 @@ class TieredWorkload(RemoteStorage, Operators):
                         break  # The body is too short: a reader asks again.
                     self.recorder.polled(name, _records_of(data[: one.data_bytes], place))
         client.close()
+
+    # --- the topic that may lose records ----------------------------------------------------------
+
+    async def _write_unclean(self, name: str, process: Process, rng: random.Random) -> None:
+        assert self.unclean is not None
+        client = self._client(process)
+        await self.unclean.write(name, client, rng, lambda: self._is_sending)
+        client.close()
+
+    async def _read_unclean_in_the_end(self, unclean: UncleanTopic, limit_s: float) -> None:
+        process = self._process("final-unclean-reader")
+        stored = self.tiered.stored_values(UNCLEAN)
+
+        async def read() -> None:
+            client = self._client(process)
+            await asyncio.wait_for(unclean.read_in_the_end(client, stored), limit_s)
+            client.close()
+
+        await process.run(read())
 
     # --- the topic whose oldest records go --------------------------------------------------------
 
