@@ -152,9 +152,9 @@ class StoreClient:
                 await check(data)
             except RemoteDamagedError as error:
                 logger.warning("%s", error)
-                self._count(error)
                 crc = google_crc32c.value(data)
                 if crc in seen:
+                    self._count(error)
                     raise
                 seen.add(crc)
                 if attempt == DAMAGED_ATTEMPTS_MAX:
