@@ -198,12 +198,12 @@ def short_leader_leads() -> list[Patch]:
 def deleted_before_the_list() -> list[Patch]:
     change_list = LeaderRemote._change_list
 
-    async def mutated(self: Any, clock_watch: Any) -> None:
+    async def mutated(self: Any, clock_watch: Any, *, deletes: bool) -> None:
         manifest = await self.log.manifest()
         if manifest is not None:
             start = self._replica_log.log.persisted_log_start
             await self._sweeps._delete([one.name for one in manifest.objects if one.end <= start])
-        await change_list(self, clock_watch)
+        await change_list(self, clock_watch, deletes=deletes)
 
     return [(LeaderRemote, "_change_list", mutated)]
 
