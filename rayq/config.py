@@ -167,6 +167,22 @@ class TopicConfig:
     four times as much, and 4 MiB in any case, but 64 MiB at most; a record counts for 24 bytes
     there at least."""
 
+    remote_storage: bool | Literal["read"] = False
+    """Keep closed segments in the cluster's object store (`remote_storage_url`). "read": no more
+    goes there, what is there stays readable until retention takes it. Not for compacted topics."""
+
+    local_retention_ms: NotNegative | None = DAY_MS
+    """With `remote_storage`: what is in the object store leaves the brokers' disks when its newest
+    append is older; at most `retention_ms`. None: only as retention takes it."""
+
+    local_retention_bytes: NotNegativeBytes | None = None
+    """With `remote_storage`: the oldest closed segments that are in the object store leave the
+    brokers' disks while a replica is larger; at most `retention_bytes`. None: unlimited."""
+
+    remote_max_lag_ms: Positive = HOUR_MS
+    """With `remote_storage`: a segment whose first append is older is closed, so that it goes to
+    the object store."""
+
     message_timestamp_type: Literal["create", "append"] = "create"
     """Which time a record carries: the producer's, or the leader's at the append."""
 
@@ -179,6 +195,11 @@ class TopicConfig:
             self.max_compaction_lag_ms is None
             or self.max_compaction_lag_ms >= self.min_compaction_lag_ms,
             "max_compaction_lag_ms must be at least min_compaction_lag_ms.",
+        )
+        _require(
+            not (self.remote_storage and self.is_compacted),
+            "remote_storage is not for compacted topics: compaction rewrites old segments, and "
+            "objects are never changed.",
         )
 
     @property
@@ -285,6 +306,35 @@ class ClusterConfig:
     """How often each process on Ray hands what it measures to Ray's metrics, and how often the lag
     of groups is looked at. Ray forgets what it is not told again within 20 s."""
 
+    remote_storage_url: str | None = None
+    """Where topics with `remote_storage` keep old segments: `s3://bucket/prefix`,
+    `gs://bucket/prefix`, `az://container/prefix`, or `file:///path` of a mount of all nodes.
+    Credentials come from each node, never from the URL."""
+
+    remote_storage_credentials: str | None = None
+    """Path of this node's file with lines of `NAME=value`, such as AWS_ACCESS_KEY_ID, which only
+    its owner may read (mode 0600). None: from the environment of the servers, or the node's role.
+    """
+
+    remote_upload_bytes_per_s: PositiveBytes | None = None
+    """The most that one broker writes to the object store. None: no limit."""
+
+    remote_read_bytes_per_s: PositiveBytes | None = None
+    """The most that one broker reads from the object store. None: no limit."""
+
+    remote_cache_bytes: NotNegativeBytes = GIB
+    """What each broker keeps on its disk of what was read from the object store."""
+
+    remote_backlog_bytes: PositiveBytes | None = None
+    """Topics with `remote_storage` refuse writes while more bytes on a broker's disk wait for an
+    object store that takes none. None: as much as the disk has free besides."""
+
+    remote_delete_delay_ms: NotNegative = DAY_MS
+    """What nothing refers to any more stays in the object store for so long."""
+
+    remote_sweep_interval_ms: Positive = DAY_MS
+    """How often each partition's leader looks for objects that a crash left behind."""
+
     bind_host: str | None = None
     """Address that servers bind to. None: the node's own address; never 0.0.0.0 unasked."""
 
@@ -327,6 +377,35 @@ class ClusterConfig:
             all(tls) or not any(tls),
             "TLS needs all three of tls_certificate, tls_key and tls_ca.",
         )
+        if self.remote_storage_url is not None:
+            _check_remote_storage_url(self.remote_storage_url)
+
+
+REMOTE_STORAGE_SCHEMES = ("s3", "gs", "az", "file")
+
+
+def _check_remote_storage_url(url: str) -> None:
+    """The URL is shown in logs and metadata, so it must not hold credentials; an error must not
+    show them either."""
+    scheme, _, rest = url.partition("://")
+    _require(
+        scheme in REMOTE_STORAGE_SCHEMES and bool(rest),
+        "remote_storage_url is s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or "
+        "file:///path.",
+    )
+    _require(
+        "@" not in rest and "?" not in rest and "#" not in rest,
+        "remote_storage_url holds no credentials and no options: they come from the environment of "
+        "each node.",
+    )
+    _require(
+        scheme != "file" or rest.startswith("/"),
+        "A remote_storage_url of files is an absolute path: file:///path.",
+    )
+    _require(
+        ".." not in rest.split("/") and is_unicode(rest),
+        "remote_storage_url is a plain path of Unicode.",
+    )
 
 
 Acks = Literal["all", 0, 1]

@@ -32,6 +32,10 @@ class TopicKeywords(TypedDict, total=False):
     segment_ms: int
     index_interval_bytes: int
     max_message_bytes: int
+    remote_storage: bool | Literal["read"]
+    local_retention_ms: int | None
+    local_retention_bytes: int | None
+    remote_max_lag_ms: int
     message_timestamp_type: Literal["create", "append"]
     message_timestamp_after_max_ms: int
 
@@ -62,6 +66,14 @@ class ClusterKeywords(TypedDict, total=False):
     max_requests_in_flight: int
     idle_connection_ms: int
     metrics_interval_ms: int
+    remote_storage_url: str | None
+    remote_storage_credentials: str | None
+    remote_upload_bytes_per_s: int | None
+    remote_read_bytes_per_s: int | None
+    remote_cache_bytes: int
+    remote_backlog_bytes: int | None
+    remote_delete_delay_ms: int
+    remote_sweep_interval_ms: int
     bind_host: str | None
     broker_resource: str | None
     advertised_host: str | None

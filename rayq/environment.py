@@ -12,12 +12,13 @@ import logging
 import random
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
+from rayq.errors import RemoteStorageError
 from rayq.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -129,6 +130,67 @@ class Network(Protocol):
         ...
 
 
+class ObjectMeta(NamedTuple):
+    """An object as the store lists it."""
+
+    name: str
+    size_bytes: int
+    modified_ms: int
+    """By the store's clock."""
+
+
+class ObjectStore(Protocol):
+    """Objects below one prefix of a bucket, or files below one directory. Names are relative to it
+    and have `/` between their parts. Objects are immutable: no name is written twice with other
+    bytes. Each call has a deadline of its own, and raises RemoteStorageError (its outcome is not
+    known), RemoteDeniedError, and, where it reads, RemoteMissingError."""
+
+    async def put(self, name: str, data: Buffer) -> None:
+        """All of it is stored durably when this returns. The store has checked the bytes, or this
+        has read them back."""
+        ...
+
+    async def get(self, name: str, position: int = 0, length: int | None = None) -> bytes:
+        """`length` bytes from `position` (None: all), or fewer at the object's end."""
+        ...
+
+    async def head(self, name: str) -> ObjectMeta: ...
+
+    async def list(self, prefix: str, after: str = "") -> list[ObjectMeta]:
+        """Up to 1,000 objects by name, behind `after`; what was written or deleted a moment ago may
+        be missing or there still. `prefix` is empty or ends with `/`."""
+        ...
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Deletes up to 1,000 objects; a missing one is no error."""
+        ...
+
+    async def sign(self, name: str, expires_s: float) -> str:
+        """A URL for reading one object without credentials."""
+        ...
+
+
+class ObjectBytes(Protocol):
+    """The bytes of an object as they arrive. Both methods are synchronous."""
+
+    def read(self, length: int) -> bytes:
+        """The next `length` bytes, or fewer at the end. Raises RemoteStorageError."""
+        ...
+
+    def close(self) -> None: ...
+
+
+OpenObject = Callable[[str, int, int], ObjectBytes]
+"""`open_object(url, position, length)` begins to read an object by a URL that `ObjectStore.sign`
+made, without credentials. Synchronous. Raises RemoteStorageError, RemoteDeniedError,
+RemoteMissingError."""
+
+
+def opens_no_objects(url: str, position: int, length: int) -> ObjectBytes:
+    """Of processes that ask their object server."""
+    raise RemoteStorageError("This process reads no objects by their URLs.")
+
+
 class Threads(Protocol):
     """Runs blocking jobs off the event loop. A job gets immutable arguments, and touches no object
     that the loop uses. Its result is applied on the loop."""
@@ -154,7 +216,7 @@ class Environment:
 
     `pid` and `boot_id` name the process in lock files. A simulation makes them up. `metrics` has
     the figures of this process. `has_descriptors_for_replica` says whether the process may open the
-    files of one more replica.
+    files of one more replica. `open_object` is for batch jobs, which have no credentials.
     """
 
     clock: Clock
@@ -167,6 +229,7 @@ class Environment:
     boot_id: str
     metrics: Metrics = field(default_factory=Metrics)
     has_descriptors_for_replica: Callable[[], bool] = lambda: True
+    open_object: OpenObject = opens_no_objects
 
     def new_id(self) -> str:
         """A new 128-bit id in hex for a cluster, directory, incarnation or topic."""

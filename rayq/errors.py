@@ -444,6 +444,38 @@ class OpenFilesLimitError(DiskFullError):
     was written, and it is tried again."""
 
 
+class RemoteStorageError(RayqError):
+    """The object store did not do what it was asked for: it is away, slow or refuses. The servers
+    try again by themselves."""
+
+    retriable = True
+
+
+class RemoteDeniedError(RemoteStorageError):
+    """The object store refuses the credentials of this node, or what they may do (403)."""
+
+
+class RemoteSlowError(RemoteStorageError):
+    """The object store did not answer in time. The read goes on behind it: ask again."""
+
+
+class RemoteBacklogError(RemoteStorageError):
+    """Too many bytes on the broker's disk wait for an object store that takes none, or too few: a
+    topic with `remote_storage` takes no records until more are stored."""
+
+    not_written = True
+
+
+class RemoteMissingError(RayqError):
+    """An object that holds records of a partition is not in the object store any more. The message
+    names it."""
+
+
+class RemoteDamagedError(RayqError):
+    """An object that holds records of a partition is not what was stored: its checksum is wrong, or
+    its records are others. The message names it."""
+
+
 class DirectoryInUseError(RayqError):
     """Another live process holds the lock of the data directory."""
 

@@ -69,6 +69,13 @@ _TOPIC = {
     "flush_messages": 'say flush="disk" (before every acknowledgement) or flush="os"',
     "flush_ms": 'say flush="disk" (before every acknowledgement) or flush="os"',
     "message_timestamp_difference_max_ms": "say message_timestamp_after_max_ms=",
+    "remote_storage_enable": "say remote_storage=",
+    "remote_log_copy_disable": 'say remote_storage="read"',
+    "remote_log_delete_on_disable": "say delete_remote=True to alter_topic_config",
+    "retention_local_target_ms": "say local_retention_ms=",
+    "retention_local_target_bytes": "say local_retention_bytes=",
+    "redpanda_remote_write": "say remote_storage=",
+    "redpanda_remote_read": "say remote_storage=",
 }
 
 _CLUSTER = {
@@ -91,6 +98,11 @@ _CLUSTER = {
     "zookeeper_connect": "there is no ZooKeeper",
     "broker_session_timeout_ms": "say session_timeout_ms=",
     "transaction_state_log_num_partitions": "say transaction_state_partitions=",
+    "remote_log_storage_system_enable": "say remote_storage_url=",
+    "remote_log_manager_copy_max_bytes_per_second": "say remote_upload_bytes_per_s=",
+    "remote_log_manager_fetch_max_bytes_per_second": "say remote_read_bytes_per_s=",
+    "cloud_storage_cache_size": "say remote_cache_bytes=",
+    "cloud_storage_bucket": "say remote_storage_url=, such as s3://bucket/prefix",
 }
 
 _PRODUCER = {

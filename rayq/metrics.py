@@ -253,6 +253,81 @@ _METRICS = (
         "From the decision of a transaction (commit, abort or time-out) to its last marker: from "
         "then on all readers see how it ended.",
     ),
+    # Remote storage. Of a partition with any of it, from the leader.
+    Metric(
+        "rayq_remote_size_bytes",
+        "gauge",
+        _PARTITION,
+        "Bytes of the partition's records in the object store; from the leader.",
+    ),
+    Metric(
+        "rayq_remote_upload_lag_bytes",
+        "gauge",
+        _PARTITION,
+        "Bytes of closed segments that are not in the object store yet; from the leader.",
+    ),
+    Metric(
+        "rayq_remote_upload_lag_seconds",
+        "gauge",
+        _PARTITION,
+        "How long ago the oldest of them could have been stored; from the leader.",
+    ),
+    Metric(
+        "rayq_remote_read_seconds",
+        "histogram",
+        _PROCESS,
+        "From a read of records that are only in the object store to its answer.",
+    ),
+    # Of each broker's object server.
+    Metric(
+        "rayq_remote_uploaded_bytes_total", "counter", _PROCESS, "Bytes put into the object store."
+    ),
+    Metric(
+        "rayq_remote_downloaded_bytes_total",
+        "counter",
+        _PROCESS,
+        "Bytes read from the object store; what batch jobs read from it themselves does not count.",
+    ),
+    Metric(
+        "rayq_remote_request_seconds",
+        "histogram",
+        (*_PROCESS, "operation"),
+        "How long a request to the object store took: put, get, head, list or delete.",
+    ),
+    Metric(
+        "rayq_remote_errors_total",
+        "counter",
+        (*_PROCESS, "error"),
+        "Requests to the object store that failed, by the class of the error; most are repeated.",
+    ),
+    Metric(
+        "rayq_remote_cache_hits_total",
+        "counter",
+        _PROCESS,
+        "Reads that the cache of the object store answered, or that it was already filled for.",
+    ),
+    Metric(
+        "rayq_remote_cache_misses_total",
+        "counter",
+        _PROCESS,
+        "Reads that had to wait for the object store.",
+    ),
+    Metric(
+        "rayq_remote_cache_bytes", "gauge", _PROCESS, "What the cache of the object store holds."
+    ),
+    # And of the controller.
+    Metric(
+        "rayq_remote_pins",
+        "gauge",
+        ("cluster",),
+        "Pins of batch jobs and restored topics, at which retention stops.",
+    ),
+    Metric(
+        "rayq_remote_garbage_topics",
+        "gauge",
+        ("cluster",),
+        "Deleted topics that still have objects in the object store.",
+    ),
     # Consumer pools, from the pool's own process: on Ray only.
     Metric("rayq_pool_wanted_consumers", "gauge", _POOL, "Consumers that there should be now."),
     Metric("rayq_pool_running_consumers", "gauge", _POOL, "Consumers that run."),

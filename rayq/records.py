@@ -142,6 +142,10 @@ class PartitionInfo(msgspec.Struct, frozen=True):
     """While the partition is being moved: the brokers whose replicas stay in the end."""
     origin: list[int] = []
     """While the partition is being moved: the brokers that had its replicas before."""
+    remote_end_offset: int | None = None
+    """The object store has what is below, from the log start on; None: it has nothing."""
+    remote_bytes: int = 0
+    """What the object store has of it."""
 
 
 class TopicInfo(msgspec.Struct, frozen=True):
@@ -310,6 +314,80 @@ class HangingTransaction(msgspec.Struct, frozen=True):
     producer_id: int
     epoch: int
     first_offset: int
+
+
+class RemotePartitionInfo(msgspec.Struct, frozen=True):
+    """How far a partition is in the object store, as its leader answered just now. What follows is
+    None where no leader answered; `trouble` says why."""
+
+    topic_partition: TopicPartition
+    log_start_offset: int | None
+    """The first readable offset."""
+    local_start_offset: int | None
+    """The first one that the leader has on its own disk."""
+    remote_end_offset: int | None
+    """The first one that is not in the object store; None, too, where nothing is."""
+    high_watermark: int | None
+    remote_bytes: int | None
+    """What the object store holds of its records."""
+    lag_bytes: int | None
+    """Of closed segments that are not in the object store yet."""
+    lag_ms: int | None
+    """How long ago the oldest of them could have been stored."""
+    trouble: str | None
+    """Why nothing is stored now. None: it works."""
+
+
+class RemoteProblem(msgspec.Struct, frozen=True):
+    """An object that is missing, or is not what was stored."""
+
+    object: str
+    start_offset: int
+    end_offset: int
+    """Exclusive."""
+    what: str
+
+
+class RemoteVerification(msgspec.Struct, frozen=True):
+    """What a check of a partition's objects found."""
+
+    topic_partition: TopicPartition
+    checked_objects: int
+    problems: list[RemoteProblem]
+    repaired: list[str]
+    """The objects with problems that others, made of the leader's own records, took the place of.
+    """
+
+
+class SnapshotPin(msgspec.Struct, frozen=True):
+    """Retention keeps a topic's records from these offsets on (by partition): for a batch job, or
+    since the topic was restored. Unless it is renewed it ends after `ttl_ms`."""
+
+    pin_id: str
+    topic: str
+    starts: dict[int, int]
+    ttl_ms: int
+
+
+class DeletedRemoteTopic(msgspec.Struct, frozen=True):
+    """A deleted topic that still has objects in the object store."""
+
+    name: str
+    topic_id: str
+    deleted_ms: int
+
+
+class ObjectStoreInfo(msgspec.Struct, frozen=True):
+    """The cluster's object store, as its brokers told just now."""
+
+    url: str | None
+    """None: it has none."""
+    troubles: dict[int, str]
+    """Brokers that do not reach it, and why."""
+    pins: list[SnapshotPin]
+    """At which retention stops."""
+    garbage: list[DeletedRemoteTopic]
+    """Deleted topics that still have objects there."""
 
 
 class PoolConsumer(msgspec.Struct, frozen=True):

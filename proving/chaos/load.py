@@ -136,7 +136,7 @@ def read_all(cluster: Cluster, spec: LoadSpec) -> int:
     TimeoutError."""
     recorder = spec.recorder()
     for place in spec.places:
-        recorder.assigned("final-reader", *place)
+        recorder.assigned("final-reader", *place, reads_all=True)
     count = 0
     for records in read_to_end(cluster, spec.places):
         recorder.polled("final-reader", records)

@@ -9,11 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from proving.simulation.object_store import ProcessObjectStore, SimulatedObjectStore
 from proving.simulation.process import Process
 from proving.simulation.world import Host, World
 from rayq.actors.broker.broker import Broker
 from rayq.actors.controller.server import ControllerServer
-from rayq.actors.hosting import HostProcess, ReplicaHostSpec, host_name
+from rayq.actors.hosting import (
+    HostProcess,
+    ObjectServerSpec,
+    ReplicaHostSpec,
+    host_name,
+)
+from rayq.actors.objects.object_server import ObjectServer
 from rayq.actors.replica.replica_host import ReplicaHost
 from rayq.config import ClusterConfig
 from rayq.core.metadata_records import Voter
@@ -26,6 +33,8 @@ from rayq.wire.authentication import Identity, client_key
 ROOT = "/data"
 PORT = 9392
 REPLICAS_MAX = 1000
+OBJECT_SERVER = "objects-"
+"""What the names of object servers begin with."""
 
 
 class SimulatedHostProcess:
@@ -48,12 +57,17 @@ class SimulatedRuntime:
     processes_max = 2
 
     def __init__(
-        self, host: Host, config: ClusterConfig, running: dict[Process, ReplicaHost]
+        self,
+        host: Host,
+        config: ClusterConfig,
+        running: dict[Process, ReplicaHost],
+        objects: SimulatedObjectStore,
     ) -> None:
         """`running` is told of each replica process that starts."""
         self._host = host
         self._config = config
         self._running = running
+        self._objects = objects
 
     async def start_replica_host(self, spec: ReplicaHostSpec) -> HostProcess:
         process = self._host.process(host_name(spec))
@@ -68,6 +82,24 @@ class SimulatedRuntime:
             )
             self._running[process] = host
             await host.run()
+            self._host.world.loop.call_soon(process.kill)
+
+        process.start(live())
+        return SimulatedHostProcess(process)
+
+    async def start_object_server(self, spec: ObjectServerSpec) -> HostProcess:
+        process = self._host.process(f"{OBJECT_SERVER}{spec.broker}")
+
+        async def live() -> None:
+            server = ObjectServer(
+                process.environment,
+                self._config,
+                spec,
+                ProcessObjectStore(self._objects, process),
+                host=self._host.address,
+                pid_start_time=process.pid,
+            )
+            await server.run()
             self._host.world.loop.call_soon(process.kill)
 
         process.start(live())
@@ -88,6 +120,7 @@ class SimulatedCluster:
         self.config = config or ClusterConfig()
         self.hosts = [world.host(f"broker-{number}") for number in range(brokers)]
         self.controller_host = world.host("controller")
+        self.objects = SimulatedObjectStore(world)
         self.brokers: dict[int, Broker] = {}
         """The last broker object of each broker, even when it is dead."""
         self.broker_of: dict[Process, Broker] = {}
@@ -163,7 +196,7 @@ class SimulatedCluster:
             broker = Broker(
                 process.environment,
                 self.config,
-                SimulatedRuntime(host, self.config, self.replica_hosts),
+                SimulatedRuntime(host, self.config, self.replica_hosts, self.objects),
                 cluster_name="simulated",
                 data_path=directory_path(ROOT, number),
                 host=host.address,
@@ -236,6 +269,15 @@ class SimulatedCluster:
             process for process in self.hosts[number].processes if process.name.startswith("rayq:")
         ]
 
+    def object_servers(self) -> list[Process]:
+        """The object servers that run."""
+        return [
+            process
+            for host in self.hosts
+            for process in host.processes
+            if process.name.startswith(OBJECT_SERVER)
+        ]
+
     def topic_id(self, name: str) -> str:
         """The topic's id, as the broker with the newest metadata knows it."""
         newest = max(self.brokers.values(), key=lambda broker: broker.metadata.version)
@@ -305,7 +347,8 @@ class SimulatedCluster:
                 lines.append(f"{process.name}: {replica.where} {role}, failure {held.failure}")
                 if log is not None:
                     lines.append(
-                        f"  start {log.start_offset}, high watermark {held.high_watermark}, "
+                        f"  start {log.start_offset}, local start {log.local_start_offset}, "
+                        f"high watermark {held.high_watermark}, "
                         f"flushed {log.flushed_offset}, end {log.end_offset}"
                     )
         return "\n".join(lines)

@@ -92,6 +92,7 @@ class Faults:
         """Undoes all faults of network, disks, clocks and pauses, and starts all dead processes."""
         self._note("everything heals")
         self._world.network.heal()
+        self._cluster.objects.heal()
         for fault in self._disk_faults:
             fault.heal()
         for host in self._world.hosts:

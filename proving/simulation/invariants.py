@@ -33,6 +33,7 @@ from proving.simulation.owner import Owner
 from proving.simulation.process import Process
 from rayq.actors.broker.broker import Broker
 from rayq.actors.controller.server import ControllerServer
+from rayq.actors.remote.adoption import Adoption
 from rayq.actors.replica.follower import Follower
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica
@@ -120,7 +121,7 @@ class _Batches:
 class _Seen:
     """A replica as it was at the last check."""
 
-    role: Leader | Follower | None = None
+    role: Leader | Follower | Adoption | None = None
     leader: PartitionState | None = None
     high_watermark: int = 0
     generation: int = -1
@@ -156,6 +157,8 @@ class Invariants:
         self._state_version = 0
         self._versions: dict[Broker, int] = {}
         self._latest_controller: dict[object, object] = {}
+        self.unclean_topics: frozenset[str] = frozenset()
+        """The topics that may lose what is committed: their logs are not compared here."""
         self.elections = 0
         self.on_committed: Callable[[Replica, int, bytes], None] | None = None
         """Called with each batch that a leader commits, once, in order, with its leader epoch."""
@@ -271,7 +274,9 @@ class Invariants:
         process, host = self._hosts[incarnation]
         leader = host._replicas.get((record.topic_id, record.partition))
         role = None if leader is None else leader._role
-        if process.alive and leader is not None and isinstance(role, Leader):
+        if leader is None or leader.assignment.topic in self.unclean_topics:
+            return
+        if process.alive and isinstance(role, Leader):
             self._check_in_sync(leader, role.state, leader._replica_log.high_watermark)
 
     # --- replicas ---------------------------------------------------------------------------------
@@ -280,7 +285,7 @@ class Invariants:
         for replica in host._replicas.values():
             held = replica._replica_log
             log = held._log
-            if log is None:
+            if log is None or replica.assignment.topic in self.unclean_topics:
                 continue
             seen, role = self._replicas.get(replica), replica._role
             if (
@@ -376,8 +381,8 @@ class Invariants:
         """Compares what the replica remembers of its batches with the batches."""
         if log.failure is not None or not replica._replica_log.is_open:
             return
-        if log.start_offset > 0 or log.cleaned_offset > 0:
-            return  # Some of the state comes from batches that are gone.
+        if log.start_offset > 0 or log.cleaned_offset > 0 or _first_offset(log) > 0:
+            return  # Some of the state comes from batches that are gone, or not on this disk.
         found = _batches(disk, log, seen, 0, log.end_offset)
         fault = fault_of(log, (read_header(_content(disk, batch)) for batch in found))
         if fault is not None:
@@ -594,7 +599,8 @@ class Invariants:
 
 
 def _first_offset(log: Log) -> int:
-    """The offset below which retention or delete_records has removed the log's batches."""
+    """The offset below which the log's batches are not on its disk: they were removed, or they are
+    in the object store only."""
     return log._segments[0].base_offset
 
 

@@ -19,6 +19,7 @@ import msgspec
 import proving.simulation.mutations_groups  # registers its bugs
 import proving.simulation.mutations_moves  # registers its bugs
 import proving.simulation.mutations_sharing  # registers its bugs
+import proving.simulation.mutations_tiered  # registers its bugs
 import proving.simulation.mutations_transactions  # registers its bugs
 import proving.simulation.mutations_trimming  # noqa: F401 - and of what removes records
 from proving.simulation.planting import MUTATIONS, Patch, plants

@@ -35,3 +35,19 @@ def retention_above_the_high_watermark() -> list[Patch]:
             lambda self, now_ms, high_watermark: retention_start(self, now_ms, self.end_offset),
         )
     ]
+
+
+@plants("15", "the oldest records of a topic without retention go, once they were read", SWARM)
+def retention_where_none_is_set() -> list[Patch]:
+    """Only a reader of everything in the end can tell: whoever reads along has read the records."""
+
+    def mutated(self: Any, now_ms: int, high_watermark: int) -> int:
+        config = self._config
+        if config.retention_bytes is not None or not config.is_deleted_by_retention:
+            return retention_start(self, now_ms, high_watermark)
+        segments = [one.base_offset for one in self._segments]
+        start: int = max([self._start, *(one for one in segments[:-3] if one <= high_watermark)])
+        return start
+
+    retention_start = Log.retention_start
+    return [(Log, "retention_start", mutated)]

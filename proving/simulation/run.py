@@ -23,6 +23,7 @@ from proving.simulation.workload import Workload
 from proving.simulation.workload_groups import GroupWorkload
 from proving.simulation.workload_moves import GroupMovesWorkload, MovesWorkload, Operators
 from proving.simulation.workload_swarm import SwarmWorkload
+from proving.simulation.workload_tiered import TieredTransactionWorkload, TieredWorkload
 from proving.simulation.workload_transactions import TransactionWorkload
 from proving.simulation.world import World
 from rayq.config import ClusterConfig
@@ -67,6 +68,8 @@ SCENARIOS: dict[str, type[Workload]] = {
     "group-moves": GroupMovesWorkload,
     "swarm": SwarmWorkload,
     "transactions": TransactionWorkload,
+    "tiered": TieredWorkload,
+    "tiered-transactions": TieredTransactionWorkload,
 }
 
 
@@ -98,7 +101,7 @@ def run_seed(seed: int, scenario: str = "ordinary") -> Outcome:
 
 def _simulate(outcome: Outcome) -> None:
     kind = SCENARIOS[outcome.scenario]
-    with World(outcome.seed) as world:
+    with kind.conditions(), World(outcome.seed) as world:
         rng = world.new_random("config")
         options = {
             "metadata_snapshot_records": rng.choice((20, 100, 10_000)),

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -96,6 +97,11 @@ class Workload:
         """The function that is called after each event."""
         return invariants.observe
 
+    @classmethod
+    def conditions(cls) -> AbstractContextManager[None]:
+        """What holds while a seed runs, for constants of the code that a run is too small for."""
+        return contextlib.nullcontext()
+
     def calm_down(self) -> None:
         """Ends for good what clients do that disturbs others."""
 
@@ -143,12 +149,12 @@ class Workload:
         async def read() -> int:
             client = self._client(process)
             consumer = AsyncConsumer(client, ConsumerConfig(auto_offset_reset="earliest"))
+            for place in self.places:
+                self.recorder.assigned("final-reader", *place, reads_all=True)
             await consumer.assign(self.places)
             ends = await consumer.end_offsets(self.places)
             count = 0
             deadline_s = world.now_s + limit_s
-            for place in self.places:
-                self.recorder.assigned("final-reader", *place)
             while any([await consumer.position(one) < ends[one] for one in self.places]):
                 assert world.now_s < deadline_s, f"the final read took more than {limit_s} s"
                 records = await consumer.poll(1.0)
@@ -161,6 +167,18 @@ class Workload:
         return await process.run(read())
 
     # --- inside -----------------------------------------------------------------------------------
+
+    async def _wait_for_none(
+        self, find: Callable[[], list[str]], what: str, *, limit_s: float = 60.0
+    ) -> None:
+        """Waits until `find` finds nothing. Raises AssertionError after `limit_s`."""
+        until_s = self._cluster.world.now_s + limit_s
+        while found := find():
+            assert self._cluster.world.now_s < until_s, (
+                f"{found[:20]} ({len(found)}) {what}, after {limit_s} s.\n"
+                f"{self._cluster.describe()}"
+            )
+            await asyncio.sleep(0.1)
 
     def _process(self, name: str) -> Process:
         host = self._cluster.world.host(name)

@@ -84,11 +84,7 @@ class Operators(Workload):
         await self._cluster.wait_until(
             lambda: not self.moves.state.moving, "every move to be over", limit_s=END_LIMIT_S
         )
-        await self._cluster.wait_until(
-            lambda: not self._left_behind(),
-            "disks to hold nothing that is placed elsewhere",
-            limit_s=END_LIMIT_S,
-        )
+        await self._wait_for_none(self._left_behind, "are on disks, and placed elsewhere")
         return await super().read_all(limit_s)
 
     def _left_behind(self) -> list[str]:

@@ -22,8 +22,17 @@ class ReplicaHostSpec(msgspec.Struct, frozen=True):
     """The partitions it starts with, `topic-partition`: for the process's name only."""
 
 
+class ObjectServerSpec(msgspec.Struct, frozen=True):
+    """All that a new object server needs to know: it serves the replicas of one broker."""
+
+    cluster_name: str
+    broker: int
+    incarnation: str
+    data_path: str
+
+
 class HostProcess(Protocol):
-    """A replica process as its broker sees it."""
+    """A replica process, or the object server, as its broker sees it."""
 
     async def wait_dead(self) -> str:
         """Returns when the process is gone, with what is known of why."""
@@ -45,6 +54,10 @@ class Runtime(Protocol):
         RayqError when it could not be started."""
         ...
 
+    async def start_object_server(self, spec: ObjectServerSpec) -> HostProcess:
+        """As `start_replica_host`, for the process that alone talks to the object store."""
+        ...
+
     def adopt(self, pid: int, pid_start_time: int) -> HostProcess | None:
         """A process that an earlier broker process started; None when that process is gone."""
         ...
@@ -63,6 +76,11 @@ class RunCleaner(Protocol):
 def host_name(spec: ReplicaHostSpec) -> str:
     """The process's name: readable, unique for each start."""
     return f"rayq:{spec.cluster_name}:{spec.broker}:{_shown(spec.names)}:{spec.incarnation[:8]}"
+
+
+def object_server_name(spec: ObjectServerSpec) -> str:
+    """As `host_name`."""
+    return f"rayq:{spec.cluster_name}:objects-{spec.broker}:{spec.incarnation[:8]}"
 
 
 def _shown(names: Sequence[str]) -> str:

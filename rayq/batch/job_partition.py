@@ -13,7 +13,9 @@ from rayq.records import TopicPartition
 from rayq.wire.messages import (
     DescribeOpenTransactions,
     DescribeOpenTransactionsResponse,
+    DescribeRemote,
     ListOffsets,
+    RemoteRange,
     Request,
     ResponseT,
 )
@@ -93,6 +95,24 @@ class JobPartition(NamedTuple):
             )
         )
         return answer
+
+    async def objects(
+        self, start: int, end: int, *, objects_max: int, expires_ms: int = 0
+    ) -> list[RemoteRange]:
+        """Which objects hold the records from `start` up to `end`, with URLs where `expires_ms` is
+        not 0. [] where `start` is in none. Raises as `exchange` does."""
+        answer, _ = await self.exchange(
+            lambda leader_epoch: DescribeRemote(
+                topic_id=self.topic_id,
+                partition=self.place.partition,
+                leader_epoch=leader_epoch,
+                start=start,
+                end=end,
+                ranges_max=objects_max,
+                expires_ms=expires_ms,
+            )
+        )
+        return answer.ranges
 
     def _check_topic_id(self, known_id: str) -> None:
         if known_id != self.topic_id:

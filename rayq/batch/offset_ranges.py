@@ -12,8 +12,10 @@ import heapq
 import logging
 import operator
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple, SupportsIndex, TypeVar
 
 from rayq.batch.job_partition import JobPartition
@@ -464,10 +466,15 @@ def end_offsets(ranges: Iterable[Split]) -> dict[TopicPartition, int]:
     return ends
 
 
-def split_ranges(ranges: Iterable[Split], min_partitions: int | None = None) -> list[Split]:
+def split_ranges(
+    ranges: Iterable[Split],
+    min_partitions: int | None = None,
+    cuts: Mapping[TopicPartition, Sequence[int]] | None = None,
+) -> list[Split]:
     """The ranges that are not empty, in their order. With `min_partitions` the largest ranges are
     cut into parts of equally many offsets, until there are so many ranges (or each has one offset).
-    Raises InvalidRequestError."""
+    A cut moves to the nearest offset that `cuts` has (sorted), where that is near enough. Raises
+    InvalidRequestError."""
     if min_partitions is not None and (type(min_partitions) is not int or min_partitions < 1):
         raise InvalidRequestError(
             f"min_partitions has to be a positive int or None, not {min_partitions!r}."
@@ -487,13 +494,27 @@ def split_ranges(ranges: Iterable[Split], min_partitions: int | None = None) -> 
         if parts[index] < filled[index].offsets:
             heapq.heappush(heap, (-filled[index].offsets / parts[index], index))
     return [
-        one._replace(
-            start=one.start + one.offsets * part // count,
-            end=one.start + one.offsets * (part + 1) // count,
-        )
+        one._replace(start=start, end=end)
         for one, count in zip(filled, parts, strict=True)
-        for part in range(count)
+        for start, end in pairwise(_points(one, count, (cuts or {}).get(one.place, ())))
     ]
+
+
+def _points(one: Split, count: int, cuts: Sequence[int]) -> list[int]:
+    """Where a range begins, is cut into `count` parts, and ends."""
+    points = [one.start + one.offsets * part // count for part in range(count + 1)]
+    # Nearer than half a part, so that no two points meet.
+    near = (one.offsets // count - 1) // 2
+    for number in range(1, count):
+        nearest = _nearest(cuts, points[number])
+        if nearest is not None and abs(nearest - points[number]) <= near:
+            points[number] = nearest
+    return points
+
+
+def _nearest(cuts: Sequence[int], offset: int) -> int | None:
+    at = bisect_left(cuts, offset)
+    return min(cuts[max(at - 1, 0) : at + 1], key=lambda cut: abs(cut - offset), default=None)
 
 
 def limit_ranges(ranges: Iterable[Split], offsets_max: int) -> list[Split]:

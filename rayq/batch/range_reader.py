@@ -2,7 +2,8 @@
 `arrow`.
 
 The consumer's code fetches, retries and finds leaders that moved. What differs is the end: reading
-stops at an offset, and it fails after some time without progress.
+stops at an offset, and it fails after some time without progress. What the object store holds is
+read there (`rayq.batch.direct_reads`).
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
+from rayq.batch.direct_reads import DirectReads
 from rayq.batch.job_partition import JobPartition
 from rayq.batch.offset_ranges import Split
+from rayq.batch.stored_ranges import uses_remote_storage
 from rayq.client.background import BackgroundLoop
 from rayq.client.client import Client
 from rayq.client.cluster import Cluster
@@ -195,6 +198,7 @@ class _Reader:
         )
         self._assigned = AssignedPartition(self._stream_from(split.start))
         self._fetcher: Fetcher | None = None
+        self._direct: DirectReads | None = None
         self._progress_at = 0.0
         self._received_bytes = 0
 
@@ -217,6 +221,9 @@ class _Reader:
         subscription.assigned = {split.place: self._assigned}
         self._fetcher = Fetcher(self._client, self._config, subscription)
         self._fetcher.add_listener(self._news.set)
+        if await uses_remote_storage(self._client, split.topic, self._timeout_s):
+            self._direct = DirectReads(self._partition, split.end)
+            self._fetcher.elsewhere = self._direct.next
         self._fetcher.start([self._assigned.stream])
         self.made_progress()
 
@@ -255,6 +262,11 @@ class _Reader:
     def close(self) -> None:
         if self._fetcher is not None:
             self._fetcher.close()
+        self._read_through_leader()
+
+    def _read_through_leader(self) -> None:
+        if self._direct is not None:
+            self._direct.stop()
 
     # --- the reading thread ---------------------------------------------------------------------
 
@@ -304,6 +316,7 @@ class _Reader:
 
     def _fetch_again(self, stream: Stream, error: CorruptBatchError) -> None:
         assert self._fetcher is not None and stream.position is not None
+        self.background.call_soon(self._read_through_leader)
         fresh = self._stream_from(stream.position)
         self._assigned.stream = fresh
         self._fetcher.replace_corrupt(stream, fresh, stream.position, error)

@@ -14,12 +14,14 @@ from rayq.cli import (
     moves,
     operations,
     servers,
+    storage,
     topics,
     transactions,
 )
 from rayq.cli.consume import consume
 from rayq.cli.delete_records import delete_records
 from rayq.cli.produce import produce
+from rayq.cli.restore import restore
 
 app = typer.Typer(
     name="rayq",
@@ -38,6 +40,7 @@ app.command()(servers.token)
 topics.app.command()(produce)
 topics.app.command()(consume)
 topics.app.command("delete-records")(delete_records)
+topics.app.command()(restore)
 topics.app.command("set-replication-factor")(moves.set_replication_factor)
 for verb in (moves.reassign, moves.drain, moves.undrain):
     cluster.app.command()(verb)
@@ -49,6 +52,7 @@ cluster.app.command("recover-quorum")(operations.recover_quorum)
 app.add_typer(topics.app, name="topic")
 app.add_typer(groups.app, name="group")
 app.add_typer(transactions.app, name="transactions")
+app.add_typer(storage.app, name="storage")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(bench.app, name="bench")
 app.add_typer(log.app, name="log")

@@ -21,7 +21,9 @@ from rayq.records import (
     ClusterInfo,
     GroupInfo,
     HangingTransaction,
+    ObjectStoreInfo,
     Reassignment,
+    RemotePartitionInfo,
     TopicInfo,
     TransactionListing,
 )
@@ -33,8 +35,8 @@ ANSWER_TIMEOUT_S = 2.0
 
 
 class Survey(NamedTuple):
-    """A cluster, its topics (rayq's own too), its groups, and the moves and transactions that are
-    under way.
+    """A cluster, its topics (rayq's own too), its groups, the moves and transactions that are under
+    way, and the object store (None: no topic uses it).
     `silent` are the brokers that count as live and do not answer: where the voters have no
     majority, no controller can declare them dead."""
 
@@ -45,6 +47,8 @@ class Survey(NamedTuple):
     silent: frozenset[int]
     transactions: list[TransactionListing]
     hanging: list[HangingTransaction]
+    store: ObjectStoreInfo | None
+    remote: list[RemotePartitionInfo]
 
     @property
     def users_topics(self) -> list[TopicInfo]:
@@ -124,6 +128,22 @@ def survey(cluster: Cluster) -> Survey:
                 raise
             return []
 
+    async def remote(
+        topics: list[TopicInfo],
+    ) -> tuple[ObjectStoreInfo | None, list[RemotePartitionInfo]]:
+        names = [topic.name for topic in topics if topic.config.get("remote_storage")]
+        if not names:
+            return None, []
+        try:
+            return await asyncio.gather(
+                admin.describe_object_store(timeout_s=COORDINATORS_TIMEOUT_S),
+                admin.describe_remote_storage(names, timeout_s=COORDINATORS_TIMEOUT_S),
+            )
+        except RayqError as error:
+            if not (error.retriable or isinstance(error, UnknownTopicError)):
+                raise
+            return None, []
+
     async def is_silent(broker: BrokerInfo) -> bool:
         try:
             await client.ask(
@@ -143,6 +163,7 @@ def survey(cluster: Cluster) -> Survey:
         topics = await _topics(admin, internal=True)
         # Without a controller nothing moves, and no process knows of moves.
         moves = [] if info.controller is None else await admin.list_reassignments()
+        store, partitions = await remote(topics)
         return Survey(
             cluster=info,
             topics=topics,
@@ -151,6 +172,8 @@ def survey(cluster: Cluster) -> Survey:
             silent=silent,
             transactions=await transactions(),
             hanging=await hanging(topics),
+            store=store,
+            remote=partitions,
         )
 
     return background.run(look())

@@ -122,6 +122,7 @@ def _overview(topic: TopicInfo) -> dict[str, Any]:
         "replicas": max((len(one.replicas) for one in topic.partitions), default=0),
         "records": records,
         "size_bytes": size,
+        "remote_bytes": sum(one.remote_bytes for one in topic.partitions),
         "state": min(states, key=order.index, default="in sync"),
     }
 
@@ -173,6 +174,11 @@ def _show(topic: TopicInfo) -> None:
     for partition in topic.partitions:
         if partition.offline_reason:
             output.say(f"Partition {partition.partition} is offline: {partition.offline_reason}")
+    if remote_bytes := sum(one.remote_bytes for one in topic.partitions):
+        output.say(
+            f"{output.human_size(remote_bytes)} of it are in the object store: rayq storage status "
+            f"{topic.name}"
+        )
     defaults = as_dict(TopicConfig())
     output.say()
     output.table(
@@ -197,10 +203,20 @@ def alter(
         list[str] | None,
         typer.Option("-d", "--delete", metavar="KEY", help="Sets a key back to its default."),
     ] = None,
+    delete_remote: Annotated[
+        bool,
+        typer.Option(
+            "--delete-remote",
+            help="With remote_storage=false: what the object store has of the topic is removed, "
+            "and records that are on no broker's disk any more are gone.",
+        ),
+    ] = False,
+    yes: Yes = False,
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
     """Change the config of a topic."""
+    check_can_ask(yes or not delete_remote)
     if not (config or delete):
         raise typer.BadParameter("give --set KEY=VALUE or --delete KEY")
     changes = config_values(TopicConfig, config or ())
@@ -210,7 +226,12 @@ def alter(
             raise InvalidRequestError(f"{key} is both set and deleted.")
         changes[name] = default_of(name)
     with connected(cluster, topics=[topic]) as connection:
-        connection.admin.alter_topic_config(topic, **changes)
+        agree(
+            f"Remove what the object store has of {topic}? Records that are on no broker's disk "
+            "any more are gone.",
+            yes or not delete_remote,
+        )
+        connection.admin.alter_topic_config(topic, delete_remote=delete_remote, **changes)
     if json:
         output.print_json({"topic": topic, "changed": changes})
         return

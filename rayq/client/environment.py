@@ -11,6 +11,7 @@ from rayq.descriptors import has_room_for_replica
 from rayq.environment import Environment, LoopTasks, SystemClock, ThreadPool
 from rayq.storage.disk import LocalDisk
 from rayq.wire.network import AsyncioNetwork
+from rayq.wire.object_urls import open_object_url
 
 THREADS_MAX = 16
 """Blocking jobs of one process that run at once."""
@@ -29,6 +30,7 @@ def system_environment(config: ClusterConfig | None = None) -> Environment:
         pid=os.getpid(),
         boot_id=boot_id(),
         has_descriptors_for_replica=has_room_for_replica,
+        open_object=open_object_url,
     )
 
 

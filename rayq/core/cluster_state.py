@@ -23,9 +23,15 @@ from rayq.core.metadata_records import (
     PartitionChanged,
     PartitionValue,
     ProducerIdsAllocated,
+    RemoteDoubted,
+    RemoteGarbage,
+    RemoteGarbageRemoved,
+    RemoteMoved,
     ReplicaGone,
     ReplicaRegistered,
     RequestDone,
+    SnapshotPinned,
+    SnapshotUnpinned,
     TopicConfigChanged,
     TopicCreated,
     TopicDeleted,
@@ -33,10 +39,13 @@ from rayq.core.metadata_records import (
     VotersChanged,
 )
 from rayq.errors import UnknownTopicError
+from rayq.remote_pointer import RemotePointer
 
 REQUESTS_REMEMBERED_MAX = 1000
 """Ids of the newest requests that are done. A client repeats a request for as long as its call
 lasts, half a minute by default."""
+MARKS_REMEMBERED_MAX = 1000
+"""So many controller epochs back this cluster tells its own marks from those of another."""
 
 
 @dataclass(slots=True)
@@ -55,6 +64,10 @@ class Partition:
 
     value: PartitionValue
     processes: dict[int, ReplicaRegistered] = field(default_factory=dict)
+    remote: RemotePointer | None = None
+    """What is in the object store. None: nothing."""
+    is_remote_doubted: bool = False
+    """See `RemoteDoubted`."""
 
 
 @dataclass(slots=True)
@@ -67,6 +80,8 @@ class Topic:
     version knows are kept as they are."""
     replication_factor: int
     """For partitions that are added: as many as the first one has, or will have after its move."""
+    was_compacted: bool = False
+    """The topic is or was compacted: offsets may have gaps."""
     partitions: dict[int, Partition] = field(default_factory=dict)
 
     @property
@@ -95,6 +110,14 @@ class ClusterState:
         self.next_producer_id = 0
         self.requests_done: dict[str, None] = {}
         """The ids of clients' requests that changed something, the newest last."""
+        self.pins: dict[str, SnapshotPinned] = {}
+        """By pin id: from which offsets on retention keeps a topic's records."""
+        self.garbage: dict[str, RemoteGarbage] = {}
+        """By topic id: what is to be removed from the object store."""
+        self.marks: dict[int, str] = {}
+        """By controller epoch, the oldest first: the marks that this cluster has left in the object
+        store. A later mark that is not here is of another cluster with the same id: a copy of this
+        one's disks."""
 
     # --- look-ups ---------------------------------------------------------------------------
 
@@ -136,6 +159,15 @@ class ClusterState:
             if broker in partition.value.replicas:
                 yield topic, number, partition
 
+    def pinned_offset(self, topic_id: str, partition: int) -> int | None:
+        """From where on retention keeps a partition's records: the lowest of its pins."""
+        starts = (
+            pin.starts[partition]
+            for pin in self.pins.values()
+            if pin.topic_id == topic_id and partition in pin.starts
+        )
+        return min(starts, default=None)
+
     # --- the only change --------------------------------------------------------------------
 
     def replay(self, record: MetadataRecord) -> None:
@@ -146,9 +178,15 @@ class ClusterState:
         self.cluster_id = record.cluster_id
         self.controller_epoch = record.epoch
         self.controller = (record.host, record.port)
+        if record.mark:
+            self.marks[record.epoch] = record.mark
+            if len(self.marks) > MARKS_REMEMBERED_MAX:
+                del self.marks[next(iter(self.marks))]
 
     def _voters_changed(self, record: VotersChanged) -> None:
         self.voters = record.voters
+        if not record.clean:
+            self.marks.clear()  # Those of epochs that are forgotten would pass for another's.
 
     def _broker_registered(self, record: BrokerRegistered) -> None:
         before = self.brokers.get(record.broker)
@@ -176,12 +214,14 @@ class ClusterState:
         del self.brokers[record.broker]
 
     def _topic_created(self, record: TopicCreated) -> None:
+        config = parse_stored(TopicConfig, record.config)
         self.topics[record.topic_id] = Topic(
             topic_id=record.topic_id,
             name=record.name,
-            config=parse_stored(TopicConfig, record.config),
+            config=config,
             options=record.config,
             replication_factor=record.replication_factor,
+            was_compacted=record.was_compacted or config.is_compacted,
         )
         self.topic_ids[record.name] = record.topic_id
 
@@ -189,11 +229,15 @@ class ClusterState:
         topic = self.topics[record.topic_id]
         topic.config = parse_stored(TopicConfig, record.config)
         topic.options = record.config
+        topic.was_compacted |= topic.config.is_compacted
 
     def _topic_deleted(self, record: TopicDeleted) -> None:
         topic = self.topics.pop(record.topic_id)
         del self.topic_ids[topic.name]
         self.moving = {key for key in self.moving if key[0] != record.topic_id}
+        self.pins = {
+            pin_id: pin for pin_id, pin in self.pins.items() if pin.topic_id != record.topic_id
+        }
 
     def _partition_changed(self, record: PartitionChanged) -> None:
         topic = self.topics[record.topic_id]
@@ -225,6 +269,28 @@ class ClusterState:
         if known is not None and known.incarnation == record.incarnation:
             del partition.processes[record.broker]
 
+    def _remote_moved(self, record: RemoteMoved) -> None:
+        partition = self.topics[record.topic_id].partitions[record.partition]
+        partition.remote, partition.is_remote_doubted = record.pointer, False
+
+    def _remote_doubted(self, record: RemoteDoubted) -> None:
+        self.topics[record.topic_id].partitions[record.partition].is_remote_doubted = True
+
+    def _remote_garbage(self, record: RemoteGarbage) -> None:
+        self.garbage[record.topic_id] = record
+        topic = self.topics.get(record.topic_id)
+        for partition in () if topic is None else topic.partitions.values():
+            partition.remote, partition.is_remote_doubted = None, False
+
+    def _remote_garbage_removed(self, record: RemoteGarbageRemoved) -> None:
+        del self.garbage[record.topic_id]
+
+    def _snapshot_pinned(self, record: SnapshotPinned) -> None:
+        self.pins[record.pin_id] = record
+
+    def _snapshot_unpinned(self, record: SnapshotUnpinned) -> None:
+        del self.pins[record.pin_id]
+
     def _producer_ids_allocated(self, record: ProducerIdsAllocated) -> None:
         self.next_producer_id = record.next_producer_id
 
@@ -240,7 +306,11 @@ class ClusterState:
         records: list[MetadataRecord] = []
         if self.cluster_id is not None and self.controller is not None:
             host, port = self.controller
-            records.append(EpochStarted(self.controller_epoch, host, port, self.cluster_id))
+            marks = {**self.marks, self.controller_epoch: self.marks.get(self.controller_epoch, "")}
+            records.extend(
+                EpochStarted(epoch, host, port, self.cluster_id, mark)
+                for epoch, mark in marks.items()
+            )
         records.append(VotersChanged(self.voters))
         for number, broker in self.brokers.items():
             records.append(broker.registration)
@@ -248,13 +318,25 @@ class ClusterState:
                 records.append(BrokerFenced(number, broker.registration.incarnation))
             if broker.cordoned:
                 records.append(BrokerCordoned(number, True))
+        records.extend(self.garbage.values())
         for topic in self.topics.values():
             records.append(
-                TopicCreated(topic.topic_id, topic.name, topic.options, topic.replication_factor)
+                TopicCreated(
+                    topic.topic_id,
+                    topic.name,
+                    topic.options,
+                    topic.replication_factor,
+                    topic.was_compacted,
+                )
             )
             for number, partition in topic.partitions.items():
                 records.append(PartitionChanged(topic.topic_id, number, partition.value))
                 records.extend(partition.processes.values())
+                if partition.remote is not None:
+                    records.append(RemoteMoved(topic.topic_id, number, partition.remote))
+                if partition.is_remote_doubted:
+                    records.append(RemoteDoubted(topic.topic_id, number))
+        records.extend(self.pins.values())
         records.append(ProducerIdsAllocated(self.next_producer_id))
         records.extend(RequestDone(request_id) for request_id in self.requests_done)
         return records
@@ -287,6 +369,13 @@ class ClusterState:
                     and member.incarnation == value.leader_incarnation
                     for member in value.isr
                 ), where
+            if partition.remote is not None:
+                assert topic.config.remote_storage, where
+                assert topic.topic_id not in self.garbage, where
+                assert partition.remote.start <= partition.remote.end, f"{where} {partition.remote}"
+        for pin in self.pins.values():
+            assert pin.topic_id in self.topics, pin
+        assert list(self.marks) == sorted(self.marks), self.marks
 
 
 def find_topic(state: ClusterState, name: str) -> Topic:
@@ -313,4 +402,10 @@ _REPLAY: dict[type[MetadataRecord], Callable[[ClusterState, Any], None]] = {
     BrokerCordoned: ClusterState._broker_cordoned,
     BrokerRemoved: ClusterState._broker_removed,
     RequestDone: ClusterState._request_done,
+    RemoteMoved: ClusterState._remote_moved,
+    RemoteDoubted: ClusterState._remote_doubted,
+    RemoteGarbage: ClusterState._remote_garbage,
+    RemoteGarbageRemoved: ClusterState._remote_garbage_removed,
+    SnapshotPinned: ClusterState._snapshot_pinned,
+    SnapshotUnpinned: ClusterState._snapshot_unpinned,
 }

@@ -115,7 +115,7 @@ def next_epoch(value: PartitionValue, live: Processes) -> int:
     a live replica holds batches. Metadata that came back from an older copy does not know the
     newest epochs, and one epoch must never have two leaders."""
     held = (process.last_epoch or 0 for process in live.values())
-    return max(value.leader_epoch, *held, 0) + 1
+    return max(value.leader_epoch, value.restored_epoch, *held) + 1
 
 
 def with_isr(
@@ -194,7 +194,7 @@ def _found(value: PartitionValue, live: Processes) -> PartitionValue | None:
         isr=members,
         leader=members[0].broker,
         leader_incarnation=members[0].incarnation,
-        leader_epoch=1,
+        leader_epoch=next_epoch(value, live),
         partition_epoch=value.partition_epoch + 1,
     )
 

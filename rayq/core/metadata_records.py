@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from rayq.remote_pointer import RemotePointer
+
 
 class MetadataRecord(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Base of the records."""
@@ -57,6 +59,9 @@ class PartitionValue(msgspec.Struct, array_like=True, frozen=True):
     placed_epoch: int = 0
     """The partition epoch in which replicas were added last. A broker that reports a replica
     process on older knowledge may mean one of an earlier placement, whose directory it removes."""
+    restored_epoch: int = 0
+    """The partition was created with remote records of leader epochs up to this one: its own leader
+    epochs begin above it."""
 
     @property
     def replication_factor(self) -> int:
@@ -88,6 +93,8 @@ class EpochStarted(MetadataRecord, frozen=True):
     host: str
     port: int
     cluster_id: str
+    mark: str = ""
+    """A random id, where the cluster has an object store: see `ClusterState.marks`."""
 
 
 class VotersChanged(MetadataRecord, frozen=True):
@@ -144,6 +151,8 @@ class TopicCreated(MetadataRecord, frozen=True):
     name: str
     config: Mapping[str, Any]
     replication_factor: int
+    was_compacted: bool = False
+    """The topic was compacted once, though its config may not say so any more."""
 
 
 class TopicConfigChanged(MetadataRecord, frozen=True):
@@ -184,6 +193,58 @@ class ReplicaGone(MetadataRecord, frozen=True):
     partition: int
     broker: int
     incarnation: str
+
+
+class RemoteMoved(MetadataRecord, frozen=True):
+    """The partition's new remote pointer. The partition epoch stays as it is."""
+
+    topic_id: str
+    partition: int
+    pointer: RemotePointer
+
+
+class RemoteDoubted(MetadataRecord, frozen=True):
+    """The metadata came back from an older copy: the partition's remote pointer may be old, or
+    missing. Its leader adopts the newest manifest of the object store before it appends. The next
+    `RemoteMoved` ends the doubt."""
+
+    topic_id: str
+    partition: int
+
+
+class RemoteGarbage(MetadataRecord, frozen=True):
+    """A topic with remote objects was deleted, or gave them up: its partitions have no pointers any
+    more, and all that it has in the object store is to be removed."""
+
+    topic_id: str
+    name: str
+    deleted_ms: int
+    prefixes: tuple[str, ...]
+    """What the names of its objects begin with. A topic that was restored has the objects of the
+    topic that it was restored from."""
+
+
+class RemoteGarbageRemoved(MetadataRecord, frozen=True):
+    """Nothing of that topic is left to be removed from the object store."""
+
+    topic_id: str
+
+
+class SnapshotPinned(MetadataRecord, frozen=True):
+    """Until `ttl_ms` are over, or `SnapshotUnpinned`, retention keeps all records of these
+    partitions from the given offsets on. The same id again renews it. The time counts from when the
+    controller decided it; a new controller counts from its own start."""
+
+    pin_id: str
+    topic_id: str
+    starts: Mapping[int, int]
+    """Partition to offset."""
+    ttl_ms: int
+
+
+class SnapshotUnpinned(MetadataRecord, frozen=True):
+    pin_id: str
+    topic_id: str
 
 
 class ProducerIdsAllocated(MetadataRecord, frozen=True):

@@ -205,6 +205,13 @@ class PartitionState:
             for follower in self._heard_followers()
         )
 
+    def committed_log_start(self, own_start: int) -> int:
+        """How far those replicas have moved their log starts, up to `own_start`, the leader's: that
+        may be ahead of what any `delete_records` was told. Call it where `is_log_start_committed`
+        holds for some offset."""
+        starts = (one.log_start_offset for one in self._heard_followers() if one is not None)
+        return min((own_start, *starts))
+
     def validate(self) -> None:
         """Checks what must hold after every step; for tests and the simulation."""
         assert self.flushed_offset <= self.end_offset

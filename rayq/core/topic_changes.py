@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rayq.config import MIB, TopicConfig, only_known, parse
-from rayq.core import broker_changes, election
+from rayq.core import broker_changes, election, remote_changes
 from rayq.core.cluster_state import ClusterState, Topic, find_topic
 from rayq.core.metadata_records import (
     MetadataRecord,
@@ -23,6 +23,7 @@ from rayq.core.metadata_records import (
     TopicDeleted,
 )
 from rayq.core.placement import check_replica_limits, place
+from rayq.core.remote_changes import NO_OBJECT_STORE, ObjectStoreFacts
 from rayq.errors import (
     ConfigError,
     InvalidPartitionsError,
@@ -32,6 +33,7 @@ from rayq.errors import (
     TopicExistsError,
     UnknownTopicError,
 )
+from rayq.remote_pointer import RemotePointer
 
 TOPIC_NAME_LENGTH_MAX = 200
 PARTITIONS_MAX = 10_000
@@ -51,6 +53,7 @@ OWN_TOPIC_FIXED = {
     "flush",
     "max_message_bytes",
     "retention_ms",
+    "remote_storage",
     "retention_bytes",
     "unclean_leader_election",
 }
@@ -86,14 +89,27 @@ def create_topic(
     partitions: int,
     replication_factor: int | None,
     options: Mapping[str, Any],
+    restored: Sequence[RemotePointer | None] = (),
+    store: ObjectStoreFacts = NO_OBJECT_STORE,
 ) -> list[MetadataRecord]:
-    """Creates a topic and places its partitions. Raises InvalidTopicError, TopicExistsError,
-    InvalidPartitionsError, InvalidReplicationFactorError, ConfigError, ReplicaLimitError."""
+    """Creates a topic and places its partitions. `restored` are, by partition, the pointers to
+    records that are in the object store already. Raises InvalidTopicError, TopicExistsError,
+    InvalidPartitionsError, InvalidReplicationFactorError, ConfigError, ReplicaLimitError,
+    InvalidRequestError, RemoteStorageError."""
     check_topic_name(name)
     if name in state.topic_ids:
         raise TopicExistsError(f"Topic {name!r} exists already.")
+    config = parse(TopicConfig, options)
+    remote_changes.check_remote_config(state, config, None, store)
+    remote_changes.check_restored(state, config, partitions, restored)
     return _create(
-        state, topic_id, name, options, partitions=partitions, replication_factor=replication_factor
+        state,
+        topic_id,
+        name,
+        options,
+        partitions=partitions,
+        replication_factor=replication_factor,
+        restored=restored,
     )
 
 
@@ -127,6 +143,7 @@ def _create(
     *,
     partitions: int,
     replication_factor: int | None,
+    restored: Sequence[RemotePointer | None] = (),
 ) -> list[MetadataRecord]:
     _check_partitions(partitions)
     nodes = state.takers()
@@ -144,19 +161,28 @@ def _create(
     _check_min_insync(parse(TopicConfig, options), replication_factor)
     options = {key.replace(".", "_"): value for key, value in options.items()}
     placed = _place(state, nodes, partitions, replication_factor)
+    epochs = {
+        number: max(one.leader_epoch, one.end_epoch or 0)
+        for number, one in enumerate(restored)
+        if one is not None
+    }
     return [
         TopicCreated(topic_id, name, options, replication_factor),
         *(
-            PartitionChanged(topic_id, number, PartitionValue(replicas))
+            PartitionChanged(
+                topic_id, number, PartitionValue(replicas, restored_epoch=epochs.get(number, 0))
+            )
             for number, replicas in enumerate(placed)
         ),
+        *remote_changes.restore(state, topic_id, restored),
     ]
 
 
-def delete_topic(state: ClusterState, name: str) -> list[MetadataRecord]:
+def delete_topic(state: ClusterState, name: str, *, now_ms: int) -> list[MetadataRecord]:
     """Deletes a topic. Raises UnknownTopicError, InvalidTopicError."""
     check_not_internal(name)
-    return [TopicDeleted(find_topic(state, name).topic_id)]
+    topic = find_topic(state, name)
+    return [TopicDeleted(topic.topic_id), *remote_changes.give_up_remote(state, topic, now_ms)]
 
 
 def create_partitions(state: ClusterState, name: str, total: int) -> list[MetadataRecord]:
@@ -186,10 +212,14 @@ def create_partitions(state: ClusterState, name: str, total: int) -> list[Metada
 
 
 def alter_topic_config(
-    state: ClusterState, name: str, changes: Mapping[str, Any]
+    state: ClusterState,
+    name: str,
+    changes: Mapping[str, Any],
+    *,
+    store: ObjectStoreFacts = NO_OBJECT_STORE,
 ) -> list[MetadataRecord]:
     """Changes single keys of a topic's config. Raises UnknownTopicError, ConfigError,
-    InvalidTopicError for what rayq's own topics depend on."""
+    RemoteStorageError, InvalidTopicError for what rayq's own topics depend on."""
     if any(key.replace(".", "_") in OWN_TOPIC_FIXED for key in changes):
         check_not_internal(name)
     topic = find_topic(state, name)
@@ -200,7 +230,30 @@ def alter_topic_config(
     ]
     changed = parse(TopicConfig, {**only_known(TopicConfig, topic.options), **changes})
     _check_min_insync(changed, min(factors))
-    return [TopicConfigChanged(topic.topic_id, {**topic.options, **changes})]
+    remote_changes.check_remote_config(state, changed, topic, store)
+    if topic.config.remote_storage and not changed.remote_storage:
+        raise ConfigError(
+            f"remote_storage=False deletes what {name!r} has in the object store, also what is on "
+            'no disk any more: say delete_remote=True, or remote_storage="read" to keep it.'
+        )
+    records: list[MetadataRecord] = [
+        TopicConfigChanged(topic.topic_id, {**topic.options, **changes})
+    ]
+    if changed.remote_storage and not topic.config.remote_storage:
+        records.extend(remote_changes.begin_in_doubt(state, topic))
+    return records
+
+
+def end_remote_storage(state: ClusterState, name: str, *, now_ms: int) -> list[MetadataRecord]:
+    """Turns remote_storage off: what is in the object store alone is lost. Raises
+    UnknownTopicError."""
+    topic = find_topic(state, name)
+    if not remote_changes.may_have_objects(topic):
+        return []
+    return [
+        TopicConfigChanged(topic.topic_id, {**topic.options, "remote_storage": False}),
+        *remote_changes.give_up_remote(state, topic, now_ms),
+    ]
 
 
 def elect_leaders(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +17,9 @@ from ray.data.datasource import ReadTask
 
 from rayq.batch import offset_ranges
 from rayq.batch.offset_ranges import Split, split_ranges
+from rayq.batch.pins import pin_ranges
 from rayq.batch.range_reader import COLUMNS, read_range, read_schema
+from rayq.batch.stored_ranges import object_starts
 from rayq.client.cluster import Cluster
 from rayq.config import MIB
 from rayq.errors import InvalidRequestError, RayqError
@@ -102,8 +105,9 @@ def read_topic(
     any progress for `timeout_s` seconds the job raises PartitionOfflineError or TimeoutError.
     Records that expired since the snapshot raise OffsetOutOfRangeError; with
     `fail_on_data_loss=False` they are logged and left out. (Ray Data's own `max_errored_blocks`
-    leaves out tasks that fail: keep it at 0.) A topic that was deleted meanwhile raises
-    UnknownTopicError. Raises what `snapshot` raises.
+    leaves out tasks that fail: keep it at 0.) What a topic with `remote_storage` has in the object
+    store, the tasks read there; retention leaves it while this process has the dataset. A topic
+    that was deleted meanwhile raises UnknownTopicError. Raises what `snapshot` raises.
     """
     found = cluster or Cluster.current()
     if isinstance(topics, Snapshot):
@@ -156,6 +160,10 @@ class TopicDatasource(Datasource):
         self._fail_on_data_loss = fail_on_data_loss
         self._timeout_s = timeout_s
         self._record_bytes: dict[str, float] | None = None
+        self._cuts = object_starts(cluster, taken.ranges, timeout_s=timeout_s)
+        # A copy that is unpickled in another process pins nothing.
+        release = pin_ranges(cluster, taken.ranges, timeout_s=timeout_s)
+        weakref.finalize(self, release).atexit = False
 
     def get_name(self) -> str:
         return "Topic"
@@ -172,7 +180,7 @@ class TopicDatasource(Datasource):
         cpus = int(ray.cluster_resources().get("CPU", 1))  # type: ignore[no-untyped-call]
         by_size = math.ceil(self.estimate_inmemory_data_size() / TASK_BYTES)
         wanted = max(by_size, min(cpus, offsets // TASK_OFFSETS_MIN), min_partitions or 1)
-        return max(len(split_ranges(ranges, wanted)), 1)
+        return max(len(self._split(ranges, wanted)), 1)
 
     def get_read_tasks(
         self,
@@ -180,7 +188,7 @@ class TopicDatasource(Datasource):
         per_task_row_limit: int | None = None,
         data_context: Any = None,
     ) -> list[ReadTask]:
-        splits = split_ranges(self._taken.ranges, max(parallelism, 1))
+        splits = self._split(self._taken.ranges, max(parallelism, 1))
         if not splits:
             nothing = [self._schema.empty_table()]
             return [self._task(lambda: nothing, 0, 0, "nothing", per_task_row_limit)]
@@ -188,7 +196,7 @@ class TopicDatasource(Datasource):
             self._task(
                 _reading(
                     self._cluster,
-                    split_ranges([split], math.ceil(self._size_of(split) / BLOCK_BYTES) or 1),
+                    self._split([split], math.ceil(self._size_of(split) / BLOCK_BYTES) or 1),
                     self._columns,
                     self._fail_on_data_loss,
                     self._timeout_s,
@@ -201,6 +209,9 @@ class TopicDatasource(Datasource):
             )
             for split in splits
         ]
+
+    def _split(self, ranges: Sequence[Split], min_partitions: int) -> list[Split]:
+        return split_ranges(ranges, min_partitions, self._cuts)
 
     def _task(
         self,

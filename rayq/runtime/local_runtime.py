@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 from rayq.actors.broker.broker import Broker
 from rayq.actors.controller.server import ControllerServer
-from rayq.actors.hosting import HostProcess, ReplicaHostSpec
+from rayq.actors.hosting import HostProcess, ObjectServerSpec, ReplicaHostSpec
+from rayq.actors.objects.object_server import ObjectServer
 from rayq.actors.replica.replica_host import ReplicaHost
 from rayq.config import ClusterConfig
 from rayq.descriptors import shares
@@ -29,6 +30,7 @@ from rayq.runtime.layout import (
     format_cluster,
     of_one_cluster,
 )
+from rayq.runtime.object_store import open_store
 from rayq.runtime.start_checks import tell_recovering
 from rayq.storage.data_directory import read_secret
 
@@ -43,10 +45,10 @@ NewEnvironment = Callable[[str], Environment]
 """Makes the environment of one process, by its name; the simulation gives its own."""
 
 
-class LocalHostProcess:
-    """A replica "process": `kill` drops it at once, its page cache stays."""
+class LocalProcess:
+    """A "process" that a broker starts: `kill` drops it at once, its page cache stays."""
 
-    def __init__(self, host: ReplicaHost, environment: Environment) -> None:
+    def __init__(self, host: ReplicaHost | ObjectServer, environment: Environment) -> None:
         self._host = host
         self._environment = environment
         self._dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -66,16 +68,24 @@ class LocalHostProcess:
     def is_running(self) -> bool:
         return not self._dead.done()
 
-    def has_replica(self, name: str) -> bool:
-        """Whether it hosts that replica, `topic-partition`."""
-        return any(replica.where == name for replica in self._host.replicas)
-
     async def wait_dead(self) -> str:
         return await asyncio.shield(self._dead)
 
     def _end(self, reason: str) -> None:
         if not self._dead.done():
             self._dead.set_result(reason)
+
+
+class LocalHostProcess(LocalProcess):
+    """A replica "process"."""
+
+    def __init__(self, host: ReplicaHost, environment: Environment) -> None:
+        super().__init__(host, environment)
+        self._replica_host = host
+
+    def has_replica(self, name: str) -> bool:
+        """Whether it hosts that replica, `topic-partition`."""
+        return any(replica.where == name for replica in self._replica_host.replicas)
 
 
 class LocalRuntime:
@@ -88,6 +98,7 @@ class LocalRuntime:
         self._config = config
         self._host = host
         self.processes: dict[int, LocalHostProcess] = {}
+        self.object_servers: dict[int, LocalProcess] = {}
 
     async def start_replica_host(self, spec: ReplicaHostSpec) -> HostProcess:
         environment = self._new_environment(f"replica {spec.broker}/{spec.names[0]}")
@@ -105,8 +116,25 @@ class LocalRuntime:
         environment.tasks.spawn(process.run(), f"replica host {spec.names[0]}")
         return process
 
+    async def start_object_server(self, spec: ObjectServerSpec) -> HostProcess:
+        """Raises ConfigError where the object store cannot be used at all."""
+        environment = self._new_environment(f"objects {spec.broker}")
+        config = self._config
+        assert config.remote_storage_url is not None
+        store = open_store(
+            config.remote_storage_url, environment, credentials=config.remote_storage_credentials
+        )
+        number = next(_process_numbers)
+        server = ObjectServer(
+            environment, config, spec, store, host=self._host, pid_start_time=number
+        )
+        process = LocalProcess(server, environment)
+        self.object_servers[number] = process
+        environment.tasks.spawn(process.run(), f"object server {spec.broker}")
+        return process
+
     def adopt(self, pid: int, pid_start_time: int) -> HostProcess | None:
-        return self.processes.get(pid_start_time)
+        return self.processes.get(pid_start_time) or self.object_servers.get(pid_start_time)
 
 
 class LocalServers:
@@ -205,7 +233,8 @@ class LocalServers:
         """The broker and its replica processes die, as a node does."""
         broker = self.brokers.pop(number)
         self.environments.pop(number).tasks.cancel_all()
-        for process in self.runtimes.pop(number).processes.values():
+        runtime = self.runtimes.pop(number)
+        for process in (*runtime.processes.values(), *runtime.object_servers.values()):
             process.kill()
         broker.close()
 
@@ -225,6 +254,11 @@ class LocalServers:
         for process in list(self.runtimes[number].processes.values()):
             if process.is_running and process.has_replica(name):
                 process.kill()
+
+    def kill_object_server(self, number: int) -> None:
+        """The object server of a broker dies."""
+        for process in list(self.runtimes[number].object_servers.values()):
+            process.kill()
 
     async def stop(self) -> None:
         """A controlled stop of everything; the data stays."""

@@ -1,10 +1,11 @@
 """The servers of a cluster as Ray actors: each is a process around a class that knows no Ray.
 
-| actor              | how many                         | hosts              |
-|--------------------|----------------------------------|--------------------|
-| `ControllerActor`  | one per cluster                  | `ControllerServer` |
-| `BrokerActor`      | one per data directory           | `Broker`           |
-| `ReplicaHostActor` | one per replica, or for several  | `ReplicaHost`      |
+| actor               | how many                             | hosts              |
+|---------------------|--------------------------------------|--------------------|
+| `ControllerActor`   | one per cluster                      | `ControllerServer` |
+| `BrokerActor`       | one per data directory               | `Broker`           |
+| `ReplicaHostActor`  | one per replica, or for several      | `ReplicaHost`      |
+| `ObjectServerActor` | one per broker, with an object store | `ObjectServer`     |
 
 (How many replicas of a broker share a `ReplicaHostActor`: see `replicas_per_process`.)
 
@@ -29,7 +30,14 @@ from ray.exceptions import RayError
 from rayq.actors.broker.broker import Broker
 from rayq.actors.broker.broker import replicas_max as replicas_max_of
 from rayq.actors.controller.server import ControllerServer
-from rayq.actors.hosting import HostProcess, ReplicaHostSpec, host_name
+from rayq.actors.hosting import (
+    HostProcess,
+    ObjectServerSpec,
+    ReplicaHostSpec,
+    host_name,
+    object_server_name,
+)
+from rayq.actors.objects.object_server import ObjectServer
 from rayq.actors.replica.replica_host import ReplicaHost
 from rayq.config import ClusterConfig
 from rayq.environment import Address, Environment
@@ -42,6 +50,7 @@ from rayq.runtime.layout import (
     find_directories,
     format_broker,
 )
+from rayq.runtime.object_store import open_store
 from rayq.runtime.processes import adopt_process, process_start_time
 from rayq.runtime.ray_lookup import (
     NAMESPACE,
@@ -61,6 +70,9 @@ logger = logging.getLogger(__name__)
 PROCESSES_PER_CORE = 2
 """Replica processes of a node, all its brokers together: a few more than cores, since they wait for
 disks now and then."""
+
+OBJECT_SERVER_NICE = 10
+"""Checksums and copies of old records do not take the time of those that serve new ones."""
 
 NODE_CHECK_S = 2.0
 LOCK_PATIENCE_S = 2.0
@@ -103,8 +115,39 @@ class ReplicaHostActor:
         ray.kill(ray.get_runtime_context().current_actor)
 
 
+class ObjectServerActor:
+    """The Ray actor around one `ObjectServer`."""
+
+    async def start(self, spec: ObjectServerSpec, config: ClusterConfig) -> tuple[int, int]:
+        """As `ReplicaHostActor.start`. Raises ConfigError where the object store cannot be used at
+        all."""
+        pid = os.getpid()
+        started = process_start_time(pid)
+        assert started is not None
+        os.nice(OBJECT_SERVER_NICE)  # Of this thread, and of those that it starts.
+        environment = server_environment(config)
+        self._reports = start_reports(environment, config, object_server_name(spec))
+        assert config.remote_storage_url is not None
+        store = open_store(
+            config.remote_storage_url, environment, credentials=config.remote_storage_credentials
+        )
+        self._server = ObjectServer(
+            environment, config, spec, store, host=bind_host(config), pid_start_time=started
+        )
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        return pid, started
+
+    async def _run(self) -> None:
+        try:
+            await self._server.run()
+        except Exception:
+            logger.exception("the object server ends")
+        # Its broker starts another one if it wants one.
+        ray.kill(ray.get_runtime_context().current_actor)
+
+
 class RayRuntime:
-    """Starts replica processes on this node as Ray actors."""
+    """Starts replica processes and object servers on this node as Ray actors."""
 
     def __init__(self, config: ClusterConfig, node_id: str, brokers_on_node: int) -> None:
         self._config = config
@@ -114,18 +157,28 @@ class RayRuntime:
 
     async def start_replica_host(self, spec: ReplicaHostSpec) -> HostProcess:
         """Raises RayqError."""
+        return await self._start(ReplicaHostActor, spec, host_name(spec))
+
+    async def start_object_server(self, spec: ObjectServerSpec) -> HostProcess:
+        """Raises RayqError."""
+        return await self._start(ObjectServerActor, spec, object_server_name(spec))
+
+    async def _start(self, kind: type, spec: object, name: str) -> HostProcess:
+        actor: Any = None
         try:
-            actor: Any = ray.remote(ReplicaHostActor).options(
-                **pinned(self._node_id), name=host_name(spec), max_restarts=0
+            actor = ray.remote(kind).options(
+                **pinned(self._node_id), name=name, max_restarts=0
             ).remote()
             pid, started = await asyncio.wait_for(
                 actor.start.remote(spec, self._config), START_TIMEOUT_S
             )
         except (RayError, ValueError, asyncio.TimeoutError) as error:
-            raise RayqError(f"Ray could not start {host_name(spec)}: {error}") from error
+            if actor is not None:
+                ray.kill(actor)  # It is detached: nobody else would end it.
+            raise RayqError(f"Ray could not start {name}: {error}") from error
         process = adopt_process(pid, started)
         if process is None:
-            raise RayqError(f"The process {host_name(spec)} (pid {pid}) ended at once.")
+            raise RayqError(f"The process {name} (pid {pid}) ended at once.")
         return process
 
     def adopt(self, pid: int, pid_start_time: int) -> HostProcess | None:

@@ -120,9 +120,9 @@ def replace_disk(
 
 def _end_processes(cluster_name: str, broker: int) -> None:
     """Ends what still serves the lost directory, perhaps on a disk that is no longer mounted."""
-    own, replicas = broker_name(cluster_name, broker), f"rayq:{cluster_name}:{broker}:"
+    started = (f"rayq:{cluster_name}:{broker}:", f"rayq:{cluster_name}:objects-{broker}:")
     for name, actor in actors_with(f"rayq:{cluster_name}:"):
-        if name == own or name.startswith(replicas):
+        if name == broker_name(cluster_name, broker) or name.startswith(started):
             ray.kill(actor)
 
 

@@ -24,6 +24,7 @@ from rayq.core.metadata_records import (
     decode_records,
     encode_record,
 )
+from rayq.core.remote_changes import doubt_everything
 from rayq.environment import Environment
 from rayq.errors import DirectoryInUseError, InvalidRequestError
 from rayq.runtime.layout import Directory, find_directories, metadata_path, of_one_cluster
@@ -140,7 +141,7 @@ def _leaps(state: ClusterState) -> list[MetadataRecord]:
                 partition_epoch=value.partition_epoch + 1,
             )
             records.append(PartitionChanged(topic.topic_id, number, value))
-    return records
+    return [*records, *doubt_everything(state)]
 
 
 def _directories(environment: Environment, path: str) -> list[Directory]:

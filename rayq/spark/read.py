@@ -1,8 +1,9 @@
 """Batch reads: a topic as a DataFrame, with the columns and options of Spark's Kafka source.
 
 The driver fixes the ranges of offsets once (`rayq.batch.offset_ranges.snapshot`). Each Spark task
-gets one range, and fetches it from the partition's leader into Arrow when Spark runs the task. A
-range is a plain value, so a task that Spark runs again reads the same records.
+gets one range, and fetches it from the partition's leader, or from the object store, into Arrow
+when Spark runs the task. A range is a plain value, so a task that Spark runs again reads the same
+records.
 """
 
 from __future__ import annotations
@@ -14,9 +15,15 @@ from typing import Any, Literal
 from pyspark.sql import DataFrame, SparkSession
 
 from rayq.batch.offset_ranges import Offsets, Split, Time, Times, snapshot, split_ranges
+from rayq.batch.pins import DAY_S, pin_ranges
 from rayq.batch.range_reader import COLUMNS, read_range
+from rayq.batch.stored_ranges import object_starts
 from rayq.client.cluster import Cluster
 from rayq.spark.schema import read_schema
+
+PINNED_MAX_S = DAY_S
+"""How long the driver keeps what a DataFrame reads from retention, in topics with remote storage.
+Nothing tells when a DataFrame is evaluated for the last time."""
 
 
 def read(
@@ -60,7 +67,9 @@ def read(
     until there are at least as many. `fail_on_data_loss`: whether expired records are an error, or
     are left out with a warning. `timeout_s`: how long, in seconds, a leader may be away, here and
     in a task, before that attempt at the task fails; Spark makes `spark.task.maxFailures` (4)
-    attempts before the job fails. A read never returns fewer records instead.
+    attempts before the job fails. A read never returns fewer records instead. What a topic with
+    `remote_storage` has in the object store, the tasks read there; while the driver runs, for a day
+    at most, retention leaves it.
 
     Raises the errors of `rayq.batch.offset_ranges.snapshot`: UnknownTopicError,
     OffsetOutOfRangeError, InvalidRequestError, PartitionOfflineError, TimeoutError; NoClusterError.
@@ -81,10 +90,13 @@ def read(
         fail_on_data_loss=fail_on_data_loss,
         timeout_s=timeout_s,
     )
+    cuts = None if min_partitions is None else object_starts(cluster, ranges, timeout_s=timeout_s)
+    splits = split_ranges(ranges, min_partitions, cuts)
+    pin_ranges(cluster, ranges, timeout_s=timeout_s, age_max_s=PINNED_MAX_S)
     return read_ranges(
         spark,
         cluster,
-        split_ranges(ranges, min_partitions),
+        splits,
         include_headers=include_headers,
         fail_on_data_loss=fail_on_data_loss,
         timeout_s=timeout_s,

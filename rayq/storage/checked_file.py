@@ -29,8 +29,9 @@ def encode(kind: str, version: int, content: bytes) -> bytes:
     return b"rayq %s %d %08x\n" % (kind.encode(), version, google_crc32c.value(content)) + content
 
 
-def decode(kind: str, version: int, data: bytes, path: str) -> bytes:
-    """The content of a checked file. `path` is only for the errors.
+def decode(kind: str, version: int, data: bytes, path: str, *others: int) -> bytes:
+    """The content of a checked file of this version or of one of `others`. `path` is only for the
+    errors.
 
     Raises `UnsupportedFormatError` for another version, `StorageError` for a damaged file.
     """
@@ -38,10 +39,12 @@ def decode(kind: str, version: int, data: bytes, path: str) -> bytes:
     words = line.split(b" ")
     if not separator or len(words) != 4 or words[:2] != [b"rayq", kind.encode()]:
         raise StorageError(f"{path} is damaged: it does not begin like a {kind} file (position 0).")
-    if words[2] != b"%d" % version:
+    known = [version, *others]
+    if words[2] not in [b"%d" % one for one in known]:
         found = words[2].decode("ascii", "replace")
         raise UnsupportedFormatError(
-            f"{path} has format {found}; this rayq reads {version}: use a matching rayq."
+            f"{path} has format {found}; this rayq reads {' and '.join(map(str, known))}: use a "
+            "matching rayq."
         )
     content = data[len(line) + 1 :]
     if words[3] != b"%08x" % google_crc32c.value(content):
@@ -49,6 +52,16 @@ def decode(kind: str, version: int, data: bytes, path: str) -> bytes:
             f"{path} is damaged: its content (position {len(line) + 1}) does not match its CRC."
         )
     return content
+
+
+def is_intact(data: bytes) -> bool:
+    """Whether these are the bytes of a checked file, of any kind and version."""
+    line, separator, _ = data[:_FIRST_LINE_BYTES_MAX].partition(b"\n")
+    words = line.split(b" ")
+    if not separator or len(words) != 4 or words[0] != b"rayq":
+        return False
+    content = data[len(line) + 1 :]
+    return words[3] == b"%08x" % google_crc32c.value(content)
 
 
 def write(
@@ -64,10 +77,10 @@ def write(
     replace(disk, path, encode(kind, version, content), syncs_directory=syncs_directory)
 
 
-def read(disk: Disk, path: str, kind: str, version: int) -> bytes | None:
+def read(disk: Disk, path: str, kind: str, version: int, *others: int) -> bytes | None:
     """The content of a checked file, or None when there is no such file. Raises as `decode`."""
     data = read_whole(disk, path)
-    return None if data is None else decode(kind, version, data, path)
+    return None if data is None else decode(kind, version, data, path, *others)
 
 
 def replace(disk: Disk, path: str, data: bytes, *, syncs_directory: bool = True) -> None:

@@ -10,7 +10,10 @@ from rayq.storage import checked_file
 
 CHECKPOINT = "checkpoint"
 _KIND = "checkpoint"
-_VERSION = 1
+_VERSIONS = 1, 2
+"""Version 2 has a local start above the log start. Where there is none version 1 is written, so
+that the log of a topic without remote storage stays what older versions of rayq read; and they
+refuse the others, which they would take for logs that begin at their local start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,13 +30,30 @@ class LogCheckpoint:
     high_watermark: int
     log_start: int
     """The first offset that readers may ask for."""
+    local_start: int = 0
+    """Batches below it are in the object store only, down to `log_start`. Where it is not above
+    `log_start`, all batches are here."""
 
-    def encode(self) -> bytes:
-        return (
+    @property
+    def local_start_offset(self) -> int:
+        """The first offset whose record is here."""
+        return max(self.log_start, self.local_start)
+
+    @property
+    def has_remote_part(self) -> bool:
+        """Whether batches above the log start are in the object store only."""
+        return self.local_start > self.log_start
+
+    def encode(self) -> tuple[int, bytes]:
+        """Version and content of the file."""
+        lines = (
             f"recovery_point {self.recovery_point}\n"
             f"high_watermark {self.high_watermark}\n"
             f"log_start {self.log_start}\n"
-        ).encode()
+        )
+        if not self.has_remote_part:
+            return 1, lines.encode()
+        return 2, f"{lines}local_start {self.local_start}\n".encode()
 
 
 def write_checkpoint(
@@ -41,9 +61,8 @@ def write_checkpoint(
 ) -> None:
     """Replaces the checkpoint, durably once the directory is synced. Raises OSError."""
     path = f"{directory}/{CHECKPOINT}"
-    checked_file.write(
-        disk, path, _KIND, _VERSION, checkpoint.encode(), syncs_directory=syncs_directory
-    )
+    version, content = checkpoint.encode()
+    checked_file.write(disk, path, _KIND, version, content, syncs_directory=syncs_directory)
 
 
 def read_checkpoint(disk: Disk, directory: str) -> LogCheckpoint | None:
@@ -52,7 +71,7 @@ def read_checkpoint(disk: Disk, directory: str) -> LogCheckpoint | None:
     Raises `StorageError` when it is damaged, `UnsupportedFormatError` for another version.
     """
     path = f"{directory}/{CHECKPOINT}"
-    content = checked_file.read(disk, path, _KIND, _VERSION)
+    content = checked_file.read(disk, path, _KIND, *_VERSIONS)
     if content is None:
         return None
     try:
@@ -62,6 +81,7 @@ def read_checkpoint(disk: Disk, directory: str) -> LogCheckpoint | None:
             recovery_point=values["recovery_point"],
             high_watermark=values["high_watermark"],
             log_start=values["log_start"],
+            local_start=values.get("local_start", 0),
         )
     except (ValueError, KeyError) as error:
         raise StorageError(f"{path} is damaged: it is no checkpoint ({error}).") from error

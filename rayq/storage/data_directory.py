@@ -7,6 +7,7 @@ A broker's directory (`<root>/broker-<id>`)::
     broker.lock     held by the broker process
     endpoint        `host port` of the broker, for its replica processes
     metadata/       the metadata log
+    remote-cache/   what was read from the object store; emptied by the object server that starts
     quarantine/     partition directories that belong to no topic of this cluster; those named
                     *.removed are on their way out
     <topic>-<n>/    a partition: partition.json, lock, and the log's files

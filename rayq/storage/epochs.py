@@ -67,6 +67,18 @@ class EpochCache:
     def entries(self) -> list[tuple[int, int]]:
         return list(zip(self._epochs, self._starts, strict=True))
 
+    def learn(self, entries: list[tuple[int, int]]) -> None:
+        """Adds the epochs that begin before the first one here: `entries` are those of earlier
+        records of the same log. The first one here may have begun earlier than was known."""
+        earlier = [one for one in entries if not self._starts or one[1] < self._starts[0]]
+        known = self.entries()
+        if earlier and known and earlier[-1][0] == known[0][0]:
+            del known[0]
+        if not earlier or (known and earlier[-1][0] > known[0][0]):
+            return  # Nothing new, or another history.
+        self._epochs, self._starts = map(list, zip(*earlier, *known, strict=True))
+        self.changes += 1
+
     def truncate_to_end(self, offset: int) -> None:
         """Drops the epochs that start at `offset` or later."""
         keep = bisect_left(self._starts, offset)

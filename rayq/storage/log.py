@@ -11,6 +11,7 @@ from rayq.environment import Buffer, Disk
 from rayq.errors import (
     CorruptBatchError,
     OffsetOutOfRangeError,
+    RemoteStorageError,
     StorageError,
 )
 from rayq.storage.aborted_index import AbortedIndex
@@ -59,6 +60,7 @@ from rayq.storage.segment import (
 )
 from rayq.storage.segment_list import RecentBatches, SegmentList
 from rayq.storage.swap import Cleaning, SwapPlan, cleanable, grouped, is_due, swap_of
+from rayq.storage.upload_plan import LocalSegment, UploadPlan
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +70,9 @@ CLOCK_LEAP_MS = 60_000
 
 class Log:
     """One partition's batches, from `start_offset` up to `end_offset` (exclusive).
+
+    Those below `local_start_offset` are in the object store, and not on this disk any more. What
+    the log knows of them is their leader epochs and the state of their producers.
 
     A log is synchronous, and one thread (the event loop) owns it. Work that may wait for the disk
     comes as a plan, which runs in another thread: `plan_flush`, `plan_read`,
@@ -105,6 +110,7 @@ class Log:
         self._clean = recovered.clean_state
         self._segments = SegmentList(recovered.segments)
         self._start = recovered.log_start
+        self._local_start = recovered.local_start
         self._end = self._segments.active.next_offset
         self._size_bytes = self._segments.size_bytes
         self._checkpoint = recovered.checkpoint
@@ -176,8 +182,24 @@ class Log:
         return self._start
 
     @property
+    def local_start_offset(self) -> int:
+        """The first offset on this disk; above `start_offset` where records below are in the object
+        store only."""
+        return max(self._start, self._local_start)
+
+    @property
     def end_offset(self) -> int:
         return self._end
+
+    @property
+    def active_base_offset(self) -> int:
+        """Where the active segment begins."""
+        return self._segments.active.base_offset
+
+    @property
+    def persisted_recovery_point(self) -> int:
+        """As of the last checkpoint: no crash takes away what is below."""
+        return self._checkpoint.recovery_point
 
     @property
     def flushed_offset(self) -> int:
@@ -432,12 +454,15 @@ class Log:
                     writes.append((index, write))
         changed = self.epochs.changes != self._written_epoch_changes
         used_from = self.producers.transactions.used_from
+        state = LogCheckpoint(
+            recovery_point=self._end,
+            high_watermark=min(high_watermark, self._end),
+            log_start=self._start,
+            local_start=self._local_start,
+        )
+        drops = state.has_remote_part and self._local_start != self._checkpoint.local_start
         return CheckpointJob(
-            state=LogCheckpoint(
-                recovery_point=self._end,
-                high_watermark=min(high_watermark, self._end),
-                log_start=self._start,
-            ),
+            state=state,
             index_writes=tuple(writes),
             epochs=self.epochs.encode() if changed else None,
             epoch_changes=self.epochs.changes,
@@ -447,6 +472,7 @@ class Log:
                 else tuple(self._aborted.to_write(self._segments, used_from))
             ),
             producer_snapshot=self.producers.snapshot(high_watermark),
+            local_snapshot=self.producer_snapshot_at(self._local_start) if drops else None,
         )
 
     def apply_flush(self, plan: FlushPlan, *, has_checkpoint: bool = True) -> bool:
@@ -481,10 +507,11 @@ class Log:
         `limit_offset`, which is the end of a batch. They have at most `bytes_max` together, except
         that the first is always read.
 
-        Raises `OffsetOutOfRangeError` outside the log, `StorageError` when the log has failed.
+        Raises `OffsetOutOfRangeError` outside the log, `RemoteStorageError` below
+        `local_start_offset`, `StorageError` when the log has failed.
         """
         self._check_usable()
-        if not self._start <= offset <= self._end:
+        if not self.local_start_offset <= offset <= self._end:
             raise self._out_of_range(offset)
         if offset >= limit_offset:
             return NothingToRead(self.generation, offset)
@@ -512,7 +539,7 @@ class Log:
         """As `plan_read`, for a damaged segment: stand-ins take the place of batches that cannot be
         read. Run it in a thread."""
         self._check_usable()
-        if not self._start <= offset < min(limit_offset, self._end):
+        if not self.local_start_offset <= offset < min(limit_offset, self._end):
             raise self._out_of_range(offset)
         return SalvageRead(
             view=self._view(self._segments.find(offset), offset),
@@ -523,23 +550,24 @@ class Log:
         )
 
     def plan_offset_for_time(self, timestamp_ms: int, limit_offset: int) -> TimeLookup:
-        """A look-up of the first record below `limit_offset` with a timestamp >= `timestamp_ms`;
-        its `run` returns (offset, timestamp) or None. Raises `StorageError`."""
+        """A look-up of the first record on this disk, below `limit_offset`, with a timestamp >=
+        `timestamp_ms`; its `run` returns (offset, timestamp) or None. Raises `StorageError`."""
         self._check_usable()
         views, pending = [], []
+        start_offset = self.local_start_offset
         for segment in self._segments:
-            if segment.next_offset <= self._start or segment.max_timestamp_ms < timestamp_ms:
+            if segment.next_offset <= start_offset or segment.max_timestamp_ms < timestamp_ms:
                 continue
-            views.append(self._view(segment, max(self._start, segment.base_offset)))
+            views.append(self._view(segment, max(start_offset, segment.base_offset)))
             pending.append(tuple(segment.times.pending))
-            if segment.base_offset >= self._start:
+            if segment.base_offset >= start_offset:
                 break
         return TimeLookup(
             generation=self.generation,
             views=tuple(views),
             pending=tuple(pending),
             timestamp_ms=timestamp_ms,
-            start_offset=self._start,
+            start_offset=start_offset,
             limit_offset=min(limit_offset, self._end),
         )
 
@@ -547,15 +575,21 @@ class Log:
         """A check on the disk of the batches that a read from `offset` gives. Its `run` raises
         `StorageError`.
 
-        Raises `OffsetOutOfRangeError` when the log holds no such offset.
+        Raises `OffsetOutOfRangeError` when the log holds no such offset, `RemoteStorageError` below
+        `local_start_offset`.
         """
         self._check_usable()
-        if not self._start <= offset < self._end:
+        if not self.local_start_offset <= offset < self._end:
             raise self._out_of_range(offset)
         view = self._view(self._segments.find(offset), offset)
         return VerifyPlan(self.generation, view, offset, self.cleaned_offset)
 
-    def _out_of_range(self, offset: int) -> OffsetOutOfRangeError:
+    def _out_of_range(self, offset: int) -> OffsetOutOfRangeError | RemoteStorageError:
+        if self._start <= offset < self._local_start:
+            return RemoteStorageError(
+                f"{self.directory}: offset {offset} is below the local start "
+                f"{self.local_start_offset}: it is in the object store only. Try again."
+            )
         return OffsetOutOfRangeError(
             f"{self.directory}: offset {offset} is outside {self._start} to {self._end}."
         )
@@ -573,6 +607,11 @@ class Log:
         return view
 
     # --- the end moves back -----------------------------------------------------------------------
+
+    def may_truncate(self, offset: int) -> bool:
+        """Whether the log can be cut at `offset` and stay whole. It cannot below what was cleaned,
+        nor below its local start. Then copy it anew."""
+        return offset >= max(self.cleaned_offset, self.local_start_offset)
 
     def truncate(self, offset: int) -> None:
         """Drops every batch that contains or follows `offset`, durably.
@@ -598,6 +637,7 @@ class Log:
             recovery_point=min(self._checkpoint.recovery_point, end),
             high_watermark=min(self._checkpoint.high_watermark, end),
             log_start=min(self._checkpoint.log_start, end),
+            local_start=min(self._checkpoint.local_start, end),
         )
         if lowered != self._checkpoint:
             write_checkpoint(self._disk, self.directory, lowered)
@@ -624,17 +664,29 @@ class Log:
             self._clean = state
 
     def reset(
-        self, start_offset: int, epochs: list[tuple[int, int]], producer_snapshot: bytes
+        self,
+        start_offset: int,
+        epochs: list[tuple[int, int]],
+        producer_snapshot: bytes,
+        *,
+        log_start: int | None = None,
     ) -> None:
-        """Empties the log and restarts it at `start_offset` with a leader's leader epochs and
-        producer state, durably: a crash leaves the old log or the new one.
+        """Empties the log and restarts it at `start_offset` with the leader epochs and the producer
+        state of a leader, or of a manifest, durably: a crash leaves the old log or the new one.
+        Records from `log_start` up to there are in the object store; None: there are none.
 
         No flush plan may be running. Raises `StorageError`, also for a damaged snapshot.
         """
         self._check_usable()
         producers = ProducerState()
         producers.load(producer_snapshot)
-        reset = Reset(start_offset, start_offset, epochs, producer_snapshot)
+        reset = Reset(
+            end_offset=start_offset,
+            log_start=start_offset if log_start is None else log_start,
+            epochs=epochs,
+            producer_snapshot=producer_snapshot,
+            local_start=start_offset,
+        )
         self._guarded(lambda: self._reset(reset, producers))
 
     def _restart(self, end_offset: int, log_start: int) -> None:
@@ -649,18 +701,16 @@ class Log:
                 epochs=self.epochs.entries(),
                 producer_snapshot=producers.snapshot(),
                 clean_state=self._clean.cut(end_offset),
+                local_start=min(self._local_start, end_offset),
             ),
             producers,
         )
 
     def _reset(self, reset: Reset, producers: ProducerState) -> None:
         self._segments = SegmentList([reset_log(self._disk, self.directory, reset)])
-        self._checkpoint = LogCheckpoint(
-            recovery_point=reset.end_offset,
-            high_watermark=min(reset.log_start, reset.end_offset),
-            log_start=reset.log_start,
-        )
+        self._checkpoint = reset.checkpoint
         self._start = reset.log_start
+        self._local_start = reset.local_start
         self.epochs = EpochCache(reset.epochs)
         self._clean = reset.clean_state
         self._become(reset.end_offset)
@@ -673,6 +723,7 @@ class Log:
         self._end = end_offset
         if self._segments.active.size:
             self._start = min(self._start, end_offset)
+        self._local_start = min(self._local_start, end_offset)
         self._flushed = self._synced = end_offset
         self._unsynced = []
         self._directory_synced = self._directory_changes
@@ -690,7 +741,12 @@ class Log:
         if not self._config.is_deleted_by_retention:
             return self._start
         stable_offset = self.stable_offset(high_watermark)
-        start = self._segments.retention_start(self._config, now_ms, stable_offset)
+        start = self._segments.retention_start(
+            now_ms,
+            stable_offset,
+            retention_ms=self._config.retention_ms,
+            retention_bytes=self._config.retention_bytes,
+        )
         return self._start if start is None else max(start, self._start)
 
     def advance_start(self, offset: int, *, keeps_segments: bool = False) -> list[str]:
@@ -699,13 +755,28 @@ class Log:
 
         Renames the closed segments below it and below the last checkpoint to `*.deleted`, and
         returns their paths for `remove_files`, in a thread. With `keeps_segments` a later call does
-        that, since a pass of the cleaner still reads them. Raises `StorageError`.
+        that, since a pass of the cleaner still reads them. So does a later call where
+        `removes_after_checkpoint`. Raises `StorageError`.
         """
         self._check_usable()
         self._start = max(self._start, min(offset, self._end))
-        if keeps_segments:
-            return []
-        limit = min(self._start, self._checkpoint.recovery_point)
+        return [] if keeps_segments else self._rename_old_segments()
+
+    @property
+    def removes_after_checkpoint(self) -> bool:
+        """Whether segments leave only after a checkpoint that says why. From their lack alone the
+        next start could not tell what retention has taken from what is in the object store."""
+        return (
+            self._config.remote_storage is not False
+            or self._local_start > self._start
+            or self._checkpoint.has_remote_part
+        )
+
+    def _rename_old_segments(self) -> list[str]:
+        start = self.local_start_offset
+        if self.removes_after_checkpoint:
+            start = self._checkpoint.local_start_offset
+        limit = min(start, self._checkpoint.recovery_point)
         renamed: list[str] = []
         try:
             while len(self._segments) > 1 and self._segments[1].base_offset <= limit:
@@ -736,6 +807,80 @@ class Log:
             if disk.exists(path):
                 disk.remove(path)
 
+    # --- records that are in the object store -----------------------------------------------------
+
+    def local_segments(self) -> list[LocalSegment]:
+        """The segments, oldest first; the last one is active."""
+        return [
+            LocalSegment(
+                segment.base_offset,
+                segment.next_offset,
+                segment.size,
+                segment.first_append_time_ms,
+                segment.last_append_time_ms,
+                segment is not self._segments.active,
+            )
+            for segment in self._segments
+        ]
+
+    def plan_upload(self, start: int, limit_offset: int, bytes_max: int) -> UploadPlan | None:
+        """The next range for the object store: whole batches from the one that holds `start` on,
+        below `limit_offset` and the recovery point, out of closed segments that are on disk. None
+        where there are none. Raises `StorageError`, and what `plan_read` raises for `start`."""
+        self._check_usable()
+        if not self.local_start_offset <= start <= self._end:
+            raise self._out_of_range(start)
+        limit = min(limit_offset, self._checkpoint.recovery_point)
+        views, size_bytes, offset = [], 0, start
+        for segment in self._segments[:-1]:
+            if segment.next_offset <= start or not segment.size:
+                continue
+            if offset >= limit or size_bytes >= bytes_max or segment in self._unsynced:
+                break
+            views.append(self._view(segment, offset))
+            if len(views) > 1:
+                size_bytes += segment.size
+            offset = segment.next_offset
+        if not views:
+            return None
+        return UploadPlan(self.generation, tuple(views), start, limit, bytes_max)
+
+    def roll_to_upload(self, now_ms: int) -> bool:
+        """Closes the active segment when its first append is older than remote_max_lag_ms. Returns
+        whether it did. Raises `DiskFullError`, `StorageError`."""
+        return self._roll_if_older(self._config.remote_max_lag_ms, now_ms)
+
+    def producer_snapshot_at(self, offset: int) -> bytes:
+        """The producer state of the batches below `offset`, of what is known now. Nothing counts
+        as open there: who restarts a log from it has none of the batches before."""
+        producers = ProducerState()
+        producers.load(self.producers.snapshot())
+        producers.forget_from(offset)
+        return producers.snapshot()
+
+    def local_retention_start(self, now_ms: int, remote_end: int) -> int | None:
+        """The local start that local_retention_ms and local_retention_bytes call for, or None where
+        no segment goes. At most `remote_end`, where the committed list of remote objects ends, and
+        what the last checkpoint has on disk. The active segment stays."""
+        return self._segments.retention_start(
+            now_ms,
+            min(remote_end, self._checkpoint.recovery_point),
+            retention_ms=self._config.local_retention_ms,
+            retention_bytes=self._config.local_retention_bytes,
+        )
+
+    def drop_local(self, offset: int) -> None:
+        """Moves the local start up to `offset`, a result of `local_retention_start`. The next
+        checkpoint persists it; then `advance_start` removes the segments below."""
+        self._check_usable()
+        assert offset <= self._checkpoint.recovery_point, f"{offset} may be cut off"
+        self._local_start = max(self._local_start, offset)
+
+    def learn_epochs(self, entries: list[tuple[int, int]]) -> None:
+        """Adds leader epochs of records that are in the object store only: a log whose file of
+        epochs was lost knows those of its own batches."""
+        self.epochs.learn(entries)
+
     # --- compaction -------------------------------------------------------------------------------
 
     def wants_checkpoint_to_clean(self, high_watermark: int) -> bool:
@@ -751,10 +896,13 @@ class Log:
     def roll_to_clean(self, now_ms: int) -> bool:
         """Closes the active segment when its first record is older than max_compaction_lag_ms.
         Returns whether it did. Raises `DiskFullError`, `StorageError`."""
-        self._check_usable()
         lag_ms = self._config.max_compaction_lag_ms
+        return lag_ms is not None and self._roll_if_older(lag_ms, now_ms)
+
+    def _roll_if_older(self, age_ms: int, now_ms: int) -> bool:
+        self._check_usable()
         first_ms = self._segments.active.first_append_time_ms
-        if lag_ms is None or first_ms is None or first_ms > now_ms - lag_ms:
+        if first_ms is None or first_ms > now_ms - age_ms:
             return False
         self._roll()
         return True

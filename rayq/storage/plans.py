@@ -18,12 +18,12 @@ from rayq.errors import CorruptBatchError, StorageError, UnsupportedFormatError
 from rayq.storage import checked_file
 from rayq.storage.aborted_index import write_aborted
 from rayq.storage.appending import is_full, open_failed
-from rayq.storage.batch import BatchHeader, check_body, decode_columns
+from rayq.storage.batch import check_body, decode_columns, split_batches
 from rayq.storage.checkpoint import LogCheckpoint, write_checkpoint
 from rayq.storage.epochs import write_epochs
 from rayq.storage.index import DamagedIndexError, Index, IndexWrite, Reader
 from rayq.storage.producer_state import SNAPSHOTS_KEPT, snapshot_offsets, snapshot_path
-from rayq.storage.segment import BODY_SCAN_BYTES, Segment, SegmentView, pread, scan
+from rayq.storage.segment import BODY_SCAN_BYTES, Place, Segment, SegmentView, pread, scan
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,9 @@ class CheckpointJob:
     aborted: tuple[tuple[int, bytes], ...]
     """Base offsets and contents of the files `*.aborted` that change."""
     producer_snapshot: bytes
+    local_snapshot: bytes | None = None
+    """The producer state at a local start that is new: a log that is cut anywhere above it cannot
+    read it from the batches below."""
 
     def is_news(self, checkpoint: LogCheckpoint) -> bool:
         """Whether it would write anything that is not there since `checkpoint` was written."""
@@ -60,9 +63,14 @@ class CheckpointJob:
             write_aborted(disk, directory, base_offset, content)
         path = snapshot_path(directory, self.state.recovery_point)
         checked_file.replace(disk, path, self.producer_snapshot)
+        local_start = self.state.local_start if self.state.has_remote_part else None
+        if self.local_snapshot is not None:
+            path = snapshot_path(directory, self.state.local_start)
+            checked_file.replace(disk, path, self.local_snapshot)
         write_checkpoint(disk, directory, self.state)
         for offset in snapshot_offsets(disk, directory)[:-SNAPSHOTS_KEPT]:
-            disk.remove(snapshot_path(directory, offset))
+            if offset != local_start:
+                disk.remove(snapshot_path(directory, offset))
 
 
 @dataclass(frozen=True)
@@ -230,7 +238,7 @@ class IndexedRead:
                 raise nothing_leads_to(view, self.offset)
             if first is None or first.header.base_offset >= self.limit_offset:
                 return ReadResult(b"", self.offset)
-            end, next_offset = self._end(first.position, first.header, read)
+            end, next_offset = end_of_read(view, first, self.bytes_max, self.limit_offset, read)
             data = read(view.file, end - first.position, first.position)
         except OSError as error:
             raise read_failed(view.path, None, error) from error
@@ -238,21 +246,26 @@ class IndexedRead:
             raise CorruptBatchError(f"{view.path}, position {first.position}: cut off.")
         return ReadResult(data, next_offset)
 
-    def _end(self, start: int, first: BatchHeader, read: Reader) -> tuple[int, int]:
-        """Position and offset where the read stops: at the segment's end, else at a batch that the
-        index knows, else behind the last batch that fits, but always behind the first batch."""
-        view, position_max = self.view, start + self.bytes_max
-        if view.size <= position_max and view.next_offset <= self.limit_offset:
-            return view.size, view.next_offset
-        next_offset, end = view.boundary(position_max, self.limit_offset, read)
-        if end > start:
-            return end, next_offset
-        end, next_offset = start + first.length, first.next_offset
-        for position, header in scan(view.file, end, view.size, read, path=view.path):
-            if position + header.length > position_max or header.next_offset > self.limit_offset:
-                break
-            end, next_offset = position + header.length, header.next_offset
+
+def end_of_read(
+    view: SegmentView, first: Place, bytes_max: int, limit_offset: int, read: Reader
+) -> tuple[int, int]:
+    """Position and offset where a read from the batch `first` on stops: at the segment's end, else
+    at a batch that the index knows, else behind the last batch that fits, but always behind the
+    first batch. Raises as `scan`, and OSError."""
+    start, header = first
+    position_max = start + bytes_max
+    if view.size <= position_max and view.next_offset <= limit_offset:
+        return view.size, view.next_offset
+    next_offset, end = view.boundary(position_max, limit_offset, read)
+    if end > start:
         return end, next_offset
+    end, next_offset = start + header.length, header.next_offset
+    for position, header in scan(view.file, end, view.size, read, path=view.path):
+        if position + header.length > position_max or header.next_offset > limit_offset:
+            break
+        end, next_offset = position + header.length, header.next_offset
+    return end, next_offset
 
 
 @dataclass(frozen=True)
@@ -300,17 +313,31 @@ class TimeLookup:
             if header.newest_timestamp_ms < self.timestamp_ms:
                 continue
             data = pread(view.file, header.length, position)
-            check_body(data, 0, header)
-            try:
-                columns = decode_columns(data, 0, header, check_crc=False)
-            except (CorruptBatchError, UnsupportedFormatError):
-                # The CRC is right, and yet this is no batch of records. Its header says that it
-                # reaches the time, and a reader from there gets the error.
-                return max(header.base_offset, self.start_offset), header.newest_timestamp_ms
-            for offset, timestamp_ms in zip(columns.offsets, columns.timestamps_ms, strict=True):
-                if offset >= self.start_offset and timestamp_ms >= self.timestamp_ms:
-                    return offset, timestamp_ms
+            found = first_not_older(data, self.timestamp_ms, self.start_offset)
+            if found is not None:
+                return found
         return None
+
+
+def first_not_older(
+    data: bytes, timestamp_ms: int, start_offset: int
+) -> tuple[int, int] | None:
+    """The first record from `start_offset` on, in whole batches, that is not older than
+    `timestamp_ms`, as (offset, timestamp). Raises CorruptBatchError."""
+    for position, header in split_batches(data):
+        if header.newest_timestamp_ms < timestamp_ms:
+            continue
+        check_body(data, position, header)
+        try:
+            columns = decode_columns(data, position, header, check_crc=False)
+        except (CorruptBatchError, UnsupportedFormatError):
+            # The CRC is right, and yet this is no batch of records. Its header says that it
+            # reaches the time, and a reader from there gets the error.
+            return max(header.base_offset, start_offset), header.newest_timestamp_ms
+        for offset, record_ms in zip(columns.offsets, columns.timestamps_ms, strict=True):
+            if offset >= start_offset and record_ms >= timestamp_ms:
+                return offset, record_ms
+    return None
 
 
 @dataclass(frozen=True)

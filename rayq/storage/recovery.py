@@ -55,6 +55,18 @@ class Reset(msgspec.Struct, array_like=True, frozen=True):
     epochs: list[tuple[int, int]]
     producer_snapshot: bytes
     clean_state: CleanState = CleanState()
+    local_start: int = 0
+    """See `LogCheckpoint`."""
+
+    @property
+    def checkpoint(self) -> LogCheckpoint:
+        """That of the emptied log."""
+        return LogCheckpoint(
+            recovery_point=self.end_offset,
+            high_watermark=min(max(self.log_start, self.local_start), self.end_offset),
+            log_start=self.log_start,
+            local_start=self.local_start,
+        )
 
 
 class RecoveredLog(msgspec.Struct):
@@ -62,6 +74,8 @@ class RecoveredLog(msgspec.Struct):
 
     checkpoint: LogCheckpoint
     log_start: int
+    local_start: int
+    """See `LogCheckpoint`."""
     segments: list[Segment]
     unsynced: list[Segment]
     """The segments with batches above the recovery point."""
@@ -102,8 +116,8 @@ def recover(disk: Disk, directory: str, config: TopicConfig) -> RecoveredLog:
     bases = base_offsets(disk.list(directory), LOG_SUFFIX)
     log_start = _log_start(directory, bases, checkpoint)
     if not bases:
-        Segment(disk, directory, log_start).create()
-        bases = [log_start]
+        bases = [max(log_start, checkpoint.local_start)]
+        Segment(disk, directory, bases[0]).create()
     # A process that died may have made files whose names are not on disk yet.
     disk.sync_dir(directory)
     return _Recovery(disk, directory, config, checkpoint, log_start).run(bases, is_new=is_new)
@@ -115,17 +129,25 @@ def _has_bytes(disk: Disk, path: str) -> bool:
 
 
 def _log_start(directory: str, bases: list[int], checkpoint: LogCheckpoint) -> int:
-    """The first readable offset. Raises `StorageError` when the file that holds it is gone."""
+    """The first readable offset. Raises `StorageError` when the file that holds it, or the first
+    one that is not in the object store only, is gone."""
     log_start, recovery_point = checkpoint.log_start, checkpoint.recovery_point
+    local_start = checkpoint.local_start_offset
     first = bases[0] if bases else None
-    if first is None and log_start == recovery_point:
+    if first is None and local_start == recovery_point:
         return log_start
-    if first is None or first > recovery_point:
+    # What is in the object store only leaves the disk after the checkpoint that says so. So a first
+    # segment above the local start is no sign that the log begins there: it would be forgotten what
+    # the store has (KAFKA-15351), or what nobody has.
+    is_missing = checkpoint.has_remote_part and first is not None and first > local_start
+    if first is None or first > recovery_point or is_missing:
         raise StorageError(
-            f"{segment_path(directory, log_start, LOG_SUFFIX)}, or the segment that holds offset "
-            f"{log_start}, is missing: batches up to {recovery_point} were on disk. Nothing was "
+            f"{segment_path(directory, local_start, LOG_SUFFIX)}, or the segment that holds offset "
+            f"{local_start}, is missing: batches up to {recovery_point} were on disk. Nothing was "
             "deleted. Without this partition's directory the log is copied from its leader."
         )
+    if checkpoint.has_remote_part:
+        return log_start
     if first > log_start:
         # Retention has moved the log start and removed files, and no checkpoint followed.
         logger.info("%s: the log starts at %d, not at %d", directory, first, log_start)
@@ -133,8 +155,8 @@ def _log_start(directory: str, bases: list[int], checkpoint: LogCheckpoint) -> i
 
 
 def _remove_leftovers(disk: Disk, directory: str, checkpoint: LogCheckpoint) -> None:
-    """Removes what a crash has left: temporary files, segments below the log start, snapshots that
-    no checkpoint covers, indexes without a log.
+    """Removes what a crash has left: temporary files, segments below the local start, snapshots
+    that no checkpoint covers, indexes without a log.
 
     The log start moves by renaming whole segments, oldest first. A crash may undo some of the
     renames: so all segments below a renamed segment go, too.
@@ -143,7 +165,7 @@ def _remove_leftovers(disk: Disk, directory: str, checkpoint: LogCheckpoint) -> 
     renamed = base_offsets(names, LOG_SUFFIX + DELETED_SUFFIX)
     bases = base_offsets(names, LOG_SUFFIX)
     kept = [base for base in bases if not renamed or base > renamed[-1]]
-    while len(kept) > 1 and kept[1] <= checkpoint.log_start:
+    while len(kept) > 1 and kept[1] <= checkpoint.local_start_offset:
         del kept[0]
     doomed = [
         f"{directory}/{name}" for name in names if name.endswith(checked_file.TEMPORARY_SUFFIX)
@@ -206,6 +228,7 @@ class _Recovery:
         return RecoveredLog(
             checkpoint=self._checkpoint,
             log_start=self._start,
+            local_start=self._checkpoint.local_start,
             segments=self._segments,
             unsynced=self._unsynced,
             epochs=self._epochs,
@@ -423,15 +446,7 @@ def _apply_reset(disk: Disk, directory: str, reset: Reset) -> Segment:
     if reset.producer_snapshot:
         path = snapshot_path(directory, reset.end_offset)
         checked_file.replace(disk, path, reset.producer_snapshot)
-    write_checkpoint(
-        disk,
-        directory,
-        LogCheckpoint(
-            recovery_point=reset.end_offset,
-            high_watermark=min(reset.log_start, reset.end_offset),
-            log_start=reset.log_start,
-        ),
-    )
+    write_checkpoint(disk, directory, reset.checkpoint)
     segment = Segment(disk, directory, reset.end_offset)
     segment.create()
     disk.sync_dir(directory)

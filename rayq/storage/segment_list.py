@@ -7,7 +7,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple, overload
 
-from rayq.config import TopicConfig
 from rayq.storage.segment import Segment
 
 OPEN_SEGMENTS_MAX = 64
@@ -85,21 +84,29 @@ class SegmentList(Sequence[Segment]):
         self._opened.pop(self.active.base_offset, None)
         return segment
 
-    def retention_start(self, config: TopicConfig, now_ms: int, limit_offset: int) -> int | None:
-        """The base offset of the first segment that `config` keeps, or None when it keeps all.
+    def retention_start(
+        self,
+        now_ms: int,
+        limit_offset: int,
+        *,
+        retention_ms: int | None,
+        retention_bytes: int | None,
+    ) -> int | None:
+        """The base offset of the first segment that is kept, or None when all are.
 
-        Closed segments go, oldest first, when their newest append is older than retention_ms, or
-        when the log is larger than retention_bytes. No segment goes that ends above `limit_offset`.
+        Closed segments go, oldest first, when their newest append is older than `retention_ms`, or
+        when the log is larger than `retention_bytes`. No segment goes that ends above
+        `limit_offset`.
         """
         start, size_bytes = None, self.size_bytes
         for segment, following in zip(self._segments, self._segments[1:], strict=False):
             if following.base_offset > limit_offset:
                 break
             is_old = (
-                config.retention_ms is not None
-                and now_ms - (segment.last_append_time_ms or 0) > config.retention_ms
+                retention_ms is not None
+                and now_ms - (segment.last_append_time_ms or 0) > retention_ms
             )
-            is_too_much = config.retention_bytes is not None and size_bytes > config.retention_bytes
+            is_too_much = retention_bytes is not None and size_bytes > retention_bytes
             if not (is_old or is_too_much):
                 break
             start = following.base_offset

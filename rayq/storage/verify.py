@@ -154,10 +154,19 @@ def _partition(disk: Disk, path: str) -> Report:
         if bases:
             report.damage.append(f"{path}/checkpoint is missing")
         checkpoint = LogCheckpoint(recovery_point=0, high_watermark=0, log_start=0)
-    report.start_offset, report.recovery_point = checkpoint.log_start, checkpoint.recovery_point
-    if not bases and checkpoint.recovery_point > checkpoint.log_start:
+    local_start = checkpoint.local_start_offset
+    report.start_offset, report.recovery_point = local_start, checkpoint.recovery_point
+    if not bases and checkpoint.recovery_point > local_start:
         report.damage.append(f"{path}: the segments are missing")
-    end = bases[0] if bases else checkpoint.log_start
+    if checkpoint.has_remote_part:
+        report.notes.append(
+            f"records from {checkpoint.log_start} up to {local_start} are in the object store only"
+        )
+        if bases and bases[0] > local_start:
+            report.damage.append(
+                f"{path}: the segments from {local_start} up to {bases[0]} are missing"
+            )
+    end = bases[0] if bases else local_start
     for number, base in enumerate(bases):
         following = bases[number + 1] if number + 1 < len(bases) else None
         if base != end:

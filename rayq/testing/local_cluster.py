@@ -144,6 +144,10 @@ class LocalCluster(Cluster):
         eight replicas each has a process of its own, unless `replicas_per_process` says more."""
         self._have_servers(lambda servers: servers.kill_replica(broker, f"{topic}-{partition}"))
 
+    def kill_object_server(self, broker: int) -> None:
+        """Ends a broker's object server without warning; the broker starts another."""
+        self._have_servers(lambda servers: servers.kill_object_server(broker))
+
     def _have_servers(self, act: Callable[[LocalServers], object]) -> None:
         """Has the servers act on their loop, and waits until they have."""
         self._check_open()

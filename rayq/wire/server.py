@@ -42,10 +42,10 @@ from rayq.wire.stream import FrameStream
 
 logger = logging.getLogger(__name__)
 
-SERVER_API_MIN = 40
-"""Only servers may send the requests with this number or a higher one, but for those below."""
-TRANSACTION_APIS = range(70, 80)
-"""What producers and operators ask the coordinator of a transaction."""
+CLIENT_APIS = frozenset((*range(40), *range(70, 80), 85, 86, 88, 89, *range(100, 110)))
+"""Only servers may send other requests than these. 70 to 79: what producers and operators ask the
+coordinator of a transaction. 85 to 89: pins of batch jobs, and topics that are restored or leave
+the object store. 100 to 109: what leaders tell of remote storage."""
 
 HANDSHAKE_TIMEOUT_S = 5.0
 """A connection that is not authenticated by then, TLS included, is closed."""
@@ -404,8 +404,7 @@ class _ServerStream(FrameStream):
                 f"There is no request of kind {api}: this server is an older rayq, or the client "
                 "is no rayq."
             )
-        is_for_servers = api >= SERVER_API_MIN and api not in TRANSACTION_APIS
-        if is_for_servers and peer.role != "server":
+        if api not in CLIENT_APIS and peer.role != "server":
             raise AuthenticationError(
                 f"{kind.__name__} is for the cluster's servers, and {self.address} "
                 "connected as a client."

@@ -26,6 +26,12 @@ topic set-replication-factor NEW -r 2 -y
 topic set-replication-factor NEW -r 9 -y
 topic delete-records TOPIC --before -2 --dry-run
 topic delete NEW -y
+topic restore
+storage status
+storage status TOPIC
+storage verify-remote TOPIC
+storage pins
+storage unpin PIN -y
 group list
 group describe GROUP
 group seek GROUP --to beginning --dry-run

@@ -69,6 +69,15 @@ def test_outbox_tells_of_every_order_once() -> None:
     assert "50 messages of 50 orders, 0 of them twice" in printed
 
 
+def test_tiered_storage_reads_from_the_store_and_comes_back_from_it() -> None:
+    printed = run("examples/tiered_storage.py")
+    stored = re.search(r"the store has the readings up to (\d+), the disks the rest", printed)
+    assert stored is not None, printed
+    assert "read 2000 of 2000 from the beginning" in printed
+    assert "Restored topic readings" in printed
+    assert f"read {stored[1]} of {stored[1]} that were stored" in printed
+
+
 def test_typed_orders_brews_all_orders_and_puts_aside_what_is_none() -> None:
     printed = run("examples/typed_orders.py")
     assert """no order: b'{"item": "tea", "cups": "two"}': Expected `int`, got `str`""" in printed

@@ -17,7 +17,7 @@ class Echo(Response, frozen=True):
 
 
 class Shout(ToController[Echo], frozen=True):
-    api: ClassVar[int] = 39  # Numbers from 40 on are for servers only.
+    api: ClassVar[int] = 39  # Of those that clients may send.
     what: str
 
 

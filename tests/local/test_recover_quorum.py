@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rayq.actors.remote import adoption
 from rayq.client.environment import system_environment
 from rayq.core.metadata_records import VotersChanged, decode_record
 from rayq.errors import DirectoryInUseError, InvalidRequestError
@@ -119,6 +120,38 @@ def test_what_older_metadata_does_not_know_is_not_granted_again(tmp_path: Path) 
         with cluster.producer() as producer:
             producer.send_many("t", WRITTEN).result(60)
         assert values(read_all(cluster, "t")) == [*WRITTEN, *WRITTEN]
+
+
+def test_what_older_metadata_does_not_know_comes_back_from_the_object_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All disks are lost but one copy of the metadata, from before anything was stored: the leader
+    finds what is in the object store, and goes on behind it."""
+    monkeypatch.setattr(adoption, "LISTING_DELAY_S", 0.0)
+    (tmp_path / "store").mkdir()
+    options = {**FAST, "remote_storage_url": f"file://{tmp_path}/store"}
+    metadata, old = tmp_path / "broker-2/metadata", tmp_path / "old"
+    with LocalCluster(brokers=3, data_dir=tmp_path, **options) as cluster:
+        cluster.create_topic("t", remote_storage=True, segment_bytes=1024, remote_max_lag_ms=1)
+        wait_in_sync(cluster, "t")
+        shutil.copytree(metadata, old)
+        with cluster.producer() as producer:
+            producer.send_many("t", WRITTEN).result(60)
+        eventually(
+            lambda: cluster.admin.describe_remote_storage("t")[0].remote_end_offset == len(WRITTEN),
+            "all of it is in the object store",
+        )
+        cluster.abort()
+    for lost in ("broker-0", "broker-1", "broker-2/metadata", "broker-2/t-0"):
+        shutil.rmtree(tmp_path / lost)
+    shutil.copytree(old, metadata)
+    recover_quorum(ENVIRONMENT, str(tmp_path / "broker-2"))
+    with LocalCluster(data_dir=tmp_path, **options) as cluster:
+        cluster.admin.alter_topic_config("t", min_insync_replicas=1)
+        with cluster.producer() as producer:
+            producer.send("t", b"behind").result(60)
+        assert values(read_all(cluster, "t")) == [*WRITTEN, b"behind"]
+        assert cluster.admin.describe_object_store().troubles == {}  # Its marks count anew.
 
 
 def test_a_voter_that_was_taken_for_lost_follows_the_recovered_one(tmp_path: Path) -> None:

@@ -19,8 +19,10 @@ from rayq.records import (
     GroupMemberInfo,
     GroupOffset,
     HangingTransaction,
+    ObjectStoreInfo,
     PartitionInfo,
     Reassignment,
+    RemotePartitionInfo,
     ReplicaInfo,
     TopicInfo,
     TopicPartition,
@@ -235,6 +237,47 @@ def test_a_transaction_that_no_coordinator_knows_is_an_error_that_names_the_part
     assert problem.severity == "error"
     assert "2 transactions in t-0" in problem.what and "offset 7 of t-0" in problem.why
     assert problem.next_command.startswith("rayq transactions find-hanging t;")
+
+
+def remote(
+    *, start: int = 0, local_start: int = 0, lag_ms: int = 0, trouble: str | None = None
+) -> RemotePartitionInfo:
+    place = TopicPartition("t", 0)
+    return RemotePartitionInfo(place, start, local_start, 90, 100, 1 << 30, 5 << 20, lag_ms, trouble)
+
+
+def store(*, trouble: str | None = None) -> ObjectStoreInfo:
+    return ObjectStoreInfo("s3://bucket", {} if trouble is None else {1: trouble}, [], [])
+
+
+@pytest.mark.parametrize(
+    ("local_start", "severity"), [(0, "warning"), (50, "error")], ids=["all local", "cold records"]
+)
+def test_a_store_out_of_reach_is_an_error_once_records_are_only_there(
+    local_start: int, severity: str
+) -> None:
+    found = store(trouble="403 Forbidden")
+    problem = only(
+        find_problems(cluster(), [], store=found, remote=[remote(local_start=local_start)])
+    )
+    assert (problem.severity, problem.why) == (severity, "403 Forbidden")
+    assert "Broker 1" in problem.what
+
+
+def test_what_waits_for_the_store_is_told_once_it_is_late_or_stuck() -> None:
+    def found(one: RemotePartitionInfo) -> list[Problem]:
+        return find_problems(cluster(), [], store=store(), remote=[one])
+
+    unheard = RemotePartitionInfo(
+        TopicPartition("t", 0), None, None, None, None, None, None, None, trouble="no leader"
+    )
+    assert found(remote(lag_ms=3_600_000)) == found(unheard) == []
+    late = only(found(remote(lag_ms=3_600_001)))
+    assert "t-0" in late.what and "5 MiB that wait for 3,600 s" in late.why
+    stuck = only(found(remote(lag_ms=7_200_000, trouble="the store does not answer")))
+    assert "nothing into the object store: t-0" in stuck.what
+    assert "the store does not answer" in stuck.why and "nothing is lost" in stuck.why
+    assert late.severity == stuck.severity == "warning"
 
 
 def test_many_partitions_are_counted_and_some_named() -> None:

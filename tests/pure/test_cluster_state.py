@@ -14,6 +14,7 @@ from rayq.core import (
     cluster_state,
     metadata_records,
     reassignment,
+    remote_changes,
     topic_changes,
 )
 from rayq.core.broker_changes import ReplicaReport
@@ -29,6 +30,7 @@ from rayq.core.metadata_records import (
     encode_records,
 )
 from rayq.core.placement import place
+from rayq.core.remote_changes import ObjectStoreFacts
 from rayq.errors import (
     ConfigError,
     FencedEpochError,
@@ -44,8 +46,10 @@ from rayq.errors import (
     UnknownTopicError,
     WrongClusterError,
 )
+from rayq.remote_pointer import RemotePointer
 
 EVERYONE = {0, 1, 2, 3, 4}
+STORE = ObjectStoreFacts("s3://bucket", dict.fromkeys(EVERYONE))
 
 
 def registration(broker: int, start: int = 1, **changes: Any) -> BrokerRegistered:
@@ -142,7 +146,7 @@ def test_impossible_topics_are_refused_with_what_is_possible() -> None:
     with pytest.raises(ConfigError, match="retention_ms"):
         create(state, "u", retenton_ms=1)
     with pytest.raises(UnknownTopicError):
-        topic_changes.delete_topic(state, "nope")
+        topic_changes.delete_topic(state, "nope", now_ms=1)
 
 
 def test_config_keys_of_tomorrow_are_carried_along_and_those_of_a_user_are_checked() -> None:
@@ -511,16 +515,62 @@ class Metadata(RuleBasedStateMachine):
         if broker in self.state.brokers:
             self.do(lambda: broker_changes.hear_broker(self.state, broker, EVERYONE))
 
-    @rule(name=st.sampled_from("ab"), factor=st.integers(1, 3))
-    def create(self, name: str, factor: int) -> None:
+    @rule(
+        name=st.sampled_from("ab"),
+        factor=st.integers(1, 3),
+        options=st.sampled_from([{}, {"cleanup_policy": "compact"}, {"remote_storage": True}]),
+    )
+    def create(self, name: str, factor: int, options: dict[str, Any]) -> None:
         self.serial += 1
         self.do(lambda: topic_changes.create_topic(
             self.state, topic_id=f"{name}{self.serial}", name=name, partitions=2,
-            replication_factor=factor, options={}))
+            replication_factor=factor, options=options, store=STORE))
+
+    @rule(name=st.sampled_from("ab"), changes=st.sampled_from(
+        [{"cleanup_policy": "delete"}, {"remote_storage": True}, {"remote_storage": "read"}]))
+    def configure(self, name: str, changes: dict[str, Any]) -> None:
+        self.do(lambda: topic_changes.alter_topic_config(self.state, name, changes, store=STORE))
+
+    @rule(name=st.sampled_from("ab"))
+    def leave_the_store(self, name: str) -> None:
+        self.do(lambda: topic_changes.end_remote_storage(self.state, name, now_ms=1))
+
+    @rule()
+    def remove_garbage(self) -> None:
+        for topic_id in list(self.state.garbage):
+            self.do(lambda one=topic_id: remote_changes.remove_garbage(self.state, one))
+
+    @rule(end=st.integers(0, 9))
+    def store_remotely(self, end: int) -> None:
+        for topic, number, one in self.state.all_partitions():
+            value, version = one.value, 1 + (0 if one.remote is None else one.remote.version)
+            name = f"c/{topic.topic_id}/{number}/manifest/{version}"
+            pointer = RemotePointer(
+                version, value.leader_epoch, name, 0, end, value.leader_epoch if end else None, 1)
+            if value.leader is not None and value.leader_incarnation is not None:
+                self.do(lambda at=(topic.topic_id, number), value=value, pointer=pointer: (
+                    remote_changes.move_remote(
+                        self.state, topic_id=at[0], partition=at[1], broker=value.leader,
+                        incarnation=value.leader_incarnation, leader_epoch=value.leader_epoch,
+                        pointer=pointer)))
+
+    @rule()
+    def doubt(self) -> None:
+        self.do(lambda: remote_changes.doubt_everything(self.state))
+
+    @rule(pin=st.sampled_from("xyz"), name=st.sampled_from("ab"))
+    def pin(self, pin: str, name: str) -> None:
+        self.do(lambda: remote_changes.pin_snapshot(
+            self.state, pin_id=pin, topic_id=self.state.topic_ids.get(name, ""), starts={0: 1},
+            ttl_ms=1))
+
+    @rule(pin=st.sampled_from("xyz"))
+    def unpin(self, pin: str) -> None:
+        self.do(lambda: remote_changes.unpin_snapshots(self.state, {pin}))
 
     @rule(name=st.sampled_from("ab"))
     def delete(self, name: str) -> None:
-        self.do(lambda: topic_changes.delete_topic(self.state, name))
+        self.do(lambda: topic_changes.delete_topic(self.state, name, now_ms=1))
 
     @rule(broker=st.integers(0, 3), flushed=st.integers(0, 9), data=st.data())
     def start_replica(self, broker: int, flushed: int, data: st.DataObject) -> None:
@@ -561,6 +611,7 @@ class Metadata(RuleBasedStateMachine):
         assert rebuilt.topics == self.state.topics
         assert rebuilt.topic_ids == self.state.topic_ids
         assert list(rebuilt.requests_done) == list(self.state.requests_done)
+        assert (rebuilt.pins, rebuilt.garbage) == (self.state.pins, self.state.garbage)
 
     @invariant()
     def leaders_are_live_members_of_their_isr(self) -> None:

@@ -76,7 +76,10 @@ def test_a_key_that_takes_a_float_takes_a_whole_number_as_type_checkers_allow() 
 
 def test_hints_name_what_there_is_and_hide_nothing() -> None:
     """No hint stands for a known key, and each names a key or an argument of the public face."""
-    faces = (rayq.start, rayq.connect, Cluster.consumer, Cluster.consumer_pool, Cluster.create_topic)
+    faces = (
+        *(rayq.start, rayq.connect, Cluster.consumer, Cluster.consumer_pool, Cluster.create_topic),
+        rayq.Admin.alter_topic_config,
+    )
     arguments = {name for face in faces for name in inspect.signature(face).parameters}
     keys = {key for kind in KINDS.values() for key in vars(kind)["__dataclass_fields__"]}
     for title, hints in kafka_names._BY_KIND.items():

@@ -80,6 +80,29 @@ def test_an_acknowledged_record_that_nobody_reached_is_unseen() -> None:
     assert kinds(CLEAN[:-1]) == {"unseen record"}
 
 
+def test_an_acknowledged_record_that_is_gone_in_the_end_is_lost_whoever_had_read_it() -> None:
+    final = Assigned("final", "t", 0, reads_all=True)
+    assert kinds([*CLEAN, final, polled([0, 1], ["a", "b"], "final")]) == set()
+    for found in ([], [polled([0], ["a"], "final")], [polled([1], ["b"], "final")]):
+        assert kinds([*CLEAN, final, *found]) == {"lost write", "record was read and is gone"}
+
+
+def test_a_record_that_anybody_read_is_there_in_the_end_whatever_its_producer_was_told() -> None:
+    unknown: list[Event] = [*CLEAN, sending(3, "c"), Sent("p", 3, "unknown"), polled([2], ["c"])]
+    final: list[Event] = [
+        Assigned("final", "t", 0, reads_all=True),
+        polled([0, 1], ["a", "b"], "final"),
+    ]
+    assert kinds([*unknown, *final]) == {"record was read and is gone"}
+    assert kinds([*unknown, *final, polled([2], ["c"], "final")]) == set()
+
+
+def test_what_is_read_after_the_reader_of_everything_began_may_be_beyond_its_end() -> None:
+    late: list[Event] = [*CLEAN, sending(3, "c"), Sent("p", 3, "unknown")]
+    late += [Assigned("final", "t", 0, reads_all=True), polled([2], ["c"])]
+    assert kinds([*late, polled([0, 1], ["a", "b"], "final")]) == set()
+
+
 def test_a_record_under_acks_1_may_be_lost() -> None:
     events: list[Event] = [ProducerOpened("p", "1", False), *CLEAN[1:-1]]
     assert kinds(events) == set()
@@ -168,6 +191,8 @@ def test_the_recorder_writes_what_the_checker_reads() -> None:
     recorder.not_delivered("p", numbers[2], DeliveryTimeoutError("never sent"))
     recorder.assigned("c", "t", 0)
     recorder.polled("c", [Record("t", 0, 0, 1, None, b"a", [])])
+    recorder.assigned("final", "t", 0, reads_all=True)
+    recorder.polled("final", [Record("t", 0, 0, 1, None, b"a", [])])
     verdict = check(read_history(file.getvalue().splitlines(keepends=True)))
     assert verdict.is_clean
     assert (verdict.acknowledged, verdict.failed, verdict.unknown) == (1, 1, 1)

@@ -251,6 +251,13 @@ def test_a_log_start_is_committed_once_all_in_sync_followers_have_it() -> None:
     assert state.is_log_start_committed(4) and not state.is_log_start_committed(5)
 
 
+def test_nobody_is_told_of_a_log_start_that_only_the_leader_has() -> None:
+    state = leader()
+    starts_at(state, 2, 4)
+    starts_at(state, 3, 6)
+    assert [state.committed_log_start(own) for own in (3, 4, 9)] == [3, 4, 4]
+
+
 def test_a_log_start_is_not_committed_by_fewer_than_min_insync() -> None:
     state = leader(isr=[(1, "1a")])  # A replica that left since may be elected.
     starts_at(state, 2, 4)

@@ -40,7 +40,12 @@ def cluster(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     made.stop()
 
 
-SPARK_FILES = ("test_spark_batch", "test_spark_batch_faults", "test_spark_example")
+SPARK_FILES = (
+    "test_spark_batch",
+    "test_spark_batch_faults",
+    "test_spark_direct",
+    "test_spark_example",
+)
 """The files that share one Spark session: it takes 15 s to start, and two of Ray's CPUs."""
 
 

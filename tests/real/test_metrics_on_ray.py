@@ -46,7 +46,15 @@ Scrape = dict[str, list[tuple[dict[str, str], float]]]
 def metered(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two brokers in which everything has happened that has a figure."""
     path = str(tmp_path_factory.mktemp("metered"))
-    cluster = rayq.start(path, brokers=2, name=NAME, port=19692, metrics_interval_ms=500)
+    store = tmp_path_factory.mktemp("store")
+    cluster = rayq.start(
+        path,
+        brokers=2,
+        name=NAME,
+        port=19692,
+        metrics_interval_ms=500,
+        remote_storage_url=f"file://{store}",
+    )
     try:
         cluster.create_topic("orders", replication_factor=2)
         with pytest.raises(TopicExistsError):
@@ -55,6 +63,7 @@ def metered(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             producer.send_many("orders", [b"x" * 100] * 1000).result(60)
         with cluster.producer(transactional_id="orders") as producer, producer.transaction():
             producer.send("orders", b"one")
+        cluster.create_topic("old", remote_storage=True)
         with cluster.consumer("orders", group="delays", auto_offset_reset="earliest") as consumer:
             seen = 0
             while seen < 400:

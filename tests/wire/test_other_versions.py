@@ -22,7 +22,7 @@ def test_each_message_is_recorded() -> None:
 def test_what_an_earlier_version_sent_is_read_as_it_was_meant(name: str) -> None:
     fields = msgspec.msgpack.decode(RECORDED[name], strict=False)
     read = msgspec.to_builtins(msgspec.msgpack.decode(RECORDED[name], type=kinds()[name]))
-    assert plain(read)[: len(fields)] == plain(fields)
+    assert begins_with(plain(read), plain(fields))
 
 
 @pytest.mark.parametrize("name", sorted(RECORDED))
@@ -32,6 +32,13 @@ def test_fields_of_tomorrow_are_passed_over(name: str) -> None:
     known = ENCODER.encode(today)
     fields = [*msgspec.msgpack.decode(known, strict=False), {"of": ["tomorrow"]}, 7]
     assert msgspec.msgpack.decode(ENCODER.encode(fields), type=kind) == today
+
+
+def begins_with(read: Any, sent: Any) -> bool:
+    """Whether each struct that was read has what was sent, and defaults for newer fields behind."""
+    if isinstance(read, list) and isinstance(sent, list):
+        return len(read) >= len(sent) and all(map(begins_with, read, sent))
+    return bool(read == sent)
 
 
 def plain(value: Any) -> Any:

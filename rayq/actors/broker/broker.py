@@ -15,13 +15,14 @@ from typing import cast
 
 import msgspec
 
+from rayq.actors.broker.object_store_access import ObjectStoreAccess
 from rayq.actors.broker.replica_supervisor import ReplicaSupervisor
 from rayq.actors.controller.controller_host import ControllerHost
 from rayq.actors.hosting import Runtime
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.config import MIB, ClusterConfig
 from rayq.core.cluster_state import Topic
-from rayq.core.metadata_records import MetadataRecord
+from rayq.core.metadata_records import MetadataRecord, RemoteMoved
 from rayq.core.topic_changes import offline_reason
 from rayq.descriptors import shares
 from rayq.environment import Address, Environment
@@ -121,6 +122,21 @@ class Broker:
             snapshot_records=self._config.metadata_snapshot_records,
             on_applied=self._on_metadata,
         )
+        self._objects = (
+            None
+            if self._config.remote_storage_url is None
+            else ObjectStoreAccess(
+                environment,
+                self._config,
+                self._runtime,
+                self._directory,
+                self.metadata,
+                self._pool,
+                cluster_name=self._cluster_name,
+                ask_controller=self._ask_controller,
+                is_current=lambda: self.is_registered,
+            )
+        )
         self._replicas = ReplicaSupervisor(
             environment,
             self._config,
@@ -131,6 +147,7 @@ class Broker:
             cluster_name=self._cluster_name,
             incarnation=self._incarnation,
             ask_controller=self._ask_controller,
+            objects=self._objects,
         )
         self._server = Server(environment, identity, self._handle, self._config)
         opened.callback(self._server.close)
@@ -158,6 +175,8 @@ class Broker:
         spawn(self._keep_session(), "broker-session")
         spawn(self._replicas.run(), "replica-supervisor")
         spawn(self.controller_host.run(), "controller-host")
+        if self._objects is not None:
+            self._objects.start()
         return self.endpoint
 
     async def stop(self) -> None:
@@ -166,6 +185,8 @@ class Broker:
             return
         self._is_stopping = True
         ends = await self._replicas.stop()
+        if self._objects is not None:
+            self._objects.stop()
         try:
             await self._ask_controller(
                 messages.BrokerStopped(self._directory.meta.broker, self._incarnation, ends)
@@ -228,7 +249,13 @@ class Broker:
         return samples
 
     def _on_metadata(self, records: Sequence[MetadataRecord] | None) -> None:
-        self._encoded_topics.clear()
+        moved = [one for one in records or () if isinstance(one, RemoteMoved)]
+        if records is None or len(moved) < len(records):
+            self._encoded_topics.clear()
+        for record in moved:  # They come often: what is encoded of other topics stays.
+            topic = self.metadata.state.topics.get(record.topic_id)
+            if topic is not None:
+                self._encoded_topics.pop(topic.name, None)
         self._replicas.on_metadata(records)
 
     def _known_brokers(self) -> list[Address]:
@@ -270,9 +297,7 @@ class Broker:
             try:
                 if self._registered_epoch is None:
                     await self._register()
-                await self._ask_controller(
-                    messages.BrokerHeartbeat(broker, self._incarnation), self._session_s / 2
-                )
+                await self._ask_controller(self._heartbeat(), self._session_s / 2)
                 self.metadata.note_heard()
             except StaleBrokerError:
                 self._registered_epoch = None
@@ -286,6 +311,12 @@ class Broker:
                 await self.metadata.changed.wait(RETRY_S)
                 continue
             await asyncio.sleep(interval_s)
+
+    def _heartbeat(self) -> messages.BrokerHeartbeat:
+        broker, objects = self._directory.meta.broker, self._objects
+        if objects is None:
+            return messages.BrokerHeartbeat(broker, self._incarnation)
+        return messages.BrokerHeartbeat(broker, self._incarnation, objects.trouble)
 
     async def _register(self) -> None:
         meta = self._directory.meta
@@ -361,6 +392,10 @@ class Broker:
                 return self._replicas.heartbeat(request)
             case messages.AttachReplicaHost():
                 return self._replicas.attach(request)
+            case messages.AttachObjectServer():
+                if self._objects is None:
+                    raise StaleBrokerError("This broker was started without remote_storage_url.")
+                return self._objects.attach(request)
             case messages.AppendMetadata():
                 return self.metadata.append(request, payload)
             case messages.InstallMetadataSnapshot():
@@ -373,6 +408,8 @@ class Broker:
                 return self._controller_known()
             case messages.StopBroker():
                 return self._stop_on_request()
+            case messages.DescribeObjectStore():
+                return self._describe_object_store()
             case messages.DescribeMetrics():
                 return messages.DescribeMetricsResponse(self._environment.metrics.collect())
         if isinstance(request, messages.ToController):
@@ -397,6 +434,24 @@ class Broker:
         host, port = self.metadata.controller or (None, None)
         return messages.FindControllerResponse(
             self.metadata.controller_epoch, host, port, self.metadata.heard_ms_ago
+        )
+
+    def _describe_object_store(self) -> messages.DescribeObjectStoreResponse:
+        state, objects = self.metadata.state, self._objects
+        return messages.DescribeObjectStoreResponse(
+            url=self._config.remote_storage_url,
+            pins=[
+                messages.PinSummary(
+                    pin.pin_id, state.topics[pin.topic_id].name, dict(pin.starts), pin.ttl_ms
+                )
+                for pin in state.pins.values()
+            ],
+            garbage=[
+                messages.GarbageSummary(one.topic_id, one.name, one.deleted_ms)
+                for one in state.garbage.values()
+            ],
+            object_server=None if objects is None else objects.endpoint,
+            trouble=None if objects is None else objects.trouble or objects.halt,
         )
 
     async def _stop_on_request(self) -> messages.Done:
@@ -507,6 +562,7 @@ class Broker:
                     target=list(value.target),
                     origin=list(value.origin),
                     throttle_bytes_per_s=value.throttle_bytes_per_s,
+                    remote=partition.remote,
                 )
             )
         return messages.TopicMetadata(

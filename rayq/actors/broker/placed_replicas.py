@@ -9,8 +9,13 @@ from rayq.core.cluster_state import Partition, Topic
 from rayq.core.metadata_records import (
     MetadataRecord,
     PartitionChanged,
+    RemoteDoubted,
+    RemoteGarbage,
+    RemoteMoved,
     ReplicaGone,
     ReplicaRegistered,
+    SnapshotPinned,
+    SnapshotUnpinned,
     TopicConfigChanged,
     TopicDeleted,
 )
@@ -66,6 +71,10 @@ class PlacedReplicas:
             throttle_bytes_per_s=(
                 value.throttle_bytes_per_s if self._broker in value.adding else None
             ),
+            remote=partition.remote,
+            pinned_offset=self._metadata.state.pinned_offset(topic.topic_id, number),
+            partitions=len(topic.partitions),
+            is_remote_doubted=partition.is_remote_doubted,
         )
 
     def take(
@@ -75,16 +84,26 @@ class PlacedReplicas:
         assignments they change; `hosted` are those that processes here have."""
         version = self._metadata.version
         touched: set[TopicIdPartition] = set()
+        topics: set[str] = set()
+        """All of their partitions here are touched."""
         if records is None:
             touched.update(self)
         for record in records or ():
             match record:
-                case PartitionChanged() | ReplicaRegistered() | ReplicaGone():
+                case PartitionChanged():
                     touched.add((record.topic_id, record.partition))
-                case TopicConfigChanged():
-                    touched.update(key for key in self if key[0] == record.topic_id)
+                    if record.value.partition_epoch == 0:
+                        topics.add(record.topic_id)  # It has a partition more.
+                case ReplicaRegistered() | ReplicaGone() | RemoteMoved() | RemoteDoubted():
+                    touched.add((record.topic_id, record.partition))
+                case SnapshotPinned():
+                    touched.update((record.topic_id, number) for number in record.starts)
+                case TopicConfigChanged() | SnapshotUnpinned() | RemoteGarbage():
+                    topics.add(record.topic_id)
                 case TopicDeleted():
                     touched.update(key for key in hosted if key[0] == record.topic_id)
+        if topics:
+            touched.update(key for key in self if key[0] in topics)
         for key in touched:
             self._changed_at[key] = version
         return touched

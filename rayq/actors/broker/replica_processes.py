@@ -48,6 +48,8 @@ class ReplicaProcess:
     let_go: set[TopicIdPartition] = field(default_factory=set)
     """What it was told to close. It never hosts these again: its incarnation stands for a log whose
     directory may be gone since."""
+    remote_backlog_bytes: int = 0
+    """What waits on its disk for the object store."""
     heard_s: float = 0.0
     changed: Signal = field(default_factory=Signal)
 

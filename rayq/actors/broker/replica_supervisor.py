@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from rayq.actors.broker.object_store_access import ObjectStoreAccess
 from rayq.actors.broker.placed_replicas import PlacedReplicas
 from rayq.actors.broker.replica_processes import ReplicaProcess, ReplicaProcesses
 from rayq.actors.hosting import Runtime
@@ -18,7 +19,14 @@ from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.actors.signal import Signal
 from rayq.config import ClusterConfig
 from rayq.core.damaged_logs import have_others_all, may_copy_anew
-from rayq.core.metadata_records import MetadataRecord
+from rayq.core.metadata_records import (
+    MetadataRecord,
+    RemoteDoubted,
+    RemoteMoved,
+    RequestDone,
+    SnapshotPinned,
+    SnapshotUnpinned,
+)
 from rayq.environment import Environment
 from rayq.errors import ControllerUnavailableError, RayqError, StaleBrokerError, StorageError
 from rayq.records import TopicIdPartition
@@ -33,6 +41,8 @@ REPORT_INTERVAL_S = 0.1
 LOOK_INTERVAL_S = 1.0
 """Everything is looked at when something happened, and also this often. While something is still to
 be started or reported, it is looked at in each report interval."""
+_NO_NEWS = (RemoteMoved, RemoteDoubted, SnapshotPinned, SnapshotUnpinned, RequestDone)
+"""What changes neither which replicas there are nor their processes."""
 
 
 class ReplicaSupervisor:
@@ -50,6 +60,7 @@ class ReplicaSupervisor:
         cluster_name: str,
         incarnation: str,
         ask_controller: messages.Ask,
+        objects: ObjectStoreAccess | None,
     ) -> None:
         self._environment = environment
         self._config = config
@@ -57,6 +68,7 @@ class ReplicaSupervisor:
         self._metadata = metadata
         self._incarnation = incarnation
         self._ask_controller = ask_controller
+        self._objects = objects
         self._broker = directory.meta.broker
         self._hosts = ReplicaProcesses(
             environment,
@@ -136,6 +148,8 @@ class ReplicaSupervisor:
         for host in self._hosts:
             if host.keys & touched:
                 host.changed.notify()
+        if records is not None and all(isinstance(one, _NO_NEWS) for one in records):
+            return  # Only replicas act on them.
         if not touched or any(key in hosted or self._placed.find(key) for key in touched):
             self._look_again()
 
@@ -175,6 +189,7 @@ class ReplicaSupervisor:
             raise StaleBrokerError("This broker process does not know you: present yourself.")
         if self._note(host, request.replicas):
             self.wake()
+        host.remote_backlog_bytes = request.remote_backlog_bytes
         known = {(status.topic_id, status.partition) for status in request.replicas}
         deadline_s = self._environment.clock.monotonic() + request.wait_ms / 1000
         while True:
@@ -203,7 +218,12 @@ class ReplicaSupervisor:
                 f"Broker {self._broker} cannot follow the metadata: {self._metadata.trouble}"
             )
         return messages.ReplicaHostHeartbeatResponse(
-            max(version, request.version), assignments, removed
+            max(version, request.version),
+            assignments,
+            removed,
+            object_server=None if self._objects is None else self._objects.endpoint,
+            remote_halt=None if self._objects is None else self._objects.halt,
+            remote_backlog_bytes=sum(one.remote_backlog_bytes for one in self._hosts),
         )
 
     def _note(self, host: ReplicaProcess, statuses: Sequence[messages.ReplicaStatus]) -> bool:

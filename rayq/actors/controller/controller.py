@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from rayq.actors.controller.metrics import ControllerMetrics, reason_of
 from rayq.actors.metadata.quorum import Quorum
 from rayq.config import ClusterConfig
-from rayq.core import broker_changes, reassignment, topic_changes
+from rayq.core import broker_changes, reassignment, remote_changes, topic_changes
 from rayq.core.broker_changes import ReplicaReport
 from rayq.core.cluster_state import ClusterState
 from rayq.core.metadata_records import (
@@ -25,9 +25,11 @@ from rayq.core.metadata_records import (
     PartitionChanged,
     PartitionValue,
     RequestDone,
+    SnapshotPinned,
     VotersChanged,
     encode_records,
 )
+from rayq.core.remote_changes import ObjectStoreFacts
 from rayq.environment import Address, Environment
 from rayq.errors import (
     ControllerUnavailableError,
@@ -86,6 +88,9 @@ class Controller:
         self._gone_since_s: dict[int, float] = {}
         """Since when brokers have had no session, as far as this controller has seen it."""
         self._unfounded_since_s: dict[tuple[str, int], float] = {}
+        self._store = ObjectStoreFacts(config.remote_storage_url, troubles={})
+        self._pinned_s: dict[str, float] = {}
+        """When each pin was set or renewed, as far as this controller has seen it."""
         self._started_s = 0.0
         self._stop_expected_until_s: float | None = None
         """When the next broker should have stopped. While the whole cluster stops no leader is
@@ -151,6 +156,7 @@ class Controller:
                 is_news = request.broker not in self._heard_s
                 is_news = is_news or not state.is_live(request.broker)
                 self._heard_s[request.broker] = self._environment.clock.monotonic()
+                self._store.troubles[request.broker] = request.remote_trouble
                 return (
                     messages.BrokerHeartbeatResponse(self.epoch),
                     broker_changes.hear_broker(state, request.broker, self._heard())
@@ -215,6 +221,29 @@ class Controller:
                     state.next_producer_id, broker_changes.PRODUCER_ID_BLOCK
                 )
                 return answer, broker_changes.allocate_producer_ids(state)
+            case messages.MoveRemote():
+                return None, remote_changes.move_remote(
+                    state,
+                    topic_id=request.topic_id,
+                    partition=request.partition,
+                    broker=request.broker,
+                    incarnation=request.incarnation,
+                    leader_epoch=request.leader_epoch,
+                    pointer=request.pointer,
+                    is_adopted=request.is_adopted,
+                )
+            case messages.PinSnapshot():
+                return None, remote_changes.pin_snapshot(
+                    state,
+                    pin_id=request.pin_id,
+                    topic_id=request.topic_id,
+                    starts=request.starts,
+                    ttl_ms=request.ttl_ms,
+                )
+            case messages.UnpinSnapshot():
+                return None, remote_changes.unpin_snapshots(state, {request.pin_id})
+            case messages.RemoveGarbage():
+                return None, remote_changes.remove_garbage(state, request.topic_id)
             case messages.CreateTopic():
                 return None, topic_changes.create_topic(
                     state,
@@ -223,7 +252,22 @@ class Controller:
                     partitions=request.partitions,
                     replication_factor=request.replication_factor,
                     options=request.config,
+                    store=self._store,
                 )
+            case messages.RestoreTopic():
+                return None, topic_changes.create_topic(
+                    state,
+                    topic_id=self._environment.new_id(),
+                    name=request.name,
+                    partitions=request.partitions,
+                    replication_factor=request.replication_factor,
+                    options=request.config,
+                    store=self._store,
+                    restored=request.pointers,
+                )
+            case messages.EndRemoteStorage():
+                now_ms = self._environment.clock.wall_ms()
+                return None, topic_changes.end_remote_storage(state, request.name, now_ms=now_ms)
             case messages.ConfirmMetadata():
                 return None, broker_changes.change_nothing(state)
             case messages.EnsureOffsetsTopic():
@@ -241,11 +285,17 @@ class Controller:
                     partitions=self._config.transaction_state_partitions,
                 )
             case messages.DeleteTopic():
-                return None, topic_changes.delete_topic(state, request.name)
+                now_ms = self._environment.clock.wall_ms()
+                return None, topic_changes.delete_topic(state, request.name, now_ms=now_ms)
             case messages.CreatePartitions():
                 return None, topic_changes.create_partitions(state, request.name, request.total)
             case messages.AlterTopicConfig():
-                changes = topic_changes.alter_topic_config(state, request.name, request.changes)
+                changes = topic_changes.alter_topic_config(
+                    state,
+                    request.name,
+                    request.changes,
+                    store=self._store,
+                )
                 self._append(changes, reason_of(request))
                 return None, topic_changes.settle_after_config_change(
                     state, request.name, self._heard()
@@ -320,6 +370,8 @@ class Controller:
         for record in records:
             before = self._value_before(record)
             self.state.replay(record)
+            if isinstance(record, SnapshotPinned):
+                self._pinned_s[record.pin_id] = self._environment.clock.monotonic()
             if isinstance(record, PartitionChanged) and self._metrics is not None:
                 self._metrics.changed(
                     record,
@@ -387,6 +439,18 @@ class Controller:
             if self._metrics is not None and not self._cluster_stops:
                 self._metrics.warn_of_offline("nobody came to lead it since the controller started")
 
+    def _unpin_expired(self, now_s: float) -> None:
+        """Ends the pins whose time is over. A pin of an earlier controller has all of it again."""
+        pins = self.state.pins
+        self._pinned_s = {one: self._pinned_s.get(one, now_s) for one in pins}
+        expired = {
+            one for one, at_s in self._pinned_s.items() if now_s - at_s > pins[one].ttl_ms / 1000
+        }
+        if expired:
+            self._append(
+                remote_changes.unpin_snapshots(self.state, expired), "the time of pins is over"
+            )
+
     def _complete_moves(self) -> None:
         if not self._cluster_stops:
             self._append(
@@ -429,6 +493,7 @@ class Controller:
                     self._stop_expected_until_s += late_s
                 self._gone_since_s = {one: at + late_s for one, at in self._gone_since_s.items()}
                 self._heard_s = {one: at_s + late_s for one, at_s in self._heard_s.items()}
+                self._pinned_s = {one: at_s + late_s for one, at_s in self._pinned_s.items()}
                 self._quorum.excuse(late_s)
             if not self._quorum.has_majority() and now_s > self._started_s + self._session_s:
                 self.end("no majority of the voters answered for a session")
@@ -445,6 +510,7 @@ class Controller:
                         f"broker {number} was silent for {silent_s:.1f} s",
                     )
             self._found_late(now_s)
+            self._unpin_expired(now_s)
             self._warn_of_offline(now_s)
             self._complete_moves()
             if now_s > rebuild_s and not self._cluster_stops:

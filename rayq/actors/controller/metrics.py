@@ -126,6 +126,8 @@ class ControllerMetrics:
             sample("rayq_underreplicated_partitions", underreplicated),
             sample("rayq_under_min_isr_partitions", under_min_isr),
             sample("rayq_reassigning_partitions", len(state.moving)),
+            sample("rayq_remote_pins", len(state.pins)),
+            sample("rayq_remote_garbage_topics", len(state.garbage)),
         ]
 
 

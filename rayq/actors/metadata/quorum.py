@@ -146,7 +146,9 @@ class Quorum:
         for answer, at in found:
             self._add(answer, at, has_vote=answer.broker not in old_copies)
         host, port = self._endpoint
-        started = EpochStarted(self.epoch, host, port, self._cluster_id)
+        has_object_store = self._config.remote_storage_url is not None
+        mark = self._environment.new_id() if has_object_store else ""
+        started = EpochStarted(self.epoch, host, port, self._cluster_id, mark)
         self._epoch_index = self.append([started])
         for peer in self._peers.values():
             self._start_pusher(peer)

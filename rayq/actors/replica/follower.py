@@ -205,7 +205,7 @@ class Follower:
         if not self._is_known_whole:
             await self._begin_anew_unless_whole()
             self._is_known_whole = True
-        was_empty = log.end_offset == log.start_offset
+        was_empty = log.end_offset == log.local_start_offset
         wait_ms = IDLE_FETCH_WAIT_MS if self._is_idle else FETCH_WAIT_MS
         self._is_idle = False
         request = messages.ReplicaFetch(
@@ -221,6 +221,7 @@ class Follower:
             bytes_max=self._fetch_bytes_max,
             wait_ms=wait_ms,
             copied_horizon=0 if was_empty else self._copied_horizon,
+            local_start_offset=log.local_start_offset,
         )
         clock = replica.environment.clock
         sent_s = clock.monotonic()
@@ -327,13 +328,21 @@ class Follower:
             )
         async with replica.files_lock, replica.flush_lock:
             # A swap of compacted segments that held the lock may have moved the cleaned offset.
-            may_be_cut = cut >= max(log.cleaned_offset, log.start_offset)
+            may_be_cut = log.may_truncate(cut)
             if may_be_cut:
                 log.truncate(cut)
                 replica.high_watermark = min(replica.high_watermark, log.end_offset)
         if not may_be_cut:
+            if self._is_in_sync and not self._may_lose:
+                raise DivergedLogError(
+                    f"{replica.where} on broker {replica.broker} is in sync, and its leader "
+                    f"(broker {assignment.leader}, epoch {assignment.leader_epoch}) agrees only up "
+                    f"to {cut}, below what is in the object store or was compacted here. Nothing "
+                    "was cut. This is a bug: keep both data directories and report it."
+                )
             # Only after an unclean election. What the records to be cut had superseded is gone
-            # here and is the latest again there; or the leader ends below all that is left here.
+            # here and is the latest again there; or the leader ends below all that is left here,
+            # or below what of it is not in the object store only.
             await self._reset()
             return
         log_event(
@@ -349,8 +358,9 @@ class Follower:
         )
 
     async def _reset(self) -> None:
-        """This log lies below the leader's start or its tombstone horizon: begin anew at that
-        start, with the leader's producer state and epochs below it.
+        """This log lies below the leader's local start or its tombstone horizon: begin anew at that
+        start, with the leader's producer state and epochs below it. What is between the leader's
+        log start and its local start is in the object store, and stays there.
 
         No acknowledged record is lost by that. What was acknowledged is on the disks of at least
         min_insync members of the ISR and the ELR, and of all that were in the ISR then; each of
@@ -370,6 +380,9 @@ class Follower:
             timeout_s=FETCH_TIMEOUT_S,
             patience_s=FETCH_PATIENCE_S,
         )
+        start = answer.local_start_offset
+        if start is None:
+            start = answer.log_start_offset
         log_event(
             logger,
             logging.INFO,
@@ -378,9 +391,11 @@ class Follower:
             partition=assignment.partition,
             epoch=assignment.leader_epoch,
             broker=replica.broker,
-            offset=answer.log_start_offset,
+            offset=start,
         )
         self._copied_horizon = 0
         async with replica.files_lock, replica.flush_lock:
-            replica.log.reset(answer.log_start_offset, answer.epochs, bytes(payload))
-            replica.high_watermark = answer.log_start_offset
+            replica.log.reset(
+                start, answer.epochs, bytes(payload), log_start=answer.log_start_offset
+            )
+            replica.high_watermark = start

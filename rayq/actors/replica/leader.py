@@ -12,6 +12,9 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from rayq.actors.purgatory import Purgatory
+from rayq.actors.remote.leader_remote import LeaderRemote
+from rayq.actors.remote.reads import RemoteReads
+from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.replica.leader_reads import LeaderReads
 from rayq.actors.replica.leader_transactions import LeaderTransactions
 from rayq.actors.replica.produced_batch import check_produced_batch
@@ -29,6 +32,7 @@ from rayq.errors import (
     NotLeaderError,
     OffsetOutOfRangeError,
     RayqError,
+    RemoteStorageError,
     StalePartitionError,
     StorageError,
     TimeoutError,
@@ -36,7 +40,6 @@ from rayq.errors import (
 from rayq.logs import log_event
 from rayq.storage.batch import BatchHeader, Marker
 from rayq.storage.log import Log
-from rayq.storage.producer_state import ProducerState
 from rayq.transaction_ids import is_transactional
 from rayq.wire import messages
 
@@ -64,7 +67,9 @@ class Leader:
         propose: Callable[[messages.AlterPartition], Awaitable[None]],
         has_lease: Callable[[], bool],
         links: Links,
+        remote_log: RemoteLog | None = None,
     ) -> None:
+        """`remote_log`: of a topic that has or gets records in the object store."""
         self._replica_log = replica_log
         self._environment = replica_log.environment
         self._metrics = LeaderMetrics(
@@ -100,6 +105,9 @@ class Leader:
             produce=self.produce,
             check=self.check,
         )
+        self.remote: LeaderRemote | None = None
+        if remote_log is not None:
+            self.begin_remote(remote_log)
         log_event(
             logger,
             logging.INFO,
@@ -115,9 +123,16 @@ class Leader:
     def leader_epoch(self) -> int:
         return self.state.leader_epoch
 
+    def begin_remote(self, remote_log: RemoteLog) -> None:
+        """The topic's closed segments go to the object store from now on, or are there."""
+        self.remote = LeaderRemote(self._replica_log, remote_log, self.state, self._assignment)
+        self.reads.remote = RemoteReads(self._replica_log, remote_log)
+
     def committed(self, assignment: messages.PartitionAssignment) -> None:
         """The partition's committed metadata, in this epoch."""
         self._assignment = self.transactions.assignment = assignment
+        if self.remote is not None:
+            self._remote_committed(self.remote, assignment)
         state = self.state
         if assignment.partition_epoch > state.partition_epoch:
             self._propose_from_s = 0.0  # No proposal has failed on top of this epoch.
@@ -141,6 +156,15 @@ class Leader:
             )
         self.propose_isr()
 
+    def _remote_committed(
+        self, remote: LeaderRemote, assignment: messages.PartitionAssignment
+    ) -> None:
+        if assignment.remote is not None or self._replica_log.topic_config.remote_storage:
+            remote.committed(assignment)
+            return
+        remote.end("the topic gave up its objects")
+        self.remote = self.reads.remote = None
+
     def end(self, reason: str) -> None:
         """Another replica leads, or this process stops: the requests that wait are told."""
         self._ended = reason
@@ -150,6 +174,8 @@ class Leader:
         )
         self._delayed.fail(error)
         self.transactions.end(error)
+        if self.remote is not None:
+            self.remote.end(reason)
         self._replica_log.appended.notify()
         self._replica_log.committed.notify()
         self._followers_moved.notify()
@@ -180,6 +206,8 @@ class Leader:
                 f"min_insync_replicas = {leader.min_insync}. Nothing was written; it can be tried "
                 "again when more brokers are back."
             )
+        if self.remote is not None:
+            self.remote.check_backlog()
         header = check_produced_batch(
             payload,
             self._replica_log.topic_config,
@@ -300,7 +328,8 @@ class Leader:
         self._replica_log.appended.notify()  # Followers hear of it with their next fetch.
         while True:
             if leader.is_log_start_committed(before):
-                return messages.DeleteRecordsResponse(self._replica_log.log.start_offset)
+                start_offset = self._replica_log.log.start_offset
+                return messages.DeleteRecordsResponse(leader.committed_log_start(start_offset))
             remaining_s = deadline_s - clock.monotonic()
             if remaining_s <= 0:
                 raise TimeoutError(
@@ -311,6 +340,31 @@ class Leader:
                 )
             await self._followers_moved.wait(min(remaining_s, CONFIRM_CHECK_S))
             self.check()
+
+    # --- the object store -------------------------------------------------------------------
+
+    def describe_remote_storage(self) -> messages.DescribeRemoteStorageResponse:
+        """See `messages.DescribeRemoteStorage`; also for a topic that has nothing there."""
+        if self.remote is not None:
+            return self.remote.describe()
+        log = self._replica_log.log
+        return messages.DescribeRemoteStorageResponse(
+            pointer=None,
+            log_start_offset=log.start_offset,
+            local_start_offset=log.local_start_offset,
+            high_watermark=self._replica_log.high_watermark,
+            lag_bytes=0,
+            lag_ms=0,
+            trouble=None,
+        )
+
+    async def verify_remote(self, request: messages.VerifyRemote) -> messages.VerifyRemoteResponse:
+        """See `messages.VerifyRemote`."""
+        if self.remote is None:
+            return messages.VerifyRemoteResponse(0, None, [], [])
+        answer = await self.remote.verification.verify(request)
+        self.check()
+        return answer
 
     # --- followers --------------------------------------------------------------------------
 
@@ -330,6 +384,8 @@ class Leader:
                     return early, b""
                 is_first = False
             horizon = log.tombstone_horizon
+            if request.offset < log.local_start_offset:
+                return self._fetch_answer(leader, reset_to=log.local_start_offset), b""
             if request.offset < log.end_offset:
                 data, _ = await self._replica_log.read(
                     request.offset,
@@ -339,7 +395,7 @@ class Leader:
                 self.check()
                 if self._is_below_horizon(leader, log, request):
                     # Tombstones above the follower's end were removed while the fetch waited.
-                    return self._fetch_answer(leader, reset_to=log.start_offset), b""
+                    return self._fetch_answer(leader, reset_to=log.local_start_offset), b""
                 if log.tombstone_horizon != horizon:
                     continue  # What was read may be from before; the answer would name the new one.
                 self._metrics.replicated(data)
@@ -355,15 +411,25 @@ class Leader:
     ) -> messages.ReplicaFetchResponse | None:
         """Takes note of a follower whose log agrees with this one; else says what it has to do."""
         leader.check_process(request.broker, request.incarnation)
-        if request.offset < log.start_offset:
-            if (request.broker, request.incarnation) in leader.isr:
+        is_in_sync = (request.broker, request.incarnation) in leader.isr
+        if request.offset < log.local_start_offset:
+            if is_in_sync and self._replica_log.restarted_at != log.local_start_offset:
                 raise DivergedLogError(
                     f"{self.where} on broker {request.broker} is in sync and yet its log ends at "
-                    f"{request.offset}, below the log start {log.start_offset} of its leader."
+                    f"{request.offset}, below the local start {log.local_start_offset} of its "
+                    "leader."
                 )
-            return self._fetch_answer(leader, reset_to=log.start_offset)
+            return self._fetch_answer(leader, reset_to=log.local_start_offset)
+        if self._has_hole(log, request):
+            if is_in_sync:
+                raise RemoteStorageError(
+                    f"{self.where} on broker {request.broker} begins at "
+                    f"{request.local_start_offset}, and what it lacks below is not in the object "
+                    "store: it is copied anew once it is out of the in-sync replicas."
+                )
+            return self._fetch_answer(leader, reset_to=log.local_start_offset)
         if self._is_below_horizon(leader, log, request):
-            return self._fetch_answer(leader, reset_to=log.start_offset)
+            return self._fetch_answer(leader, reset_to=log.local_start_offset)
         if request.last_epoch is not None:
             epoch, end = log.epochs.end_for(request.last_epoch, log.end_offset)
             if epoch != request.last_epoch or end < request.offset:
@@ -381,6 +447,15 @@ class Leader:
         self._after_progress()
         self.propose_isr()
         return None
+
+    def _has_hole(self, log: Log, request: messages.ReplicaFetch) -> bool:
+        """Whether the follower lacks records that this log has and that do not count as stored any
+        more: it dropped them by metadata that were lost, or before the topic gave up its objects.
+        """
+        remote_end = None if self.remote is None else self.remote.log.end_offset
+        return request.local_start_offset > max(
+            log.local_start_offset, request.log_start_offset, remote_end or 0
+        )
 
     def _is_below_horizon(
         self, leader: PartitionState, log: Log, request: messages.ReplicaFetch
@@ -433,19 +508,19 @@ class Leader:
     def replica_snapshot(
         self, request: messages.ReplicaSnapshot
     ) -> tuple[messages.ReplicaSnapshotResponse, bytes]:
-        """Producer state and epochs for a follower that restarts at the log start.
+        """Producer state and epochs for a follower that restarts at the local start.
 
-        Only batches below the log start: the rest may never be committed, and the follower learns
-        it from the batches themselves.
+        Only batches below it: the rest may never be committed, and the follower learns it from the
+        batches themselves.
         """
         log = self._replica_log.log
-        epochs = [(epoch, min(start, log.start_offset)) for epoch, start in log.epochs.entries()]
-        kept = [entry for entry in epochs if entry[1] <= log.start_offset]
-        answer = messages.ReplicaSnapshotResponse(log.start_offset, kept)
-        producers = ProducerState()
-        producers.load(log.producers.snapshot())
-        producers.forget_from(log.start_offset)
-        return answer, producers.snapshot()
+        start = log.local_start_offset
+        answer = messages.ReplicaSnapshotResponse(
+            log_start_offset=log.start_offset,
+            epochs=[entry for entry in log.epochs.entries() if entry[1] < start],
+            local_start_offset=start,
+        )
+        return answer, log.producer_snapshot_at(start)
 
     # --- the in-sync set --------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rayq.actors.remote.reads import RemoteReads
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.replica.replica_metrics import LeaderMetrics
 from rayq.config import MIB
@@ -16,6 +17,7 @@ from rayq.errors import (
     NotLeaderError,
     OffsetNotAvailableError,
     OffsetOutOfRangeError,
+    RemoteMissingError,
     UnsupportedVersionError,
 )
 from rayq.storage.batch import read_header
@@ -44,6 +46,8 @@ class LeaderReads:
         self._check = check
         self._clock = replica_log.environment.clock
         self._where = replica_log.where
+        self.remote: RemoteReads | None = None
+        """Of a topic that has or gets records in the object store."""
 
     async def fetch(
         self, request: messages.Fetch, room: AnswerRoom
@@ -54,7 +58,11 @@ class LeaderReads:
         deadline_s = clock.monotonic() + request.wait_ms / 1000
         bytes_max = min(request.bytes_max, CLIENT_FETCH_BYTES_MAX)
         while True:
+            if (remote := self._remote_of(request.offset)) is not None:
+                return await self._fetch_remote(remote, request, bytes_max, room)
             async with room.take(bytes_max):
+                if self._remote_of(request.offset) is not None:
+                    continue  # It left this disk while the request waited for room.
                 limit = self._fetch_limit(request)
                 ends = self._replica_log.high_watermark, self._replica_log.last_stable_offset
                 log = self._replica_log.log
@@ -71,17 +79,40 @@ class LeaderReads:
             if remaining_s <= 0 or not await self._replica_log.committed.wait(remaining_s):
                 return self._read_answer(log, ends, request.offset, []), b""
 
+    async def _fetch_remote(
+        self, remote: RemoteReads, request: messages.Fetch, bytes_max: int, room: AnswerRoom
+    ) -> tuple[messages.FetchResponse, bytes]:
+        """Batches that are only in the object store. Others have the room for answers while it
+        sends them."""
+        self._fetch_limit(request)
+        cached = await remote.bring(request.offset, bytes_max)
+        async with room.take(min(cached.span.length, bytes_max)):
+            data, next_offset = await remote.read(cached, request.offset, bytes_max)
+            self._fetch_limit(request)  # What was deleted meanwhile is shown to nobody.
+            self._metrics.sent(data, next_offset - request.offset, is_at_end=False)
+            ends = self._replica_log.high_watermark, self._replica_log.last_stable_offset
+            return self._read_answer(self._replica_log.log, ends, next_offset, cached.aborted), data
+
+    def _remote_of(self, offset: int) -> RemoteReads | None:
+        """What reads a record that this disk has no more. None: it is not such a record. Raises
+        RemoteMissingError."""
+        log = self._replica_log.log
+        if not log.start_offset <= offset < log.local_start_offset:
+            return None
+        if self.remote is None:
+            raise RemoteMissingError(
+                f"Offset {offset} of {self._where} is below {log.local_start_offset}, where this "
+                "disk begins, and the topic has no records in an object store by its metadata, "
+                "which may be older than the log: set remote_storage to True to find them again."
+            )
+        return self.remote
+
     def _fetch_limit(self, request: messages.Fetch) -> int:
         """The offset below which the request may read now."""
         self._check()
         self.check_serving()
         log = self._replica_log.log
-        if request.offset < log.start_offset:
-            raise OffsetOutOfRangeError(
-                f"Offset {request.offset} of {self._where} is below the log start "
-                f"{log.start_offset} (its end is {log.end_offset}): retention or delete_records "
-                "removed it."
-            )
+        self._check_start(request.offset)
         if request.last_epoch is not None:
             if request.last_epoch > self._state.leader_epoch:
                 # A committed position can be newer than the metadata of the reader that took it up.
@@ -105,6 +136,14 @@ class LeaderReads:
                 "yet."
             )
         return self._limit(request.isolation)
+
+    def _check_start(self, offset: int) -> None:
+        log = self._replica_log.log
+        if offset < log.start_offset:
+            raise OffsetOutOfRangeError(
+                f"Offset {offset} of {self._where} is below the log start {log.start_offset} (its "
+                f"end is {log.end_offset}): retention or delete_records removed it."
+            )
 
     def _limit(self, isolation: int) -> int:
         """Where a reader finds nothing more. Raises UnsupportedVersionError."""
@@ -178,7 +217,12 @@ class LeaderReads:
         limit = self._limit(request.isolation)
         if request.timestamp_ms == messages.LATEST:
             return messages.ListOffsetsResponse(limit, None)
-        found = await self._replica_log.offset_for_time(request.timestamp_ms, limit)
+        found = None
+        if (remote := self._remote_of(log.start_offset)) is not None:
+            found = await remote.offset_for_time(request.timestamp_ms)
+            self._check()
+        if found is None:
+            found = await self._replica_log.offset_for_time(request.timestamp_ms, limit)
         if found is None:
             return messages.ListOffsetsResponse(None, None)
         return messages.ListOffsetsResponse(*found)
@@ -192,7 +236,35 @@ class LeaderReads:
         offset = max(request.offset, self._replica_log.log.start_offset)
         if offset >= limit:
             return messages.DescribeOffsetResponse(None, None)
-        data, _ = await self._replica_log.read(offset, limit, 1)
-        append_time_ms = read_header(data).append_time_ms
+        if (remote := self._remote_of(offset)) is not None:
+            append_time_ms = await remote.append_time_ms(offset)
+        else:
+            data, _ = await self._replica_log.read(offset, limit, 1)
+            append_time_ms = read_header(data).append_time_ms
         age_ms = max(self._clock.wall_ms() - append_time_ms, 0)
         return messages.DescribeOffsetResponse(append_time_ms, age_ms)
+
+    async def describe_remote(
+        self, request: messages.DescribeRemote
+    ) -> messages.DescribeRemoteResponse:
+        """See `messages.DescribeRemote`."""
+        self.check_serving()
+        self._check_start(request.start)
+        ranges: list[messages.RemoteRange] = []
+        if self.remote is not None:
+            ranges = await self.remote.ranges(
+                request.start,
+                request.end,
+                ranges_max=request.ranges_max,
+                expires_ms=request.expires_ms,
+            )
+            self._check()
+            self._check_start(request.start)
+        return messages.DescribeRemoteResponse(ranges, self._replica_log.log.start_offset)
+
+    async def check_range(self, offset: int) -> bool:
+        """Whether the offset is only in the object store: then what was damaged is brought anew."""
+        remote = self._remote_of(offset)
+        if remote is not None:
+            await remote.drop_cached(offset)
+        return remote is not None

@@ -14,9 +14,14 @@ from typing import TypeVar
 from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.hosting import RunCleaner
+from rayq.actors.remote.adoption import Adoption, must_adopt
+from rayq.actors.remote.object_link import ObjectLink
+from rayq.actors.remote.remote_log import RemoteLog
+from rayq.actors.remote.uploads import waiting
 from rayq.actors.replica.compactor import Compactor, cleaner_in_steps
 from rayq.actors.replica.follower import Follower
 from rayq.actors.replica.leader import Leader
+from rayq.actors.replica.local_retention import LocalRetention
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.actors.transactions.links import Links
 from rayq.actors.transactions.transaction_coordinator import TransactionCoordinator
@@ -59,12 +64,14 @@ class Replica:
         ask_broker: messages.Ask,
         metadata_version: Callable[[], int],
         links: Links,
+        objects: ObjectLink,
         run_cleaner: RunCleaner | None = None,
     ) -> None:
         """`propose` sends a new in-sync set to the controller; `on_failure()` is called when the
         replica stops for good, with the reason in its status. `ask_broker` asks this node's broker,
-        whose metadata this process knows up to `metadata_version()`; `links` asks other leaders.
-        Without `run_cleaner` logs are compacted by threads of this process."""
+        whose metadata this process knows up to `metadata_version()`; `links` asks other leaders,
+        `objects` the object server. Without `run_cleaner` logs are compacted by threads of this
+        process."""
         self._environment = environment
         self._config = config
         self._pool = pool
@@ -74,6 +81,7 @@ class Replica:
         self._ask_broker = ask_broker
         self._metadata_version = metadata_version
         self._links = links
+        self._objects = objects
         self.assignment = assignment
         self._replica_log = ReplicaLog(
             environment,
@@ -86,12 +94,13 @@ class Replica:
             is_alone=self._is_alone,
         )
         self.where = self._replica_log.where
-        self._role: Leader | Follower | None = None
+        self._role: Leader | Follower | Adoption | None = None
         self._coordinator: GroupCoordinator | TransactionCoordinator | None = None
         self._look_s = self._retention_s = environment.clock.monotonic()
         self._retention: asyncio.Task[None] | None = None
         self._clock_watch = ClockWatch(environment.clock)
         self._forget_source = environment.metrics.add_source(self._measure)
+        self._local_retention = LocalRetention(self._replica_log, self._clock_watch)
         self._compactor = Compactor(
             self._replica_log, run_cleaner or cleaner_in_steps(environment), self._clock_watch
         )
@@ -146,6 +155,7 @@ class Replica:
         )
         self._end_role(reason)
         self._compactor.stop()
+        self._local_retention.stop()
         if self._retention is not None:
             self._retention.cancel()
 
@@ -173,20 +183,13 @@ class Replica:
         )
         role = self._role
         if leads:
-            if not isinstance(role, Leader) or role.leader_epoch != assignment.leader_epoch:
-                self._end_role(f"epoch {assignment.leader_epoch} begins")
-                self._role = role = Leader(
-                    self._replica_log,
-                    assignment,
-                    propose=self._propose,
-                    has_lease=self._has_lease,
-                    links=self._links,
-                )
-            role.committed(assignment)
+            leader = self._lead(assignment)
+            if leader is None:
+                return
             if assignment.topic == OFFSETS_TOPIC and self._coordinator is None:
                 self._coordinator = GroupCoordinator(
                     self._replica_log,
-                    role,
+                    leader,
                     assignment,
                     ask_broker=self._ask_broker,
                     metadata_version=self._metadata_version(),
@@ -196,7 +199,7 @@ class Replica:
             elif assignment.topic == TRANSACTIONS_TOPIC and self._coordinator is None:
                 self._coordinator = TransactionCoordinator(
                     self._replica_log,
-                    role,
+                    leader,
                     assignment,
                     ask_broker=self._ask_broker,
                     links=self._links,
@@ -211,6 +214,66 @@ class Replica:
                 self._role.start()
         else:
             role.committed(assignment)
+
+    def _lead(self, assignment: messages.PartitionAssignment) -> Leader | None:
+        """The leader's role in this epoch. None: it begins when the log goes on where the list of
+        objects ends."""
+        role, is_new = self._role, True
+        if isinstance(role, Leader | Adoption):
+            is_new = role.leader_epoch != assignment.leader_epoch
+        if is_new or (isinstance(role, Adoption) and not self._has_remote(assignment)):
+            self._end_role(f"epoch {assignment.leader_epoch} begins")
+            remote_log = self._remote_log_of(assignment)
+            if remote_log is not None and must_adopt(self._replica_log.log, assignment):
+                self._role = Adoption(
+                    self._replica_log, assignment, remote_log, on_done=self._adopted
+                )
+                self._role.start()
+                return None
+            role = self._role = self._leader_of(assignment, remote_log)
+        assert isinstance(role, Leader | Adoption)
+        if (
+            isinstance(role, Leader)
+            and role.remote is None
+            and (remote_log := self._remote_log_of(assignment)) is not None
+        ):
+            role.begin_remote(remote_log)
+        role.committed(assignment)
+        return role if isinstance(role, Leader) else None
+
+    def _adopted(self) -> None:
+        assert isinstance(self._role, Adoption)
+        self._role = leader = self._leader_of(self.assignment, self._role.remote_log)
+        leader.committed(self.assignment)
+
+    def _leader_of(
+        self, assignment: messages.PartitionAssignment, remote_log: RemoteLog | None
+    ) -> Leader:
+        return Leader(
+            self._replica_log,
+            assignment,
+            propose=self._propose,
+            has_lease=self._has_lease,
+            links=self._links,
+            remote_log=remote_log,
+        )
+
+    def _has_remote(self, assignment: messages.PartitionAssignment) -> bool:
+        """Whether the topic has or gets records in the object store."""
+        return self._replica_log.topic_config.remote_storage is not False or (
+            assignment.remote is not None
+        )
+
+    def _remote_log_of(self, assignment: messages.PartitionAssignment) -> RemoteLog | None:
+        if not self._has_remote(assignment):
+            return None
+        return RemoteLog(
+            self._replica_log,
+            assignment,
+            self._objects,
+            ask_broker=self._ask_broker,
+            has_lease=self._has_lease,
+        )
 
     def _end_role(self, reason: str) -> None:
         coordinator, self._coordinator = self._coordinator, None
@@ -227,6 +290,8 @@ class Replica:
         if not isinstance(role, Leader):
             failure = self._replica_log.failure
             because = "" if failure is None else f" (it stopped: {failure})"
+            if isinstance(role, Adoption):
+                because = f" yet ({self._replica_log.trouble or 'its log is being adopted'})"
             raise NotLeaderError(
                 f"Broker {self._replica_log.broker} does not lead {self.where}{because}: ask for "
                 "new metadata."
@@ -258,7 +323,10 @@ class Replica:
     # --- what any replica answers -----------------------------------------------------------
 
     async def check_range(self, request: messages.CheckRange) -> messages.Done:
-        """Re-reads what a reader found damaged; damage here ends this replica."""
+        """Re-reads what a reader found damaged; damage on this disk ends this replica."""
+        role = self._role
+        if isinstance(role, Leader) and await role.reads.check_range(request.offset):
+            return messages.Done()
         await self._replica_log.verify(request.offset)
         return messages.Done()
 
@@ -308,7 +376,16 @@ class Replica:
                 sample("rayq_partition_replicas", len(self.assignment.replicas), **at),
                 *self._role.transactions.measure(self._environment.clock.monotonic()),
             ]
+            if self._role.remote is not None:
+                samples += self._role.remote.measure(at)
         return samples
+
+    def remote_backlog_bytes(self) -> int:
+        """What closed segments here have that is not in the object store yet."""
+        replica_log = self._replica_log
+        if replica_log.topic_config.remote_storage is not True or not replica_log.is_open:
+            return 0
+        return sum(one.size_bytes for one in waiting(replica_log.log, self.assignment.remote))
 
     # --- background -------------------------------------------------------------------------
 
@@ -334,10 +411,15 @@ class Replica:
         self._look_s = now_s + self._config.heartbeat_interval_ms / 1000
         self._clock_watch.look()
         self._compactor.tick(now_s)
+        if not self.assignment.is_remote_doubted:
+            self._local_retention.tick(now_s, self.assignment.remote)
         if isinstance(role, Leader):
             role.propose_isr()
             role.transactions.look(now_s)
-            self._keep_retention(now_s)
+            if role.remote is None:
+                self._keep_retention(now_s)
+            else:
+                role.remote.tick(now_s, self._clock_watch)
 
     def _keep_retention(self, now_s: float) -> None:
         if now_s < self._retention_s or self._is_retention_running:
@@ -346,6 +428,9 @@ class Replica:
         replica_log = self._replica_log
         log = replica_log.log
         start = log.retention_start(self._clock_watch.now_ms(), replica_log.high_watermark)
+        if not self.assignment.is_remote_doubted:
+            # The topic gave up its objects: what is only there is gone.
+            start = max(start, log.local_start_offset)
         if start <= log.start_offset:
             return
         log_event(

@@ -12,8 +12,11 @@ import logging
 from collections.abc import Awaitable
 from typing import Any
 
+import msgspec
+
 from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.hosting import ReplicaHostSpec, RunCleaner
+from rayq.actors.remote.object_link import ObjectLink
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica
 from rayq.actors.signal import Signal
@@ -82,6 +85,7 @@ class ReplicaHost:
         )
         self._pool = ConnectionPool(environment, identity, config, keeps_alive=True)
         self._links = Links(environment, self._pool, ask_broker=self._ask_broker)
+        self._objects = ObjectLink(self._pool, meta.cluster_id)
         self._server = Server(environment, identity, self._handle, config)
         self._host = host
         self._replicas: dict[TopicIdPartition, Replica] = {}
@@ -173,6 +177,7 @@ class ReplicaHost:
             self._version,
             self._statuses(),
             self._config.heartbeat_interval_ms,
+            remote_backlog_bytes=sum(one.remote_backlog_bytes() for one in self.replicas),
         )
         answer_task = connection.request(request, timeout_s=self._session_s)
         # Something here may change while the broker holds the request: then say so at once.
@@ -182,8 +187,8 @@ class ReplicaHost:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if not answer_task.done():
                 await connection.request(
-                    messages.ReplicaHostHeartbeat(
-                        self._spec.incarnation, self._version, self._statuses(), 0
+                    msgspec.structs.replace(
+                        request, version=self._version, replicas=self._statuses(), wait_ms=0
                     ),
                     timeout_s=self._session_s,
                 )
@@ -204,6 +209,8 @@ class ReplicaHost:
                 self._apply(assignment)
             except RayqError as error:  # Only of this partition: the others must not wait for it.
                 logger.error("assignment of %s: %s", assignment.topic, error)
+        self._objects.endpoint, self._objects.halt = answer.object_server, answer.remote_halt
+        self._objects.backlog_bytes = answer.remote_backlog_bytes
         self._version = max(self._version, answer.version)
 
     @property
@@ -246,6 +253,7 @@ class ReplicaHost:
             ask_broker=self._ask_broker,
             metadata_version=lambda: self._version,
             links=self._links,
+            objects=self._objects,
         )
         self._replicas[key] = replica
         self._environment.tasks.spawn(self._open(replica), f"open {replica.where}")
@@ -328,10 +336,16 @@ class ReplicaHost:
                 return self._leader(request).reads.list_offsets(request)
             case messages.DescribeOffset():
                 return self._leader(request).reads.describe_offset(request)
+            case messages.DescribeRemote():
+                return self._leader(request).reads.describe_remote(request)
             case messages.DeleteRecords():
                 return self._writable(request).delete_records(request)
             case messages.ReplicaSnapshot():
                 return self._leader(request).replica_snapshot(request)
+            case messages.DescribeRemoteStorage():
+                return self._leader(request).describe_remote_storage()
+            case messages.VerifyRemote():
+                return self._leader(request).verify_remote(request)
             case messages.DescribeProducers():
                 return self._leader(request).reads.describe_producers(request)
             case messages.DescribeOpenTransactions():

@@ -87,6 +87,9 @@ class ReplicaLog:
         """Whether a pass of the cleaner is under way. Segments that the log start has passed stay
         until the next one: without them the pass would be in vain, and where retention deletes more
         often than a pass takes, none would ever get done."""
+        self.restarted_at: int | None = None
+        """Where this process restarted the log from the object store, to lead, as it lacked records
+        that are there. Replicas in sync may lack them, too."""
         self._on_flushed = on_flushed
         self._on_failure = on_failure
         self._is_alone = is_alone
@@ -305,13 +308,13 @@ class ReplicaLog:
         except OpenFilesLimitError:
             raise  # It heals.
         except (CorruptBatchError, OSError, StorageError) as error:
-            raise self.unreadable(log, generation, log.start_offset, error) from error
+            raise self.unreadable(log, generation, log.local_start_offset, error) from error
 
     async def verify(self, offset: int) -> None:
         """Checks what a read from `offset` sends: a reader found it damaged, which may have come
         about on the way. Raises StorageError where that ends the replica."""
         log = self.log
-        if not log.start_offset <= offset < log.end_offset:
+        if not log.local_start_offset <= offset < log.end_offset:
             return
         generation = log.generation
         try:
@@ -463,9 +466,23 @@ class ReplicaLog:
             await self.checkpoint()
         finally:  # Old files may be what fills the disk.
             await self._remove_files(paths)
+        if log.removes_after_checkpoint:
+            await self.remove_below_start()
+
+    async def drop_local(self, offset: int) -> None:
+        """Moves the local start up to `offset` (see `Log.drop_local`), durably, then removes the
+        files. Raises StorageError."""
+        async with self.files_lock:
+            log = self.log
+            if offset > log.persisted_recovery_point:
+                return  # The log was cut or restarted meanwhile.
+            log.drop_local(offset)
+        await self.checkpoint()
+        await self.remove_below_start()
 
     async def remove_below_start(self) -> None:
-        """Removes the segments that `advance_log_start` left to a pass of the cleaner."""
+        """Removes the segments below the local start that were left to a pass of the cleaner, or
+        until a checkpoint."""
         async with self.files_lock:
             if not self.is_open:
                 return

@@ -12,6 +12,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from rayq.client.admin.groups import GroupAdmin, Target
 from rayq.client.admin.moves import MoveAdmin, OnProgress
+from rayq.client.admin.remote import RemoteAdmin
 from rayq.client.admin.topics import check_as_asked, describe_topic, topic_config, until_ready
 from rayq.client.admin.transactions import TransactionAdmin
 from rayq.client.arguments import (
@@ -24,7 +25,7 @@ from rayq.client.arguments import (
 from rayq.client.background import BackgroundLoop
 from rayq.client.client import Client, check_partition
 from rayq.client.no_pickle import no_pickle_error
-from rayq.client.timeouts import takes_timeout
+from rayq.client.timeouts import TIMEOUT_S_MAX, takes_timeout
 from rayq.config_keywords import TopicKeywords
 from rayq.errors import InvalidRequestError, TopicExistsError, UnknownTopicError
 from rayq.records import (
@@ -33,7 +34,10 @@ from rayq.records import (
     GroupInfo,
     GroupListing,
     HangingTransaction,
+    ObjectStoreInfo,
     Reassignment,
+    RemotePartitionInfo,
+    RemoteVerification,
     TopicInfo,
     TopicPartition,
     TransactionInfo,
@@ -42,11 +46,13 @@ from rayq.records import (
 from rayq.wire.messages import (
     MILLISECONDS_MAX,
     AlterTopicConfig,
+    Change,
     CreatePartitions,
     CreateTopic,
     DeleteRecords,
     DeleteTopic,
     ElectLeaders,
+    EndRemoteStorage,
 )
 
 P = ParamSpec("P")
@@ -172,12 +178,30 @@ class AsyncAdmin:
 
     @takes_timeout
     async def alter_topic_config(
-        self, name: str, *, timeout_s: float = ADMIN_TIMEOUT_S, **changes: Unpack[TopicKeywords]
+        self,
+        name: str,
+        *,
+        delete_remote: bool = False,
+        timeout_s: float = ADMIN_TIMEOUT_S,
+        **changes: Unpack[TopicKeywords],
     ) -> None:
-        """Changes the given keys of a topic's config. Raises ConfigError, UnknownTopicError."""
+        """Changes the given keys of a topic's config. Raises ConfigError, UnknownTopicError.
+
+        `remote_storage=False` takes `delete_remote=True`, and no other key with it: what the object
+        store has of the topic is removed, and records that are on no broker's disk any more are
+        gone at once.
+        """
         if not changes:
             raise InvalidRequestError("alter_topic_config needs at least one key to change.")
-        request = AlterTopicConfig(name=topic_name(name), changes=topic_config(changes))
+        config = topic_config(changes)
+        request: Change = AlterTopicConfig(name=topic_name(name), changes=config)
+        if delete_remote:
+            if config != {"remote_storage": False}:
+                raise InvalidRequestError(
+                    "delete_remote=True is for remote_storage=False alone: change other keys by a "
+                    "call of their own."
+                )
+            request = EndRemoteStorage(name=topic_name(name))
         await self._client.change(request, timeout_s=timeout_s)
         await self._client.refresh([name], timeout_s=timeout_s)
 
@@ -524,6 +548,53 @@ class AsyncAdmin:
         its coordinator knows it."""
         await TransactionAdmin(self._client, timeout_s).abort_hanging(hanging)
 
+    # --- remote storage -------------------------------------------------------------------------
+
+    @takes_timeout
+    async def describe_object_store(
+        self, *, timeout_s: float = ADMIN_TIMEOUT_S
+    ) -> ObjectStoreInfo:
+        """The cluster's object store, the pins at which retention stops, and the deleted topics
+        that still have objects there."""
+        return await RemoteAdmin(self._client, timeout_s).describe_object_store()
+
+    @takes_timeout
+    async def describe_remote_storage(
+        self, topics: str | Iterable[str] | None = None, *, timeout_s: float = ADMIN_TIMEOUT_S
+    ) -> list[RemotePartitionInfo]:
+        """How far each partition of these topics (None: of all with `remote_storage`) is in the
+        object store, as its leader says; without figures where none answers. Raises
+        UnknownTopicError."""
+        return await RemoteAdmin(self._client, timeout_s).describe(
+            None if topics is None else topic_names(topics)
+        )
+
+    @takes_timeout
+    async def verify_remote(
+        self,
+        topic: str,
+        partitions: Iterable[int] | None = None,
+        *,
+        deep: bool = False,
+        repair: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[RemoteVerification]:
+        """Checks that the objects of a topic's partitions (None: of all) are in the object store
+        with their sizes. With `deep` each is read, and its CRCs, offsets and epochs are checked.
+        With `repair` what is missing or damaged is stored anew, where the leader still has the
+        records on its own disk. `timeout_s` None: it takes as long as it takes. Raises
+        UnknownTopicError, RemoteStorageError."""
+        left_s = TIMEOUT_S_MAX if timeout_s is None else timeout_s
+        return await RemoteAdmin(self._client, left_s).verify(
+            topic_name(topic), partition_numbers(partitions), deep=deep, repair=repair
+        )
+
+    @takes_timeout
+    async def unpin(self, pin_id: str, *, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
+        """Ends a pin: retention goes on. A batch job that still reads may then find records gone.
+        Raises InvalidRequestError where there is no such pin."""
+        await RemoteAdmin(self._client, timeout_s).unpin(pin_id)
+
 
 def _blocking(
     method: Callable[Concatenate[AsyncAdmin, P], Coroutine[Any, Any, T]],
@@ -579,3 +650,7 @@ class Admin:
     undrain_broker = _blocking(AsyncAdmin.undrain_broker)
     plan_spread = _blocking(AsyncAdmin.plan_spread)
     remove_broker = _blocking(AsyncAdmin.remove_broker)
+    describe_object_store = _blocking(AsyncAdmin.describe_object_store)
+    describe_remote_storage = _blocking(AsyncAdmin.describe_remote_storage)
+    verify_remote = _blocking(AsyncAdmin.verify_remote)
+    unpin = _blocking(AsyncAdmin.unpin)

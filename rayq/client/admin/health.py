@@ -7,15 +7,17 @@ from typing import Literal
 
 import msgspec
 
-from rayq.config import MIB
+from rayq.config import HOUR_MS, MIB
 from rayq.core.topic_changes import DEFAULT_REPLICATION_FACTOR, OWN_TOPICS, TRANSACTIONS_TOPIC
 from rayq.records import (
     BrokerInfo,
     ClusterInfo,
     GroupInfo,
     HangingTransaction,
+    ObjectStoreInfo,
     PartitionInfo,
     Reassignment,
+    RemotePartitionInfo,
     TopicInfo,
     TransactionListing,
 )
@@ -25,6 +27,8 @@ Severity = Literal["error", "warning", "notice"]
 DISK_LOW_BYTES = 1024 * MIB
 DISK_FULL_BYTES = 128 * MIB
 """Appends are refused a little below it (64 MiB are kept back)."""
+UPLOAD_LATE_MS = HOUR_MS
+"""What could have been in the object store for longer than this is worth a warning."""
 NAMED_MAX = 8
 """How many partitions a problem names; the rest are counted."""
 
@@ -56,6 +60,8 @@ def find_problems(
     silent: Collection[int] = (),
     transactions: Iterable[TransactionListing] = (),
     hanging: Iterable[HangingTransaction] = (),
+    store: ObjectStoreInfo | None = None,
+    remote: Iterable[RemotePartitionInfo] = (),
 ) -> list[Problem]:
     """Everything that is wrong, the worst first; [] where nothing is. `silent` are the brokers that
     count as live and do not answer."""
@@ -73,6 +79,7 @@ def find_problems(
         *_move_problems(moves),
         *_transaction_problems(transactions),
         *_unknown_transaction_problems(hanging),
+        *_remote_problems(store, list(remote)),
     ]
     order: Mapping[Severity, int] = {"error": 0, "warning": 1, "notice": 2}
     return sorted(problems, key=lambda problem: order[problem.severity])
@@ -341,6 +348,50 @@ def _unknown_transaction_problems(hanging: Iterable[HangingTransaction]) -> Iter
             f"is committed wait at offset {found[0].first_offset} of {names[0]}",
             f"rayq transactions find-hanging {place.topic}; docs/operations.md says when to abort",
         )
+
+
+def _remote_problems(
+    store: ObjectStoreInfo | None, partitions: list[RemotePartitionInfo]
+) -> Iterable[Problem]:
+    told = [one for one in partitions if one.log_start_offset is not None]
+    is_needed = any(
+        one.local_start_offset is not None
+        and one.log_start_offset is not None
+        and one.local_start_offset > one.log_start_offset
+        for one in told
+    )
+    for broker, trouble in sorted(store.troubles.items()) if store is not None else ():
+        yield Problem(
+            # Old records of what it leads cannot be read.
+            "error" if is_needed else "warning",
+            f"Broker {broker} does not reach the object store",
+            trouble,
+            "rayq storage status; docs/tiered-storage.md says what a broker needs",
+        )
+    stuck = [one for one in told if one.trouble is not None]
+    if stuck:
+        yield Problem(
+            "warning",
+            _count(len(stuck), "partition gets", "partitions get")
+            + f" nothing into the object store: {_places(stuck)}",
+            f"{stuck[0].trouble}; nothing is lost, and the brokers' disks fill",
+            "rayq storage status",
+        )
+    late = [one for one in told if one.trouble is None and (one.lag_ms or 0) > UPLOAD_LATE_MS]
+    if late:
+        yield Problem(
+            "warning",
+            _count(len(late), "partition is", "partitions are")
+            + f" late in the object store: {_places(late)}",
+            f"{_places(late[:1])} has {(late[0].lag_bytes or 0) // MIB:,} MiB that wait for "
+            f"{(late[0].lag_ms or 0) // 1000:,} s",
+            "rayq storage status; it may be that remote_upload_bytes_per_s is too low",
+        )
+
+
+def _places(partitions: Iterable[RemotePartitionInfo]) -> str:
+    places = [one.topic_partition for one in partitions]
+    return _named([f"{place.topic}-{place.partition}" for place in places])
 
 
 # --- words ----------------------------------------------------------------------------------------

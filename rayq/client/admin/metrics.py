@@ -24,6 +24,7 @@ from rayq.wire.messages import (
     DescribeGroup,
     DescribeGroupResponse,
     DescribeMetrics,
+    DescribeObjectStore,
     DescribeOffset,
     DescribeOffsetResponse,
     ListGroups,
@@ -50,8 +51,8 @@ async def collect_metrics(client: Client, *, timeout_s: float) -> list[Sample]:
     Raises TimeoutError when no broker answers."""
     deadline = client.now + timeout_s
     response = await client.fetch_all(timeout_s=timeout_s)
-    addresses = _processes(response)
     limit = min(PROCESS_TIMEOUT_S, timeout_s)
+    addresses = [*_processes(response), *await _object_servers(client, response, limit)]
     answers = await _all(_asking(client, address, limit) for address in addresses)
     samples = [one for answer in answers for one in answer or ()]
     name = next((one.labels["cluster"] for one in samples if one.labels.get("cluster")), "")
@@ -78,6 +79,26 @@ def _processes(response: MetadataResponse) -> list[Address]:
         if replica.host is not None and replica.port is not None
     ]
     return list(dict.fromkeys(found))
+
+
+async def _object_servers(
+    client: Client, response: MetadataResponse, timeout_s: float
+) -> list[Address]:
+    """Where the brokers' object servers listen: only each broker itself knows."""
+
+    def asking(address: Address) -> Callable[[], Awaitable[Address | None]]:
+        async def ask() -> Address | None:
+            try:
+                answer, _ = await client.ask(address, DescribeObjectStore(), timeout_s=timeout_s)
+            except RayqError:
+                return None
+            return answer.object_server
+
+        return ask
+
+    brokers = ((one.host, one.port) for one in response.brokers if one.live)
+    found = await _all(map(asking, brokers))
+    return [one for one in found if one is not None]
 
 
 def _asking(

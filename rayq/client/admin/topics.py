@@ -58,6 +58,8 @@ async def _describe_partition(
         offline_reason=partition.offline_reason,
         target=list(partition.target),
         origin=list(partition.origin),
+        remote_end_offset=None if partition.remote is None else partition.remote.end,
+        remote_bytes=0 if partition.remote is None else partition.remote.data_bytes,
     )
 
 

@@ -50,6 +50,8 @@ TOPIC_WAIT_S = 0.2
 """Between two looks for a partition that a group's coordinator granted and the metadata lacks."""
 Lookup = Callable[[TopicPartition, str], Awaitable[CommittedOffset | None]]
 """Where a group is in a partition of the topic of that id."""
+Elsewhere = Callable[[int, int], Awaitable[Fetched | None]]
+"""`elsewhere(offset, bytes_max)` gets committed batches without the leader. None: ask it."""
 CORRUPT_TRIES_MAX = 5
 """How often in a row one batch may arrive with a wrong CRC before the consumer is told."""
 
@@ -77,6 +79,7 @@ class Fetcher:
         """In a group: looks up where a stream without a start begins."""
         self.is_member: Callable[[], bool] = lambda: False
         """Whether a group's coordinator says what is read."""
+        self.elsewhere: Elsewhere | None = None
 
     # --- any thread -----------------------------------------------------------------------------
 
@@ -213,6 +216,8 @@ class Fetcher:
                     break
                 await waiting
             self._waiting.pop(stream, None)
+            if await self._fetch_elsewhere(stream):
+                continue
             leader = self._client.metadata.leader(*self._place(stream, topic))
             try:
                 if leader is None:
@@ -359,6 +364,18 @@ class Fetcher:
             stream.trouble = None
             if is_first:  # The position is in the log.
                 self.tell()
+
+    async def _fetch_elsewhere(self, stream: Stream) -> bool:
+        if self.elsewhere is None:
+            return False
+        assert stream.fetch_offset is not None
+        # By halves: the next one comes while the user's thread takes records of this one.
+        found = await self.elsewhere(stream.fetch_offset, max(self._bytes_max // 2, 1))
+        if found is None:
+            return False
+        stream.received(found, max(stream.log_end or 0, found.next_offset))
+        self.tell()
+        return True
 
     async def _recover(
         self,

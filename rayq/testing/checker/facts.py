@@ -56,6 +56,7 @@ class Reading:
 
     consumer: str
     place: Place
+    reads_all: bool = False
     offsets: list[int] = field(default_factory=list)
 
 
@@ -63,7 +64,7 @@ class Reading:
 class Facts:
     """`log[place][offset]` are the values that acknowledgements and polls put
     there, each with one witness: more than one value is a fault. `read[place]` are the offsets that
-    any consumer polled."""
+    any consumer polled, `found[place]` those that the readers of everything found in the end."""
 
     producers: dict[str, ProducerOpened] = field(default_factory=dict)
     sends: list[Send] = field(default_factory=list)
@@ -71,6 +72,10 @@ class Facts:
     readings: list[Reading] = field(default_factory=list)
     log: dict[Place, dict[int, dict[str, str]]] = field(default_factory=dict)
     read: dict[Place, set[int]] = field(default_factory=dict)
+    found: dict[Place, set[int]] = field(default_factory=dict)
+    """Has only places that a reader of everything was assigned."""
+    read_before: dict[Place, set[int]] = field(default_factory=dict)
+    """What had been read when the first reader of everything began."""
     places_of: dict[str, set[tuple[str, int, int]]] = field(default_factory=dict)
     """Where each polled value stood: `(topic, partition, offset)`."""
     records_polled: int = 0
@@ -117,7 +122,9 @@ def gather(events: Iterable[Event]) -> Facts:
                 _resolve(facts, open_sends, event)
             case Assigned():
                 place = (event.topic, event.partition)
-                current[event.consumer, place] = _new_reading(facts, event.consumer, place)
+                current[event.consumer, place] = _new_reading(
+                    facts, event.consumer, place, event.reads_all
+                )
                 if event.group is not None:
                     members.add(event.consumer)
                     facts.group_events.append(event)
@@ -143,9 +150,14 @@ def gather(events: Iterable[Event]) -> Facts:
     return facts
 
 
-def _new_reading(facts: Facts, consumer: str, place: Place) -> Reading:
-    reading = Reading(consumer, place)
+def _new_reading(
+    facts: Facts, consumer: str, place: Place, reads_all: bool = False
+) -> Reading:
+    reading = Reading(consumer, place, reads_all)
     facts.readings.append(reading)
+    if reads_all:
+        facts.found.setdefault(place, set())
+        facts.read_before.setdefault(place, set(facts.read.get(place, ())))
     return reading
 
 
@@ -165,6 +177,8 @@ def _poll(facts: Facts, reading: Reading, event: Polled) -> None:
     reading.offsets.extend(event.offsets)
     facts.records_polled += len(event.offsets)
     facts.read.setdefault(reading.place, set()).update(event.offsets)
+    if reading.reads_all:
+        facts.found[reading.place].update(event.offsets)
     for offset, value in zip(event.offsets, event.values, strict=True):
         facts.saw(reading.place, offset, value, f"polled by {event.consumer}")
         facts.places_of.setdefault(value, set()).add((*reading.place, offset))

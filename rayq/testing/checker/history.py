@@ -52,13 +52,16 @@ class Sent(_Event, frozen=True, tag="sent"):
 class Assigned(_Event, frozen=True, tag="assigned"):
     """A consumer begins to read a partition, or begins anew (another assignment, a seek): what it
     polled of it before says nothing about what comes next. With a `group`: it owns the partition
-    in it from now on, as a member of this `epoch`."""
+    in it from now on, as a member of this `epoch`. With `reads_all`: nothing is written any more,
+    and it reads the partition from its first record to its last, so whatever it does not find is
+    gone, whoever has read it before."""
 
     consumer: str
     topic: str
     partition: int
     group: str | None = None
     epoch: int | None = None
+    reads_all: bool = False
 
 
 class Polled(_Event, frozen=True, tag="polled"):

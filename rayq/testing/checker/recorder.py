@@ -68,8 +68,11 @@ class Recorder:
         outcome: Literal["failed", "unknown"] = "unknown" if is_unknown else "failed"
         self._note(Sent(producer, number, outcome, error=f"{type(error).__name__}: {error}"))
 
-    def assigned(self, consumer: str, topic: str, partition: int) -> None:
-        self._note(Assigned(consumer, topic, partition))
+    def assigned(
+        self, consumer: str, topic: str, partition: int, *, reads_all: bool = False
+    ) -> None:
+        """`reads_all` is for the reader that reads everything in the end, see `Assigned`."""
+        self._note(Assigned(consumer, topic, partition, reads_all=reads_all))
 
     def polled(self, consumer: str, records: Sequence[Record]) -> None:
         """What one poll returned."""

@@ -16,10 +16,12 @@ from rayq.testing.checker.writes import (
     check_duplicates,
     check_failed,
     check_offsets,
+    check_what_was_read,
 )
 
 CHECKS = (
     check_acknowledged,
+    check_what_was_read,
     check_offsets,
     check_duplicates,
     check_failed,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rayq.testing.checker.facts import Facts, Fault
 
 LOST, UNSEEN = "lost write", "unseen record"
+TAKEN_BACK = "record was read and is gone"
 DUPLICATE = "duplicate"
 INCONSISTENT = "inconsistent offset"
 FAILED_READ = "failed write was read"
@@ -15,7 +16,8 @@ FOREIGN = "record nobody sent"
 
 def check_acknowledged(facts: Facts) -> Iterator[Fault]:
     """An acknowledged record must have been read by the end of the history. "Lost": a consumer read
-    past its offset and it was not there; "unseen": no consumer has read so far."""
+    past its offset and it was not there, or the reader that read everything in the end did not find
+    it; "unseen": no consumer has read so far."""
     ends = {place: max(offsets) for place, offsets in facts.read.items() if offsets}
     for send in facts.sends:
         if send.outcome != "ok" or send.offset is None or send.partition is None:
@@ -23,10 +25,21 @@ def check_acknowledged(facts: Facts) -> Iterator[Fault]:
         if not facts.promises_durability(send):
             continue
         place = (send.topic, send.partition)
-        if (*place, send.offset) in facts.places_of.get(send.value, ()):
-            continue
-        kind = LOST if ends.get(place, -1) > send.offset else UNSEEN
-        yield Fault(kind, f"{send} at offset {send.offset} of {_name(place)} was never read.")
+        where = f"{send} at offset {send.offset} of {_name(place)}"
+        found = facts.found.get(place)
+        if found is not None and send.offset not in found:
+            yield Fault(LOST, f"{where} was not there in the end.")
+        elif (*place, send.offset) not in facts.places_of.get(send.value, ()):
+            kind = LOST if ends.get(place, -1) > send.offset else UNSEEN
+            yield Fault(kind, f"{where} was never read.")
+
+
+def check_what_was_read(facts: Facts) -> Iterator[Fault]:
+    """What any consumer has read is committed, so it must be there in the end too."""
+    for place, found in facts.found.items():
+        for offset in sorted(facts.read_before[place] - found):
+            values = " and ".join(map(repr, facts.log[place][offset]))
+            yield Fault(TAKEN_BACK, f"{values} at offset {offset} of {_name(place)}.")
 
 
 def check_duplicates(facts: Facts) -> Iterator[Fault]:

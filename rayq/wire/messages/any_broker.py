@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from rayq.metrics import Sample
+from rayq.remote_pointer import RemotePointer
 from rayq.wire.messages.base import Id, Milliseconds, Request, Response, ToController
 
 
@@ -41,6 +42,8 @@ class PartitionMetadata(Response, frozen=True):
     origin: list[int] = msgspec.field(default_factory=list)
     """The replicas before the move."""
     throttle_bytes_per_s: int | None = None
+    remote: RemotePointer | None = None
+    """What of the partition is in the object store. None: nothing."""
 
 
 class TopicMetadata(Response, frozen=True):

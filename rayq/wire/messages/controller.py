@@ -58,6 +58,8 @@ class BrokerHeartbeat(ToController[BrokerHeartbeatResponse], frozen=True):
     api: ClassVar[int] = 62
     broker: int
     incarnation: Id
+    remote_trouble: str | None = "it was started without remote_storage_url"
+    """Why the broker cannot use the object store. None: it has written and read a probe there."""
 
 
 class ReplicaRegistration(msgspec.Struct, array_like=True, frozen=True):

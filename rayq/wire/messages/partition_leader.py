@@ -78,7 +78,8 @@ class Fetch(ToLeader[FetchResponse], frozen=True):
     `last_epoch` is the leader epoch of the last batch that the client read (None at first): where
     the log was truncated since, the answer is LogTruncatedError. Raises NotLeader, FencedEpoch,
     UnknownEpoch, UnknownTopic, OffsetOutOfRange (below the log start, or past the end),
-    OffsetNotAvailable, LogTruncated, Storage errors.
+    OffsetNotAvailable, LogTruncated, Storage errors; where the records are only in the object
+    store, RemoteStorage, RemoteSlow, RemoteMissing, RemoteDamaged errors.
     """
 
     api: ClassVar[int] = 21
@@ -106,6 +107,7 @@ class ListOffsets(ToLeader[ListOffsetsResponse], frozen=True):
 
 class DeleteRecordsResponse(Response, frozen=True):
     log_start_offset: int
+    """No replica that may lead next begins below it."""
 
 
 class DeleteRecords(ToLeader[DeleteRecordsResponse], frozen=True):
@@ -142,7 +144,8 @@ class DescribeReplica(ToPartition[DescribeReplicaResponse], frozen=True):
 
 class CheckRange(ToPartition[Done], frozen=True):
     """A reader found a wrong CRC in what a fetch from `offset` gave. The replica reads that range
-    again from its disk, and stops when its own disk holds the damage."""
+    again from its disk, and stops when its own disk holds the damage. What only the object store
+    has, the leader gets anew with the next read."""
 
     api: ClassVar[int] = 25
     offset: Offset
@@ -159,8 +162,9 @@ class DescribeOffsetResponse(Response, frozen=True):
 
 class DescribeOffset(ToLeader[DescribeOffsetResponse], frozen=True):
     """When the record at `offset` was appended. Where that record is gone, the answer is about the
-    oldest record that is left. Raises NotLeader, FencedEpoch, UnknownEpoch, UnknownTopic,
-    OffsetNotAvailable, Storage errors."""
+    oldest record that is left; where it is only in the object store, about the first record of its
+    object. Raises NotLeader, FencedEpoch, UnknownEpoch, UnknownTopic, OffsetNotAvailable, Storage,
+    RemoteStorage, RemoteMissing errors."""
 
     api: ClassVar[int] = 26
     offset: Offset

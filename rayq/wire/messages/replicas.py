@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from rayq.remote_pointer import RemotePointer
 from rayq.wire.messages.base import (
     Bytes,
     Done,
@@ -34,7 +35,7 @@ class ReplicaFetchResponse(Response, frozen=True):
     diverging_epoch: int | None = None
     diverging_end: int | None = None
     reset_to: int | None = None
-    """Not None where the follower's log ends below the leader's log start, or below its tombstone
+    """Not None where the follower's log ends below the leader's local start, or below its tombstone
     horizon: the follower copies the leader's `ReplicaSnapshot` and restarts its log at this offset.
     """
     cleaned_offset: int = 0
@@ -61,6 +62,8 @@ class ReplicaFetch(ToPartition[ReplicaFetchResponse], frozen=True):
     copied_horizon: Offset = 0
     """The follower copied its whole log from this leader while the leader's tombstone horizon was
     this: so it holds no record whose tombstone was gone by then. 0: not so, or not known."""
+    local_start_offset: Offset = 0
+    """Records below, down to `log_start_offset`, are not on the follower's disk."""
 
 
 class ReplicaFlushed(ToPartition[Done], frozen=True):
@@ -74,11 +77,14 @@ class ReplicaFlushed(ToPartition[Done], frozen=True):
 
 
 class ReplicaSnapshotResponse(Response, frozen=True):
-    """The payload is the producer state at `log_start_offset`, in the format of a snapshot file."""
+    """The payload is the producer state at the local start, in the format of a snapshot file."""
 
     log_start_offset: int
     epochs: list[tuple[int, int]]
-    """`(leader epoch, start offset)` pairs up to the log start, ascending."""
+    """`(leader epoch, start offset)` pairs up to the local start, ascending."""
+    local_start_offset: int | None = None
+    """Where the follower's log restarts: the leader's first local offset. The producer state is of
+    that offset. None: from a leader without remote storage, the log start."""
 
 
 class ReplicaSnapshot(ToLeader[ReplicaSnapshotResponse], frozen=True):
@@ -122,6 +128,16 @@ class PartitionAssignment(msgspec.Struct, array_like=True, frozen=True):
     """The topic's: a partition that is being moved has more replicas. 0: as many as `replicas`."""
     throttle_bytes_per_s: int | None = None
     """How much this replica may copy while it is not in sync. None: no limit."""
+    remote: RemotePointer | None = None
+    """The committed remote pointer. None: nothing of the partition is in the object store."""
+    pinned_offset: int | None = None
+    """Retention keeps everything from here on (the lowest pin). None: nothing is pinned."""
+    partitions: int = 0
+    """How many the topic has. 0: from a broker that does not say."""
+    is_remote_doubted: bool = False
+    """The metadata came back from an older copy, so `remote` may be old, or missing. The leader
+    adopts the newest manifest, or makes an empty one, before it appends: the next pointer that is
+    committed ends the doubt."""
 
 
 class AttachReplicaHostResponse(Response, frozen=True):
@@ -149,6 +165,13 @@ class ReplicaHostHeartbeatResponse(Response, frozen=True):
     """The assignments that changed since `version` of the request."""
     removed: list[tuple[str, int]]
     """`(topic id, partition)` pairs that this process must close: deleted, or moved away."""
+    object_server: tuple[str, int] | None = None
+    """Where this node's object server listens. None: there is none, or it is starting."""
+    remote_halt: str | None = None
+    """Why leaders may neither store nor delete objects now, only read them: another cluster uses
+    the same place under the same id, or it is not known yet. None: they may."""
+    remote_backlog_bytes: int = 0
+    """What waits on the node's disk for the object store, in all replica processes."""
 
 
 class ReplicaHostHeartbeat(Request[ReplicaHostHeartbeatResponse], frozen=True):
@@ -160,6 +183,8 @@ class ReplicaHostHeartbeat(Request[ReplicaHostHeartbeatResponse], frozen=True):
     version: int
     replicas: list[ReplicaStatus]
     wait_ms: Milliseconds
+    remote_backlog_bytes: int = 0
+    """What the closed segments of its replicas have that is not in the object store yet."""
 
 
 class StopReplicaHostResponse(Response, frozen=True):

@@ -1,0 +1,468 @@
+"""The invariants of records in the object store, beside the ordinary invariants.
+
+- The remote pointer moves by one version at a time, by the leader of the present epoch; its
+  manifest is in the store, and lists objects without hole or overlap up to its end, which is
+  committed.
+- Each object that it lists is in the store and holds, byte for byte, the batches that leaders have
+  committed; its footer says what it holds.
+- Nothing that the committed manifest names is ever deleted, nor what it named a moment ago.
+- A replica's log starts locally no later than the committed remote end, and a leader offers no
+  offset that is neither on its disk nor in the store.
+- The log starts where it may: it goes on only by retention or delete_records.
+- Who leads holds the last record that is stored. Where an unclean election may take back what is
+  committed, its log has what is stored, byte for byte.
+- A replica remembers all leader epochs from the log start on, however little of it is local.
+"""
+
+from __future__ import annotations
+
+import zlib
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from proving.simulation.cluster import SimulatedCluster
+from proving.simulation.disk import SimulatedDisk
+from proving.simulation.invariants import InvariantError, Invariants
+from proving.simulation.object_store import SimulatedObjectStore
+from proving.simulation.owner import Owner
+from proving.simulation.process import Process
+from proving.simulation.world import START_WALL_MS
+from rayq.actors.replica.leader import Leader
+from rayq.actors.replica.replica import Replica
+from rayq.core.cluster_state import ClusterState
+from rayq.core.metadata_records import MetadataRecord, RemoteMoved, TopicDeleted
+from rayq.errors import RayqError
+from rayq.records import TopicIdPartition
+from rayq.remote_pointer import RemotePointer
+from rayq.storage.batch import decode_columns, read_header, split_batches
+from rayq.storage.log import Log
+from rayq.storage.remote.data_object import read_footer
+from rayq.storage.remote.manifest import Manifest, RemoteObject, decode_manifest, page_names
+
+SLACK_S = 0.2
+"""A leader looks at its clock a moment before it writes a manifest."""
+
+
+@dataclass(slots=True)
+class _History:
+    """What the leaders of one partition have committed, and what was in the store."""
+
+    batches: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    """By base offset: next offset, CRC and leader epoch. Of a topic that may lose what is
+    committed: what was stored."""
+    values: dict[int, bytes] = field(default_factory=dict)
+    """By offset: the values that were stored, of such a topic."""
+    epochs: list[tuple[int, int]] = field(default_factory=list)
+    """`(leader epoch, start offset)`."""
+    size_bytes: list[tuple[int, int]] = field(default_factory=list)
+    """`(next offset, all bytes up to there)`."""
+    end: int = 0
+    checked: set[str] = field(default_factory=set)
+    """The objects whose bytes were compared."""
+    manifest: Manifest | None = None
+    pointer: RemotePointer | None = None
+    left_s: dict[str, float] = field(default_factory=dict)
+    """When the manifest was written that an object is not on: it may be deleted later than that."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A replica as it was at the last check."""
+
+    generation: int = -1
+    log_start: int = -1
+    local_start: int = -1
+    role: object = None
+    pointer: RemotePointer | None = None
+
+
+class TieredInvariants:
+    """See the module. `watch` the ordinary invariants, which follow metadata and commits.
+
+    `fault_of_start` says why the log of a replica, whose log start has moved, must not start there;
+    None where it may."""
+
+    def __init__(
+        self,
+        cluster: SimulatedCluster,
+        fault_of_start: Callable[[Replica, Log], str | None],
+    ) -> None:
+        self._cluster = cluster
+        self._store: SimulatedObjectStore = cluster.objects
+        self._fault_of_start = fault_of_start
+        self._invariants: Invariants | None = None
+        self._histories: dict[TopicIdPartition, _History] = {}
+        self._replicas: dict[Replica, _Seen] = {}
+        self._changes_seen = 0
+        self._objects_of: dict[str, TopicIdPartition] = {}
+        """By name: of which partition's committed manifest it is, or was."""
+        self.uploaded = 0
+        """How many objects were committed."""
+
+    def watch(self, invariants: Invariants) -> None:
+        self._invariants = invariants
+        on_record, on_committed = invariants.on_record, invariants.on_committed
+
+        def record(state: ClusterState, one: MetadataRecord) -> None:
+            if on_record is not None:
+                on_record(state, one)
+            self._check_record(state, one)
+
+        def committed(replica: Replica, leader_epoch: int, batch: bytes) -> None:
+            if on_committed is not None:
+                on_committed(replica, leader_epoch, batch)
+            self._committed(_key(replica), batch)
+
+        invariants.on_record, invariants.on_committed = record, committed
+
+    @property
+    def state(self) -> ClusterState:
+        """The newest committed metadata that any broker has."""
+        assert self._invariants is not None
+        return self._invariants.state
+
+    def observe(self, owner: Owner) -> None:
+        """Checks what the event of this owner may have changed. Raises `InvariantError`."""
+        if self._changes_seen < len(self._store.changes):
+            self._check_deletions()
+        host = self._cluster.replica_hosts.get(owner) if isinstance(owner, Process) else None
+        if host is None or not owner.alive:
+            return
+        for replica in host._replicas.values():
+            held = replica._replica_log
+            if held._log is not None and held.is_open:
+                self._check_replica(replica, held._log)
+
+    def bytes_between(self, key: TopicIdPartition, start: int, end: int) -> int:
+        """The bytes of the committed batches that end above `start`, and at `end` or below."""
+        sizes = self._histories[key].size_bytes if key in self._histories else []
+        first = bisect_right(sizes, start, key=lambda one: one[0])
+        last = bisect_right(sizes, end, key=lambda one: one[0])
+        below = sizes[first - 1][1] if first else 0
+        return sizes[last - 1][1] - below if last > first else 0
+
+    def committed_end(self, key: TopicIdPartition) -> int:
+        """The offset up to which leaders have committed."""
+        return self._histories[key].end if key in self._histories else 0
+
+    def named(self) -> set[str]:
+        """All objects that committed metadata refers to."""
+        found = set()
+        for history in self._histories.values():
+            if history.pointer is not None and history.manifest is not None:
+                found |= {history.pointer.manifest} | _live_names(history.manifest)
+        return found
+
+    def check_ends(self) -> None:
+        """At the end: what replicas know of epochs, once more."""
+        for process, host in self._cluster.replica_hosts.items():
+            for replica in host._replicas.values() if process.alive else ():
+                log = replica._replica_log._log
+                if replica._replica_log.is_open and log is not None:
+                    self._check_epochs(replica, log)
+
+    # --- the metadata -----------------------------------------------------------------------------
+
+    def _check_record(self, state: ClusterState, record: MetadataRecord) -> None:
+        if isinstance(record, TopicDeleted):
+            for key in [one for one in self._histories if one[0] == record.topic_id]:
+                del self._histories[key]
+        elif isinstance(record, RemoteMoved):
+            self._check_move(state, record)
+
+    def _check_move(self, state: ClusterState, record: RemoteMoved) -> None:
+        key = record.topic_id, record.partition
+        after = record.pointer
+        partition = state.partition(*key)
+        if partition is None:
+            raise InvariantError(f"{record} is for a partition that does not exist")
+        where = f"{state.topics[record.topic_id].name}-{record.partition}"
+        history = self._histories.setdefault(key, _History())
+        before = history.pointer = partition.remote
+        if after.version != (0 if before is None else before.version) + 1:
+            raise InvariantError(f"the remote pointer of {where} goes from {before} to {after}")
+        if after.leader_epoch != partition.value.leader_epoch:
+            raise InvariantError(
+                f"{after} of {where} was committed in leader epoch {partition.value.leader_epoch}"
+            )
+        manifest = self.load(after, where)
+        self._check_manifest(where, history, before, after, manifest)
+        if history.manifest is not None and before is not None:
+            gone = _live_names(history.manifest) - _live_names(manifest)
+            if before.leader_epoch != after.leader_epoch:
+                # A leader knows what it replaced itself. One that was deposed may still read this.
+                gone.add(before.manifest)
+            for name in gone:
+                history.left_s[name] = (manifest.written_ms - START_WALL_MS) / 1000
+        history.pointer, history.manifest = after, manifest
+        for name in _live_names(manifest) | {after.manifest}:
+            self._objects_of[name] = key
+
+    def load(self, pointer: RemotePointer, where: str) -> Manifest:
+        """The manifest of a pointer, from the store. Raises `InvariantError`."""
+        root = self._find(pointer.manifest, f"the manifest of {where}")
+        pages = {}
+        for name in page_names(root, pointer.manifest):
+            pages[name] = self._find(name, f"a page of the manifest of {where}")
+        try:
+            return decode_manifest(root, pages, pointer.manifest)
+        except RayqError as error:
+            raise InvariantError(f"{pointer} of {where}: {error}") from error
+
+    def _find(self, name: str, what: str) -> bytes:
+        found = self._store.find(name)
+        if found is None:
+            raise InvariantError(f"{what} is not in the store: {name}")
+        return found
+
+    def _check_manifest(
+        self,
+        where: str,
+        history: _History,
+        before: RemotePointer | None,
+        after: RemotePointer,
+        manifest: Manifest,
+    ) -> None:
+        if manifest.pointer(after.manifest) != after:
+            raise InvariantError(
+                f"{where}: the pointer is {after}, its manifest says "
+                f"{manifest.pointer(after.manifest)}"
+            )
+        if after.end > history.end and not self._may_lose(manifest.topic):
+            raise InvariantError(
+                f"{where}: objects up to {after.end}; only {history.end} is committed"
+            )
+        if before is not None and (after.end < before.end or after.start < before.start):
+            raise InvariantError(f"the remote log of {where} goes back from {before} to {after}")
+        next_offset = manifest.start
+        for one in manifest.objects:
+            if one.start != next_offset:
+                raise InvariantError(f"{where}: {one} does not begin at {next_offset}")
+            next_offset = one.end
+            if one.name in history.checked:
+                self._find(one.name, f"an object of {where}")
+            else:
+                self._check_object(where, history, one)
+                history.checked.add(one.name)
+                self.uploaded += 1
+        if next_offset != after.end:
+            raise InvariantError(f"{where}: objects up to {next_offset}, the pointer is {after}")
+
+    def _may_lose(self, topic: str) -> bool:
+        assert self._invariants is not None
+        return topic in self._invariants.unclean_topics
+
+    def stored_values(self, topic: str) -> dict[int, bytes]:
+        """By offset: all values of partition 0 that committed lists have had. For a topic that may
+        lose what is committed."""
+        return self._histories[self.state.topic_ids[topic], 0].values
+
+    def _note_stored(self, where: str, history: _History, data: memoryview) -> None:
+        """What is stored stays, and nothing else is stored in its place."""
+        for position, header in split_batches(data):
+            batch = data[position : position + header.length]
+            said = header.next_offset, zlib.crc32(batch), header.leader_epoch
+            if history.batches.setdefault(header.base_offset, said) != said:
+                raise InvariantError(
+                    f"{where}: {said} is stored at {header.base_offset}, where "
+                    f"{history.batches[header.base_offset]} was"
+                )
+            columns = decode_columns(data, position, header)
+            history.values |= {
+                offset: value or b""
+                for offset, value in zip(columns.offsets, columns.values, strict=True)
+            }
+
+    def _check_object(self, where: str, history: _History, one: RemoteObject) -> None:
+        data = self._find(one.name, f"an object of {where}")
+        if self._may_lose(where.rpartition("-")[0]):
+            self._note_stored(where, history, memoryview(data)[: one.data_bytes])
+        next_offset, last_epoch = one.start, None
+        batches = memoryview(data)[: one.data_bytes]
+        for position, header in split_batches(batches):
+            crc = zlib.crc32(batches[position : position + header.length])
+            known = history.batches.get(header.base_offset)
+            if header.base_offset != next_offset or known is None or known[:2] != (
+                header.next_offset,
+                crc,
+            ):
+                raise InvariantError(
+                    f"{one.name} of {where} holds at {header.base_offset} a batch up to "
+                    f"{header.next_offset} with CRC {crc:08x}; committed was {known}, the batch "
+                    f"before ends at {next_offset}"
+                )
+            next_offset, last_epoch = header.next_offset, header.leader_epoch
+        footer = read_footer(data[one.data_bytes :], one.name)
+        said = (footer.start, footer.end, footer.end_epoch, footer.data_bytes, len(data))
+        listed = (one.start, one.end, one.end_epoch, one.data_bytes, one.object_bytes)
+        if said != listed or (next_offset, last_epoch) != (one.end, one.end_epoch):
+            raise InvariantError(
+                f"{one} of {where}: its footer says {said}, its batches end at {next_offset} in "
+                f"epoch {last_epoch}"
+            )
+
+    # --- the store --------------------------------------------------------------------------------
+
+    def _check_deletions(self) -> None:
+        delay_s = self._cluster.config.remote_delete_delay_ms / 1000
+        has_jumps = any(host.clock_jumps for host in self._cluster.hosts)
+        now_s = self._cluster.world.now_s
+        news = self._store.changes[self._changes_seen :]
+        self._changes_seen += len(news)
+        for change in news:
+            if not change.is_deleted:
+                continue
+            key = self._objects_of.get(change.name)
+            history = None if key is None else self._histories.get(key)
+            if history is None or history.pointer is None or history.manifest is None:
+                continue  # It was never committed, or its topic is gone.
+            if change.name in {history.pointer.manifest} | _live_names(history.manifest):
+                raise InvariantError(
+                    f"{change.by} deletes {change.name}, which the committed manifest names"
+                )
+            left_s = history.left_s.get(change.name)
+            if left_s is not None and now_s < left_s + delay_s - SLACK_S and not has_jumps:
+                raise InvariantError(
+                    f"{change.by} deletes {change.name}, {now_s - left_s:.3f} s after it left the "
+                    f"manifest; {delay_s} s is the delay"
+                )
+
+    # --- replicas ---------------------------------------------------------------------------------
+
+    def _committed(self, key: TopicIdPartition, batch: bytes) -> None:
+        header = read_header(batch)
+        history = self._histories.setdefault(key, _History())
+        history.batches[header.base_offset] = (
+            header.next_offset,
+            zlib.crc32(batch),
+            header.leader_epoch,
+        )
+        if not history.epochs or history.epochs[-1][0] != header.leader_epoch:
+            history.epochs.append((header.leader_epoch, header.base_offset))
+        size = history.size_bytes[-1][1] if history.size_bytes else 0
+        history.size_bytes.append((header.next_offset, size + len(batch)))
+        history.end = header.next_offset
+
+    def _check_replica(self, replica: Replica, log: Log) -> None:
+        role = replica._role
+        seen = self._replicas.setdefault(replica, _Seen())
+        pointer = replica.assignment.remote
+        if (
+            seen.generation == log.generation
+            and seen.log_start == log.start_offset
+            and seen.local_start == log.local_start_offset
+            and seen.role is role
+            and seen.pointer == pointer
+        ):
+            return
+        partition = self.state.partition(*_key(replica))
+        where = f"{replica.where} on broker {replica._replica_log.broker}"
+        if log.local_start_offset < log.start_offset:
+            raise InvariantError(
+                f"{where}: local start {log.local_start_offset}, log start {log.start_offset}"
+            )
+        if log.local_start_offset > log.start_offset:
+            remote = None if partition is None else partition.remote
+            end = 0 if remote is None else remote.end
+            if partition is not None and log.local_start_offset > end:
+                raise InvariantError(
+                    f"{where} is local from {log.local_start_offset} on, its log starts at "
+                    f"{log.start_offset}; in the store is what is below {end}"
+                )
+        if isinstance(role, Leader) and seen.role is role:
+            # Not in its first event: it may have just begun.
+            self._check_offered(where, replica, log)
+            self._check_leads(where, replica, log)
+        if log.start_offset > seen.log_start:
+            self._check_start(where, replica, log)
+        if seen.generation != log.generation:
+            self._check_epochs(replica, log)
+        seen.generation, seen.role, seen.pointer = log.generation, role, pointer
+        seen.log_start, seen.local_start = log.start_offset, log.local_start_offset
+
+    def _check_offered(self, where: str, replica: Replica, log: Log) -> None:
+        pointer = replica.assignment.remote
+        if log.start_offset >= log.local_start_offset or pointer is None:
+            return
+        if log.start_offset < pointer.start:
+            raise InvariantError(
+                f"{where} leads, its log starts at {log.start_offset} and is local from "
+                f"{log.local_start_offset} on; the store begins at {pointer.start}"
+            )
+
+    def _check_leads(self, where: str, replica: Replica, log: Log) -> None:
+        """A leader goes on from the last record in the store."""
+        pointer = replica.assignment.remote
+        if pointer is None or pointer.end_epoch is None or pointer.end <= log.start_offset:
+            return
+        epoch = log.epochs.epoch_of(pointer.end - 1)
+        if log.end_offset < pointer.end or epoch != pointer.end_epoch:
+            raise InvariantError(
+                f"{where} leads, ends at {log.end_offset} and has epoch {epoch} at "
+                f"{pointer.end - 1}; {pointer} is committed"
+            )
+        history = self._histories.get(_key(replica))
+        if history is None or not self._may_lose(replica.assignment.topic):
+            return
+        disk = self._disk_of(replica)
+        for segment in log._segments:
+            content = disk.find_file(segment.path).current
+            position = 0
+            while position < segment.size:
+                header = read_header(content, position)
+                if header.base_offset >= pointer.end:
+                    return
+                crc = disk.checksum(segment.path, position, position + header.length)
+                said = header.next_offset, crc, header.leader_epoch
+                known = history.batches.get(header.base_offset)
+                if header.base_offset >= log.local_start_offset and known != said:
+                    raise InvariantError(
+                        f"{where} leads with {said} at {header.base_offset}; {known} is stored"
+                    )
+                position += header.length
+
+    def _disk_of(self, replica: Replica) -> SimulatedDisk:
+        return self._cluster.hosts[replica._replica_log.broker].disk
+
+    def _check_start(self, where: str, replica: Replica, log: Log) -> None:
+        fault = self._fault_of_start(replica, log) if log.start_offset > 0 else None
+        if fault is not None:
+            raise InvariantError(
+                f"the log of {where} starts at {log.start_offset} (local start "
+                f"{log.local_start_offset}): {fault}"
+            )
+
+    def _check_epochs(self, replica: Replica, log: Log) -> None:
+        history = self._histories.get(_key(replica))
+        if history is None or replica.assignment.config.get("cleanup_policy") == "compact":
+            return
+        if self._may_lose(replica.assignment.topic):
+            return
+        # Above that it may have other records than were committed, and not know it yet.
+        limit = min(replica._replica_log.high_watermark, history.end)
+        expected = {
+            (epoch, max(start, log.start_offset))
+            for number, (epoch, start) in enumerate(history.epochs)
+            if start < limit
+            and (
+                number + 1 == len(history.epochs)
+                or history.epochs[number + 1][1] > log.start_offset
+            )
+        }
+        known = {(epoch, max(start, log.start_offset)) for epoch, start in log.epochs.entries()}
+        if not expected <= known:
+            raise InvariantError(
+                f"{replica.where} on broker {replica._replica_log.broker} starts at "
+                f"{log.start_offset}, local from {log.local_start_offset}, and takes its epochs "
+                f"for {sorted(known)}; they are {sorted(expected)}"
+            )
+
+
+def _live_names(manifest: Manifest) -> set[str]:
+    """What a manifest needs: not what it lists as removed."""
+    return {one.name for one in manifest.objects} | {page.name for page in manifest.pages}
+
+
+def _key(replica: Replica) -> TopicIdPartition:
+    return replica.assignment.topic_id, replica.assignment.partition

@@ -1,0 +1,142 @@
+"""A topic that may be led by a replica that was behind: then what is in the object store stays.
+
+A producer writes values that are never the same. Now and then all replicas but one fail, which had
+failed earlier and returns: it leads, and what it lacks is gone, unless it was stored. Whatever the
+committed list of objects has had stands there in the end, at its offset, and readers find the log
+without a gap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import random
+from collections.abc import Callable
+from functools import partial
+
+from proving.simulation.cluster import SimulatedCluster
+from proving.simulation.compacted_topic import new_producer
+from proving.simulation.faults import Faults
+from rayq.client.client import Client
+from rayq.client.consuming.consumer import AsyncConsumer
+from rayq.config import ConsumerConfig
+from rayq.core.metadata_records import PartitionValue
+from rayq.errors import DeliveryError, RayqError
+from rayq.records import RecordMetadata, TopicPartition
+
+TOPIC = "loose"
+PLACE = TopicPartition(TOPIC, 0)
+ROUND_S = 0.2
+ROUND_RECORDS_MAX = 5
+STEP_LIMIT_S = 15.0
+
+
+class UncleanTopic:
+    """See the module."""
+
+    def __init__(self, cluster: SimulatedCluster, problems: list[str]) -> None:
+        self.acknowledged = 0
+        self._cluster = cluster
+        self._problems = problems
+
+    async def write(
+        self, name: str, client: Client, rng: random.Random, is_on: Callable[[], bool]
+    ) -> None:
+        producer = new_producer(client, rng)
+        count = 0
+        while is_on():
+            for _ in range(rng.randint(1, ROUND_RECORDS_MAX)):
+                count += 1
+                value = b"%s/%d " % (name.encode(), count) + b"." * rng.randint(0, 100)
+                with contextlib.suppress(RayqError):
+                    future = await producer.send(TOPIC, value)
+                    future.call_on_delivery(partial(self._delivered, value))
+            await asyncio.sleep(rng.uniform(0, 2 * ROUND_S))
+        with contextlib.suppress(DeliveryError):
+            await producer.close()
+
+    def _delivered(
+        self, value: bytes, metadata: RecordMetadata | None, error: BaseException | None
+    ) -> None:
+        self.acknowledged += metadata is not None
+
+    async def read_in_the_end(self, client: Client, stored: dict[int, bytes]) -> None:
+        """`stored` are the values, by offset, that the committed list has had."""
+        consumer = AsyncConsumer(client, ConsumerConfig(auto_offset_reset="earliest"))
+        await consumer.assign([PLACE])
+        await consumer.seek_to_beginning(PLACE)
+        start = (await consumer.beginning_offsets([PLACE]))[PLACE]
+        end = (await consumer.end_offsets([PLACE]))[PLACE]
+        found: dict[int, bytes] = {}
+        while await consumer.position(PLACE) < end:
+            for record in await consumer.poll(1.0):
+                assert record.value is not None
+                found[record.offset] = record.value
+        await consumer.close()
+        gone = sorted(offset for offset in range(start, end) if offset not in found)
+        if start or gone:
+            self._problems.append(f"{PLACE} is from {start} to {end}; nobody finds {gone[:20]}")
+        wrong = [offset for offset, value in stored.items() if found.get(offset) != value]
+        if wrong:
+            self._problems.append(
+                f"{PLACE}: {stored[wrong[0]]!r} was stored at {wrong[0]}; there is "
+                f"{found.get(wrong[0])!r} now; {len(wrong)} such offsets"
+            )
+        if len(set(found.values())) < len(found):
+            self._problems.append(f"{PLACE}: a value stands there twice")
+
+
+async def elect_uncleanly(faults: Faults) -> None:
+    """A replica stops at a disk error, and the others go on. Then they stop too, and it returns."""
+    cluster, rng = faults._cluster, faults._rng
+    value = _value(cluster)
+    if value is None or value.leader is None or len(value.isr) < 2:
+        return
+    behind = rng.choice([one.broker for one in value.isr if one.broker != value.leader])
+    faults._begin(f"broker {behind}, which is behind, will lead {PLACE}")
+    disk = cluster.hosts[behind].disk
+    failing = disk.fail("write", path_part=f"/{TOPIC}-", error=errno.EIO)
+    faults._disk_faults.append(failing)
+    try:
+        if not await _until(faults, lambda now: behind not in [one.broker for one in now.isr]):
+            return
+        await faults._last(0.2, 5.0)
+        failing.heal()
+        others = [one for one in value.replicas if one != behind]
+        rest = [
+            cluster.hosts[one].disk.fail("write", path_part=f"/{TOPIC}-", error=errno.EIO)
+            for one in others
+        ]
+        faults._disk_faults += rest
+        await _until(faults, lambda now: now.leader is None)
+        await faults._crash_host(behind)
+        faults._ensure_broker(behind)
+        await _until(faults, lambda now: now.leader == behind)
+        await faults._last(0.0, 3.0)
+    finally:
+        for one in faults._disk_faults:
+            one.heal()
+        for number in range(len(cluster.hosts)):
+            if faults._has_failed_replicas(number):
+                await faults._crash_host(number)
+            faults._ensure_broker(number)
+
+
+def _value(cluster: SimulatedCluster) -> PartitionValue | None:
+    newest = max(cluster.brokers.values(), key=lambda broker: broker.metadata.version)
+    state = newest.metadata.state
+    if TOPIC not in state.topic_ids:
+        return None
+    return state.topics[state.topic_ids[TOPIC]].partitions[0].value
+
+
+async def _until(faults: Faults, holds: Callable[[PartitionValue], bool]) -> bool:
+    """Whether it came to that in time."""
+    until_s = faults._world.now_s + STEP_LIMIT_S
+    while faults._world.now_s < until_s:
+        value = _value(faults._cluster)
+        if value is not None and holds(value):
+            return True
+        await asyncio.sleep(0.05)
+    return False

@@ -1,0 +1,143 @@
+"""The object server of a broker's node, as its broker sees it: started, watched, started again.
+
+It does not outlive its broker's process: it holds nothing that a new one would miss, so a new
+broker's process starts a new one at once, and ends the old one where that presents itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from rayq.actors.hosting import HostProcess, ObjectServerSpec, Runtime
+from rayq.actors.signal import Signal
+from rayq.config import ClusterConfig
+from rayq.environment import Address, Environment
+from rayq.errors import RayqError, StaleBrokerError
+from rayq.wire import messages
+
+logger = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S = 0.5
+START_TIMEOUT_S = 60.0
+SILENT_SESSIONS = 3
+"""It yields to every other process of the node, so it may be silent for so many sessions."""
+BACKOFF_S = 0.2
+BACKOFF_MAX_S = 10.0
+STABLE_S = 10.0
+"""A process that ran for so long is started again after the shortest pause."""
+
+
+class ObjectServerProcess:
+    """See the module. `run` keeps one running until `stop`."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        config: ClusterConfig,
+        runtime: Runtime,
+        *,
+        cluster_name: str,
+        broker: int,
+        data_path: str,
+    ) -> None:
+        self._environment = environment
+        self._config = config
+        self._runtime = runtime
+        self._cluster_name = cluster_name
+        self._broker = broker
+        self._data_path = data_path
+        self._incarnation: str | None = None
+        """Of the one that was started last, while it lives."""
+        self._process: HostProcess | None = None
+        self._backoff_s = BACKOFF_S
+        self._started_s = 0.0
+        self._heard_s = 0.0
+        self._failure = "its object server is starting"
+        self._reported: str | None = None
+        self._gone = Signal()
+        self._is_stopping = False
+        self.endpoint: Address | None = None
+        """Where it listens. None until it has presented itself."""
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the object store cannot be used from this node. None: a probe was written and read
+        there."""
+        return self._failure if self.endpoint is None else self._reported
+
+    async def run(self) -> None:
+        last_s = self._environment.clock.monotonic()
+        while not self._is_stopping:
+            if self._process is None:
+                await self._start()
+            now_s = self._environment.clock.monotonic()
+            # Time in which this process itself stood still counts for nobody.
+            self._heard_s += max(0.0, now_s - last_s - 2 * LOOK_INTERVAL_S)
+            last_s = now_s
+            self._end_silent(now_s)
+            if self._process is not None:
+                await self._gone.wait(LOOK_INTERVAL_S)
+            if self._process is None:
+                await asyncio.sleep(self._next_backoff_s())
+
+    async def _start(self) -> None:
+        self._incarnation = self._environment.new_id()
+        self.endpoint = None
+        spec = ObjectServerSpec(
+            self._cluster_name, self._broker, self._incarnation, self._data_path
+        )
+        self._started_s = self._heard_s = self._environment.clock.monotonic()
+        try:
+            process = await self._runtime.start_object_server(spec)
+        except RayqError as error:
+            self._failure = f"its object server could not be started: {error}"
+            logger.error("broker %d: %s", self._broker, self._failure)
+            return
+        self._process = process
+        if self._is_stopping:
+            process.kill()
+        self._environment.tasks.spawn(self._watch(process), "watch the object server")
+
+    async def _watch(self, process: HostProcess) -> None:
+        reason = await process.wait_dead()
+        # A last word of it that is still on its way does not count.
+        self._process = self._incarnation = self.endpoint = None
+        if not self._is_stopping:
+            self._failure = f"its object server ended: {reason}"
+            logger.warning("broker %d: %s", self._broker, self._failure)
+        self._gone.notify()
+
+    def _end_silent(self, now_s: float) -> None:
+        session_s = self._config.session_timeout_ms / 1000
+        limit_s = START_TIMEOUT_S if self.endpoint is None else SILENT_SESSIONS * session_s
+        if self._process is not None and now_s - self._heard_s > limit_s:
+            logger.warning(
+                "the object server of broker %d was silent for %.1f s: killing it",
+                *(self._broker, now_s - self._heard_s),
+            )
+            self._process.kill()
+
+    def _next_backoff_s(self) -> float:
+        was_stable = self._environment.clock.monotonic() - self._started_s > STABLE_S
+        self._backoff_s = BACKOFF_S if was_stable else min(2 * self._backoff_s, BACKOFF_MAX_S)
+        return self._backoff_s
+
+    def attach(self, request: messages.AttachObjectServer) -> messages.Done:
+        """The object server presents itself, again and again. Raises StaleBrokerError where it is
+        not the one that is wanted."""
+        if request.incarnation != self._incarnation or self._is_stopping:
+            process = self._runtime.adopt(request.pid, request.pid_start_time)
+            if process is not None:
+                process.kill()
+            raise StaleBrokerError(f"Broker {self._broker} has another object server.")
+        self._heard_s = self._environment.clock.monotonic()
+        self.endpoint = (request.host, request.port)
+        self._reported = request.trouble
+        return messages.Done()
+
+    def stop(self) -> None:
+        """Ends it. What it was doing is as if it had crashed."""
+        self._is_stopping = True
+        if self._process is not None:
+            self._process.kill()

@@ -1,0 +1,96 @@
+"""Whether this cluster is the only one that uses its place in the object store.
+
+A copy of a cluster's disks has the same cluster id, so a second cluster would begin where the first
+one was: both would store and delete objects in one place, each by metadata of its own. Therefore
+each controller epoch leaves a mark there, under a random id that the metadata know. A later mark
+that they do not know is of another cluster; from then on neither stores nor deletes objects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from rayq.actors.metadata.metadata_keeper import MetadataKeeper
+from rayq.actors.remote.object_link import ObjectLink
+from rayq.core.remote_changes import unknown_marks
+from rayq.errors import RayqError, RemoteStorageError
+from rayq.storage import checked_file
+from rayq.storage.remote import names
+from rayq.wire import messages
+
+logger = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S = 3600.0
+BACKOFF_S = 0.5
+BACKOFF_MAX_S = 60.0
+MARK_VERSION = 1
+
+
+class StoreOwnership:
+    """See the module. `halt` says why objects may neither be stored nor deleted; None: they may."""
+
+    def __init__(
+        self, metadata: MetadataKeeper, objects: ObjectLink, *, is_current: Callable[[], bool]
+    ) -> None:
+        """`is_current()` says whether the metadata here are known to be current: those of long ago
+        would take marks of this very cluster for another's."""
+        self._metadata = metadata
+        self._objects = objects
+        self._is_current = is_current
+        self._looked_epoch = 0
+        """The controller epoch in which the marks were looked at last."""
+        self.halt: str | None = "the marks in the object store were not looked at yet"
+
+    async def run(self) -> None:
+        backoff_s = BACKOFF_S
+        while True:
+            await self._metadata.changed.wait_until(self._is_current, LOOK_INTERVAL_S)
+            try:
+                await self.look()
+            except RayqError as error:
+                logger.debug("the marks in the object store: %s", error)
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+            else:
+                backoff_s = BACKOFF_S
+                await self._metadata.changed.wait_until(self._is_of_old, LOOK_INTERVAL_S)
+
+    async def look(self) -> None:
+        """Leaves the mark of this controller epoch, and looks for those of others. Raises
+        RemoteStorageError, RemoteDeniedError; `halt` is then as before."""
+        if not self._is_current():
+            raise RemoteStorageError("This broker's metadata are of long ago.")
+        state = self._metadata.state
+        epoch = state.controller_epoch
+        mark = state.marks.get(epoch)
+        if mark is not None:
+            content = repr(state.controller).encode()  # For people that wonder whose it is.
+            await self._objects.ask(
+                messages.PutBlob(names.owner_mark(self._objects.cluster_id, epoch, mark)),
+                checked_file.encode("owner", MARK_VERSION, content),
+            )
+        found: list[tuple[int, str]] = []
+        after: str | None = ""
+        prefix = names.owners_prefix(self._objects.cluster_id)
+        while after is not None:
+            answer, _ = await self._objects.ask(messages.ListObjects(prefix, after))
+            found.extend(names.parse_owner_mark(name) for name, _, _ in answer.objects)
+            after = answer.next_after
+        self._looked_epoch = epoch
+        unknown = unknown_marks(self._metadata.state, found)
+        before, self.halt = self.halt, None
+        if unknown:
+            self.halt = (
+                f"another cluster uses the object store under this cluster's id: {prefix} has its "
+                f"marks of the controller epochs {unknown}. It runs on a copy of this cluster's "
+                "disks, or took over its topics. Stop one of the two, then delete the marks that "
+                "it left"
+            )
+            if before != self.halt:
+                logger.error("no objects are stored or deleted: %s", self.halt)
+
+    def _is_of_old(self) -> bool:
+        """A controller has begun since: its mark may have been taken for that of another."""
+        return self._metadata.state.controller_epoch != self._looked_epoch

@@ -1,0 +1,1 @@
+"""The object server: the one process of each broker that talks to the object store."""

@@ -1,0 +1,256 @@
+"""The object server: the process of a broker that alone has the object store's client and secrets.
+
+It presents itself to its broker again and again, and ends when the broker does not want it. It has
+no state but its cache: after a crash another one does the same. Now and then it writes, reads and
+deletes a probe, and tells the broker why that fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+
+from rayq.actors.hosting import ObjectServerSpec
+from rayq.actors.objects.object_cache import ObjectCache
+from rayq.actors.objects.record_uploads import RecordUploads
+from rayq.actors.objects.store_client import StoreClient
+from rayq.actors.signal import Signal
+from rayq.config import ClusterConfig
+from rayq.environment import Environment, ObjectStore
+from rayq.errors import (
+    InvalidRequestError,
+    ProtocolError,
+    RayqError,
+    RemoteDamagedError,
+    RemoteStorageError,
+    StaleBrokerError,
+)
+from rayq.storage import checked_file
+from rayq.storage.data_directory import DataDirectory, read_meta, read_secret
+from rayq.storage.remote.names import parse_name, probe_name, probes_prefix
+from rayq.wire import messages
+from rayq.wire.authentication import Identity
+from rayq.wire.connection import Connection
+from rayq.wire.pool import ConnectionPool
+from rayq.wire.server import Peer, Result, Server
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 0.05
+PROBE_S = 60.0
+"""How often the object store is probed while it works."""
+PROBE_AGAIN_S, PROBE_AGAIN_S_MAX = 1.0, 60.0
+"""How soon while it does not: at first, and at most."""
+OLD_PROBE_MS = 3_600_000
+STARTING = "the object server has not reached the object store yet"
+
+
+class ObjectServer:
+    """See the module. `run` serves until the broker does not want it any more."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        config: ClusterConfig,
+        spec: ObjectServerSpec,
+        store: ObjectStore,
+        *,
+        host: str,
+        pid_start_time: int,
+    ) -> None:
+        self._environment = environment
+        self._config = config
+        self._spec = spec
+        self._host = host
+        self._pid_start_time = pid_start_time
+        environment.metrics.label(cluster=spec.cluster_name, broker=spec.broker)
+        meta = read_meta(environment.disk, spec.data_path)
+        assert meta is not None, spec.data_path
+        secret = read_secret(environment.disk, spec.data_path)
+        identity = Identity(
+            role="server", key=secret, cluster_id=meta.cluster_id, broker=spec.broker
+        )
+        self._cluster_id = meta.cluster_id
+        self._pool = ConnectionPool(environment, identity, config, keeps_alive=True)
+        self._server = Server(environment, identity, self._handle, config)
+        self._probe_due = Signal()
+        """Somebody's request failed."""
+        self._client = StoreClient(environment, config, store, self._probe_due.notify)
+        self._uploads = RecordUploads(environment, self._client, spec.data_path)
+        self._cache = ObjectCache(
+            environment,
+            self._client,
+            data_path=spec.data_path,
+            incarnation=spec.incarnation,
+            bytes_max=config.remote_cache_bytes,
+        )
+        self._trouble: str | None = STARTING
+
+    async def run(self) -> None:
+        """Raises OSError where the cache's directory cannot be made, or nothing listened to."""
+        await self._cache.start()
+        await self._server.start(self._host, 0)
+        probes = self._environment.tasks.spawn(self._probe_for_ever(), "object store probes")
+        try:
+            await self._attach_for_ever()
+        finally:
+            probes.cancel()
+            self.abort()
+
+    def abort(self) -> None:
+        """Drops everything as it is, as the end of the process would."""
+        self._server.close()
+        self._pool.close()
+
+    # --- the broker -------------------------------------------------------------------------------
+
+    async def _attach_for_ever(self) -> None:
+        interval_s = self._config.heartbeat_interval_ms / 1000
+        connection: Connection | None = None
+        while True:
+            try:
+                if connection is None or connection.closed:
+                    connection = await self._connect()
+                await connection.request(
+                    messages.AttachObjectServer(
+                        incarnation=self._spec.incarnation,
+                        pid=self._environment.pid,
+                        pid_start_time=self._pid_start_time,
+                        host=self._server.host,
+                        port=self._server.port,
+                        trouble=self._trouble,
+                    ),
+                    timeout_s=self._config.session_timeout_ms / 1000,
+                )
+            except StaleBrokerError as error:
+                logger.info("the object server ends: %s", error)
+                return
+            except RayqError as error:
+                logger.debug("object server of broker %d: %s", self._spec.broker, error)
+                await asyncio.sleep(RETRY_S)
+                continue
+            await self._cache.make_room()
+            await asyncio.sleep(interval_s)
+
+    async def _connect(self) -> Connection:
+        endpoint = DataDirectory.read_endpoint(self._environment.disk, self._spec.data_path)
+        if endpoint is None:
+            raise RemoteStorageError(f"Broker {self._spec.broker} has not said where it listens.")
+        return await self._pool.get(*endpoint)
+
+    # --- probes -----------------------------------------------------------------------------------
+
+    async def _probe_for_ever(self) -> None:
+        pause_s = PROBE_AGAIN_S
+        while True:
+            try:
+                await self._probe()
+            except RayqError as error:
+                self._set_trouble(str(error))
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, PROBE_AGAIN_S_MAX)
+            else:
+                if self._trouble is not None:
+                    await self._remove_old_probes()
+                self._set_trouble(None)
+                pause_s = PROBE_AGAIN_S
+                await self._probe_due.wait(PROBE_S)
+
+    async def _probe(self) -> None:
+        """Writes an object, reads and deletes it: all that will be needed is allowed and works."""
+        name = probe_name(self._environment, self._cluster_id, self._spec.broker)
+        content = name.encode()
+        await self._client.put_small(name, content)
+        if await self._client.get(name) != content:
+            raise RemoteDamagedError(f"{name} was read with other bytes than were written.")
+        await self._client.delete([name])
+
+    async def _remove_old_probes(self) -> None:
+        """Those that a crash has left."""
+        try:
+            found = await self._client.list(probes_prefix(self._cluster_id, self._spec.broker), "")
+            newest_ms = max((one.modified_ms for one in found), default=0)
+            old = [one.name for one in found if one.modified_ms < newest_ms - OLD_PROBE_MS]
+            await self._client.delete(old)
+        except RayqError as error:
+            logger.info("old probes stay in the object store: %s", error)
+
+    def _set_trouble(self, trouble: str | None) -> None:
+        if trouble is None and self._trouble not in (None, STARTING):
+            logger.warning("the object store of broker %d works again", self._spec.broker)
+        elif trouble is not None and self._trouble in (None, STARTING):
+            logger.warning("the object store of broker %d: %s", self._spec.broker, trouble)
+        self._trouble = trouble
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    def _handle(
+        self, peer: Peer, request: messages.AnyRequest, payload: memoryview
+    ) -> Result | Awaitable[Result]:
+        match request:
+            case messages.ReadObject():
+                return self._cache.read(request)
+            case messages.StoreRecords():
+                return self._uploads.store(request)
+            case messages.PutBlob():
+                return self._put_blob(request.name, bytes(payload))
+            case messages.GetBlob():
+                return self._get_blob(request.name)
+            case messages.DropCached():
+                self._cache.drop(request.name)
+                return messages.Done()
+            case messages.ListObjects():
+                return self._list(request)
+            case messages.HeadObjects():
+                return self._head(request)
+            case messages.DeleteObjects():
+                return self._delete(request)
+            case messages.SignObjects():
+                return self._sign(request)
+            case messages.DescribeMetrics():
+                return messages.DescribeMetricsResponse(self._environment.metrics.collect())
+        raise ProtocolError(f"An object server does not answer {type(request).__name__}.")
+
+    async def _put_blob(self, name: str, content: bytes) -> Result:
+        if not _is_intact(name, content):
+            raise InvalidRequestError(f"{name} does not match its CRC, and was not stored.")
+        await self._client.put_small(name, content)
+        return messages.Done()
+
+    async def _get_blob(self, name: str) -> Result:
+        async def check(content: bytes) -> None:
+            if not _is_intact(name, content):
+                raise RemoteDamagedError(f"{name} does not match its CRC.")
+
+        return messages.Done(), await self._client.get_checked(name, check)
+
+    async def _list(self, request: messages.ListObjects) -> Result:
+        found = await self._client.list(request.prefix, request.after)
+        return messages.ListObjectsResponse(
+            objects=[(one.name, one.size_bytes, one.modified_ms) for one in found],
+            next_after=found[-1].name if found else None,
+        )
+
+    async def _head(self, request: messages.HeadObjects) -> Result:
+        found = await asyncio.gather(*(self._client.head(name) for name in request.names))
+        return messages.HeadObjectsResponse(
+            [None if one is None else (one.size_bytes, one.modified_ms) for one in found]
+        )
+
+    async def _delete(self, request: messages.DeleteObjects) -> Result:
+        for name in request.names:
+            self._cache.drop(name)
+        await self._client.delete(request.names)
+        return messages.Done()
+
+    async def _sign(self, request: messages.SignObjects) -> Result:
+        expires_s = request.expires_ms / 1000
+        return messages.SignObjectsResponse(
+            [await self._client.sign(name, expires_s) for name in request.names]
+        )
+
+
+def _is_intact(name: str, content: bytes) -> bool:
+    """Whether a manifest or a page is what was made; other blobs have no CRC of rayq's."""
+    return parse_name(name) is None or checked_file.is_intact(content)

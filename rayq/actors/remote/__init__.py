@@ -1,0 +1,1 @@
+"""What the replica that leads does about records in the object store."""

@@ -1,0 +1,284 @@
+"""What the replica that leads next has to do before it appends, where records are in the object
+store: its log must go on where the committed list of objects ends (docs/protocol.md).
+
+It restarts its log at that end where it lacks the last of these records, or has another in its
+place: after an unclean election, or where a power loss took what was never synced. Otherwise there
+would be two histories, one here and one in the store. And where metadata were lost it first finds
+the newest manifest that can be trusted, and has it committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from rayq.actors.remote.manifests import load_manifest
+from rayq.actors.remote.remote_log import RemoteLog
+from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.errors import (
+    InvalidRequestError,
+    RayqError,
+    RemoteDamagedError,
+    RemoteMissingError,
+)
+from rayq.logs import log_event
+from rayq.remote_pointer import RemotePointer
+from rayq.storage.epochs import EpochCache
+from rayq.storage.log import Log
+from rayq.storage.remote.manifest import Manifest
+from rayq.storage.remote.names import ObjectKind, parse_name
+from rayq.wire import messages
+
+logger = logging.getLogger(__name__)
+
+LISTING_DELAY_S = 60.0
+"""Another manifest than the committed one is looked for only then: some stores list late what was
+written, and what could not be read once may be read again."""
+DAMAGED_READS = 3
+"""A manifest counts as damaged after so many reads."""
+RETRY_S = 0.2
+RETRY_MAX_S = 10.0
+
+
+def must_adopt(log: Log, assignment: messages.PartitionAssignment) -> bool:
+    """Whether the leader of this assignment has anything to do before it appends."""
+    pointer = assignment.remote
+    return (
+        assignment.is_remote_doubted
+        or _reaches_above(log, pointer)
+        or (pointer is not None and (not _holds(log, pointer) or _lacks_epochs(log, pointer)))
+    )
+
+
+def _reaches_above(log: Log, pointer: RemotePointer | None) -> bool:
+    """Whether records left this disk that the committed list does not have: there was another."""
+    remote_end = 0 if pointer is None else pointer.end
+    return log.local_start_offset > max(log.start_offset, remote_end)
+
+
+def _holds(log: Log, pointer: RemotePointer) -> bool:
+    """Whether the log goes on from the last record in the store."""
+    if pointer.end == 0 or pointer.end_epoch is None:
+        return True
+    return log.end_offset >= pointer.end and _agree(log, pointer.end, pointer.end_epoch)
+
+
+def _agree(log: Log, end: int, end_epoch: int) -> bool:
+    """Whether the record at `end - 1` is of this epoch in the log, too. Where the log does not know
+    any more, that far below its start, only an epoch that has gone back is a contradiction."""
+    epoch = log.epochs.epoch_of(end - 1)
+    if epoch is not None:
+        return epoch == end_epoch
+    entries = log.epochs.entries()
+    return not entries or entries[0][0] >= end_epoch
+
+
+def _lacks_epochs(log: Log, pointer: RemotePointer) -> bool:
+    """Whether the file with the leader epochs was lost, and those of its own batches are all that
+    the log could make anew."""
+    entries = log.epochs.entries()
+    first = entries[0][1] if entries else log.end_offset
+    return log.start_offset < min(first, pointer.end)
+
+
+class Adoption:
+    """The role of a replica that is about to lead. It tries until it is done, or `end`; then calls
+    `on_done`."""
+
+    def __init__(
+        self,
+        replica_log: ReplicaLog,
+        assignment: messages.PartitionAssignment,
+        remote_log: RemoteLog,
+        *,
+        on_done: Callable[[], None],
+    ) -> None:
+        self._replica_log = replica_log
+        self._environment = replica_log.environment
+        self._assignment = assignment
+        self.remote_log = remote_log
+        self._on_done = on_done
+        self._began_s = self._environment.clock.monotonic()
+        self._task: asyncio.Task[None] | None = None
+        self.leader_epoch = assignment.leader_epoch
+
+    def start(self) -> None:
+        self._task = self._environment.tasks.spawn(
+            self._replica_log.guard(self._adopt_until_done), f"adopt {self._replica_log.where}"
+        )
+
+    def committed(self, assignment: messages.PartitionAssignment) -> None:
+        """The partition's committed metadata, in this epoch."""
+        self._assignment = assignment
+        self.remote_log.committed(assignment)
+
+    def end(self, reason: str) -> None:
+        self.remote_log.end(reason)
+        if self._task is not None:
+            self._task.cancel()
+
+    def flushed(self, flushed_offset: int) -> None:
+        """Nobody waits for it yet."""
+
+    async def _adopt_until_done(self) -> None:
+        replica, retry_s = self._replica_log, RETRY_S
+        while True:
+            try:
+                await self._adopt()
+                break
+            except RayqError as error:
+                replica.log  # noqa: B018 - raises where the replica failed, which ends this
+                told = (
+                    f"{replica.where} is offline until this broker has read from the object store "
+                    f"how its log goes on: {error}"
+                )
+                if told != replica.trouble:
+                    logger.warning("%s", told)
+                replica.trouble = told
+                await asyncio.sleep(retry_s)
+                retry_s = min(2 * retry_s, RETRY_MAX_S)
+        replica.trouble = None
+        self._on_done()
+
+    async def _adopt(self) -> None:
+        remote_log, log = self.remote_log, self._replica_log.log
+        if self._assignment.is_remote_doubted or _reaches_above(log, remote_log.pointer):
+            await self._adopt_newest()
+        pointer = remote_log.pointer
+        if pointer is None:
+            return
+        if not _holds(log, pointer):
+            await self._restart(pointer)
+        elif _lacks_epochs(log, pointer):
+            log.learn_epochs((await self._manifest(pointer)).epochs)
+
+    async def _adopt_newest(self) -> None:
+        """Commits the newest manifest that can be trusted, in this epoch: then the pointer is in no
+        doubt any more."""
+        remote_log, log = self.remote_log, self._replica_log.log
+        await asyncio.sleep(self._listing_wait_s)
+        newest = await self._newest()
+        if newest is None:
+            newest = await remote_log.manifest() or remote_log.empty_manifest()
+        if log.local_start_offset > max(log.start_offset, newest.end):
+            raise RemoteMissingError(
+                f"Records below {log.local_start_offset} left this disk for the object store, and "
+                f"no manifest below {remote_log.prefix} has them whose objects all exist. Bring "
+                "them back, or give up what was stored: remote_storage=False with delete_remote."
+            )
+        await remote_log.adopt(newest)
+
+    @property
+    def _listing_wait_s(self) -> float:
+        waited_s = self._environment.clock.monotonic() - self._began_s
+        return max(0.0, LISTING_DELAY_S - waited_s)
+
+    async def _manifest(self, pointer: RemotePointer) -> Manifest:
+        """That of the committed pointer. Where it is lost, the newest of the others is committed
+        in its place, and the error says to look again."""
+        try:
+            manifest = await self.remote_log.manifest()
+        except (RemoteMissingError, RemoteDamagedError):
+            if self._listing_wait_s > 0 or (newest := await self._newest()) is None:
+                raise
+            manifest = await self.remote_log.adopt(newest)
+        assert manifest is not None
+        if self.remote_log.pointer is None or self.remote_log.pointer.end != pointer.end:
+            raise RemoteMissingError(
+                f"The manifest {pointer.manifest} was lost, and another took its place."
+            )
+        return manifest
+
+    async def _restart(self, pointer: RemotePointer) -> None:
+        """Empties the log, which goes on at the end of the list. What was here above it, or in
+        another history, and was not stored is lost: the election took it."""
+        replica = self._replica_log
+        manifest = await self._manifest(pointer)
+        async with replica.files_lock, replica.flush_lock:
+            log = replica.log
+            own_start = log.start_offset if _agrees(log, manifest) else 0
+            log_start = min(max(own_start, manifest.log_start, manifest.start), manifest.end)
+            log_event(
+                logger,
+                logging.WARNING,
+                "log_restarted_from_remote",
+                topic=self._assignment.topic,
+                partition=self._assignment.partition,
+                epoch=self.leader_epoch,
+                broker=replica.broker,
+                from_offset=log.end_offset,
+                offset=manifest.end,
+            )
+            log.reset(
+                manifest.end, manifest.epochs, manifest.producer_snapshot, log_start=log_start
+            )
+            replica.high_watermark = manifest.end
+            replica.restarted_at = manifest.end
+
+    # --- metadata that were lost ------------------------------------------------------------
+
+    async def _newest(self) -> Manifest | None:
+        """The newest manifest whose objects all exist and that belongs to this log's history, or to
+        a later one."""
+        names = []
+        for name in await self._listed():
+            parsed = parse_name(name)
+            if parsed is not None and parsed.kind is ObjectKind.MANIFEST:
+                names.append((parsed.leader_epoch, parsed.number, name))
+        for _, _, name in sorted(names, reverse=True):
+            manifest = await self._loaded(name)
+            if manifest is None:
+                continue
+            if not _agrees(self._replica_log.log, manifest):
+                logger.info("%s is passed over: it is of another history", name)
+            elif not await self._is_whole(manifest):
+                logger.info("%s is passed over: some of its objects are gone", name)
+            else:
+                return manifest
+        return None
+
+    async def _loaded(self, name: str) -> Manifest | None:
+        """None where it is gone or damaged."""
+        for attempt in range(1, DAMAGED_READS + 1):
+            try:
+                return await load_manifest(self.remote_log.objects, name)
+            except (RemoteMissingError, RemoteDamagedError) as error:
+                if isinstance(error, RemoteMissingError) or attempt == DAMAGED_READS:
+                    logger.info("%s is passed over: %s", name, error)
+                    return None
+        return None
+
+    async def _listed(self) -> list[str]:
+        prefix, after, names = f"{self.remote_log.prefix}{ObjectKind.MANIFEST}/", "", []
+        while True:
+            answer, _ = await self.remote_log.objects.ask(messages.ListObjects(prefix, after))
+            names += [name for name, _, _ in answer.objects]
+            if answer.next_after is None:
+                return names
+            after = answer.next_after
+
+    async def _is_whole(self, manifest: Manifest) -> bool:
+        objects, at_once = manifest.objects, messages.OBJECT_NAMES_MAX
+        for first in range(0, len(objects), at_once):
+            some = objects[first : first + at_once]
+            answer, _ = await self.remote_log.objects.ask(
+                messages.HeadObjects([one.name for one in some])
+            )
+            if len(answer.objects) != len(some):
+                raise InvalidRequestError("The object server answered for other objects.")
+            for one, found in zip(some, answer.objects, strict=True):
+                if found is None or found[0] != one.object_bytes:
+                    return False
+        return True
+
+
+def _agrees(log: Log, manifest: Manifest) -> bool:
+    """Whether a manifest is of the same history as the log, or of one that went on after the
+    log's last record."""
+    last_epoch = log.last_epoch
+    if last_epoch is None or manifest.leader_epoch > last_epoch:
+        return True
+    end = min(manifest.end, log.end_offset)
+    epoch = EpochCache(manifest.epochs).epoch_of(end - 1)
+    return epoch is None or _agree(log, end, epoch)

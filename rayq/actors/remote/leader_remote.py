@@ -1,0 +1,326 @@
+"""What the leader does about its partition's records in the object store: it stores closed
+segments, keeps retention over what is there and on the disk, and sweeps what nothing refers to.
+
+One task at a time does it all, so that deleting has its order (docs/protocol.md, rule 41): the log
+start is in a checkpoint before the list is committed that lacks what is below; what left the list
+is deleted after a delay, and forgotten after that. While the store fails it is tried again and
+again, ever more slowly; the leader serves meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+
+import msgspec
+
+from rayq.actors.clock_watch import ClockWatch
+from rayq.actors.remote.remote_log import RemoteLog
+from rayq.actors.remote.retention import RemoteRetention
+from rayq.actors.remote.sweeps import Sweeps
+from rayq.actors.remote.uploads import Uploads, waiting
+from rayq.actors.remote.verification import Verification
+from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.core.partition_state import PartitionState
+from rayq.core.remote_retention import Piece, dated_ahead, is_backlog_too_large
+from rayq.errors import (
+    DiskFullError,
+    FencedEpochError,
+    NotLeaderError,
+    RayqError,
+    RemoteBacklogError,
+    RemoteSlowError,
+    StalePartitionError,
+    UnknownTopicError,
+)
+from rayq.logs import log_event
+from rayq.metrics import Sample
+from rayq.storage.remote.manifest import Manifest
+from rayq.wire import messages
+
+logger = logging.getLogger(__name__)
+
+COMMIT_INTERVAL_S = 1.0
+"""A partition's list of objects changes at most this often."""
+RETRY_S, RETRY_MAX_S = 1.0, 60.0
+"""The pause after the first failure in a row, and the longest."""
+SLOW_S = 60.0
+"""An object server that is busy with other uploads for longer than this counts as a failure."""
+SWEEP_RETRY_S = 600.0
+START_S = 10.0
+"""So long a new leader waits for an object server that may be starting, too."""
+
+
+class LeaderRemote:
+    """See the module. `log` is what is known of the remote log. Call `tick` every now and then, and
+    `end` once."""
+
+    def __init__(
+        self,
+        replica_log: ReplicaLog,
+        remote_log: RemoteLog,
+        state: PartitionState,
+        assignment: messages.PartitionAssignment,
+    ) -> None:
+        self._replica_log = replica_log
+        self._state = state
+        self._assignment = assignment
+        self.log = remote_log
+        environment, config = replica_log.environment, replica_log.config
+        self._environment = environment
+        self._uploads = Uploads(replica_log, remote_log)
+        self._retention = RemoteRetention(replica_log, remote_log)
+        self._sweeps = Sweeps(environment, remote_log, config.remote_delete_delay_ms)
+        self.verification = Verification(replica_log, remote_log, self._uploads)
+        self._task: asyncio.Task[None] | None = None
+        self.trouble: str | None = None
+        """Why nothing is stored or deleted now. None: it works."""
+        self._failures = 0
+        self._busy_since_s: float | None = None
+        """Since when the object server has been too busy for anything."""
+        self._refusal: str | None = None
+        self._began_s = self._pause_until_s = now_s = environment.clock.monotonic()
+        self._active = (-1, now_s)
+        """The base offset of the active segment, and since when it has records, as far as is known
+        here."""
+        # The leaders of a broker begin together, and must not ask the store all at once.
+        self._look_interval_s = config.retention_check_interval_ms / 1000
+        self._look_s = now_s + self._look_interval_s * environment.random.random()
+        self._sweep_interval_s = config.remote_sweep_interval_ms / 1000
+        self._sweep_s = now_s + self._sweep_interval_s * environment.random.random()
+        self._retention.raise_to_floor()
+
+    def committed(self, assignment: messages.PartitionAssignment) -> None:
+        """The partition's committed metadata, in this epoch."""
+        self._assignment = assignment
+        self.log.committed(assignment)
+        self._retention.raise_to_floor()
+
+    def end(self, reason: str) -> None:
+        self.log.end(reason)
+        if self._task is not None:
+            self._task.cancel()
+
+    # --- work that is due -------------------------------------------------------------------
+
+    def tick(self, now_s: float, clock_watch: ClockWatch) -> None:
+        """Does what is due by time. Raises StorageError."""
+        self._refusal = self._why_refused()
+        is_running = self._task is not None and not self._task.done()
+        if is_running or not (self._replica_log.is_open and self._state.may_serve):
+            return
+        self._close_old_segment(now_s, clock_watch.now_ms())
+        is_starting = self.log.objects.endpoint is None and now_s < self._began_s + START_S
+        if now_s >= self._pause_until_s and not is_starting and self._is_due(now_s):
+            self._task = self._environment.tasks.spawn(
+                self._replica_log.guard(partial(self._work, clock_watch)),
+                f"remote log of {self._replica_log.where}",
+            )
+
+    @property
+    def _stores(self) -> bool:
+        return self._replica_log.topic_config.remote_storage is True
+
+    def _close_old_segment(self, now_s: float, now_ms: int) -> None:
+        if not self._stores:
+            return
+        log, lag_ms = self._replica_log.log, self._replica_log.topic_config.remote_max_lag_ms
+        base_offset = log.active_base_offset
+        if self._active[0] != base_offset or log.end_offset == base_offset:
+            self._active = base_offset, now_s
+        elif now_s - self._active[1] > lag_ms / 1000:
+            # However its appends are dated: a clock may have been ahead.
+            now_ms = max(now_ms, (log.last_append_time_ms or 0) + lag_ms)
+        try:
+            if log.roll_to_upload(now_ms):
+                self._replica_log.wake_flusher()
+        except DiskFullError as error:
+            logger.warning("%s", error)
+
+    def _is_due(self, now_s: float) -> bool:
+        superseded_s = self._sweeps.next_superseded_s()
+        return (
+            now_s >= min(self._look_s, self._sweep_s)
+            or (superseded_s is not None and now_s >= superseded_s)
+            or self._has_uploads
+        )
+
+    @property
+    def _has_uploads(self) -> bool:
+        return self._stores and self._uploads.has_work
+
+    async def _work(self, clock_watch: ClockWatch) -> None:
+        clock = self._environment.clock
+        try:
+            while True:
+                began_s = clock.monotonic()
+                await self._round(began_s, clock_watch)
+                self._succeeded()
+                if not self._has_uploads:
+                    return
+                await asyncio.sleep(max(began_s + COMMIT_INTERVAL_S - clock.monotonic(), 0.0))
+        except (FencedEpochError, NotLeaderError, StalePartitionError, UnknownTopicError) as error:
+            # Newer metadata are on their way.
+            logger.debug("the remote log of %s: %s", self._replica_log.where, error)
+            self._pause_until_s = clock.monotonic() + RETRY_S
+        except RayqError as error:
+            now_s = clock.monotonic()
+            if self._busy_since_s is None:
+                self._busy_since_s = now_s
+            if isinstance(error, RemoteSlowError) and now_s < self._busy_since_s + SLOW_S:
+                self._pause_until_s = now_s + RETRY_S
+            else:
+                self._failed(error)
+
+    async def _round(self, now_s: float, clock_watch: ClockWatch) -> None:
+        looks = now_s >= self._look_s
+        if looks:
+            self._look_s = now_s + self._look_interval_s
+            await self._retention.advance(self._assignment, clock_watch.now_ms())
+        failure = None
+        if self._stores:
+            try:
+                if self._uploads.waits_for_a_checkpoint:
+                    await self._replica_log.checkpoint()
+                await self._uploads.store()
+            except RayqError as error:
+                failure = error
+        if self._uploads.stored:
+            self._busy_since_s = None
+        if looks or self._uploads.stored:  # What was stored before a failure counts, too.
+            await self._change_list(clock_watch, deletes=looks)
+        if failure is not None:
+            raise failure
+        await self._sweeps.delete_superseded()
+        if now_s >= self._sweep_s:
+            self._sweep_s = now_s + min(SWEEP_RETRY_S, self._sweep_interval_s)
+            await self._sweeps.sweep()
+            self._sweep_s = now_s + self._sweep_interval_s
+
+    async def _change_list(self, clock_watch: ClockWatch, *, deletes: bool) -> None:
+        """Commits the objects that were stored and what is below the log start by now. With
+        `deletes` it first deletes what was removed long enough ago, which leaves the list then."""
+        manifest = await self.log.manifest()
+        if manifest is None and not self._uploads.stored:
+            return
+        deleted, ahead = list[str](), list[str]()
+        if manifest is not None and deletes:
+            deleted = await self._sweeps.delete_removed(manifest, clock_watch.now_ms())
+            ahead = dated_ahead(manifest.removed, clock_watch.latest_ms())
+        log, now_ms = self._replica_log.log, clock_watch.latest_ms()
+        log_start = log.persisted_log_start
+
+        def change(manifest: Manifest) -> Manifest:
+            if deleted:
+                manifest = manifest.without_removed(deleted)
+            if ahead:
+                manifest = manifest.without_removed(ahead).with_removed(ahead, now_ms)
+            if log_start > manifest.log_start:
+                manifest = manifest.without_below(log_start, now_ms)
+            stored = self._uploads.not_listed(manifest.end)
+            if not stored:
+                return manifest
+            end = stored[-1].end
+            manifest = msgspec.structs.replace(
+                manifest.appended(*stored),
+                epochs=[entry for entry in log.epochs.entries() if entry[1] < end],
+                producer_snapshot=log.producer_snapshot_at(end),
+            )
+            return manifest.without_below(log_start, now_ms)
+
+        try:
+            await self.log.change(change)
+        except StalePartitionError:
+            self._uploads.stored = []
+            raise
+        self._uploads.stored = []
+
+    def check_backlog(self) -> None:
+        """Raises RemoteBacklogError while the topic takes no more records."""
+        if self._refusal is not None:
+            raise RemoteBacklogError(self._refusal)
+
+    def _why_refused(self) -> str | None:
+        backlog_bytes = self.log.objects.backlog_bytes
+        if not (self._stores and backlog_bytes and self._replica_log.is_open):
+            return None
+        config, directory = self._replica_log.config, self._replica_log.log.directory
+        try:
+            free_bytes = self._environment.disk.free_bytes(directory)
+        except OSError:
+            return None  # Appends will tell.
+        if not is_backlog_too_large(
+            backlog_bytes,
+            config.remote_backlog_bytes,
+            free_bytes,
+            is_stuck=self.trouble is not None,
+        ):
+            return None
+        return (
+            f"{self._replica_log.where} takes no records for now: {backlog_bytes} bytes on the "
+            f"disk of broker {self._replica_log.broker}, which has {free_bytes} bytes free, wait "
+            f"for the object store ({self.trouble or 'it is too slow'}). Nothing was written; it "
+            "can be tried again when more of them are stored."
+        )
+
+    def _succeeded(self) -> None:
+        if self.trouble is not None:
+            self._log(logging.INFO, "remote storage works again")
+        self.trouble, self._failures, self._busy_since_s = None, 0, None
+
+    def _failed(self, error: RayqError) -> None:
+        if self.trouble is None:
+            self._log(logging.WARNING, "remote storage fails", error=error)
+        self.trouble = str(error)
+        pause_s = min(RETRY_S * 2**self._failures, RETRY_MAX_S)
+        self._failures = min(self._failures + 1, 16)
+        self._pause_until_s = self._environment.clock.monotonic() + pause_s * (
+            0.5 + self._environment.random.random() / 2
+        )
+
+    def _log(self, level: int, event: str, **fields: object) -> None:
+        one = self._assignment
+        log_event(
+            logger,
+            level,
+            event,
+            topic=one.topic,
+            partition=one.partition,
+            epoch=one.leader_epoch,
+            **fields,
+        )
+
+    # --- figures ----------------------------------------------------------------------------
+
+    def _waiting(self) -> list[Piece]:
+        """What of the closed segments is not stored yet."""
+        return waiting(self._replica_log.log, self.log.pointer) if self._stores else []
+
+    def describe(self) -> messages.DescribeRemoteStorageResponse:
+        """How far the partition is in the object store."""
+        waiting, log = self._waiting(), self._replica_log.log
+        return messages.DescribeRemoteStorageResponse(
+            pointer=self.log.pointer,
+            log_start_offset=log.start_offset,
+            local_start_offset=log.local_start_offset,
+            high_watermark=self._replica_log.high_watermark,
+            lag_bytes=sum(one.size_bytes for one in waiting),
+            lag_ms=self._lag_ms(waiting),
+            trouble=self.trouble,
+        )
+
+    def _lag_ms(self, waiting: list[Piece]) -> int:
+        if not waiting:
+            return 0
+        return max(self._environment.clock.wall_ms() - waiting[0].last_append_ms, 0)
+
+    def measure(self, at: dict[str, object]) -> list[Sample]:
+        waiting, sample = self._waiting(), self._environment.metrics.sample
+        size_bytes = 0 if self.log.pointer is None else self.log.pointer.data_bytes
+        lag_bytes = sum(one.size_bytes for one in waiting)
+        return [
+            sample("rayq_remote_size_bytes", size_bytes, **at),
+            sample("rayq_remote_upload_lag_bytes", lag_bytes, **at),
+            sample("rayq_remote_upload_lag_seconds", self._lag_ms(waiting) / 1000, **at),
+        ]

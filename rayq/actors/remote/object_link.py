@@ -1,0 +1,75 @@
+"""The way from a replica process to the object server of its node."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from rayq.environment import Address, Buffer
+from rayq.errors import (
+    CorruptBatchError,
+    InvalidRequestError,
+    RayqError,
+    RemoteDamagedError,
+    RemoteMissingError,
+    RemoteStorageError,
+    StorageError,
+)
+from rayq.wire import messages
+from rayq.wire.pool import ConnectionPool
+
+REQUEST_TIMEOUT_S = 120.0
+"""The object server has a deadline for each request to the store, and answers before this."""
+UPLOADS_AT_ONCE = 3
+"""So many uploads of one process are under way, as many as the object server takes at once: others
+wait here, where waiting is no failure."""
+_ANSWERS = (
+    RemoteStorageError,
+    RemoteMissingError,
+    RemoteDamagedError,
+    CorruptBatchError,
+    StorageError,
+    InvalidRequestError,
+)
+"""What the object server itself answers. Anything else happened on the way to it."""
+_CHANGES = (messages.StoreRecords, messages.PutBlob, messages.DeleteObjects)
+
+
+class ObjectLink:
+    """See the module. A process has one, which its replicas share."""
+
+    def __init__(self, pool: ConnectionPool, cluster_id: str) -> None:
+        self._pool = pool
+        self.cluster_id = cluster_id
+        self.endpoint: Address | None = None
+        """Where the object server listens, by the broker's last heartbeat. None: there is none."""
+        self.halt: str | None = None
+        """Why objects may be read, but neither stored nor deleted. None: they may."""
+        self.backlog_bytes = 0
+        """What waits on this node's disk for the object store."""
+        self.uploads = asyncio.Semaphore(UPLOADS_AT_ONCE)
+
+    async def ask(
+        self,
+        request: messages.Request[messages.ResponseT],
+        payload: Buffer | Sequence[Buffer] = b"",
+        *,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> tuple[messages.ResponseT, memoryview]:
+        """`(response, payload)`. Raises what the request raises, and RemoteStorageError where the
+        object server does not answer: then the outcome is not known."""
+        if self.endpoint is None:
+            raise RemoteStorageError(
+                "This node has no object server now: it is starting. `rayq storage status` tells "
+                "more."
+            )
+        if self.halt is not None and isinstance(request, _CHANGES):
+            raise RemoteStorageError(f"No objects are stored or deleted: {self.halt}.")
+        try:
+            return await self._pool.request(
+                *self.endpoint, request, payload, timeout_s=timeout_s
+            )
+        except _ANSWERS:
+            raise
+        except RayqError as error:
+            raise RemoteStorageError(f"The object server did not answer: {error}") from error

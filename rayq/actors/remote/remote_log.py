@@ -1,0 +1,234 @@
+"""What the replica that leads knows of its partition's objects, and how it changes their list.
+
+The remote pointer in the metadata is the one truth. A change of the list is a new manifest, which
+is stored first and counts once the controller has committed its pointer (docs/protocol.md). One
+change is under way at a time. Nothing that an attempt stored is deleted when the attempt fails: it
+may have been committed, and a sweep of a later leader takes what was not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from rayq.actors.remote.manifests import load_manifest, store_manifest
+from rayq.actors.remote.object_link import ObjectLink
+from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.actors.signal import Signal
+from rayq.errors import (
+    FencedEpochError,
+    InvalidRequestError,
+    NotLeaderError,
+    RayqError,
+    StalePartitionError,
+    UnknownTopicError,
+)
+from rayq.remote_pointer import RemotePointer
+from rayq.storage.remote.manifest import Manifest
+from rayq.storage.remote.names import ObjectKind, new_name, parse_name, partition_prefix
+from rayq.wire import messages
+
+logger = logging.getLogger(__name__)
+
+COMMIT_RETRY_S = 0.1
+COMMIT_RETRY_MAX_S = 5.0
+"""The pause before an undecided commit is asked for again, at first and at most."""
+
+
+class RemoteLog:
+    """See the module. It lives for one leader epoch, from before the leader appends (see
+    `adoption`) until `end`."""
+
+    def __init__(
+        self,
+        replica_log: ReplicaLog,
+        assignment: messages.PartitionAssignment,
+        objects: ObjectLink,
+        *,
+        ask_broker: messages.Ask,
+        has_lease: Callable[[], bool],
+    ) -> None:
+        self._replica_log = replica_log
+        self._environment = replica_log.environment
+        self._assignment = assignment
+        self._ask_broker = ask_broker
+        self._has_lease = has_lease
+        self.objects = objects
+        self.where = replica_log.where
+        self.pointer = assignment.remote
+        """The newest committed pointer that is known here. None: nothing is in the store."""
+        self._loaded: tuple[RemotePointer, Manifest] | None = None
+        self._loading = asyncio.Lock()
+        self._changing = asyncio.Lock()
+        self._moved = Signal()
+        """The committed pointer changed, or the epoch ended."""
+        self._ended: str | None = None
+        self.superseded: list[tuple[float, str]] = []
+        """Manifests of this epoch that later ones replaced, and when (in monotonic seconds)."""
+
+    # --- what is committed ------------------------------------------------------------------
+
+    @property
+    def leader_epoch(self) -> int:
+        return self._assignment.leader_epoch
+
+    @property
+    def end_offset(self) -> int | None:
+        """The committed remote end: all below is in the object store, or below the log start.
+        None: nothing was ever stored."""
+        return None if self.pointer is None else self.pointer.end
+
+    @property
+    def prefix(self) -> str:
+        """What the names of the partition's objects begin with. A restored topic goes on where the
+        old one was."""
+        if self.pointer is not None and (name := parse_name(self.pointer.manifest)) is not None:
+            return name.prefix
+        one = self._assignment
+        return partition_prefix(self.objects.cluster_id, one.topic_id, one.partition)
+
+    def committed(self, assignment: messages.PartitionAssignment) -> None:
+        """The partition's committed metadata, in this epoch."""
+        self._assignment = assignment
+        known, told = self.pointer, assignment.remote
+        # The answer to a commit may be ahead of the metadata that the broker tells.
+        if told is not None and (known is None or told.version > known.version):
+            self._move(told)
+
+    def _move(self, pointer: RemotePointer) -> None:
+        self.pointer = pointer
+        self._moved.notify()
+
+    def end(self, reason: str) -> None:
+        self._ended = reason
+        self._moved.notify()
+
+    def check(self) -> None:
+        """Raises NotLeaderError when this process may not act as the leader any more."""
+        if self._ended is not None or not self._has_lease():
+            raise NotLeaderError(
+                f"This process does not lead {self.where} "
+                f"({self._ended or 'it lost its broker'})."
+            )
+
+    async def manifest(self) -> Manifest | None:
+        """The manifest of the committed pointer, from memory or from the store; None without a
+        pointer. Raises RemoteStorageError, RemoteMissingError, RemoteDamagedError."""
+        while (pointer := self.pointer) is not None:
+            if self._loaded is not None and self._loaded[0] == pointer:
+                return self._loaded[1]
+            async with self._loading:
+                if self._loaded is None or self._loaded[0] != pointer:
+                    try:
+                        self._loaded = pointer, await load_manifest(self.objects, pointer.manifest)
+                    except RayqError:
+                        if self.pointer == pointer:
+                            raise  # Else it was superseded meanwhile, and deleted.
+        return None
+
+    # --- changes ----------------------------------------------------------------------------
+
+    async def change(self, change: Callable[[Manifest], Manifest]) -> Manifest:
+        """Commits `change` of the committed manifest, and returns what is committed then. A change
+        that returns the manifest that it got needs no commit. Changes wait for each other.
+
+        It returns, or raises, only when its outcome is known, or this epoch has ended. Raises what
+        `manifest` raises, NotLeaderError, FencedEpochError, StalePartitionError, UnknownTopicError.
+        """
+        async with self._changing:
+            before = await self.manifest() or self.empty_manifest()
+            after = change(before)
+            return before if after is before else await self._commit(after)
+
+    async def adopt(self, manifest: Manifest) -> Manifest:
+        """Commits another manifest in place of the committed one, which may be lost. Raises as
+        `change`."""
+        async with self._changing:
+            return await self._commit(manifest, is_adopted=True)
+
+    def empty_manifest(self) -> Manifest:
+        """What a partition begins with of which nothing is in the object store."""
+        one = self._assignment
+        return Manifest(
+            prefix=self.prefix,
+            cluster_id=self.objects.cluster_id,
+            topic=one.topic,
+            topic_id=one.topic_id,
+            partition=one.partition,
+            partitions=one.partitions,
+            config=one.config,
+            replication_factor=one.replication_factor or len(one.replicas),
+        )
+
+    async def _commit(self, manifest: Manifest, *, is_adopted: bool = False) -> Manifest:
+        """Stores the manifest as the next version, and has it committed."""
+        self.check()
+        one, base, prefix = self._assignment, self.pointer, manifest.prefix
+        version, now_ms = 1 if base is None else base.version + 1, self._environment.clock.wall_ms()
+        is_own = base is not None and base.leader_epoch == self.leader_epoch
+        if base is not None and not is_own and base.manifest.startswith(prefix):
+            # The leader before may not know yet that it is deposed, and still answers readers.
+            manifest = manifest.with_removed([base.manifest], now_ms)
+
+        def page_name(start: int) -> str:
+            return new_name(self._environment, prefix, ObjectKind.PAGE, start, self.leader_epoch)
+
+        paged, pages = msgspec.structs.replace(
+            manifest,
+            partitions=one.partitions,
+            config=one.config,
+            replication_factor=one.replication_factor or len(one.replicas),
+            version=version,
+            leader_epoch=self.leader_epoch,
+            written_ms=now_ms,
+        ).paged(page_name)
+        name = new_name(self._environment, prefix, ObjectKind.MANIFEST, version, self.leader_epoch)
+        await store_manifest(self.objects, paged, pages, name)
+        pointer = paged.pointer(name)
+        await self._move_pointer(base, pointer, is_adopted=is_adopted)
+        self._loaded = pointer, paged
+        if base is not None and is_own:
+            self.superseded.append((self._environment.clock.monotonic(), base.manifest))
+        return paged
+
+    async def _move_pointer(
+        self, base: RemotePointer | None, pointer: RemotePointer, *, is_adopted: bool
+    ) -> None:
+        """Returns when `pointer` is committed. Without an answer that is unknown, and asked for
+        again, until the metadata tells or the epoch ends."""
+        request = messages.MoveRemote(
+            topic_id=self._assignment.topic_id,
+            partition=self._assignment.partition,
+            broker=self._replica_log.broker,
+            incarnation=self._replica_log.incarnation,
+            leader_epoch=self.leader_epoch,
+            pointer=pointer,
+            is_adopted=is_adopted,
+        )
+        retry_s = COMMIT_RETRY_S
+        while self.pointer == base:
+            if self._ended is not None:
+                self.check()
+            try:
+                await self._ask_broker(request)
+            except (FencedEpochError, UnknownTopicError, InvalidRequestError):
+                raise
+            except RayqError as error:
+                # Also where it is refused as stale: an attempt before this one may have passed, and
+                # then the metadata that say so are on their way.
+                is_refused = isinstance(error, StalePartitionError)
+                level = logging.DEBUG if is_refused else logging.INFO
+                logger.log(level, "the remote pointer of %s: %s", self.where, error)
+                if self.pointer == base:
+                    await self._moved.wait(retry_s)
+                retry_s = min(2 * retry_s, COMMIT_RETRY_MAX_S)
+            else:
+                if self.pointer == base:
+                    self._move(pointer)
+        if self.pointer != pointer:
+            raise StalePartitionError(
+                f"The remote pointer of {self.where} was moved by another: {self.pointer}."
+            )

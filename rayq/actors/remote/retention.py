@@ -1,0 +1,100 @@
+"""Retention of a log whose old records are in the object store: by the leader, over the committed
+list of objects and what its own disk has above the remote end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from itertools import chain
+
+from rayq.actors.remote.remote_log import RemoteLog
+from rayq.actors.remote.uploads import closed_segments
+from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.core.remote_retention import Piece, closed_above, retention_start
+from rayq.errors import DiskFullError
+from rayq.logs import log_event
+from rayq.remote_pointer import RemotePointer
+from rayq.storage.remote.manifest import RemoteObject
+from rayq.wire import messages
+
+logger = logging.getLogger(__name__)
+
+
+class RemoteRetention:
+    """See the module."""
+
+    def __init__(self, replica_log: ReplicaLog, remote_log: RemoteLog) -> None:
+        self._replica_log = replica_log
+        self._remote_log = remote_log
+
+    def raise_to_floor(self) -> None:
+        """The committed list begins above this log's start, and the disk begins later still: what
+        is between was deleted under a leader before this one. Takes effect at once."""
+        pointer = self._remote_log.pointer
+        if pointer is not None and self._replica_log.is_open:
+            log = self._replica_log.log
+            floor = min(pointer.start, log.local_start_offset)
+            if floor > log.start_offset:
+                log.advance_start(floor, keeps_segments=True)
+                self._replica_log.wake_flusher()
+                self._replica_log.appended.notify()
+
+    async def advance(self, assignment: messages.PartitionAssignment, now_ms: int) -> None:
+        """Moves the log start as retention calls for, durably. What is in the object store counts
+        by the committed list alone: without it nothing moves. Raises what `RemoteLog.manifest`
+        raises, StorageError."""
+        replica_log, config = self._replica_log, self._replica_log.topic_config
+        pointer = self._remote_log.pointer
+        if not self._may_be_due(pointer):
+            return
+        manifest = await self._remote_log.manifest()
+        log, remote_end, remote_bytes = replica_log.log, 0, 0
+        objects: Sequence[RemoteObject] = ()
+        if manifest is not None:
+            objects, remote_end = manifest.objects, manifest.end
+            remote_bytes = manifest.data_bytes
+        limit_offset = replica_log.last_stable_offset
+        if assignment.pinned_offset is not None:
+            limit_offset = min(limit_offset, assignment.pinned_offset)
+        start = retention_start(
+            chain(
+                (Piece(one.end, one.data_bytes, one.last_append_ms) for one in objects),
+                closed_above(closed_segments(log), remote_end),
+            ),
+            remote_bytes + self._bytes_above(remote_end),
+            now_ms=now_ms,
+            limit_offset=limit_offset,
+            retention_ms=config.retention_ms,
+            retention_bytes=config.retention_bytes,
+        )
+        if start is None or start <= log.start_offset:
+            return
+        log_event(
+            logger,
+            logging.INFO,
+            "retention",
+            topic=assignment.topic,
+            partition=assignment.partition,
+            epoch=assignment.leader_epoch,
+            log_start_offset=start,
+        )
+        try:
+            await replica_log.advance_log_start(start)
+        except DiskFullError as error:
+            logger.warning("%s", error)
+        replica_log.appended.notify()  # Followers hear of it with their next fetch.
+
+    def _may_be_due(self, pointer: RemotePointer | None) -> bool:
+        """Whether the committed list has to be looked at."""
+        config = self._replica_log.topic_config
+        if config.retention_ms is not None or config.retention_bytes is None:
+            return config.retention_ms is not None
+        stored = (0, 0) if pointer is None else (pointer.end, pointer.data_bytes)
+        return stored[1] + self._bytes_above(stored[0]) > config.retention_bytes
+
+    def _bytes_above(self, remote_end: int) -> int:
+        """What this disk has above the remote end, the active segment included."""
+        log = self._replica_log.log
+        closed = closed_segments(log)
+        active_bytes = log.size_bytes - sum(one.size_bytes for one in closed)
+        return active_bytes + sum(one.size_bytes for one in closed_above(closed, remote_end))

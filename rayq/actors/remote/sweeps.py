@@ -1,0 +1,116 @@
+"""What leaves the object store: objects that left the committed list long enough ago, manifests
+that others replaced, and what a crash or a failed attempt has left behind."""
+
+from __future__ import annotations
+
+import logging
+
+from rayq.actors.remote.remote_log import RemoteLog
+from rayq.core.remote_retention import StoredObject, due, sweepable
+from rayq.environment import Environment
+from rayq.storage import checked_file
+from rayq.storage.remote.manifest import Manifest
+from rayq.storage.remote.names import ObjectKind, new_name, parse_name
+from rayq.wire import messages
+from rayq.wire.messages.objects import OBJECT_NAMES_MAX
+
+logger = logging.getLogger(__name__)
+
+SUPERSEDED_S = 600.0
+"""A manifest that another has replaced is deleted after this time. Only who began to read it before
+could miss it."""
+
+PROBE = checked_file.encode("remote-probe", 1, b"")
+"""The content of an object that is written for its date."""
+
+
+class Sweeps:
+    """See the module. Everything raises RemoteStorageError, and NotLeaderError."""
+
+    def __init__(self, environment: Environment, remote_log: RemoteLog, delay_ms: int) -> None:
+        """`delay_ms`: how long an object stays to which nothing refers any more."""
+        self._environment = environment
+        self._remote_log = remote_log
+        self._delay_ms = delay_ms
+
+    async def delete_removed(self, manifest: Manifest, now_ms: int) -> list[str]:
+        """Deletes what the committed manifest has removed long enough ago; returns the names, which
+        may leave its list now."""
+        names = due(manifest.removed, now_ms, self._delay_ms)
+        await self._delete(names)
+        return names
+
+    def next_superseded_s(self) -> float | None:
+        """When the next manifest is to be deleted that another has replaced."""
+        superseded = self._remote_log.superseded
+        return superseded[0][0] + SUPERSEDED_S if superseded else None
+
+    async def delete_superseded(self) -> None:
+        """Deletes manifests that others of this epoch replaced long enough ago."""
+        superseded = self._remote_log.superseded
+        until_s = self._environment.clock.monotonic() - SUPERSEDED_S
+        old = [one for one in superseded if one[0] <= until_s]
+        await self._delete([name for _, name in old])
+        del superseded[: len(old)]
+
+    async def sweep(self) -> None:
+        """Deletes the partition's objects that nothing refers to: see `sweepable`."""
+        remote_log = self._remote_log
+        manifest = await remote_log.manifest()
+        pointer, prefix = remote_log.pointer, remote_log.prefix
+        before_ms = await self._store_time_ms() - self._delay_ms
+        listed = await self._list(prefix)
+        named, committed = set[str](), (-1, 0)
+        if manifest is not None and pointer is not None:
+            named = {pointer.manifest, *manifest.names()}
+            committed = (pointer.leader_epoch, pointer.version)
+        names = sweepable(
+            listed,
+            named=named,
+            committed=committed,
+            leader_epoch=remote_log.leader_epoch,
+            before_ms=before_ms,
+        )
+        if names:
+            logger.info(
+                "%s: %d of %d objects in the store belong to nothing, and are deleted",
+                *(remote_log.where, len(names), len(listed)),
+            )
+            await self._delete(names)
+
+    async def _store_time_ms(self) -> int:
+        """What the store's clock says now: by the date of an object that is written for it."""
+        remote_log = self._remote_log
+        name = new_name(
+            self._environment, remote_log.prefix, ObjectKind.PAGE, 0, remote_log.leader_epoch
+        )
+        remote_log.check()
+        await remote_log.objects.ask(messages.PutBlob(name), PROBE)
+        answer, _ = await remote_log.objects.ask(messages.HeadObjects([name]))
+        await self._delete([name])
+        found = answer.objects[0]
+        return 0 if found is None else found[1]
+
+    async def _list(self, prefix: str) -> list[StoredObject]:
+        listed: list[StoredObject] = []
+        after: str | None = ""
+        while after is not None:
+            answer, _ = await self._remote_log.objects.ask(messages.ListObjects(prefix, after))
+            for text, _, modified_ms in answer.objects:
+                name = parse_name(text)
+                if name is not None:
+                    is_manifest = name.kind is ObjectKind.MANIFEST
+                    listed.append(
+                        StoredObject(
+                            text, is_manifest, name.number, name.leader_epoch, modified_ms
+                        )
+                    )
+            after = answer.next_after
+        return listed
+
+    async def _delete(self, names: list[str]) -> None:
+        for first in range(0, len(names), OBJECT_NAMES_MAX):
+            self._remote_log.check()
+            await self._remote_log.objects.ask(
+                messages.DeleteObjects(names[first : first + OBJECT_NAMES_MAX])
+            )

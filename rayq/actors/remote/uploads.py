@@ -1,0 +1,177 @@
+"""Uploads: ranges of whole batches out of the leader's closed segments become data objects."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rayq.actors.remote.remote_log import RemoteLog
+from rayq.actors.replica.replica_log import ReplicaLog
+from rayq.core.remote_retention import ClosedSegment, Piece, closed_above, upload_limit
+from rayq.errors import CorruptBatchError, RemoteStorageError, StorageError
+from rayq.remote_pointer import RemotePointer
+from rayq.storage.log import Log
+from rayq.storage.plans import VERIFY_BYTES_MAX
+from rayq.storage.remote import data_object
+from rayq.storage.remote.manifest import RemoteObject
+from rayq.storage.remote.names import ObjectKind, new_name
+from rayq.storage.upload_plan import UploadRange
+from rayq.wire import messages
+
+OBJECTS_AT_ONCE = 4
+"""So many objects are stored side by side, and then committed together."""
+
+
+def closed_segments(log: Log) -> list[ClosedSegment]:
+    """The closed segments on this disk, oldest first."""
+    return [
+        ClosedSegment(
+            one.base_offset, one.next_offset, one.size_bytes, one.last_append_time_ms or 0
+        )
+        for one in log.local_segments()
+        if one.is_closed and one.size_bytes
+    ]
+
+
+def waiting(log: Log, pointer: RemotePointer | None) -> list[Piece]:
+    """What the closed segments on this disk have that is not in the object store yet."""
+    start = max(0 if pointer is None else pointer.end, log.start_offset)
+    return closed_above(closed_segments(log), start) if log.active_base_offset > start else []
+
+
+class Uploads:
+    """See the module. `stored` are objects that no manifest has yet."""
+
+    def __init__(self, replica_log: ReplicaLog, remote_log: RemoteLog) -> None:
+        self._replica_log = replica_log
+        self._remote_log = remote_log
+        self._environment = replica_log.environment
+        self.stored: list[RemoteObject] = []
+
+    @property
+    def next_offset(self) -> int:
+        """Where the next object begins, or the batch does that holds it."""
+        remote_end = self._remote_log.end_offset or 0
+        if stored := self.not_listed(remote_end):
+            return stored[-1].end
+        return max(remote_end, self._replica_log.log.persisted_log_start)
+
+    def not_listed(self, remote_end: int) -> list[RemoteObject]:
+        """Those of `stored` that follow the committed list, which ends at `remote_end`. A commit
+        that was given up, as this process seemed to lead no more, may have passed since."""
+        later = [one for one in self.stored if one.end > remote_end]
+        return later if later and later[0].start >= remote_end else []
+
+    @property
+    def has_work(self) -> bool:
+        if self._replica_log.log.active_base_offset <= self.next_offset:
+            return bool(self.stored)  # No closed segment reaches beyond.
+        return bool(self.stored) or self.limit() is not None or self.waits_for_a_checkpoint
+
+    def limit(self) -> int | None:
+        """How far uploads may go now. None: there is nothing to store."""
+        log = self._replica_log.log
+        stable_offset = min(self._replica_log.last_stable_offset, log.persisted_recovery_point)
+        limit = upload_limit(closed_segments(log), stable_offset)
+        return limit if limit is not None and limit > self.next_offset else None
+
+    @property
+    def waits_for_a_checkpoint(self) -> bool:
+        """Whether closed segments could be stored but for the recovery point, which goes on by
+        itself only after flush_checkpoint_bytes: without more writes never."""
+        log = self._replica_log.log
+        limit = upload_limit(closed_segments(log), self._replica_log.last_stable_offset)
+        return limit is not None and limit > max(self.next_offset, log.persisted_recovery_point)
+
+    async def store(self) -> None:
+        """Stores the next objects; those that are stored, without a gap, are in `stored` then, also
+        after an error. Raises RemoteStorageError; StorageError, which may have ended the replica.
+        """
+        limit = self.limit()
+        if limit is None:
+            return
+        if self._replica_log.log.cleaned_offset > 0:
+            raise RemoteStorageError(
+                f"{self._replica_log.where} was compacted once, so offsets are missing in it: it "
+                "cannot be stored. Copy the records to a new topic, or set remote_storage=False."
+            )
+        ranges = await self._plan(limit)
+        if not ranges:
+            return
+        self.stored = self.not_listed(self._remote_log.end_offset or 0)
+        outcomes = await asyncio.gather(
+            *(self.make(one) for one in ranges), return_exceptions=True
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            self.stored.append(outcome)
+
+    async def _plan(self, limit: int) -> list[UploadRange]:
+        log, threads = self._replica_log.log, self._environment.threads
+        generation, next_offset = log.generation, self.next_offset
+        ranges: list[UploadRange] = []
+        while len(ranges) < OBJECTS_AT_ONCE and next_offset < limit:
+            plan = log.plan_upload(next_offset, limit, data_object.OBJECT_DATA_BYTES_MAX)
+            if plan is None:
+                break
+            try:
+                found = await threads.run(plan.run)
+            except (CorruptBatchError, StorageError) as error:
+                raise self._replica_log.unreadable(log, generation, next_offset, error) from error
+            if found is None:
+                break
+            ranges.append(found)
+            next_offset = found.end
+        return ranges
+
+    async def make(self, one: UploadRange) -> RemoteObject:
+        """Makes an object of these records. Raises as `store`."""
+        remote_log, log = self._remote_log, self._replica_log.log
+        remote_log.check()
+        name = new_name(
+            self._environment,
+            remote_log.prefix,
+            ObjectKind.DATA,
+            one.start,
+            remote_log.leader_epoch,
+        )
+        request = messages.StoreRecords(
+            name,
+            one.start,
+            one.end,
+            [messages.LocalRange(*place) for place in one.ranges],
+            log.aborted_between(one.start, one.end),
+        )
+        try:
+            async with remote_log.objects.uploads:
+                answer, _ = await remote_log.objects.ask(request)
+        except (CorruptBatchError, StorageError) as error:
+            await self._verify(one)
+            raise RemoteStorageError(
+                f"The object server cannot store the offsets {one.start} to {one.end} of "
+                f"{self._replica_log.where}: {error}"
+            ) from error
+        return RemoteObject(
+            start=one.start,
+            end=one.end,
+            name=name,
+            object_bytes=answer.object_bytes,
+            data_bytes=answer.data_bytes,
+            crc32c=answer.crc32c,
+            first_append_ms=answer.first_append_ms,
+            last_append_ms=answer.last_append_ms,
+            newest_timestamp_ms=answer.newest_timestamp_ms,
+            end_epoch=answer.end_epoch,
+        )
+
+    async def _verify(self, one: UploadRange) -> None:
+        """Reads what the object server found damaged. Raises StorageError where it is, which ends
+        the replica if others can lead."""
+        log, offset = self._replica_log.log, max(one.start, self._replica_log.log.start_offset)
+        ends = [segment.end for segment in closed_segments(log)]
+        while offset < one.end:
+            await self._replica_log.verify(offset)
+            limit = min([end for end in ends if end > offset], default=one.end)
+            plan = self._replica_log.log.plan_upload(offset, limit, VERIFY_BYTES_MAX)
+            found = None if plan is None else await self._environment.threads.run(plan.run)
+            offset = limit if found is None else found.end

@@ -1,0 +1,193 @@
+"""What the admin asks of remote storage: how far partitions are in the object store, whether their
+objects are there and sound, and what retention keeps for whom."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from rayq.client.client import Client, check_partition
+from rayq.environment import Address
+from rayq.errors import InvalidRequestError, RayqError, UnknownTopicError
+from rayq.records import (
+    DeletedRemoteTopic,
+    ObjectStoreInfo,
+    RemotePartitionInfo,
+    RemoteProblem,
+    RemoteVerification,
+    SnapshotPin,
+    TopicPartition,
+)
+from rayq.wire.messages import (
+    DescribeObjectStore,
+    DescribeObjectStoreResponse,
+    DescribeRemoteStorage,
+    DescribeRemoteStorageResponse,
+    TopicMetadata,
+    UnpinSnapshot,
+    VerifyRemote,
+    VerifyRemoteResponse,
+)
+
+BROKER_TIMEOUT_S = 2.0
+DESCRIBE_TIMEOUT_S = 5.0
+"""A partition whose leader has not answered by then is shown without figures."""
+VERIFY_TIMEOUT_S = 300.0
+"""How long a leader may take for one page."""
+VERIFIED_AT_ONCE, VERIFIED_DEEP_AT_ONCE = 1000, 4
+"""How many objects a page has. Deep, each of them is read, 64 MiB at most."""
+
+
+class RemoteAdmin:
+    """Serves one call of the admin, which may take `timeout_s`."""
+
+    def __init__(self, client: Client, timeout_s: float) -> None:
+        self._client = client
+        self._deadline = client.now + timeout_s
+
+    @property
+    def _left_s(self) -> float:
+        return max(self._deadline - self._client.now, 0.001)
+
+    async def describe_object_store(self) -> ObjectStoreInfo:
+        """All live brokers are asked at once; one that does not answer has its trouble elsewhere.
+        """
+        response = await self._client.fetch_all(timeout_s=self._left_s)
+        live = [one for one in response.brokers if one.live]
+        answers = dict(
+            zip(
+                (one.broker for one in live),
+                await asyncio.gather(*(self._ask((one.host, one.port)) for one in live)),
+                strict=True,
+            )
+        )
+        found: DescribeObjectStoreResponse = await self._client.ask_any(
+            DescribeObjectStore(), timeout_s=self._left_s
+        )
+        return ObjectStoreInfo(
+            url=found.url,
+            troubles={
+                broker: answer.trouble
+                for broker, answer in answers.items()
+                if answer is not None and answer.trouble is not None
+            },
+            pins=[
+                SnapshotPin(one.pin_id, one.topic, one.starts, one.ttl_ms) for one in found.pins
+            ],
+            garbage=[
+                DeletedRemoteTopic(one.name, one.topic_id, one.deleted_ms)
+                for one in found.garbage
+            ],
+        )
+
+    async def _ask(self, address: Address) -> DescribeObjectStoreResponse | None:
+        try:
+            answer, _ = await self._client.ask(
+                address, DescribeObjectStore(), timeout_s=min(self._left_s, BROKER_TIMEOUT_S)
+            )
+        except RayqError as error:
+            if not error.retriable:
+                raise
+            return None
+        return answer
+
+    async def unpin(self, pin_id: str) -> None:
+        pins = (await self.describe_object_store()).pins
+        if not any(pin.pin_id == pin_id for pin in pins):
+            raise InvalidRequestError(f"There is no pin {pin_id!r}: it has ended, or never was.")
+        await self._client.change(UnpinSnapshot(pin_id=pin_id), timeout_s=self._left_s)
+
+    # --- leaders --------------------------------------------------------------------------------
+
+    async def describe(self, topics: Iterable[str] | None) -> list[RemotePartitionInfo]:
+        """Each partition of these topics; None: of all that have remote storage."""
+        if topics is None:
+            response = await self._client.fetch_all(timeout_s=self._left_s)
+            found = [topic for topic in response.topics if topic.config.get("remote_storage")]
+        else:
+            found = [
+                await self._client.topic(name, timeout_s=self._left_s, age_max_s=0.0)
+                for name in topics
+            ]
+        return list(await asyncio.gather(*(self._describe(place) for place in _places(found))))
+
+    async def _describe(self, place: TopicPartition) -> RemotePartitionInfo:
+        try:
+            answer: DescribeRemoteStorageResponse = await self._client.ask_leader(
+                place.topic,
+                place.partition,
+                lambda topic_id, leader: DescribeRemoteStorage(
+                    topic_id, place.partition, leader.epoch
+                ),
+                timeout_s=min(self._left_s, DESCRIBE_TIMEOUT_S),
+                attempt_timeout_s=DESCRIBE_TIMEOUT_S,
+            )
+        except RayqError as error:
+            if not (error.retriable or isinstance(error, UnknownTopicError)):
+                raise
+            return RemotePartitionInfo(
+                place, None, None, None, None, None, None, None, trouble=str(error)
+            )
+        pointer = answer.pointer
+        return RemotePartitionInfo(
+            topic_partition=place,
+            log_start_offset=answer.log_start_offset,
+            local_start_offset=answer.local_start_offset,
+            remote_end_offset=None if pointer is None else pointer.end,
+            high_watermark=answer.high_watermark,
+            remote_bytes=0 if pointer is None else pointer.data_bytes,
+            lag_bytes=answer.lag_bytes,
+            lag_ms=answer.lag_ms,
+            trouble=answer.trouble,
+        )
+
+    async def verify(
+        self, topic: str, partitions: Iterable[int] | None, *, deep: bool, repair: bool
+    ) -> list[RemoteVerification]:
+        """One partition after the other: the leaders go on with their work meanwhile."""
+        found = await self._client.topic(topic, timeout_s=self._left_s, age_max_s=0.0)
+        numbers = range(len(found.partitions)) if partitions is None else sorted(set(partitions))
+        for number in numbers:
+            check_partition(found, number)
+        return [
+            await self._verify(TopicPartition(topic, number), deep=deep, repair=repair)
+            for number in numbers
+        ]
+
+    async def _verify(
+        self, place: TopicPartition, *, deep: bool, repair: bool
+    ) -> RemoteVerification:
+        checked = 0
+        problems: list[RemoteProblem] = []
+        repaired: list[str] = []
+        next_offset: int | None = 0
+        while (start := next_offset) is not None:
+            answer: VerifyRemoteResponse = await self._client.ask_leader(
+                place.topic,
+                place.partition,
+                lambda topic_id, leader, start=start: VerifyRemote(  # type: ignore[misc]
+                    topic_id,
+                    place.partition,
+                    leader.epoch,
+                    start,
+                    deep,
+                    repair,
+                    VERIFIED_DEEP_AT_ONCE if deep else VERIFIED_AT_ONCE,
+                ),
+                timeout_s=self._left_s,
+                attempt_timeout_s=VERIFY_TIMEOUT_S,
+                patience_s=VERIFY_TIMEOUT_S,
+            )
+            checked += answer.checked_objects
+            problems += [RemoteProblem(*one) for one in answer.problems]
+            repaired += answer.repaired
+            next_offset = answer.next_offset
+        return RemoteVerification(place, checked, problems, repaired)
+
+
+def _places(topics: Iterable[TopicMetadata]) -> list[TopicPartition]:
+    return [
+        TopicPartition(topic.name, partition.partition)
+        for topic in topics
+        for partition in topic.partitions
+    ]

@@ -1,0 +1,333 @@
+"""What the controller decides about the object store: pointers, pins, garbage, and who may use it.
+
+Each function reads the state and returns the records to commit; it changes nothing. An empty list
+means that there is nothing to do, so every request may be repeated. Errors are those of
+`rayq.errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from rayq.config import DAY_MS, TopicConfig
+from rayq.core import election
+from rayq.core.cluster_state import ClusterState, Topic
+from rayq.core.metadata_records import (
+    MetadataRecord,
+    PartitionChanged,
+    RemoteDoubted,
+    RemoteGarbage,
+    RemoteGarbageRemoved,
+    RemoteMoved,
+    SnapshotPinned,
+    SnapshotUnpinned,
+)
+from rayq.errors import (
+    ConfigError,
+    FencedEpochError,
+    InvalidRequestError,
+    RemoteStorageError,
+    StalePartitionError,
+    UnknownTopicError,
+)
+from rayq.remote_pointer import RemotePointer
+
+PINS_MAX = 1000
+RESTORED_PIN_MS = DAY_MS
+"""For so long retention takes nothing of a topic that was restored: most of it may be older than
+its retention allows, and somebody has just asked for it."""
+
+
+class ObjectStoreFacts(NamedTuple):
+    """What the controller knows of the cluster's object store."""
+
+    url: str | None
+    """None: the cluster has none."""
+    troubles: dict[int, str | None]
+    """Why each broker cannot use it, as it said last; None where it can."""
+
+
+NO_OBJECT_STORE = ObjectStoreFacts(None, {})
+
+
+def move_remote(
+    state: ClusterState,
+    *,
+    topic_id: str,
+    partition: int,
+    broker: int,
+    incarnation: str,
+    leader_epoch: int,
+    pointer: RemotePointer,
+    is_adopted: bool = False,
+) -> list[MetadataRecord]:
+    """A leader's new remote pointer, decided by compare-and-swap on its version. The partition
+    epoch stays: proposals of in-sync sets go on beside this. `is_adopted` says that the leader
+    adopts another manifest in place of the committed one, which may be lost or too old: only then
+    the range may go back.
+
+    Raises UnknownTopicError, FencedEpochError (not the leader of this epoch), StalePartitionError
+    (the version moved on, or the topic gave its remote objects up), InvalidRequestError.
+    """
+    topic = state.topics.get(topic_id)
+    known = None if topic is None else topic.partitions.get(partition)
+    if topic is None or known is None:
+        raise UnknownTopicError(f"No partition {partition} of a topic with id {topic_id}.")
+    value, where = known.value, f"{topic.name}-{partition}"
+    if (value.leader, value.leader_incarnation, value.leader_epoch) != (
+        broker,
+        incarnation,
+        leader_epoch,
+    ):
+        raise FencedEpochError(
+            f"Broker {broker} does not lead {where} in epoch {leader_epoch} under this "
+            f"incarnation: the leader is {value.leader} in epoch {value.leader_epoch}."
+        )
+    if known.remote == pointer and not known.is_remote_doubted:
+        return []  # It was committed, and the answer was lost.
+    if not topic.config.remote_storage:
+        raise StalePartitionError(f"{topic.name} keeps nothing in the object store any more.")
+    if known.is_remote_doubted and not is_adopted:
+        raise StalePartitionError(
+            f"The metadata of {where} came back from an older copy: its leader has to adopt the "
+            "newest manifest first."
+        )
+    committed = 0 if known.remote is None else known.remote.version
+    if pointer.version != committed + 1:
+        raise StalePartitionError(
+            f"Version {pointer.version} of the remote pointer of {where} does not follow the "
+            f"committed version, which is {committed}."
+        )
+    problem = _what_is_wrong(pointer)
+    if problem is None and pointer.leader_epoch != leader_epoch:
+        problem = f"it is of leader epoch {pointer.leader_epoch}, not {leader_epoch}"
+    before = None if is_adopted else known.remote
+    if (
+        problem is None
+        and before is not None
+        and (pointer.start < before.start or pointer.end < before.end)
+    ):
+        problem = f"{pointer.start}..{pointer.end} goes back from {before.start}..{before.end}"
+    if problem is not None:
+        raise InvalidRequestError(f"The remote pointer of {where} is refused: {problem}.")
+    return [RemoteMoved(topic_id, partition, pointer)]
+
+
+def doubt_everything(state: ClusterState) -> list[MetadataRecord]:
+    """Metadata that came back from an older copy may lack the newest remote pointers, and, where
+    the cluster has an object store, also that a topic has any."""
+    return [
+        RemoteDoubted(topic.topic_id, number)
+        for topic, number, _ in state.all_partitions()
+        if topic.config.remote_storage or (state.marks and not topic.was_compacted)
+    ]
+
+
+def begin_in_doubt(state: ClusterState, topic: Topic) -> list[MetadataRecord]:
+    """What follows when remote_storage is turned on: where an older copy of the metadata did not
+    know that it was on already, leaders begin anew, and look at what is in the object store."""
+    records: list[MetadataRecord] = []
+    for number, partition in topic.partitions.items():
+        value = partition.value
+        if partition.is_remote_doubted and value.leader is not None:
+            epoch = election.next_epoch(value, state.live_processes(partition))
+            begun = msgspec.structs.replace(
+                value, leader_epoch=epoch, partition_epoch=value.partition_epoch + 1
+            )
+            records.append(PartitionChanged(topic.topic_id, number, begun))
+    return records
+
+
+# --- pins ----------------------------------------------------------------------------------------
+
+
+def pin_snapshot(
+    state: ClusterState, *, pin_id: str, topic_id: str, starts: Mapping[int, int], ttl_ms: int
+) -> list[MetadataRecord]:
+    """Keeps records from retention, or renews that. Raises UnknownTopicError, InvalidRequestError
+    where there are too many pins, or the pin makes no sense."""
+    topic = state.topics.get(topic_id)
+    if topic is None:
+        raise UnknownTopicError(f"There is no topic with id {topic_id}.")
+    if not topic.config.remote_storage:
+        raise InvalidRequestError(
+            f"Topic {topic.name!r} has no remote_storage, and pins keep nothing of it."
+        )
+    wrong = [
+        number for number, start in starts.items() if number not in topic.partitions or start < 0
+    ]
+    if wrong or not starts:
+        raise InvalidRequestError(
+            f"A pin of {topic.name!r} names offsets of its partitions, from 0 on; this one does "
+            f"not: {dict(starts)}."
+        )
+    known = state.pins.get(pin_id)
+    if known is None and len(state.pins) >= PINS_MAX:
+        raise InvalidRequestError(
+            f"There are {PINS_MAX} pins already. Wait until jobs have ended, or unpin what is left "
+            "over."
+        )
+    if known is not None and known.topic_id != topic_id:
+        raise InvalidRequestError(f"Pin {pin_id} is of another topic.")
+    return [SnapshotPinned(pin_id, topic_id, starts, ttl_ms)]
+
+
+def unpin_snapshots(state: ClusterState, pin_ids: Collection[str]) -> list[MetadataRecord]:
+    """Ends pins. One that is not there has ended."""
+    return [
+        SnapshotUnpinned(pin_id, pin.topic_id)
+        for pin_id, pin in state.pins.items()
+        if pin_id in pin_ids
+    ]
+
+
+# --- the end of what a topic has there -----------------------------------------------------------
+
+
+def may_have_objects(topic: Topic) -> bool:
+    """Whether objects of the topic may be in the object store, as far as the metadata can know."""
+    is_doubted = any(one.is_remote_doubted for one in topic.partitions.values())
+    return bool(topic.config.remote_storage) or is_doubted
+
+
+def give_up_remote(state: ClusterState, topic: Topic, now_ms: int) -> list[MetadataRecord]:
+    """What a topic that is deleted, or stored remotely no more, leaves to be removed. There may be
+    objects that no pointer tells of: uploads under way."""
+    if not may_have_objects(topic):
+        return []
+    own = f"{state.cluster_id}/{topic.topic_id}/"
+    pointers = [one.remote for one in topic.partitions.values() if one.remote is not None]
+    of_pointers = {_prefix(pointer) for pointer in pointers}
+    restored = sorted(prefix for prefix in of_pointers if not prefix.startswith(own))
+    return [RemoteGarbage(topic.topic_id, topic.name, now_ms, (own, *restored))]
+
+
+def remove_garbage(state: ClusterState, topic_id: str) -> list[MetadataRecord]:
+    """A broker has removed it all."""
+    return [RemoteGarbageRemoved(topic_id)] if topic_id in state.garbage else []
+
+
+# --- topics whose records are in the object store already ----------------------------------------
+
+
+def check_restored(
+    state: ClusterState,
+    config: TopicConfig,
+    partitions: int,
+    restored: Sequence[RemotePointer | None],
+) -> None:
+    """Raises InvalidRequestError where a topic with these pointers, by partition, must not be."""
+    if not any(restored):
+        return
+    if not config.remote_storage:
+        raise InvalidRequestError("A topic that is restored has to have remote_storage=True.")
+    if len(restored) > partitions:
+        raise InvalidRequestError(
+            f"{len(restored)} partitions are to be restored, and the topic gets {partitions}."
+        )
+    used = {
+        _prefix(one.remote): f"{topic.name}-{number}"
+        for topic, number, one in state.all_partitions()
+        if one.remote is not None
+    }
+    for number, pointer in enumerate(restored):
+        if pointer is None:
+            continue
+        problem = _what_is_wrong(pointer)
+        if problem is None and _prefix(pointer) in used:
+            problem = (
+                f"its objects are those of {used[_prefix(pointer)]}, which would delete them: "
+                "restore a copy of them"
+            )
+        if problem is not None:
+            raise InvalidRequestError(f"Partition {number} cannot be restored: {problem}.")
+        used[_prefix(pointer)] = f"partition {number}"
+
+
+def restore(
+    state: ClusterState, topic_id: str, restored: Sequence[RemotePointer | None]
+) -> list[MetadataRecord]:
+    """What follows the creation of a topic whose records are in the object store already. They are
+    pinned for a day, and garbage no more."""
+    pointers = {number: one for number, one in enumerate(restored) if one is not None}
+    if not pointers:
+        return []
+    records: list[MetadataRecord] = [
+        RemoteGarbageRemoved(garbage.topic_id)
+        for garbage in state.garbage.values()
+        if any(one.manifest.startswith(garbage.prefixes) for one in pointers.values())
+    ]
+    records.extend(RemoteMoved(topic_id, number, one) for number, one in pointers.items())
+    starts = {number: one.start for number, one in pointers.items()}
+    records.append(SnapshotPinned(f"restore-{topic_id}", topic_id, starts, RESTORED_PIN_MS))
+    return records
+
+
+# --- configs -------------------------------------------------------------------------------------
+
+
+def check_remote_config(
+    state: ClusterState, config: TopicConfig, before: Topic | None, store: ObjectStoreFacts
+) -> None:
+    """Raises unless the new config of a topic (`before` is None for a new one) fits the cluster's
+    object store: ConfigError where it never will, RemoteStorageError where it may in a while."""
+    stored_before = False if before is None else before.config.remote_storage
+    if not config.remote_storage or config.remote_storage == stored_before:
+        return
+    if stored_before and config.remote_storage == "read":
+        return  # Nothing more goes there: that may be why.
+    if store.url is None:
+        raise ConfigError(
+            "remote_storage needs an object store: start the cluster with remote_storage_url=..."
+        )
+    if before is not None and before.was_compacted:
+        raise ConfigError(
+            f"remote_storage is not for {before.name!r}, which was compacted: offsets are missing "
+            "between its records. Write what is left of it to a new topic."
+        )
+    if before is not None and before.topic_id in state.garbage:
+        raise ConfigError(
+            f"What {before.name!r} had in the object store is still being removed: that takes "
+            "remote_delete_delay_ms and a day. See `rayq storage status`, and try again then."
+        )
+    for broker in sorted(one for one in state.brokers if state.is_live(one)):
+        trouble = store.troubles.get(broker, "it was not heard of yet")
+        if trouble is not None:
+            raise RemoteStorageError(
+                f"Broker {broker} cannot use the object store: {trouble}. remote_storage waits "
+                "until every live broker has written and read a probe there."
+            )
+
+
+# --- marks of the clusters that use the store -----------------------------------------------------
+
+
+def unknown_marks(state: ClusterState, marks: Collection[tuple[int, str]]) -> list[int]:
+    """The controller epochs of marks, as `(epoch, mark)`, that another cluster has left under this
+    cluster's id. What is older than all marks that this cluster remembers counts as its own."""
+    oldest = next(iter(state.marks), None)
+    if oldest is None:
+        return []
+    return sorted(
+        epoch for epoch, mark in marks if epoch >= oldest and state.marks.get(epoch) != mark
+    )
+
+
+def _what_is_wrong(pointer: RemotePointer) -> str | None:
+    """Why no pointer can be like this."""
+    if not (pointer.version >= 1 and 0 <= pointer.start <= pointer.end and pointer.data_bytes >= 0):
+        return f"{pointer} is of no range"
+    if (pointer.end_epoch is None) != (pointer.end == 0):
+        return f"the epoch of the record before {pointer.end} is {pointer.end_epoch}"
+    if len(pointer.manifest.split("/")) < 3:
+        return f"{pointer.manifest!r} is no name of a manifest"
+    return None
+
+
+def _prefix(pointer: RemotePointer) -> str:
+    """What the names of all objects of the partition begin with: manifest and data objects are in
+    folders of one place."""
+    return pointer.manifest.rsplit("/", 2)[0] + "/"

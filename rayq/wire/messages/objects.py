@@ -1,0 +1,358 @@
+"""What a node's object server answers to the replicas and the broker of that node, and what the
+controller and leaders answer about remote storage.
+
+The object server alone has the object store's client and credentials. Bytes of records do not pass
+through these messages: it reads the files of the log itself, and answers reads with a place in a
+file of its cache. Names of objects are relative to `remote_storage_url`.
+Each request to it raises RemoteStorageError, RemoteDeniedError, RemoteMissingError.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
+from rayq.remote_pointer import RemotePointer
+from rayq.wire.messages.any_broker import Change, ChangeResponse
+from rayq.wire.messages.base import (
+    Bytes,
+    Done,
+    Epoch,
+    Id,
+    Milliseconds,
+    Offset,
+    Partition,
+    Request,
+    Response,
+    ToController,
+    ToLeader,
+)
+
+ObjectName = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
+OBJECT_NAMES_MAX = 1000
+ObjectNames = Annotated[list[ObjectName], msgspec.Meta(max_length=OBJECT_NAMES_MAX)]
+
+# --- the object server ---------------------------------------------------------------------------
+
+
+class LocalRange(msgspec.Struct, array_like=True, frozen=True):
+    """Whole batches in a segment file of this node."""
+
+    path: str
+    position: int
+    length: int
+
+
+class StoreRecordsResponse(Response, frozen=True):
+    object_bytes: int
+    data_bytes: int
+    """Without the footer."""
+    crc32c: int
+    """Of the whole object."""
+    first_append_ms: int
+    last_append_ms: int
+    newest_timestamp_ms: int
+    end_epoch: int
+    """The leader epoch of the last batch."""
+
+
+class StoreRecords(Request[StoreRecordsResponse], frozen=True):
+    """Makes one data object of the batches from `start` up to `end` (exclusive), which `ranges`
+    hold in order. The object server checks each batch (CRCs, offsets without a hole, epochs that do
+    not go back) in the very bytes that it sends. Raises CorruptBatchError where the local files
+    hold damage."""
+
+    api: ClassVar[int] = 90
+    name: ObjectName
+    start: Offset
+    end: Offset
+    ranges: list[LocalRange]
+    aborted: list[tuple[int, int]]
+    """`(family, epoch)` of the aborted transactions that may have batches in the range."""
+
+
+class PutBlob(Request[Done], frozen=True):
+    """Stores the payload as the object `name`: a manifest, a page of one, a mark."""
+
+    api: ClassVar[int] = 91
+    name: ObjectName
+
+
+class GetBlob(Request[Done], frozen=True):
+    """Answers the whole object as the payload."""
+
+    api: ClassVar[int] = 92
+    name: ObjectName
+
+
+class ReadObjectResponse(Response, frozen=True):
+    path: str
+    """A file of the node's disk, which stays readable for whoever opened it."""
+    position: int
+    length: int
+
+
+class ReadObject(Request[ReadObjectResponse], frozen=True):
+    """Brings `length` bytes from `position` on of a data object, its footer included, into the
+    cache, checked by their CRCs. Less is answered only at the object's end. Raises RemoteSlowError
+    after `wait_ms` (the read goes on), RemoteDamagedError."""
+
+    api: ClassVar[int] = 93
+    ends_with_connection: ClassVar[bool] = True
+    name: ObjectName
+    object_bytes: Bytes
+    data_bytes: Bytes
+    """As the manifest has them."""
+    position: Offset
+    length: Bytes
+    read_ahead_bytes: Bytes
+    """How much behind it will probably be asked for next."""
+    wait_ms: Milliseconds
+
+
+class DropCached(Request[Done], frozen=True):
+    """A reader found the cached bytes wrong: the next read gets them anew."""
+
+    api: ClassVar[int] = 94
+    name: ObjectName
+
+
+class ListObjectsResponse(Response, frozen=True):
+    objects: list[tuple[str, int, int]]
+    """`(name, bytes, last modified in ms by the store's clock)`, by name."""
+    next_after: str | None
+    """Not None where there may be more: ask again with this as `after`."""
+
+
+class ListObjects(Request[ListObjectsResponse], frozen=True):
+    """The objects whose names begin with `prefix` and come after `after`, one page of them."""
+
+    api: ClassVar[int] = 95
+    prefix: str
+    after: str = ""
+
+
+class DeleteObjects(Request[Done], frozen=True):
+    """Deletes these objects. One that is not there counts as deleted."""
+
+    api: ClassVar[int] = 96
+    names: ObjectNames
+
+
+class HeadObjectsResponse(Response, frozen=True):
+    objects: list[tuple[int, int] | None]
+    """`(bytes, last modified in ms)` of each object asked for; None: it is not there."""
+
+
+class HeadObjects(Request[HeadObjectsResponse], frozen=True):
+    api: ClassVar[int] = 97
+    names: ObjectNames
+
+
+class SignObjectsResponse(Response, frozen=True):
+    urls: list[str]
+    """For each object a URL that anybody may read by an HTTP GET with a range until it expires, or
+    `file:///...`."""
+
+
+class SignObjects(Request[SignObjectsResponse], frozen=True):
+    api: ClassVar[int] = 98
+    names: ObjectNames
+    expires_ms: Milliseconds
+
+
+class AttachObjectServer(Request[Done], frozen=True):
+    """The object server presents itself to its broker, again and again. Raises StaleBrokerError
+    where the broker does not want it (any more): then it ends."""
+
+    api: ClassVar[int] = 57
+    incarnation: Id
+    pid: int
+    pid_start_time: int
+    host: str
+    port: int
+    trouble: str | None = None
+    """Why the object store does not work now. None: its probe was written and read."""
+
+
+# --- the controller ------------------------------------------------------------------------------
+
+
+class MoveRemote(ToController[ChangeResponse], frozen=True):
+    """The leader has stored objects and a manifest, and asks to make it the partition's pointer.
+    Raises FencedEpochError (another epoch or process leads), StalePartitionError (the committed
+    version is not `pointer.version - 1`, or the topic gave its remote objects up),
+    UnknownTopicError, InvalidRequestError. Without an answer its fate is unknown: ask again with
+    the very same."""
+
+    api: ClassVar[int] = 84
+    topic_id: Id
+    partition: Partition
+    broker: int
+    incarnation: Id
+    leader_epoch: Epoch
+    pointer: RemotePointer
+    is_adopted: bool = False
+    """Another manifest takes the place of the committed one, which may be lost, or of older
+    metadata. Only then `start` and `end` may go back."""
+
+
+class PinSnapshot(Change, frozen=True, kw_only=True):
+    """Retention keeps the topic's records from these offsets on for `ttl_ms`, at most a day; the
+    same id again renews it. Raises UnknownTopicError, InvalidRequestError where there are 1,000."""
+
+    api: ClassVar[int] = 85
+    pin_id: Id
+    topic_id: Id
+    starts: dict[int, int]
+    ttl_ms: Annotated[int, msgspec.Meta(ge=1, le=86_400_000)]
+
+
+class UnpinSnapshot(Change, frozen=True, kw_only=True):
+    """Ends a pin; one that is not there has ended."""
+
+    api: ClassVar[int] = 86
+    pin_id: Id
+
+
+class RestoreTopic(Change, frozen=True, kw_only=True):
+    """Creates a topic whose records are in the object store already. Retention takes none of them
+    for a day. Raises the errors of `CreateTopic`, and InvalidRequestError where the pointers do not
+    fit, or another topic has these objects."""
+
+    api: ClassVar[int] = 88
+    name: str
+    partitions: int
+    replication_factor: int | None
+    config: dict[str, Any]
+    """With `remote_storage`."""
+    pointers: list[RemotePointer | None]
+    """By partition. None, or no entry: it begins empty."""
+
+
+class EndRemoteStorage(Change, frozen=True, kw_only=True):
+    """Sets a topic's `remote_storage` to False. All that it has in the object store is removed
+    later; what is on no replica's disk any more is lost at once."""
+
+    api: ClassVar[int] = 89
+    name: str
+
+
+class RemoveGarbage(ToController[ChangeResponse], frozen=True):
+    """A broker has removed all objects of a deleted topic."""
+
+    api: ClassVar[int] = 87
+    topic_id: Id
+
+
+# --- any broker ----------------------------------------------------------------------------------
+
+
+class PinSummary(msgspec.Struct, array_like=True, frozen=True):
+    pin_id: str
+    topic: str
+    starts: dict[int, int]
+    """Partition to offset."""
+    ttl_ms: int
+
+
+class GarbageSummary(msgspec.Struct, array_like=True, frozen=True):
+    topic_id: str
+    name: str
+    deleted_ms: int
+
+
+class DescribeObjectStoreResponse(Response, frozen=True):
+    url: str | None
+    """`remote_storage_url`. None: the cluster has no object store."""
+    pins: list[PinSummary]
+    garbage: list[GarbageSummary]
+    """Deleted topics that still have objects there."""
+    object_server: tuple[str, int] | None
+    """Where this broker's object server listens. None: there is none, or it is starting."""
+    trouble: str | None
+    """Why this broker does not reach the object store. None: it does, or there is none."""
+
+
+class DescribeObjectStore(Request[DescribeObjectStoreResponse], frozen=True):
+    """What this broker knows of the object store."""
+
+    api: ClassVar[int] = 37
+
+
+# --- leaders -------------------------------------------------------------------------------------
+
+
+class RemoteRange(msgspec.Struct, array_like=True, frozen=True):
+    """One object with records of a partition: all those of its offsets, in whole batches."""
+
+    name: str
+    start_offset: int
+    end_offset: int
+    data_bytes: int
+    object_bytes: int
+    """Behind the data is the footer: where batches begin, and which transactions were aborted."""
+    url: str | None
+    """See `SignObjects`. None where none was asked for."""
+
+
+class DescribeRemoteResponse(Response, frozen=True):
+    ranges: list[RemoteRange]
+    """In order, without a hole, from the object that holds `start` on. [] where `start` is not in
+    the object store: then the leader has it on its disk."""
+    log_start_offset: int
+
+
+class DescribeRemote(ToLeader[DescribeRemoteResponse], frozen=True):
+    """Which objects hold the records from `start` up to `end`, at most `ranges_max` of them. No
+    more is read of the store than a manifest, where the leader does not have it yet. Raises the
+    errors of `Fetch`, and RemoteStorageError, RemoteMissingError."""
+
+    api: ClassVar[int] = 100
+    start: Offset
+    end: Offset
+    ranges_max: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 64
+    expires_ms: Milliseconds = 0
+    """How long the URLs are to be good for. 0: none are made."""
+
+
+class DescribeRemoteStorageResponse(Response, frozen=True):
+    pointer: RemotePointer | None
+    log_start_offset: int
+    local_start_offset: int
+    high_watermark: int
+    lag_bytes: int
+    """Of closed segments that are not stored yet."""
+    lag_ms: int
+    """How long ago the oldest of it could have been stored."""
+    trouble: str | None
+    """Why nothing is stored now. None: it works."""
+
+
+class DescribeRemoteStorage(ToLeader[DescribeRemoteStorageResponse], frozen=True):
+    """How far this partition is in the object store."""
+
+    api: ClassVar[int] = 101
+
+
+class VerifyRemoteResponse(Response, frozen=True):
+    checked_objects: int
+    next_offset: int | None
+    """Where the next page begins. None: all was checked."""
+    problems: list[tuple[str, int, int, str]]
+    """`(object, start offset, end offset, what is wrong)`."""
+    repaired: list[str]
+    """The objects of `problems` that others, made from local records, took the place of."""
+
+
+class VerifyRemote(ToLeader[VerifyRemoteResponse], frozen=True):
+    """Checks that the objects from `start` on are there with their sizes; with `deep` reads them
+    and checks CRCs, offsets and epochs. With `repair` those that local records cover are made anew.
+    """
+
+    api: ClassVar[int] = 102
+    start: Offset
+    deep: bool
+    repair: bool
+    objects_max: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100

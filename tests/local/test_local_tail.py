@@ -1,0 +1,130 @@
+"""Replicas of a topic with remote storage keep the tail only, and copy the tail only."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayq import TopicPartition
+from rayq.client.environment import system_environment
+from rayq.runtime.recover_quorum import recover_quorum
+from rayq.storage.checkpoint import read_checkpoint
+from rayq.storage.disk import LocalDisk
+from rayq.testing import LocalCluster
+from tests.local.support import (
+    FAST,
+    eventually,
+    leader_of,
+    log_size,
+    partition_of,
+    read_all,
+    values,
+)
+
+TIERED: dict[str, Any] = {
+    "remote_storage": True,
+    "segment_bytes": 64 * 1024,
+    "local_retention_bytes": 0,
+    "local_retention_ms": None,
+}
+RECORD_BYTES = 1000
+WRITTEN = [b"%06d" % number + b"." * RECORD_BYTES for number in range(600)]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    path = tmp_path / "store"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, store: Path) -> Iterator[LocalCluster]:
+    with start(tmp_path, store, 4) as cluster:
+        yield cluster
+
+
+def start(tmp_path: Path, store: Path, brokers: int | None = None) -> LocalCluster:
+    return LocalCluster(
+        brokers,
+        data_dir=tmp_path / "data",
+        remote_storage_url=f"file://{store}",
+        retention_check_interval_ms=200,
+        **FAST,
+    )
+
+
+def directory(cluster: LocalCluster, broker: int) -> Path:
+    return Path(cluster.data_dir) / f"broker-{broker}" / "t-0"
+
+
+def local_start(path: Path) -> int:
+    found = read_checkpoint(LocalDisk(), str(path))
+    return 0 if found is None else found.local_start_offset
+
+
+def produce(cluster: LocalCluster, records: list[bytes]) -> None:
+    with cluster.producer(compression_type="none", batch_size=8 * 1024) as producer:
+        producer.send_many("t", records).result(60)
+
+
+def wait_until_dropped(cluster: LocalCluster, brokers: list[int], offset: int) -> None:
+    eventually(
+        lambda: all(local_start(directory(cluster, one)) > offset for one in brokers),
+        f"the records below {offset} left the disks of {brokers}",
+    )
+
+
+def test_replicas_keep_and_copy_the_tail_only(cluster: LocalCluster) -> None:
+    cluster.create_topic("t", replication_factor=3, **TIERED)
+    produce(cluster, WRITTEN)
+    before = [one.broker for one in partition_of(cluster, "t").replicas]
+    wait_until_dropped(cluster, before, 400)
+    assert all(log_size(directory(cluster, one)) < 200 * RECORD_BYTES for one in before)
+
+    leader = leader_of(cluster, "t")
+    (added,) = set(range(4)) - set(before)
+    target = [leader, added, *(one for one in before if one != leader)][:3]
+    cluster.admin.reassign_partitions({TopicPartition("t", 0): target}, timeout_s=100)
+    assert log_size(directory(cluster, added)) < 200 * RECORD_BYTES
+    assert local_start(directory(cluster, added)) > 400
+
+    # It leads, and every record is still there.
+    cluster.kill_broker(leader)
+    eventually(lambda: partition_of(cluster, "t").leader not in (None, leader), "another leads")
+    produce(cluster, [b"more"])
+    assert values(read_all(cluster, "t")) == [*WRITTEN, b"more"]
+
+
+def test_all_is_there_after_a_start_from_what_is_left(tmp_path: Path, store: Path) -> None:
+    """All directories but one are lost, and its metadata are older than what is in the store."""
+    with start(tmp_path, store, 3) as cluster:
+        cluster.create_topic("t", replication_factor=3, **TIERED)
+        produce(cluster, WRITTEN[:100])
+        wait_until_dropped(cluster, [0, 1, 2], 0)
+        cluster.abort()
+    kept = tmp_path / "data" / "broker-2"
+    shutil.copytree(kept / "metadata", tmp_path / "older")
+    with start(tmp_path, store) as cluster:
+        produce(cluster, WRITTEN[100:])
+        wait_until_dropped(cluster, [0, 1, 2], 400)
+        cluster.abort()
+    for broker in (0, 1):
+        shutil.rmtree(tmp_path / "data" / f"broker-{broker}", ignore_errors=True)
+    shutil.rmtree(kept / "metadata")
+    shutil.move(tmp_path / "older", kept / "metadata")
+    recover_quorum(system_environment(None), str(tmp_path / "data"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rayq.actors.remote.adoption.LISTING_DELAY_S", 0.5)
+        with start(tmp_path, store) as cluster:
+            eventually(
+                lambda: partition_of(cluster, "t").offline_reason is not None, "it is offline"
+            )
+            cluster.admin.elect_leaders("t", unclean=True)
+            cluster.admin.alter_topic_config("t", min_insync_replicas=1)
+            produce(cluster, [b"more"])
+            assert values(read_all(cluster, "t")) == [*WRITTEN, b"more"]

@@ -1,0 +1,328 @@
+"""Records that only the object store has, read in each way there is: nothing of them differs."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from rayq import TopicPartition
+from rayq.actors.objects import object_cache
+from rayq.actors.remote.reads import RemoteReads
+from rayq.batch import direct_reads
+from rayq.batch.direct_reads import DirectReads
+from rayq.batch.offset_ranges import Split, snapshot, split_ranges
+from rayq.batch.pins import pin_ranges
+from rayq.batch.range_reader import read_range
+from rayq.batch.stored_ranges import object_starts
+from rayq.errors import (
+    OffsetOutOfRangeError,
+    RemoteMissingError,
+    TransactionAbortedError,
+)
+from rayq.records import RemotePartitionInfo
+from rayq.testing import LocalCluster
+from rayq.wire.messages import RemoteRange
+from tests.local.support import FAST, eventually, leader_of, read_all, wait_in_sync
+
+_numbers = itertools.count()
+STORED, RECORDS = 300, 360
+"""So many records are in the object store only, and so many there are."""
+FIRST_MS = 1_700_000_000_000
+TIERED = {
+    "remote_storage": True,
+    "segment_bytes": 8192,
+    "local_retention_bytes": 0,
+    "remote_max_lag_ms": 200,
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(scope="module")
+def shared_tiered(
+    tmp_path_factory: pytest.TempPathFactory, store: Path
+) -> Iterator[LocalCluster]:
+    with LocalCluster(
+        brokers=2,
+        data_dir=tmp_path_factory.mktemp("tiered"),
+        remote_storage_url=f"file://{store}",
+        retention_check_interval_ms=100,
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def tiered(shared_tiered: LocalCluster) -> LocalCluster:
+    return shared_tiered.make_current()
+
+
+@pytest.fixture
+def topic(tiered: LocalCluster) -> str:
+    return make_topic(tiered)
+
+
+@pytest.fixture(autouse=True)
+def small_ranges_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct_reads, "DIRECT_BYTES_MIN", 1)
+
+
+@pytest.fixture
+def direct(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The offsets where runs of batches begin that were read directly."""
+    found: list[int] = []
+    original = DirectReads._next
+
+    async def counted(self: DirectReads, offset: int, bytes_max: int) -> Any:
+        fetched = await original(self, offset, bytes_max)
+        if fetched is not None:
+            found.append(offset)
+        return fetched
+
+    monkeypatch.setattr(DirectReads, "_next", counted)
+    return found
+
+
+def make_topic(cluster: LocalCluster, **options: Any) -> str:
+    topic = f"stored-{next(_numbers)}"
+    cluster.create_topic(topic, timeout_s=120.0, **(TIERED | options))
+    return topic
+
+
+def value_of(number: int) -> bytes:
+    return b"%d" % number + b"." * 100
+
+
+def send(cluster: LocalCluster, topic: str, numbers: range) -> None:
+    """Numbered records in small batches; the timestamp of each is its number in ms later."""
+    with cluster.producer(batch_size=512) as producer:
+        for number in numbers:
+            producer.send(topic, value_of(number), timestamp_ms=FIRST_MS + number)
+
+
+def fill(cluster: LocalCluster, topic: str) -> None:
+    """The first records go to the object store, the last ones stay on the disk."""
+    send(cluster, topic, range(STORED))
+    wait_stored(cluster, topic, STORED)
+    keep_the_rest(cluster, topic)
+    send(cluster, topic, range(STORED, RECORDS))
+
+
+def keep_the_rest(cluster: LocalCluster, topic: str) -> None:
+    cluster.admin.alter_topic_config(topic, remote_max_lag_ms=3_600_000)
+
+
+def where(cluster: LocalCluster, topic: str) -> RemotePartitionInfo:
+    (found,) = cluster.admin.describe_remote_storage([topic])
+    return found
+
+
+def wait_stored(cluster: LocalCluster, topic: str, offset: int) -> None:
+    """Waits until the leader's disk begins at `offset`."""
+    eventually(
+        lambda: where(cluster, topic).local_start_offset == offset,
+        f"{topic} below {offset} is in the object store only",
+        120.0,
+    )
+
+
+def numbers(values: Iterator[bytes | None] | list[bytes | None]) -> list[int]:
+    return [int((value or b"").split(b".")[0]) for value in values]
+
+
+def read_splits(cluster: LocalCluster, splits: list[Split]) -> list[int]:
+    batches = [batch for one in splits for batch in read_range(cluster, one, timeout_s=60.0)]
+    return numbers([value for batch in batches for value in batch.column("value").to_pylist()])
+
+
+def object_files(store: Path) -> list[Path]:
+    return sorted(store.glob("*/*/*/data/*"))
+
+
+def test_consumers_read_on_from_the_store_to_the_disk(tiered: LocalCluster, topic: str) -> None:
+    fill(tiered, topic)
+    records = read_all(tiered, topic)
+    assert [record.offset for record in records] == list(range(RECORDS))
+    assert numbers([record.value for record in records]) == list(range(RECORDS))
+    assert {record.timestamp_ms - record.offset for record in records} == {FIRST_MS}
+    place = TopicPartition(topic, 0)
+    with tiered.consumer() as consumer:
+        consumer.assign([place])
+        consumer.seek(place, 123)
+        table = consumer.poll_arrow(60.0)
+        assert table["offset"].to_pylist()[0] == 123
+        for offset in (0, 123, STORED - 1, STORED, RECORDS - 1):
+            assert consumer.offsets_for_times({place: FIRST_MS + offset}) == {place: offset}
+        assert consumer.offsets_for_times({place: FIRST_MS + RECORDS}) == {place: None}
+
+
+def test_batch_jobs_read_objects_and_the_rest_from_the_leader(
+    tiered: LocalCluster, topic: str, direct: list[int]
+) -> None:
+    fill(tiered, topic)
+    taken = snapshot(tiered, topic)
+    assert read_splits(tiered, taken) == list(range(RECORDS))
+    assert direct[0] == 0
+    assert len(direct) > 1
+    assert max(direct) < STORED
+    cuts = object_starts(tiered, taken, timeout_s=60.0)
+    (starts,) = cuts.values()
+    assert starts[-1] == STORED
+    for parts in (2, 7):
+        splits = split_ranges(taken, parts, cuts)
+        assert len(splits) == parts
+        assert read_splits(tiered, splits) == list(range(RECORDS))
+    assert {one.start for one in split_ranges(taken, 2, cuts)[1:]} <= set(starts)
+
+
+def test_tasks_that_do_not_reach_the_store_read_through_the_leader(
+    tiered: LocalCluster, topic: str, direct: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tiered, topic)
+    taken = snapshot(tiered, topic)
+    original = RemoteReads.ranges
+
+    async def unmounted(self: RemoteReads, *bounds: int, **options: int) -> list[RemoteRange]:
+        found = await original(self, *bounds, **options)  # type: ignore[arg-type]
+        return [msgspec.structs.replace(one, url="file:///not/mounted/here") for one in found]
+
+    monkeypatch.setattr(RemoteReads, "ranges", unmounted)
+    assert read_splits(tiered, taken) == list(range(RECORDS))
+    assert direct == []
+
+
+def test_transactions_are_shown_whole_across_the_border(
+    tiered: LocalCluster, topic: str, direct: list[int]
+) -> None:
+    expected: list[int] = []
+    aborted: list[int] = []
+    with tiered.producer(transactional_id="border", batch_size=512) as producer:
+        for number in range(40):
+            if number == 30:
+                end = where(tiered, topic).high_watermark
+                assert end is not None
+                wait_stored(tiered, topic, end)
+                keep_the_rest(tiered, topic)
+            values = range(number * 10, number * 10 + 10)
+            try:
+                with producer.transaction():
+                    for value in values:
+                        producer.send(topic, value_of(value))
+                    if number % 3 == 1:
+                        producer.flush(60.0)
+                        raise ArithmeticError
+            except (ArithmeticError, TransactionAbortedError):
+                aborted += values
+            else:
+                expected += values
+    records = read_all(tiered, topic)
+    assert numbers([record.value for record in records]) == expected
+    with tiered.consumer(
+        topic, isolation_level="read_uncommitted", auto_offset_reset="earliest"
+    ) as consumer:
+        seen = numbers([record.value for record in consumer.until_end(60.0)])
+    assert sorted(seen) == sorted(expected + aborted)
+    for taken in (snapshot(tiered, topic), snapshot(tiered, topic, ending_offsets="last_stable")):
+        assert read_splits(tiered, split_ranges(taken, 5)) == expected
+    assert direct
+
+
+def test_what_is_deleted_is_shown_to_nobody(tiered: LocalCluster, topic: str) -> None:
+    fill(tiered, topic)
+    taken = snapshot(tiered, topic)
+    tiered.admin.delete_records({TopicPartition(topic, 0): 150})
+    assert numbers([record.value for record in read_all(tiered, topic)]) == list(range(150, RECORDS))
+    with pytest.raises(OffsetOutOfRangeError, match="log start 150"):
+        read_splits(tiered, taken)
+
+
+def test_damage_in_the_cache_is_mended_from_the_store(
+    tiered: LocalCluster, topic: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    fill(tiered, topic)
+    before = cached_files(tiered)
+    assert len(read_all(tiered, topic)) == RECORDS
+    for path in cached_files(tiered) - before:
+        data = bytearray(path.read_bytes())
+        data[200] ^= 0xFF  # In the body of the first batch.
+        path.write_bytes(data)
+    assert numbers([record.value for record in read_all(tiered, topic)]) == list(range(RECORDS))
+
+
+def cached_files(cluster: LocalCluster) -> set[Path]:
+    found = Path(cluster.data_dir).rglob(f"{object_cache.DIRECTORY}/*/*")
+    return {path for path in found if path.is_file()}
+
+
+def test_an_object_that_is_gone_has_a_name(
+    tiered: LocalCluster, store: Path, topic: str
+) -> None:
+    before = set(object_files(store))
+    fill(tiered, topic)
+    taken = snapshot(tiered, topic)
+    gone = sorted(set(object_files(store)) - before)[0]
+    hidden = gone.rename(gone.with_suffix(".hidden"))
+    try:
+        with tiered.consumer(topic, auto_offset_reset="earliest") as consumer:
+            with pytest.raises(RemoteMissingError, match=gone.name):
+                for _ in range(100):
+                    consumer.poll(1.0)
+        with pytest.raises(RemoteMissingError, match=gone.name):
+            read_splits(tiered, taken)
+    finally:
+        hidden.rename(gone)
+    assert read_splits(tiered, taken) == list(range(RECORDS))
+
+
+def test_the_next_leader_reads_the_store_too(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    with LocalCluster(
+        brokers=3,
+        data_dir=tmp_path / "data",
+        remote_storage_url=f"file://{tmp_path / 'store'}",
+        retention_check_interval_ms=100,
+        **FAST,
+    ) as cluster:
+        topic = make_topic(cluster, replication_factor=2, min_insync_replicas=1)
+        fill(cluster, topic)
+        wait_in_sync(cluster, topic, 2)
+        with cluster.consumer(
+            topic, auto_offset_reset="earliest", max_poll_records=20
+        ) as consumer:
+            found = [record.offset for record in consumer.poll(60.0)]
+            cluster.kill_broker(leader_of(cluster, topic))
+            deadline_s = time.monotonic() + 120
+            while len(found) < RECORDS and time.monotonic() < deadline_s:
+                found += [record.offset for record in consumer.poll(1.0)]
+        assert found == list(range(RECORDS))
+
+
+def test_a_pin_lasts_until_the_last_job_that_reads_has_ended(
+    tiered: LocalCluster, topic: str
+) -> None:
+    send(tiered, topic, range(10))
+    taken = snapshot(tiered, topic)
+
+    def pinned() -> list[dict[int, int]]:
+        return [
+            dict(pin.starts)
+            for pin in tiered.admin.describe_object_store().pins
+            if pin.topic == topic
+        ]
+
+    high = pin_ranges(tiered, [one._replace(start=7) for one in taken], timeout_s=60.0)
+    assert pinned() == [{0: 7}]
+    low = pin_ranges(tiered, [one._replace(start=3) for one in taken], timeout_s=60.0)
+    assert pinned() == [{0: 3}]
+    low()
+    eventually(lambda: pinned() == [{0: 7}], "the other job's start is pinned")
+    high()
+    eventually(lambda: pinned() == [], "nothing is pinned")
