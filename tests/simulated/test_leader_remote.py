@@ -65,6 +65,7 @@ class Led:
         self.watch = ClockWatch(self.clock)
         self.config = CONFIG | config
         self.pinned: int | None = None
+        self.has_lease = True
         self.begin(LEADER_EPOCH)
 
     def begin(self, leader_epoch: int) -> None:
@@ -77,7 +78,7 @@ class Led:
             given,
             self.objects,
             ask_broker=cast(Any, self.controller.ask),
-            has_lease=lambda: True,
+            has_lease=lambda: self.has_lease,
         )
         self.leader = Leader(
             self.log,
@@ -277,6 +278,27 @@ def test_a_commit_whose_fate_is_unknown_is_asked_for_again_and_nothing_is_delete
         assert [one.version for one in led.controller.moves] == [1]
         assert led.remote.pointer == led.controller.pointer
         assert stored <= set(led.objects.store)
+
+    leading(work)
+
+
+def test_a_commit_that_passes_while_the_lease_is_lost_lists_nothing_twice() -> None:
+    async def work(led: Led) -> None:
+        await led.write(10)
+        led.controller.outcomes = ["lost"] * 9
+        await led.look(3)
+        led.has_lease = False
+        await led.look(5)
+        led.has_lease, led.controller.outcomes = True, ["unanswered"]
+        await led.look(10)
+        led.told()
+        await led.write(10)
+        await led.look(60)
+        manifest = await led.manifest()
+        assert [one.start for one in manifest.objects][1:] == [
+            one.end for one in manifest.objects
+        ][:-1]
+        assert led.log.failure is None and led.describe().lag_bytes == 0
 
     leading(work)
 

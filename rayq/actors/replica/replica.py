@@ -289,9 +289,9 @@ class Replica:
         role = self._role
         if not isinstance(role, Leader):
             failure = self._replica_log.failure
+            because = "" if failure is None else f" (it stopped: {failure})"
             if isinstance(role, Adoption):
-                failure = self._replica_log.trouble or "its log is being adopted"
-            because = "" if failure is None else f" ({failure})"
+                because = f" yet ({self._replica_log.trouble or 'its log is being adopted'})"
             raise NotLeaderError(
                 f"Broker {self._replica_log.broker} does not lead {self.where}{because}: ask for "
                 "new metadata."
