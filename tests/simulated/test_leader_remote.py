@@ -23,6 +23,7 @@ from rayq.errors import (
     NotLeaderError,
     RemoteBacklogError,
     RemoteDeniedError,
+    RemoteSlowError,
     RemoteStorageError,
 )
 from rayq.remote_pointer import RemotePointer
@@ -368,6 +369,22 @@ def test_a_store_that_is_away_is_tried_ever_more_slowly_and_then_all_goes_up() -
         led.objects.failure = None
         await led.look(150)
         assert led.describe().lag_bytes == 0 and led.describe().trouble is None
+
+    leading(work)
+
+
+def test_an_object_server_that_is_busy_is_no_trouble_for_a_minute() -> None:
+    async def work(led: Led) -> None:
+        await led.look(300)
+        await led.write(23)
+        led.objects.failure = RemoteSlowError("It is busy.")
+        await led.look(50)
+        assert led.describe().trouble is None
+        await led.look(90)
+        assert led.describe().trouble == "It is busy."
+        led.objects.failure = None
+        await led.look(90)
+        assert led.describe().trouble is None and led.describe().lag_bytes == 0
 
     leading(work)
 
