@@ -14,6 +14,7 @@ from rayq.actors.remote.reads import RemoteReads
 from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.remote.retention import RemoteRetention
 from rayq.actors.remote.uploads import Uploads
+from rayq.actors.replica import replica
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.local_retention import LocalRetention
 from rayq.core import remote_changes
@@ -183,6 +184,11 @@ def follower_begins_at_the_high_watermark() -> list[Patch]:
         return msgspec.structs.replace(answer, local_start_offset=start), payload
 
     return [(Leader, "replica_snapshot", mutated)]
+
+
+@plants("40", "a leader that lacks what is stored appends where its own log ends", TIERED)
+def short_leader_leads() -> list[Patch]:
+    return [(replica, "must_adopt", lambda log, assignment: False)]
 
 
 # --- what leaves the store ------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from rayq.errors import (
     NotLeaderError,
     RayqError,
     RemoteBacklogError,
+    RemoteSlowError,
     StalePartitionError,
     UnknownTopicError,
 )
@@ -44,6 +45,8 @@ COMMIT_INTERVAL_S = 1.0
 """A partition's list of objects changes at most this often."""
 RETRY_S, RETRY_MAX_S = 1.0, 60.0
 """The pause after the first failure in a row, and the longest."""
+SLOW_S = 300.0
+"""An object server that is busy with other uploads for longer than this counts as a failure."""
 SWEEP_RETRY_S = 600.0
 START_S = 10.0
 """So long a new leader waits for an object server that may be starting, too."""
@@ -74,6 +77,8 @@ class LeaderRemote:
         self.trouble: str | None = None
         """Why nothing is stored or deleted now. None: it works."""
         self._failures = 0
+        self._busy_since_s: float | None = None
+        """Since when the object server has been too busy for anything."""
         self._refusal: str | None = None
         self._began_s = self._pause_until_s = now_s = environment.clock.monotonic()
         self._active = (-1, now_s)
@@ -160,7 +165,13 @@ class LeaderRemote:
             logger.debug("the remote log of %s: %s", self._replica_log.where, error)
             self._pause_until_s = clock.monotonic() + RETRY_S
         except RayqError as error:
-            self._failed(error)
+            now_s = clock.monotonic()
+            if self._busy_since_s is None:
+                self._busy_since_s = now_s
+            if isinstance(error, RemoteSlowError) and now_s < self._busy_since_s + SLOW_S:
+                self._pause_until_s = now_s + RETRY_S
+            else:
+                self._failed(error)
 
     async def _round(self, now_s: float, clock_watch: ClockWatch) -> None:
         looks = now_s >= self._look_s
@@ -175,6 +186,8 @@ class LeaderRemote:
                 await self._uploads.store()
             except RayqError as error:
                 failure = error
+        if self._uploads.stored:
+            self._busy_since_s = None
         if looks or self._uploads.stored:  # What was stored before a failure counts, too.
             await self._change_list(clock_watch, deletes=looks)
         if failure is not None:
@@ -254,7 +267,7 @@ class LeaderRemote:
     def _succeeded(self) -> None:
         if self.trouble is not None:
             self._log(logging.INFO, "remote storage works again")
-        self.trouble, self._failures = None, 0
+        self.trouble, self._failures, self._busy_since_s = None, 0, None
 
     def _failed(self, error: RayqError) -> None:
         if self.trouble is None:
