@@ -73,8 +73,13 @@ def produce(cluster: LocalCluster, records: list[bytes]) -> None:
 
 
 def wait_until_dropped(cluster: LocalCluster, brokers: list[int], offset: int) -> None:
+    kept_bytes = RECORD_BYTES * max(len(WRITTEN) - offset, 0)
     eventually(
-        lambda: all(local_start(directory(cluster, one)) > offset for one in brokers),
+        lambda: all(
+            local_start(directory(cluster, one)) > offset
+            and log_size(directory(cluster, one)) < kept_bytes
+            for one in brokers
+        ),
         f"the records below {offset} left the disks of {brokers}",
     )
 
@@ -84,13 +89,19 @@ def test_replicas_keep_and_copy_the_tail_only(cluster: LocalCluster) -> None:
     produce(cluster, WRITTEN)
     before = [one.broker for one in partition_of(cluster, "t").replicas]
     wait_until_dropped(cluster, before, 400)
-    assert all(log_size(directory(cluster, one)) < 200 * RECORD_BYTES for one in before)
 
     leader = leader_of(cluster, "t")
     (added,) = set(range(4)) - set(before)
     target = [leader, added, *(one for one in before if one != leader)][:3]
     cluster.admin.reassign_partitions({TopicPartition("t", 0): target}, timeout_s=100)
-    assert log_size(directory(cluster, added)) < 200 * RECORD_BYTES
+    copied = [
+        sample.value
+        for sample in cluster.metrics()
+        if sample.name == "rayq_replication_bytes_in_total"
+        and sample.labels.get("topic") == "t"
+        and sample.labels.get("broker") == str(added)
+    ]
+    assert len(copied) == 1 and copied[0] < 200 * RECORD_BYTES
     assert local_start(directory(cluster, added)) > 400
 
     # It leads, and every record is still there.
