@@ -14,6 +14,7 @@ from rayq.actors.remote.reads import RemoteReads
 from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.remote.retention import RemoteRetention
 from rayq.actors.remote.uploads import Uploads
+from rayq.actors.replica import replica
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.local_retention import LocalRetention
 from rayq.core import remote_changes
@@ -185,6 +186,11 @@ def follower_begins_at_the_high_watermark() -> list[Patch]:
     return [(Leader, "replica_snapshot", mutated)]
 
 
+@plants("40", "a leader that lacks what is stored appends where its own log ends", TIERED)
+def short_leader_leads() -> list[Patch]:
+    return [(replica, "must_adopt", lambda log, assignment: False)]
+
+
 # --- what leaves the store ------------------------------------------------------------------------
 
 
@@ -192,12 +198,12 @@ def follower_begins_at_the_high_watermark() -> list[Patch]:
 def deleted_before_the_list() -> list[Patch]:
     change_list = LeaderRemote._change_list
 
-    async def mutated(self: Any, clock_watch: Any) -> None:
+    async def mutated(self: Any, clock_watch: Any, *, deletes: bool) -> None:
         manifest = await self.log.manifest()
         if manifest is not None:
             start = self._replica_log.log.persisted_log_start
             await self._sweeps._delete([one.name for one in manifest.objects if one.end <= start])
-        await change_list(self, clock_watch)
+        await change_list(self, clock_watch, deletes=deletes)
 
     return [(LeaderRemote, "_change_list", mutated)]
 

@@ -17,7 +17,7 @@ from rayq.batch.offset_ranges import Split
 from rayq.batch.stored_ranges import stored_ranges
 from rayq.client.client import Client
 from rayq.client.cluster import Cluster
-from rayq.errors import ClosedError, RayqError
+from rayq.errors import ClosedError, RayqError, UnknownTopicError
 from rayq.wire.messages import PinSnapshot, UnpinSnapshot
 
 logger = logging.getLogger(__name__)
@@ -118,16 +118,25 @@ class _Pins:
                     starts[one.partition] = min(one.start, starts.get(one.partition, one.start))
             for topic_id, starts in wanted.items():
                 pin_id = self._pin_ids.setdefault(topic_id, self._client.environment.new_id())
-                await self._change(
-                    PinSnapshot(pin_id=pin_id, topic_id=topic_id, starts=starts, ttl_ms=TTL_MS)
-                )
+                pin = PinSnapshot(pin_id=pin_id, topic_id=topic_id, starts=starts, ttl_ms=TTL_MS)
+                try:
+                    await self._change(pin)
+                except UnknownTopicError:  # It was deleted, and its pins with it.
+                    self._forget(topic_id)
             for topic_id in [one for one in self._pin_ids if one not in wanted]:
                 await self._change(UnpinSnapshot(pin_id=self._pin_ids.pop(topic_id)))
+
+    def _forget(self, topic_id: str) -> None:
+        del self._pin_ids[topic_id]
+        for hold in self.holds:
+            hold.ranges = [one for one in hold.ranges if one.topic_id != topic_id]
 
     async def _change(self, change: PinSnapshot | UnpinSnapshot) -> None:
         try:
             await self._client.change(change, timeout_s=ASK_TIMEOUT_S)
         except ClosedError:
             self._is_closed = True  # The pins end by their time.
+        except UnknownTopicError:
+            raise
         except RayqError as error:
             logger.warning("what a batch job reads is not pinned for now: %s", error)

@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 OBJECTS_MAX = 1000
 """How many objects one answer names."""
+ASK_TIMEOUT_S = 10.0
+"""How long a question waits that a job can do without."""
 
 
 async def uses_remote_storage(client: Client, topic: str, timeout_s: float) -> bool:
@@ -44,11 +46,11 @@ def object_starts(
     cluster: Cluster, ranges: Sequence[Split], *, timeout_s: float
 ) -> dict[TopicPartition, list[int]]:
     """Where objects begin inside the ranges: the best places to cut them. What a leader does not
-    tell is left out: a range can be cut anywhere."""
+    tell within 10 s is left out: a range can be cut anywhere."""
     client, background = cluster.shared_client()
 
     async def starts_of(one: Split) -> list[int]:
-        partition = JobPartition(client, one.place, one.topic_id, timeout_s)
+        partition = JobPartition(client, one.place, one.topic_id, min(ASK_TIMEOUT_S, timeout_s))
         try:
             return await _starts(partition, one)
         except RayqError as error:

@@ -90,14 +90,13 @@ def read(
         fail_on_data_loss=fail_on_data_loss,
         timeout_s=timeout_s,
     )
+    cuts = None if min_partitions is None else object_starts(cluster, ranges, timeout_s=timeout_s)
+    splits = split_ranges(ranges, min_partitions, cuts)
     pin_ranges(cluster, ranges, timeout_s=timeout_s, age_max_s=PINNED_MAX_S)
-    cuts = None
-    if min_partitions is not None:
-        cuts = object_starts(cluster, ranges, timeout_s=timeout_s)
     return read_ranges(
         spark,
         cluster,
-        split_ranges(ranges, min_partitions, cuts),
+        splits,
         include_headers=include_headers,
         fail_on_data_loss=fail_on_data_loss,
         timeout_s=timeout_s,

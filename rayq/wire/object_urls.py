@@ -19,6 +19,8 @@ def open_object_url(url: str, position: int, length: int) -> ObjectBytes:
     shown = urlunsplit((parts.scheme, parts.hostname or "", parts.path, "", ""))
     if parts.scheme == "file":
         return _FileBytes(parts.path, shown, position, length)
+    if parts.scheme not in ("http", "https"):
+        raise RemoteStorageError(f"{shown}: objects are read by http, https and file URLs.")
     return _UrlBytes(url, shown, position, length)
 
 

@@ -45,6 +45,24 @@ def test_splits_hold_every_offset_once_and_none_is_empty(sizes: list[int], parts
     assert len(splits) == min(max(parts, filled), sum(sizes))
 
 
+@given(SIZES, st.integers(1, 60), st.lists(st.integers(90, 160), max_size=9))
+def test_cuts_at_objects_lose_nothing_and_leave_no_split_empty(
+    sizes: list[int], parts: int, cuts: list[int]
+) -> None:
+    ranges = ranges_of(sizes)
+    plain = split_ranges(ranges, parts)
+    splits = split_ranges(ranges, parts, {one.place: sorted(set(cuts)) for one in ranges})
+    assert offsets_of(splits) == offsets_of(ranges)
+    assert all(not one.is_empty for one in splits)
+    assert len(splits) == len(plain)
+
+
+def test_a_range_is_cut_where_an_object_begins_near_by() -> None:
+    (one,) = ranges_of([100], start=0)
+    splits = split_ranges([one], 4, {one.place: [3, 20, 27, 99]})
+    assert [split.start for split in splits] == [0, 27, 50, 75]
+
+
 def test_without_min_partitions_each_range_that_is_not_empty_is_one_split() -> None:
     assert [one.partition for one in split_ranges(ranges_of([3, 0, 5]))] == [0, 2]
 

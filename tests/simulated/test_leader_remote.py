@@ -23,6 +23,7 @@ from rayq.errors import (
     NotLeaderError,
     RemoteBacklogError,
     RemoteDeniedError,
+    RemoteSlowError,
     RemoteStorageError,
 )
 from rayq.remote_pointer import RemotePointer
@@ -65,6 +66,7 @@ class Led:
         self.watch = ClockWatch(self.clock)
         self.config = CONFIG | config
         self.pinned: int | None = None
+        self.has_lease = True
         self.begin(LEADER_EPOCH)
 
     def begin(self, leader_epoch: int) -> None:
@@ -77,7 +79,7 @@ class Led:
             given,
             self.objects,
             ask_broker=cast(Any, self.controller.ask),
-            has_lease=lambda: True,
+            has_lease=lambda: self.has_lease,
         )
         self.leader = Leader(
             self.log,
@@ -281,6 +283,27 @@ def test_a_commit_whose_fate_is_unknown_is_asked_for_again_and_nothing_is_delete
     leading(work)
 
 
+def test_a_commit_that_passes_while_the_lease_is_lost_lists_nothing_twice() -> None:
+    async def work(led: Led) -> None:
+        await led.write(10)
+        led.controller.outcomes = ["lost"] * 9
+        await led.look(3)
+        led.has_lease = False
+        await led.look(5)
+        led.has_lease, led.controller.outcomes = True, ["unanswered"]
+        await led.look(10)
+        led.told()
+        await led.write(10)
+        await led.look(60)
+        manifest = await led.manifest()
+        assert [one.start for one in manifest.objects][1:] == [
+            one.end for one in manifest.objects
+        ][:-1]
+        assert led.log.failure is None and led.describe().lag_bytes == 0
+
+    leading(work)
+
+
 def test_a_deposed_leader_commits_nothing_more_and_deletes_nothing() -> None:
     async def work(led: Led) -> None:
         await led.write(23)
@@ -346,6 +369,22 @@ def test_a_store_that_is_away_is_tried_ever_more_slowly_and_then_all_goes_up() -
         led.objects.failure = None
         await led.look(150)
         assert led.describe().lag_bytes == 0 and led.describe().trouble is None
+
+    leading(work)
+
+
+def test_an_object_server_that_is_busy_is_no_trouble_for_a_minute() -> None:
+    async def work(led: Led) -> None:
+        await led.look(300)
+        await led.write(23)
+        led.objects.failure = RemoteSlowError("It is busy.")
+        await led.look(50)
+        assert led.describe().trouble is None
+        await led.look(90)
+        assert led.describe().trouble == "It is busy."
+        led.objects.failure = None
+        await led.look(90)
+        assert led.describe().trouble is None and led.describe().lag_bytes == 0
 
     leading(work)
 

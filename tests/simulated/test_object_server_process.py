@@ -105,9 +105,12 @@ def test_one_that_dies_is_replaced_ever_more_slowly() -> None:
     async def test(runtime: FakeRuntime, server: ObjectServerProcess) -> None:
         for number in range(8):
             assert len(runtime.started) == number + 1
-            server.attach(attach(runtime.started[-1][0].incarnation))
+            incarnation = runtime.started[-1][0].incarnation
+            server.attach(attach(incarnation))
             runtime.running[0].kill()
             await asyncio.sleep(0.05)
+            with pytest.raises(StaleBrokerError):
+                server.attach(attach(incarnation))  # It was on its way.
             assert server.endpoint is None and "ended: killed" in str(server.trouble)
             assert not runtime.running
             await asyncio.sleep(BACKOFF_MAX_S if number > 4 else 0.2 * 2 ** (number + 1))

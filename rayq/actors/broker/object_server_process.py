@@ -48,7 +48,7 @@ class ObjectServerProcess:
         self._broker = broker
         self._data_path = data_path
         self._incarnation: str | None = None
-        """Of the one that was started last."""
+        """Of the one that was started last, while it lives."""
         self._process: HostProcess | None = None
         self._backoff_s = BACKOFF_S
         self._started_s = 0.0
@@ -101,7 +101,8 @@ class ObjectServerProcess:
 
     async def _watch(self, process: HostProcess) -> None:
         reason = await process.wait_dead()
-        self._process = self.endpoint = None
+        # A last word of it that is still on its way does not count.
+        self._process = self._incarnation = self.endpoint = None
         if not self._is_stopping:
             self._failure = f"its object server ended: {reason}"
             logger.warning("broker %d: %s", self._broker, self._failure)

@@ -1,10 +1,10 @@
 """What the leader does about its partition's records in the object store: it stores closed
 segments, keeps retention over what is there and on the disk, and sweeps what nothing refers to.
 
-One task at a time does it all, so the steps of rule 14 come in order: the log start is in a
-checkpoint before the list is committed that lacks what is below; what left the list is deleted
-after a delay, and forgotten after that. While the store fails it is tried again and again, ever
-more slowly; the leader serves meanwhile.
+One task at a time does it all, so that deleting has its order (docs/protocol.md, rule 41): the log
+start is in a checkpoint before the list is committed that lacks what is below; what left the list
+is deleted after a delay, and forgotten after that. While the store fails it is tried again and
+again, ever more slowly; the leader serves meanwhile.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from rayq.errors import (
     NotLeaderError,
     RayqError,
     RemoteBacklogError,
+    RemoteSlowError,
     StalePartitionError,
     UnknownTopicError,
 )
@@ -44,6 +45,11 @@ COMMIT_INTERVAL_S = 1.0
 """A partition's list of objects changes at most this often."""
 RETRY_S, RETRY_MAX_S = 1.0, 60.0
 """The pause after the first failure in a row, and the longest."""
+SLOW_S = 60.0
+"""An object server that is busy with other uploads for longer than this counts as a failure."""
+SWEEP_RETRY_S = 600.0
+START_S = 10.0
+"""So long a new leader waits for an object server that may be starting, too."""
 
 
 class LeaderRemote:
@@ -71,9 +77,10 @@ class LeaderRemote:
         self.trouble: str | None = None
         """Why nothing is stored or deleted now. None: it works."""
         self._failures = 0
+        self._busy_since_s: float | None = None
+        """Since when the object server has been too busy for anything."""
         self._refusal: str | None = None
-        now_s = environment.clock.monotonic()
-        self._pause_until_s = now_s
+        self._began_s = self._pause_until_s = now_s = environment.clock.monotonic()
         self._active = (-1, now_s)
         """The base offset of the active segment, and since when it has records, as far as is known
         here."""
@@ -104,7 +111,8 @@ class LeaderRemote:
         if is_running or not (self._replica_log.is_open and self._state.may_serve):
             return
         self._close_old_segment(now_s, clock_watch.now_ms())
-        if now_s >= self._pause_until_s and self._is_due(now_s):
+        is_starting = self.log.objects.endpoint is None and now_s < self._began_s + START_S
+        if now_s >= self._pause_until_s and not is_starting and self._is_due(now_s):
             self._task = self._environment.tasks.spawn(
                 self._replica_log.guard(partial(self._work, clock_watch)),
                 f"remote log of {self._replica_log.where}",
@@ -140,10 +148,7 @@ class LeaderRemote:
 
     @property
     def _has_uploads(self) -> bool:
-        uploads = self._uploads
-        return self._stores and (
-            bool(uploads.stored) or uploads.limit() is not None or uploads.waits_for_a_checkpoint
-        )
+        return self._stores and self._uploads.has_work
 
     async def _work(self, clock_watch: ClockWatch) -> None:
         clock = self._environment.clock
@@ -160,7 +165,13 @@ class LeaderRemote:
             logger.debug("the remote log of %s: %s", self._replica_log.where, error)
             self._pause_until_s = clock.monotonic() + RETRY_S
         except RayqError as error:
-            self._failed(error)
+            now_s = clock.monotonic()
+            if self._busy_since_s is None:
+                self._busy_since_s = now_s
+            if isinstance(error, RemoteSlowError) and now_s < self._busy_since_s + SLOW_S:
+                self._pause_until_s = now_s + RETRY_S
+            else:
+                self._failed(error)
 
     async def _round(self, now_s: float, clock_watch: ClockWatch) -> None:
         looks = now_s >= self._look_s
@@ -175,35 +186,39 @@ class LeaderRemote:
                 await self._uploads.store()
             except RayqError as error:
                 failure = error
-        if looks or self._uploads.stored:
-            await self._change_list(clock_watch)  # What was stored before a failure counts, too.
+        if self._uploads.stored:
+            self._busy_since_s = None
+        if looks or self._uploads.stored:  # What was stored before a failure counts, too.
+            await self._change_list(clock_watch, deletes=looks)
         if failure is not None:
             raise failure
         await self._sweeps.delete_superseded()
         if now_s >= self._sweep_s:
-            self._sweep_s = now_s + self._sweep_interval_s
+            self._sweep_s = now_s + min(SWEEP_RETRY_S, self._sweep_interval_s)
             await self._sweeps.sweep()
+            self._sweep_s = now_s + self._sweep_interval_s
 
-    async def _change_list(self, clock_watch: ClockWatch) -> None:
-        """Commits the objects that were stored, what is below the log start by now, and what was
-        deleted."""
-        manifest, stored = await self.log.manifest(), self._uploads.stored
-        if manifest is None and not stored:
+    async def _change_list(self, clock_watch: ClockWatch, *, deletes: bool) -> None:
+        """Commits the objects that were stored and what is below the log start by now. With
+        `deletes` it first deletes what was removed long enough ago, which leaves the list then."""
+        manifest = await self.log.manifest()
+        if manifest is None and not self._uploads.stored:
             return
-        deleted: list[str] = []
-        if manifest is not None:
+        deleted, ahead = list[str](), list[str]()
+        if manifest is not None and deletes:
             deleted = await self._sweeps.delete_removed(manifest, clock_watch.now_ms())
+            ahead = dated_ahead(manifest.removed, clock_watch.latest_ms())
         log, now_ms = self._replica_log.log, clock_watch.latest_ms()
         log_start = log.persisted_log_start
 
         def change(manifest: Manifest) -> Manifest:
             if deleted:
                 manifest = manifest.without_removed(deleted)
-            ahead = dated_ahead(manifest.removed, now_ms)
             if ahead:
                 manifest = manifest.without_removed(ahead).with_removed(ahead, now_ms)
             if log_start > manifest.log_start:
                 manifest = manifest.without_below(log_start, now_ms)
+            stored = self._uploads.not_listed(manifest.end)
             if not stored:
                 return manifest
             end = stored[-1].end
@@ -252,7 +267,7 @@ class LeaderRemote:
     def _succeeded(self) -> None:
         if self.trouble is not None:
             self._log(logging.INFO, "remote storage works again")
-        self.trouble, self._failures = None, 0
+        self.trouble, self._failures, self._busy_since_s = None, 0, None
 
     def _failed(self, error: RayqError) -> None:
         if self.trouble is None:

@@ -20,8 +20,9 @@ from rayq.wire.pool import ConnectionPool
 
 REQUEST_TIMEOUT_S = 120.0
 """The object server has a deadline for each request to the store, and answers before this."""
-UPLOADS_AT_ONCE = 8
-"""So many uploads of one process are under way: the object server holds each in memory."""
+UPLOADS_AT_ONCE = 3
+"""So many uploads of one process are under way, as many as the object server takes at once: others
+wait here, where waiting is no failure."""
 _ANSWERS = (
     RemoteStorageError,
     RemoteMissingError,

@@ -28,6 +28,7 @@ from rayq.errors import (
     RemoteDamagedError,
     RemoteMissingError,
     RemoteSlowError,
+    RemoteStorageError,
 )
 from rayq.storage.batch import read_header, split_batches
 from rayq.storage.plans import first_not_older
@@ -45,7 +46,7 @@ ANSWER_SLACK_S = 2.0
 READ_AHEAD_BYTES_MIN, READ_AHEAD_BYTES_MAX = MIB, 8 * MIB
 READERS_MAX = 64
 """How many readers of one partition are followed, to read ahead of them."""
-FOOTERS_MAX = 16
+FOOTERS_MAX = 8
 """Decoded footers that are kept for one partition: 64 MiB of records have about 10 KiB."""
 ATTEMPTS_MAX = 3
 """How often bytes are brought anew that were gone from the cache, or damaged there."""
@@ -59,10 +60,6 @@ class CachedBatches(NamedTuple):
     file: messages.ReadObjectResponse
     aborted: list[tuple[int, int]]
     """`(family, epoch)` of the aborted transactions that may have batches in it."""
-
-
-class _NotInCacheError(Exception):
-    """The cache dropped a file between the answer that named it and the read."""
 
 
 class RemoteReads:
@@ -103,7 +100,7 @@ class RemoteReads:
         """Whole batches, the first of which has `offset`, and where the next one begins. Only the
         first may have more than `bytes_max`."""
         cut = partial(cut_batches, span=cached.span, offset=offset, bytes_max=bytes_max)
-        data, next_offset = await self._use(cached.found, cached.span, cached.file, cut)
+        data, next_offset = await self._use(cached.found, cached.file, cut)
         ahead = self._readers.pop(offset, 0)
         self._readers[next_offset] = min(max(2 * ahead, READ_AHEAD_BYTES_MIN), READ_AHEAD_BYTES_MAX)
         if len(self._readers) > READERS_MAX:
@@ -136,7 +133,7 @@ class RemoteReads:
                 span = footer.span(place.offset, behind)
                 file = await self._cached(found, span.position, span.length, 0)
                 look = partial(first_not_older, timestamp_ms=timestamp_ms, start_offset=start)
-                hit = await self._use(found, span, file, look)
+                hit = await self._use(found, file, look)
                 if hit is not None:
                     return hit
             start = found.end
@@ -215,17 +212,9 @@ class RemoteReads:
         if found.name in self._footers:
             self._footers.move_to_end(found.name)
             return self._footers[found.name]
-        position, length = found.data_bytes, found.object_bytes - found.data_bytes
-        for attempt in range(1, ATTEMPTS_MAX + 1):
-            file = await self._cached(found, position, length, 0)
-            try:
-                tail = await self._environment.threads.run(_pread, self._environment.disk, file)
-                footer = read_footer(tail, found.name)
-                break
-            except (RemoteDamagedError, _NotInCacheError, OSError) as error:
-                await self._drop(found)
-                if attempt == ATTEMPTS_MAX:
-                    raise RemoteDamagedError(f"The footer of {found.name}: {error}") from error
+        length = found.object_bytes - found.data_bytes
+        file = await self._cached(found, found.data_bytes, length, 0)
+        footer = await self._use(found, file, partial(read_footer, name=found.name))
         self._footers[found.name] = footer
         if len(self._footers) > FOOTERS_MAX:
             self._footers.popitem(last=False)
@@ -258,22 +247,22 @@ class RemoteReads:
     async def _use(
         self,
         found: RemoteObject,
-        span: Span,
         file: messages.ReadObjectResponse,
         use: Callable[[bytes], T],
     ) -> T:
-        """What `use` makes of the bytes of a run of batches, in a thread. It may raise
-        CorruptBatchError: then they are brought anew."""
+        """What `use` makes of the cached bytes, in a thread. Where it raises CorruptBatchError or
+        RemoteDamagedError, or the bytes cannot be read, they are brought anew."""
         for attempt in range(1, ATTEMPTS_MAX + 1):
             try:
                 return await self._environment.threads.run(
-                    _read_batches, self._environment.disk, file, span, use
+                    _use_bytes, self._environment.disk, file, use
                 )
-            except (CorruptBatchError, _NotInCacheError, OSError) as error:
+            except (CorruptBatchError, RemoteDamagedError, OSError) as error:
                 await self._drop(found)
                 if attempt == ATTEMPTS_MAX:
-                    raise RemoteDamagedError(f"{found.name} at {span.position}: {error}") from error
-                file = await self._cached(found, span.position, span.length, 0)
+                    kind = RemoteStorageError if isinstance(error, OSError) else RemoteDamagedError
+                    raise kind(f"{found.name} at {file.position}: {error}") from error
+                file = await self._cached(found, file.position, file.length, 0)
         raise AssertionError("the last attempt returns or raises")
 
     async def _drop(self, found: RemoteObject) -> None:
@@ -305,28 +294,18 @@ class RemoteReads:
 # --- in threads -----------------------------------------------------------------------------------
 
 
-def _pread(disk: Disk, place: messages.ReadObjectResponse) -> bytes:
-    """The bytes of a place in the cache. Raises `_NotInCacheError`, OSError."""
-    try:
-        file = disk.open(place.path, writable=False)
-    except FileNotFoundError as error:
-        raise _NotInCacheError(f"{place.path} is gone.") from error
+def _use_bytes(
+    disk: Disk, place: messages.ReadObjectResponse, use: Callable[[bytes], T]
+) -> T:
+    """Raises OSError, also where the cache dropped the file between the answer that named it and
+    this read; and what `use` raises."""
+    file = disk.open(place.path, writable=False)
     try:
         data = file.pread(place.length, place.position)
     finally:
         file.close()
     if len(data) < place.length:
-        raise _NotInCacheError(f"{place.path} is shorter than it was.")
-    return data
-
-
-def _read_batches(
-    disk: Disk, file: messages.ReadObjectResponse, span: Span, use: Callable[[bytes], T]
-) -> T:
-    data = _pread(disk, file)
-    header = read_header(data)
-    if header.base_offset != span.start:
-        raise CorruptBatchError(f"Offset {header.base_offset} is where {span.start} has to be.")
+        raise OSError(f"{place.path} is shorter than it was.")
     return use(data)
 
 
@@ -334,6 +313,8 @@ def cut_batches(data: bytes, span: Span, offset: int, bytes_max: int) -> tuple[b
     """Of a run of batches those from the one with `offset` on, as many as fit into `bytes_max` but
     at least one, and where the next one begins. Raises CorruptBatchError."""
     first, end, next_offset = 0, 0, span.start
+    if (found := read_header(data).base_offset) != span.start:
+        raise CorruptBatchError(f"offset {found} is where {span.start} has to be.")
     if span.start == offset and len(data) <= bytes_max:
         return data, span.end
     for position, header in split_batches(data):

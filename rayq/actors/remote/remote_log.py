@@ -135,8 +135,8 @@ class RemoteLog:
         """Commits `change` of the committed manifest, and returns what is committed then. A change
         that returns the manifest that it got needs no commit. Changes wait for each other.
 
-        It returns, or raises, only when its outcome is known. Raises what `manifest` raises,
-        NotLeaderError, FencedEpochError, StalePartitionError, UnknownTopicError.
+        It returns, or raises, only when its outcome is known, or this epoch has ended. Raises what
+        `manifest` raises, NotLeaderError, FencedEpochError, StalePartitionError, UnknownTopicError.
         """
         async with self._changing:
             before = await self.manifest() or self.empty_manifest()
@@ -210,7 +210,8 @@ class RemoteLog:
         )
         retry_s = COMMIT_RETRY_S
         while self.pointer == base:
-            self.check()
+            if self._ended is not None:
+                self.check()
             try:
                 await self._ask_broker(request)
             except (FencedEpochError, UnknownTopicError, InvalidRequestError):

@@ -34,8 +34,8 @@ def closed_segments(log: Log) -> list[ClosedSegment]:
 
 def waiting(log: Log, pointer: RemotePointer | None) -> list[Piece]:
     """What the closed segments on this disk have that is not in the object store yet."""
-    remote_end = 0 if pointer is None else pointer.end
-    return closed_above(closed_segments(log), max(remote_end, log.start_offset))
+    start = max(0 if pointer is None else pointer.end, log.start_offset)
+    return closed_above(closed_segments(log), start) if log.active_base_offset > start else []
 
 
 class Uploads:
@@ -50,9 +50,22 @@ class Uploads:
     @property
     def next_offset(self) -> int:
         """Where the next object begins, or the batch does that holds it."""
-        if self.stored:
-            return self.stored[-1].end
-        return max(self._remote_log.end_offset or 0, self._replica_log.log.persisted_log_start)
+        remote_end = self._remote_log.end_offset or 0
+        if stored := self.not_listed(remote_end):
+            return stored[-1].end
+        return max(remote_end, self._replica_log.log.persisted_log_start)
+
+    def not_listed(self, remote_end: int) -> list[RemoteObject]:
+        """Those of `stored` that follow the committed list, which ends at `remote_end`. A commit
+        that was given up, as this process seemed to lead no more, may have passed since."""
+        later = [one for one in self.stored if one.end > remote_end]
+        return later if later and later[0].start >= remote_end else []
+
+    @property
+    def has_work(self) -> bool:
+        if self._replica_log.log.active_base_offset <= self.next_offset:
+            return bool(self.stored)  # No closed segment reaches beyond.
+        return bool(self.stored) or self.limit() is not None or self.waits_for_a_checkpoint
 
     def limit(self) -> int | None:
         """How far uploads may go now. None: there is nothing to store."""
@@ -84,6 +97,7 @@ class Uploads:
         ranges = await self._plan(limit)
         if not ranges:
             return
+        self.stored = self.not_listed(self._remote_log.end_offset or 0)
         outcomes = await asyncio.gather(
             *(self.make(one) for one in ranges), return_exceptions=True
         )

@@ -48,6 +48,8 @@ class Verification:
         manifest = await self._remote_log.manifest() or self._remote_log.empty_manifest()
         first = max(0, manifest.objects.number_of(request.start) - 1)
         page = manifest.objects[first : first + request.objects_max]
+        if not page:
+            return messages.VerifyRemoteResponse(0, None, [], [])
         until_s = self._environment.clock.monotonic() + PAGE_S
         answer, _ = await self._remote_log.objects.ask(
             messages.HeadObjects([one.name for one in page])
