@@ -220,12 +220,7 @@ def stored_bytes_counted_twice() -> list[Patch]:
 
 @plants("41", "retention does not look at pins", TIERED)
 def pins_ignored() -> list[Patch]:
-    advance = RemoteRetention.advance
-
-    async def mutated(self: Any, assignment: Any, now_ms: int) -> None:
-        await advance(self, msgspec.structs.replace(assignment, pinned_offset=None), now_ms)
-
-    return [(RemoteRetention, "advance", mutated)]
+    return [(RemoteLog, "pinned_offset", None)]
 
 
 @plants("41", "a new leader offers what the committed list does not have any more", TIERED)
