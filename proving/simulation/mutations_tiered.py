@@ -163,17 +163,6 @@ def epochs_cut_at_the_local_start() -> list[Patch]:
     return [(Log, "drop_local", mutated)]
 
 
-@plants("39", "a follower that begins anew knows no producers", TIERED)
-def follower_begins_without_producers() -> list[Patch]:
-    snapshot = Leader.replica_snapshot
-
-    def mutated(self: Any, *arguments: Any) -> Any:
-        answer, _ = snapshot(self, *arguments)
-        return answer, b""
-
-    return [(Leader, "replica_snapshot", mutated)]
-
-
 @plants("39", "a follower that begins anew begins at the high watermark", TIERED)
 def follower_begins_at_the_high_watermark() -> list[Patch]:
     snapshot = Leader.replica_snapshot
