@@ -33,6 +33,7 @@ from benchmarks.ray_data import ray_data_read
 from benchmarks.reopen import reopen
 from benchmarks.report import Row, print_all, wide_console
 from benchmarks.spark import spark_read
+from benchmarks.tiered_storage import tiered_storage
 from benchmarks.transactions import transactions
 from rayq.testing import LocalCluster
 
@@ -96,7 +97,13 @@ ALONE: dict[str, Callable[[Path], list[Row]]] = {
     "transactions": transactions,
     "groups-local": groups_local,
 }
-ON_RAY = {**on_ray.SECTIONS, "groups": groups, "ray-data": ray_data_read, "spark": spark_read}
+ON_RAY = {
+    **on_ray.SECTIONS,
+    "groups": groups,
+    "ray-data": ray_data_read,
+    "tiered-storage": tiered_storage,
+    "spark": spark_read,
+}
 
 
 class Bench:

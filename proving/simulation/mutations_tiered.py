@@ -8,7 +8,7 @@ import msgspec
 
 from proving.simulation.planting import Patch, plants
 from rayq.actors.broker.remote_garbage import RemoteGarbageSweep
-from rayq.actors.remote import manifests, remote_log, retention, sweeps, uploads
+from rayq.actors.remote import manifests, remote_log, sweeps, uploads
 from rayq.actors.remote.leader_remote import LeaderRemote
 from rayq.actors.remote.reads import RemoteReads
 from rayq.actors.remote.remote_log import RemoteLog
@@ -19,7 +19,7 @@ from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.local_retention import LocalRetention
 from rayq.core import remote_changes
 from rayq.core.metadata_records import RemoteMoved
-from rayq.core.remote_retention import closed_above, sweepable, upload_limit
+from rayq.core.remote_retention import sweepable, upload_limit
 from rayq.errors import RayqError, StalePartitionError
 from rayq.storage import recovery
 from rayq.storage.log import Log
@@ -163,17 +163,6 @@ def epochs_cut_at_the_local_start() -> list[Patch]:
     return [(Log, "drop_local", mutated)]
 
 
-@plants("39", "a follower that begins anew knows no producers", TIERED)
-def follower_begins_without_producers() -> list[Patch]:
-    snapshot = Leader.replica_snapshot
-
-    def mutated(self: Any, *arguments: Any) -> Any:
-        answer, _ = snapshot(self, *arguments)
-        return answer, b""
-
-    return [(Leader, "replica_snapshot", mutated)]
-
-
 @plants("39", "a follower that begins anew begins at the high watermark", TIERED)
 def follower_begins_at_the_high_watermark() -> list[Patch]:
     snapshot = Leader.replica_snapshot
@@ -215,17 +204,13 @@ def deleted_without_delay() -> list[Patch]:
 
 @plants("41", "what is on disk and in the store counts twice for retention", TIERED)
 def stored_bytes_counted_twice() -> list[Patch]:
-    return [(retention, "closed_above", lambda segments, remote_end: closed_above(segments, 0))]
+    bytes_above = RemoteRetention._bytes_above
+    return [(RemoteRetention, "_bytes_above", lambda self, remote_end: bytes_above(self, 0))]
 
 
 @plants("41", "retention does not look at pins", TIERED)
 def pins_ignored() -> list[Patch]:
-    advance = RemoteRetention.advance
-
-    async def mutated(self: Any, assignment: Any, now_ms: int) -> None:
-        await advance(self, msgspec.structs.replace(assignment, pinned_offset=None), now_ms)
-
-    return [(RemoteRetention, "advance", mutated)]
+    return [(RemoteLog, "pinned_offset", None)]
 
 
 @plants("41", "a new leader offers what the committed list does not have any more", TIERED)

@@ -42,6 +42,7 @@ from rayq.actors.remote import adoption, sweeps
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica
 from rayq.client.admin.admin import AsyncAdmin
+from rayq.client.client import Client
 from rayq.client.consuming.consumer import AsyncConsumer
 from rayq.client.producing.producer import AsyncProducer
 from rayq.config import ConsumerConfig, ProducerConfig
@@ -88,7 +89,13 @@ class TieredTopic(TrimmedTopic):
         super().__init__(cluster, rng, problems)
         self.retention_bytes = rng.choice((None, 6_000, 20_000))
         self.options |= {"retention_bytes": self.retention_bytes}
-        self.unit_bytes = 2 * max(self.options["segment_bytes"], OBJECT_BYTES)
+        self.unit_bytes = self.options["segment_bytes"] + OBJECT_BYTES
+        # Where operators delete records, little is left for retention.
+        self._deletes = cluster.world.new_random("deletions").random() < 0.5
+
+    async def trim(self, client: Client, rng: random.Random, is_on: Callable[[], bool]) -> None:
+        if self._deletes:
+            await super().trim(client, rng, is_on)
 
     def fault_of_start(
         self, replica: Replica, log: Log, bytes_between: Callable[[int, int], int]

@@ -139,9 +139,9 @@ class DirectReads:
 
     def _drop_object(self) -> None:
         dropped, self._object = self._object, None
-        job = self._job
+        job, self._job = self._job, None
         if job is None or job.done():
-            _close(dropped, None)
+            _close(dropped, job)
         else:
             job.add_done_callback(lambda done: _close(dropped, done))
 
@@ -150,7 +150,7 @@ def _close(reader: _ObjectReader | None, job: asyncio.Future[Any] | None) -> Non
     """Closes a reader; one that the job has just opened for nobody, too."""
     if job is not None and not job.cancelled() and job.exception() is None:
         made = job.result()
-        if isinstance(made, _ObjectReader):
+        if isinstance(made, _ObjectReader) and made is not reader:
             made.close()
     if reader is not None:
         reader.close()

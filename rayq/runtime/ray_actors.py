@@ -74,6 +74,8 @@ disks now and then."""
 OBJECT_SERVER_NICE = 10
 """Checksums and copies of old records do not take the time of those that serve new ones."""
 
+ANSWER_S = 1.0
+"""How long a process that ends by itself gives its last answer to be sent."""
 NODE_CHECK_S = 2.0
 LOCK_PATIENCE_S = 2.0
 """How long a broker waits for its directory's lock. The process that served the directory before
@@ -120,7 +122,7 @@ class ObjectServerActor:
 
     async def start(self, spec: ObjectServerSpec, config: ClusterConfig) -> tuple[int, int]:
         """As `ReplicaHostActor.start`. Raises ConfigError where the object store cannot be used at
-        all."""
+        all; then the process ends by itself, since its broker may have ended meanwhile."""
         pid = os.getpid()
         started = process_start_time(pid)
         assert started is not None
@@ -128,13 +130,20 @@ class ObjectServerActor:
         environment = server_environment(config)
         self._reports = start_reports(environment, config, object_server_name(spec))
         assert config.remote_storage_url is not None
-        store = open_store(
-            config.remote_storage_url, environment, credentials=config.remote_storage_credentials
-        )
+        loop = asyncio.get_running_loop()
+        try:
+            store = open_store(
+                config.remote_storage_url,
+                environment,
+                credentials=config.remote_storage_credentials,
+            )
+        except RayqError:
+            loop.call_later(ANSWER_S, self._end)
+            raise
         self._server = ObjectServer(
             environment, config, spec, store, host=bind_host(config), pid_start_time=started
         )
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = loop.create_task(self._run())
         return pid, started
 
     async def _run(self) -> None:
@@ -142,7 +151,10 @@ class ObjectServerActor:
             await self._server.run()
         except Exception:
             logger.exception("the object server ends")
-        # Its broker starts another one if it wants one.
+        self._end()
+
+    def _end(self) -> None:
+        """To Ray this end is intended. The broker starts another one if it wants one."""
         ray.kill(ray.get_runtime_context().current_actor)
 
 
@@ -175,6 +187,8 @@ class RayRuntime:
         except (RayError, ValueError, asyncio.TimeoutError) as error:
             if actor is not None:
                 ray.kill(actor)  # It is detached: nobody else would end it.
+            if isinstance(cause := getattr(error, "cause", None), RayqError):
+                raise cause from error
             raise RayqError(f"Ray could not start {name}: {error}") from error
         process = adopt_process(pid, started)
         if process is None:

@@ -25,10 +25,15 @@ from rayq.client.admin.topics import until_ready
 from rayq.client.client import Client
 from rayq.environment import Environment, ObjectMeta, ObjectStore
 from rayq.errors import (
+    ConfigError,
+    InvalidPartitionsError,
+    InvalidReplicationFactorError,
     InvalidRequestError,
+    InvalidTopicError,
     RayqError,
     RemoteDamagedError,
     RemoteMissingError,
+    ReplicaLimitError,
     TopicExistsError,
 )
 from rayq.remote_pointer import RemotePointer
@@ -59,6 +64,17 @@ still elect leaders, who do not know yet that they lost it."""
 MARK_EPOCH = 2**31 - 1
 """The controller epoch of the mark: above any of the old cluster."""
 CREATE_TIMEOUT_S = 60.0
+REFUSALS = (
+    ConfigError,
+    InvalidPartitionsError,
+    InvalidReplicationFactorError,
+    InvalidRequestError,
+    InvalidTopicError,
+    ReplicaLimitError,
+    TopicExistsError,
+)
+"""What the controller answers where it makes no topic."""
+DELETED_AT_ONCE = 1000
 OnProgress = Callable[[int], None]
 """Called with how many objects are copied."""
 
@@ -170,6 +186,7 @@ async def restore_topic(
         pointers=[None] * topic.partitions,
     )
     stored: list[str] = []
+    is_asked = False
     try:
         manifests = topic.manifests
         if copy_to is not None:
@@ -183,11 +200,14 @@ async def restore_topic(
             )
         if copy_to is None and topic.cluster_id != cluster.cluster_id:
             mark = f"{owners_prefix(topic.cluster_id)}{MARK_EPOCH:020d}-{cluster.cluster_id}"
+            stored.append(mark)
             await store.put(mark, b"A topic was restored from here by another cluster.")
+        is_asked = True
         await client.change(request, timeout_s=CREATE_TIMEOUT_S)
     except RayqError as error:
-        if not error.retriable:  # Else the topic may be there.
-            await target.delete(stored)
+        if not is_asked or isinstance(error, REFUSALS):  # Else the topic may be there.
+            for first in range(0, len(stored), DELETED_AT_ONCE):
+                await target.delete(stored[first : first + DELETED_AT_ONCE])
         raise
     await until_ready(client, name, topic.partitions, timeout_s=CREATE_TIMEOUT_S)
 

@@ -13,6 +13,7 @@ from ray._private import worker
 
 import rayq
 from rayq import Cluster
+from rayq.errors import RayqError
 from rayq.runtime.ray_actors import OBJECT_SERVER_NICE
 from tests.local.support import eventually
 from tests.real.s3 import S3, SECRET, s3_server
@@ -42,6 +43,24 @@ def remote(ray_here: None, s3: S3, tmp_path: Path) -> Iterator[Cluster]:
     )
     yield cluster
     cluster.stop()
+
+
+@pytest.mark.thorough
+def test_an_object_server_that_cannot_start_is_told_of_and_leaves_no_process(
+    ray_here: None, s3: S3, tmp_path: Path
+) -> None:
+    with rayq.start(
+        str(tmp_path / "data"),
+        name="remote",
+        brokers=1,
+        port=19592,
+        remote_storage_url=s3.url("bad"),
+        remote_storage_credentials=str(tmp_path / "nowhere"),
+    ) as cluster:
+        with pytest.raises(RayqError, match=r"/nowhere' cannot be read: No such file"):
+            cluster.create_topic("old", replication_factor=1, remote_storage=True, timeout_s=20)
+        eventually(lambda: len(object_server_pids()) <= 1, "the failed ones end", WAIT_S)
+        cluster.stop()
 
 
 def object_server_pids() -> list[int]:

@@ -86,8 +86,10 @@ def test_ray_data_reads_the_store_and_the_rest_from_the_leader(cluster: Cluster)
     before = sent_bytes(cluster)
     dataset = read_topic(TOPIC, cluster=cluster, min_partitions=2)
     assert numbers(row["value"] for row in dataset.iter_rows()) == list(range(4100))
-    pins = cluster.admin.describe_object_store().pins
-    assert [pin.topic for pin in pins] == [TOPIC]
+    eventually(
+        lambda: [pin.topic for pin in cluster.admin.describe_object_store().pins] == [TOPIC],
+        "the dataset's records are pinned",
+    )
     assert sent_bytes(cluster) - before < 100 * VALUE_BYTES
 
 

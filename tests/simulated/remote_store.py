@@ -18,8 +18,8 @@ CLUSTER_ID, TOPIC_ID = "c" * 32, "d" * 32
 
 
 class PlayedObjects(ObjectLink):
-    """The object server of the node, with its store. `fails(request)` may return an error that the
-    request ends with; `is_done_all_the_same` says that it took effect."""
+    """The object server of the node, with its store. Requests `fails_for` end with `failure`, if
+    there is one; `is_done_all_the_same` says that they took effect."""
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(cast(Any, None), CLUSTER_ID)
@@ -29,6 +29,7 @@ class PlayedObjects(ObjectLink):
         self.asked: list[messages.AnyRequest] = []
         self.failure: RayqError | None = None
         self.fails_for: tuple[type[messages.AnyRequest], ...] = (messages.Request,)
+        self.failures_left = 1 << 30
         self.is_done_all_the_same = False
 
     async def ask(
@@ -41,6 +42,10 @@ class PlayedObjects(ObjectLink):
         self.asked.append(request)
         await asyncio.sleep(0.01)
         failure = self.failure if isinstance(request, self.fails_for) else None
+        if failure is not None:
+            self.failures_left -= 1
+            if self.failures_left == 0:
+                self.failure = None
         if failure is not None and not self.is_done_all_the_same:
             raise failure
         response, data = self._answer(request, cast(bytes, payload))

@@ -373,14 +373,27 @@ def test_a_store_that_is_away_is_tried_ever_more_slowly_and_then_all_goes_up() -
     leading(work)
 
 
-def test_an_object_server_that_is_busy_is_no_trouble_for_a_minute() -> None:
+def test_what_was_stored_behind_an_upload_that_failed_is_not_stored_again() -> None:
+    async def work(led: Led) -> None:
+        await led.write(43)
+        led.objects.failure, led.objects.failures_left = RemoteStorageError("503"), 1
+        led.objects.fails_for = (messages.StoreRecords,)
+        await led.look(60)
+        manifest = await led.manifest()
+        assert {one.name for one in manifest.objects} == set(led.objects.names(ObjectKind.DATA))
+        assert led.describe().lag_bytes == 0 and manifest.start == 0
+
+    leading(work)
+
+
+def test_an_object_server_that_is_busy_is_no_trouble_for_some_minutes() -> None:
     async def work(led: Led) -> None:
         await led.look(300)
         await led.write(23)
         led.objects.failure = RemoteSlowError("It is busy.")
-        await led.look(50)
+        await led.look(250)
         assert led.describe().trouble is None
-        await led.look(90)
+        await led.look(100)
         assert led.describe().trouble == "It is busy."
         led.objects.failure = None
         await led.look(90)

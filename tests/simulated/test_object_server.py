@@ -11,7 +11,7 @@ import pytest
 
 from proving.simulation import World
 from rayq.actors.hosting import ObjectServerSpec
-from rayq.actors.objects import object_cache
+from rayq.actors.objects import object_cache, object_server
 from rayq.actors.objects.object_server import ObjectServer
 from rayq.config import ClusterConfig
 from rayq.errors import (
@@ -527,6 +527,17 @@ def test_an_object_server_that_its_broker_does_not_want_ends(node: Node) -> None
         await node.until_attached()
         node.wants = False
         async with asyncio.timeout(60):
+            await task
+
+    node.run(script(), starts=False)
+
+
+def test_an_object_server_without_a_broker_ends(node: Node) -> None:
+    async def script() -> None:
+        task = node.start()
+        await node.until_attached()
+        node.broker.close()
+        async with asyncio.timeout(2 * object_server.ORPHAN_S):
             await task
 
     node.run(script(), starts=False)

@@ -32,6 +32,8 @@ FIRST_SEEDS = {
     "cancelled_whatever_is_in_sync": 10,
     "directory_removed_by_old_metadata": 2,
     "refusal_of_an_older_proposal_believed": 61,
+    "pointer_moved_by_any_leader": 11,
+    "unknown_commit_cleaned_up": 12,
 }
 """The first seed of each hunt, so that a hunt need not look for long; other seeds would do, too."""
 

@@ -14,6 +14,13 @@ QUICK_HUNTS = {
     "dropped_before_the_commit": "0",
     "log_start_at_the_local_start": "0",
     "epochs_cut_at_the_local_start": "0",
+    "follower_begins_at_the_high_watermark": "0",
+    "deleted_before_the_list": "0",
+    "deleted_without_delay": "0",
+    "pins_ignored": "0",
+    "garbage_forgotten": "0",
+    "aborted_transactions_not_told": "0",
+    "stored_above_the_last_stable_offset": "0",
 }
 """Planted bugs, and the first seeds that find them; `make hunt` plants the others."""
 

@@ -1,8 +1,8 @@
 """The object server: the process of a broker that alone has the object store's client and secrets.
 
-It presents itself to its broker again and again, and ends when the broker does not want it. It has
-no state but its cache: after a crash another one does the same. Now and then it writes, reads and
-deletes a probe, and tells the broker why that fails.
+It presents itself to its broker again and again, and ends when the broker does not want it, or is
+silent for long. It has no state but its cache: after a crash another one does the same. Now and
+then it writes, reads and deletes a probe, and tells the broker why that fails.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ from rayq.wire.server import Peer, Result, Server
 logger = logging.getLogger(__name__)
 
 RETRY_S = 0.05
+ORPHAN_S = 30.0
+"""Without its broker for so long an object server ends: the next broker process starts another."""
 PROBE_S = 60.0
 """How often the object store is probed while it works."""
 PROBE_AGAIN_S, PROBE_AGAIN_S_MAX = 1.0, 60.0
@@ -47,7 +49,7 @@ STARTING = "the object server has not reached the object store yet"
 
 
 class ObjectServer:
-    """See the module. `run` serves until the broker does not want it any more."""
+    """See the module. `run` serves until the broker does not want it any more, or is gone."""
 
     def __init__(
         self,
@@ -107,6 +109,8 @@ class ObjectServer:
 
     async def _attach_for_ever(self) -> None:
         interval_s = self._config.heartbeat_interval_ms / 1000
+        clock = self._environment.clock
+        heard_s = clock.monotonic()
         connection: Connection | None = None
         while True:
             try:
@@ -128,8 +132,12 @@ class ObjectServer:
                 return
             except RayqError as error:
                 logger.debug("object server of broker %d: %s", self._spec.broker, error)
+                if clock.monotonic() - heard_s > ORPHAN_S:
+                    logger.warning("the object server ends, without its broker: %s", error)
+                    return
                 await asyncio.sleep(RETRY_S)
                 continue
+            heard_s = clock.monotonic()
             await self._cache.make_room()
             await asyncio.sleep(interval_s)
 

@@ -104,6 +104,19 @@ class Adoption:
         self.leader_epoch = assignment.leader_epoch
 
     def start(self) -> None:
+        pointer, log = self.remote_log.pointer, self._replica_log.log
+        log_event(
+            logger,
+            logging.INFO,
+            "adoption_begins",
+            topic=self._assignment.topic,
+            partition=self._assignment.partition,
+            epoch=self.leader_epoch,
+            local_start_offset=log.local_start_offset,
+            offset=log.end_offset,
+            remote_end_offset=None if pointer is None else pointer.end,
+            is_doubted=self._assignment.is_remote_doubted,
+        )
         self._task = self._environment.tasks.spawn(
             self._replica_log.guard(self._adopt_until_done), f"adopt {self._replica_log.where}"
         )

@@ -45,7 +45,7 @@ COMMIT_INTERVAL_S = 1.0
 """A partition's list of objects changes at most this often."""
 RETRY_S, RETRY_MAX_S = 1.0, 60.0
 """The pause after the first failure in a row, and the longest."""
-SLOW_S = 60.0
+SLOW_S = 300.0
 """An object server that is busy with other uploads for longer than this counts as a failure."""
 SWEEP_RETRY_S = 600.0
 START_S = 10.0

@@ -82,6 +82,11 @@ class RemoteLog:
         return None if self.pointer is None else self.pointer.end
 
     @property
+    def pinned_offset(self) -> int | None:
+        """The lowest pin, by the newest metadata. None: nothing is pinned."""
+        return self._assignment.pinned_offset
+
+    @property
     def prefix(self) -> str:
         """What the names of the partition's objects begin with. A restored topic goes on where the
         old one was."""

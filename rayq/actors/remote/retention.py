@@ -54,8 +54,9 @@ class RemoteRetention:
             objects, remote_end = manifest.objects, manifest.end
             remote_bytes = manifest.data_bytes
         limit_offset = replica_log.last_stable_offset
-        if assignment.pinned_offset is not None:
-            limit_offset = min(limit_offset, assignment.pinned_offset)
+        pinned_offset = self._remote_log.pinned_offset  # It may be newer than the assignment here.
+        if pinned_offset is not None:
+            limit_offset = min(limit_offset, pinned_offset)
         start = retention_start(
             chain(
                 (Piece(one.end, one.data_bytes, one.last_append_ms) for one in objects),

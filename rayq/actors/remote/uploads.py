@@ -46,6 +46,8 @@ class Uploads:
         self._remote_log = remote_log
         self._environment = replica_log.environment
         self.stored: list[RemoteObject] = []
+        self._made_ahead: dict[int, RemoteObject] = {}
+        """By their starts: objects that are stored, behind one whose upload failed."""
 
     @property
     def next_offset(self) -> int:
@@ -99,12 +101,21 @@ class Uploads:
             return
         self.stored = self.not_listed(self._remote_log.end_offset or 0)
         outcomes = await asyncio.gather(
-            *(self.make(one) for one in ranges), return_exceptions=True
+            *(self._made_or_make(one) for one in ranges), return_exceptions=True
         )
+        made = {one.start: one for one in outcomes if isinstance(one, RemoteObject)}
+        for one in ranges:
+            if one.start not in made:
+                break
+            self.stored.append(made.pop(one.start))
+        self._made_ahead = made
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
-            self.stored.append(outcome)
+
+    async def _made_or_make(self, one: UploadRange) -> RemoteObject:
+        ahead = self._made_ahead.get(one.start)
+        return ahead if ahead is not None and ahead.end == one.end else await self.make(one)
 
     async def _plan(self, limit: int) -> list[UploadRange]:
         log, threads = self._replica_log.log, self._environment.threads

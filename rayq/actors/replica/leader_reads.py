@@ -217,12 +217,17 @@ class LeaderReads:
         limit = self._limit(request.isolation)
         if request.timestamp_ms == messages.LATEST:
             return messages.ListOffsetsResponse(limit, None)
-        found = None
-        if (remote := self._remote_of(log.start_offset)) is not None:
-            found = await remote.offset_for_time(request.timestamp_ms)
-            self._check()
-        if found is None:
-            found = await self._replica_log.offset_for_time(request.timestamp_ms, limit)
+        found, local_start = None, -1
+        while local_start < log.local_start_offset:
+            # What leaves the disk between the two questions would be in the answer to neither.
+            local_start = log.local_start_offset
+            found = None
+            if (remote := self._remote_of(log.start_offset)) is not None:
+                found = await remote.offset_for_time(request.timestamp_ms)
+                self._check()
+            if found is None:
+                found = await self._replica_log.offset_for_time(request.timestamp_ms, limit)
+                self._check()
         if found is None:
             return messages.ListOffsetsResponse(None, None)
         return messages.ListOffsetsResponse(*found)

@@ -354,12 +354,7 @@ def _remote_problems(
     store: ObjectStoreInfo | None, partitions: list[RemotePartitionInfo]
 ) -> Iterable[Problem]:
     told = [one for one in partitions if one.log_start_offset is not None]
-    is_needed = any(
-        one.local_start_offset is not None
-        and one.log_start_offset is not None
-        and one.local_start_offset > one.log_start_offset
-        for one in told
-    )
+    is_needed = any((one.local_start_offset or 0) > (one.log_start_offset or 0) for one in told)
     for broker, trouble in sorted(store.troubles.items()) if store is not None else ():
         yield Problem(
             # Old records of what it leads cannot be read.

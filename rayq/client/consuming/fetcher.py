@@ -216,7 +216,7 @@ class Fetcher:
                     break
                 await waiting
             self._waiting.pop(stream, None)
-            if await self._fetch_elsewhere(stream):
+            if self.elsewhere is not None and await self._fetch_elsewhere(stream, self.elsewhere):
                 continue
             leader = self._client.metadata.leader(*self._place(stream, topic))
             try:
@@ -365,12 +365,11 @@ class Fetcher:
             if is_first:  # The position is in the log.
                 self.tell()
 
-    async def _fetch_elsewhere(self, stream: Stream) -> bool:
-        if self.elsewhere is None:
-            return False
+    async def _fetch_elsewhere(self, stream: Stream, elsewhere: Elsewhere) -> bool:
+        """False: the leader has to be asked."""
         assert stream.fetch_offset is not None
         # By halves: the next one comes while the user's thread takes records of this one.
-        found = await self.elsewhere(stream.fetch_offset, max(self._bytes_max // 2, 1))
+        found = await elsewhere(stream.fetch_offset, max(self._bytes_max // 2, 1))
         if found is None:
             return False
         stream.received(found, max(stream.log_end or 0, found.next_offset))
