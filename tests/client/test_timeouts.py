@@ -70,7 +70,14 @@ def test_every_public_timeout_is_checked() -> None:
         and not hasattr(one, "__wrapped__")
     }
     # `snapshot` checks it itself, since it refuses 0 too; the others are internal.
-    assert unchecked == {"snapshot", "take_cut", "job_for", "AsyncProducer.load_topic"}
+    assert unchecked == {
+        "snapshot",
+        "take_cut",
+        "job_for",
+        "uses_remote_storage",
+        "AsyncProducer.load_topic",
+        "Producer.closing",
+    }
     for name, method in vars(Admin).items():
         if not name.startswith("_") and "timeout_s" in inspect.signature(method).parameters:
             assert hasattr(vars(AsyncAdmin)[name], "__wrapped__"), name

@@ -19,6 +19,10 @@ EXTRAS = {
     "data": "import rayq.data; rayq.data.read_topic",
     "spark": "import raydp, pyspark.sql, rayq.spark; rayq.spark.session",
     "cli": "from rayq.cli.main import main; import sys; sys.argv = ['rayq', '--help']; main()",
+    "remote": (
+        "from rayq.runtime.object_store import open_store; "
+        "import obstore; open_store"
+    ),
     "metrics": "import prometheus_client, ray.dashboard.modules.reporter.reporter_agent",
     "demo": "from rayq.demo import load_flights; assert len(load_flights()) == 336_776",
 }
