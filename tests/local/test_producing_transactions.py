@@ -89,7 +89,7 @@ def test_what_is_open_when_the_whole_cluster_dies_ends_by_its_time_out(
     with LocalCluster(brokers=3, data_dir=tmp_path, **FAST) as cluster:
         cluster.create_topic("out")
         producer = cluster.producer(
-            transactional_id="dies", transaction_timeout_ms=1000, max_block_ms=100
+            transactional_id="dies", transaction_timeout_ms=1000, max_block_ms=5000
         )
         producer.begin_transaction()
         producer.send("out", b"open").result(30)
