@@ -74,10 +74,10 @@ demo: $(FOR_THE_DEMO) ## Stream 336,776 flights through three brokers and kill a
 	@$(BIN)/python -m rayq.demo
 	@if $(BIN)/python -m rayq.spark; then $(BIN)/python examples/flight_delays_spark.py; fi
 
-# Four workers keep two cores busy while tests wait for something; tests/conftest.py says which has
+# Three workers keep two cores busy while tests wait for something; tests/conftest.py says which has
 # what.
 PYTEST := $(BIN)/python -m pytest
-SIDE_BY_SIDE := --numprocesses 4
+SIDE_BY_SIDE := --numprocesses 3
 
 test: $(FOR_THE_TESTS) ## Run the tests; below 10 minutes on two cores
 	@$(PYTEST) $(SIDE_BY_SIDE) -m "not thorough and not hunt"
