@@ -14,7 +14,10 @@ SWARM = "swarm"
 
 @plants("15", "delete_records is answered before the followers have moved their log start", SWARM)
 def deletion_answered_at_once() -> list[Patch]:
-    return [(PartitionState, "is_log_start_committed", lambda self, offset: True)]
+    return [
+        (PartitionState, "is_log_start_committed", lambda self, offset: True),
+        (PartitionState, "committed_log_start", lambda self, own_start: own_start),
+    ]
 
 
 @plants("15", "the log start is kept in memory alone, and counts as durable", SWARM)
