@@ -56,6 +56,7 @@ def test_consumer_pool_charges_all_orders_but_the_one_that_cannot_be() -> None:
     assert "'rayq.error.class': 'KeyError', 'rayq.error.message': \"'cups'\"" in printed
 
 
+@pytest.mark.thorough
 def test_last_flight_finds_what_pandas_finds() -> None:
     printed = run("examples/last_flight.py")
     assert "4,043 aircraft, from 4,043 records instead of 334,264" in printed

@@ -205,7 +205,9 @@ def test_a_transaction_that_is_aborted_has_its_batch_handled_again(
     assert values_of(cluster, out) == sent
 
 
-@pytest.mark.parametrize("batch", ["records", "arrow"])
+@pytest.mark.parametrize(
+    "batch", ["records", pytest.param("arrow", marks=pytest.mark.thorough)]
+)
 def test_consumers_that_are_killed_at_random_leave_each_effect_once(
     cluster: LocalCluster,
     new_topic: NewTopic,

@@ -72,6 +72,7 @@ def test_ray_tasks_write_and_an_actor_reads_all_of_it(tmp_path: Path, running_ra
     assert printed.count("1000") == 8
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_orders_have_their_effects_once_while_consumers_are_killed(
     tmp_path: Path, running_ray: str

@@ -280,6 +280,7 @@ def test_the_columns_to_write_have_to_be_there(new_topic: Callable[..., str]) ->
         write_topic(ray.data.range(5), "nosuch", value="id")
 
 
+@pytest.mark.thorough
 def test_a_leader_killed_during_a_write_loses_and_doubles_nothing(
     cluster: Cluster, new_topic: Callable[..., str], tmp_path: Path
 ) -> None:

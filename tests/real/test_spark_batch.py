@@ -488,6 +488,7 @@ def test_an_empty_dataframe_writes_nothing(spark: Any, cluster: Cluster) -> None
     assert write(spark.createDataFrame([], "value string"), "nothing", cluster=cluster) == (0, 0)
 
 
+@pytest.mark.thorough
 def test_a_stream_writes_a_topic_once_over_a_restart(
     spark: Any, cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -191,6 +191,7 @@ def test_a_task_that_fails_half_way_is_repeated_without_a_duplicate(
     pytest.fail("no first attempt had written anything")
 
 
+@pytest.mark.thorough
 def test_an_atomic_write_becomes_visible_whole_although_its_tasks_fail(
     spark: Any, cluster: Cluster
 ) -> None:

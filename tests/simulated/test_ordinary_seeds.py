@@ -13,26 +13,14 @@ FOUND_BUGS = "53,61,62,249,413"
 fewer replicas in a process then."""
 
 
-@pytest.mark.slow
-def test_seeds_lose_nothing_and_recover() -> None:
-    assert " (0:3)" in passing("0:3")
-
-
 @pytest.mark.thorough
-@pytest.mark.parametrize("seeds", ["3:28", "28:50", FOUND_BUGS])
+@pytest.mark.parametrize("seeds", ["0:28", "28:50", FOUND_BUGS])
 def test_many_seeds_lose_nothing_and_recover(seeds: str) -> None:
     assert f"({seeds})" in passing(seeds)
 
 
-def test_one_seed_gives_one_trace() -> None:
-    first, second = simulate("7"), simulate("7")
-    assert first.returncode == 0, first.stdout[-20_000:] + first.stderr
-    line = first.stdout.splitlines()[0]
-    assert "trace" in line
-    assert line == second.stdout.splitlines()[0]
-
-
-def test_a_range_of_seeds_is_half_open_and_summed_up() -> None:
+@pytest.mark.slow
+def test_a_range_of_seeds_passes_and_is_half_open_and_summed_up() -> None:
     done = simulate("3:5", "--processes", "2")
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr
     lines = done.stdout.splitlines()
